@@ -1,6 +1,7 @@
 """Rows that travel in the job graph itself: the source behind `env.from_collection`.
 
-One split, `rows`, so one subtask reads all rows, in their order. `penstock.api.from_collection` makes the spec.
+One split, `rows`, so one subtask reads all rows, in their order. `penstock.api.building.from_collection` makes the
+spec.
 """
 
 from __future__ import annotations

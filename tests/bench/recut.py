@@ -22,12 +22,12 @@ from penstock.core.keygroup import hash_range_of
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
 from penstock.graph.restore_plan import clip_keyed
-from penstock.kernels.hashing import hash_columns
-from penstock.snapshots.opening import Snapshot, open_snapshot
-from penstock.snapshots.repartition import repartition
-from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.segment_file import SegmentFile
-from penstock.state.segments import SegmentWriter, read_visible
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.snapshots.read.opening import Snapshot, open_snapshot
+from penstock.snapshots.write.repartition import repartition
+from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.log.segment_file import SegmentFile
+from penstock.state.log.segments import SegmentWriter, read_visible
 
 SPEC = PaneTableSpec(pa.schema([pa.field("user_id", pa.int64())]), (AccumulatorSpec("sum_amount", "int64", "sum"),))
 GROUPS, BEFORE, AFTER = 1024, 2, 3

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock as ps
-from penstock.api.process import compile_process
+from penstock.api.functions.process_functions import compile_process
 from penstock.checkpoint.stores import checksum_of, open_store, read_file
 from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
@@ -31,17 +31,17 @@ from penstock.core.elements import TS_COLUMN, Batch, Watermark
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot
-from penstock.kernels.hashing import hash_columns
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.operators.aggregates.running_aggregate import RunningAggregateOperator
 from penstock.operators.operator import OperatorMetrics
-from penstock.operators.process import KeyedProcessOperator
-from penstock.operators.running import RunningAggregateOperator
-from penstock.state.budget import MemoryBudget
-from penstock.state.encoded_segment import segment_of
+from penstock.operators.process.keyed_process import KeyedProcessOperator
 from penstock.state.keyed_request import KeyedStateRequest
-from penstock.state.segments import SegmentWriter
+from penstock.state.log.encoded_segment import segment_of
+from penstock.state.log.segments import SegmentWriter
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
-from penstock.task.prefetch import Prefetcher
-from penstock.task.threads import ParallelReads, ThreadBackground
+from penstock.task.checkpoint.prefetch import Prefetcher
+from penstock.task.drive.threads import ParallelReads, ThreadBackground
 
 VALUES = 8
 NAMES = [f"v{i}" for i in range(VALUES)]
@@ -201,7 +201,7 @@ def run(arguments, backend, snapshots, store):
                 Batch(pa.RecordBatch.from_arrays([pa.array(c) for c in columns], schema=SCHEMA)), 0, out
             )
             rows += len(keys)
-            if arguments.operator == "process":  # as `task.row_pieces` does
+            if arguments.operator == "process":  # as `task.drive.batch_sizer` does
                 fits = time.monotonic() - started < PIECE_S
                 size = min(arguments.batch, 2 * size) if fits else max(LEAST_ROWS, size // 2)
                 now += SECOND

@@ -20,10 +20,10 @@ from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Barrier, Batch
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
+from penstock.operators.aggregates.running_aggregate import RunningAggregateOperator
 from penstock.operators.operator import OperatorMetrics
-from penstock.operators.running import RunningAggregateOperator
-from penstock.state.budget import MemoryBudget
 from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("key", "amount", TS_COLUMN)])

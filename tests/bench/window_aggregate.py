@@ -15,12 +15,12 @@ import pyarrow as pa
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.keygroup import ALL_HASHES
-from penstock.kernels.hashing import hash_columns
-from penstock.kernels.split import split_by_key_group, take_split
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.split import split_by_key_group, take_split
 from penstock.operators.operator import OperatorMetrics
-from penstock.operators.window import WindowAggregateOperator
-from penstock.state.budget import MemoryBudget
+from penstock.operators.windows.window_aggregate import WindowAggregateOperator
 from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from penstock.api.environment import use_executor
 from penstock.cli.main import commands
-from penstock.cli.run import execute_file
+from penstock.cli.start.run import execute_file
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import NotFoundError, PenstockError, UsageError

@@ -10,15 +10,15 @@ from tests.support.waiting import wait_until
 
 import penstock as ps
 from penstock.api.environment import use_executor
-from penstock.cli.run import execute_file
+from penstock.cli.start.run import execute_file
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import PenstockError
 from penstock.graph.state_check import check_states
-from penstock.snapshots.declared import with_states
-from penstock.snapshots.opening import open_snapshot
-from penstock.snapshots.repartition import repartition
-from penstock.snapshots.verify import verify
+from penstock.snapshots.read.declared import with_states
+from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.read.verify import verify
+from penstock.snapshots.write.repartition import repartition
 from penstock_connectors.datagen.orders import OrderPattern, orders
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]

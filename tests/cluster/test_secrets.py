@@ -13,11 +13,11 @@ from tests.cluster.orders import Feed, Orders, create_topics, read_windows, verd
 from tests.cluster.stage import cli, graph_of
 from tests.support.waiting import wait_until
 
-from penstock.cli.certs import certs
+from penstock.cli.start.certs import certs
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import encode_graph
-from penstock.rest.app import create_app
+from penstock.rest.server.app import create_app
 from penstock.testing.servers import s3
 from penstock.testing.servers.kafka_local import LocalKafka
 from penstock.testing.servers.minio_local import LocalMinio

@@ -8,7 +8,7 @@ from tests.cluster.harness import Scene
 from tests.cluster.orders import Orders
 from tests.cluster.ports import listening
 
-from penstock.cli.certs import certs
+from penstock.cli.start.certs import certs
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,9 +8,9 @@ import pytest
 from tests.support.waiting import wait_until
 
 from penstock.core.errors import ConnectorError
-from penstock_connectors.kafka.producer import ProducerError, RecordTooLargeError
-from penstock_connectors.kafka.producer_choice import open_producer
-from penstock_connectors.kafka.transactions import NotEndableError, OpenTransaction, TransactionAdmin
+from penstock_connectors.kafka.write.producer import ProducerError, RecordTooLargeError
+from penstock_connectors.kafka.write.producer_choice import open_producer
+from penstock_connectors.kafka.write.transactions import NotEndableError, OpenTransaction, TransactionAdmin
 
 pytestmark = pytest.mark.servers
 WAIT_MS = 30_000

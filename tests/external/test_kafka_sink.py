@@ -19,12 +19,12 @@ from penstock.core.clock import ManualClock, SystemClock
 from penstock.core.errors import ConnectorError, UndecidedOutputError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, FileRef
-from penstock.jobmanager.failover import Cause, cause_of
-from penstock_connectors.kafka import committer as committer_module
-from penstock_connectors.kafka.committer import StagedCommitter
-from penstock_connectors.kafka.producer import RecordTooLargeError
-from penstock_connectors.kafka.producer_choice import open_producer
+from penstock.jobmanager.deploy.failover import Cause, cause_of
 from penstock_connectors.kafka.sink import KafkaSink, KafkaSinkFactory
+from penstock_connectors.kafka.write import committer as committer_module
+from penstock_connectors.kafka.write.committer import StagedCommitter
+from penstock_connectors.kafka.write.producer import RecordTooLargeError
+from penstock_connectors.kafka.write.producer_choice import open_producer
 
 pytestmark = pytest.mark.servers
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -98,7 +98,7 @@ class SinkStage:
             from penstock.core.clock import SystemClock
             from penstock.core.permits import CommitPermit
             from penstock.core.snapshot import Committable
-            from penstock_connectors.kafka.committer import StagedCommitter
+            from penstock_connectors.kafka.write.committer import StagedCommitter
             work = json.load(open(sys.argv[1]))
             items = tuple(msgspec.json.decode(c, type=Committable) for c in work["committables"])
             committer = StagedCommitter(msgspec.convert(work["spec"], SinkSpec).config, SystemClock())

@@ -157,7 +157,7 @@ def test_restore_of_an_older_checkpoint_whose_id_was_used_again_is_silent(stage)
 def test_lost_transaction_is_told_exactly(stage, kafka):
     prepared = stage.dead_writer("write(0, 100); prepared += writer.prepare_commit(7)")
     (item,) = prepared
-    from penstock_connectors.kafka.transactions import TransactionAdmin
+    from penstock_connectors.kafka.write.transactions import TransactionAdmin
 
     admin = TransactionAdmin(kafka.resolved)
     admin.fence([item.transactional_id])  # what a time-out or a foreign producer does

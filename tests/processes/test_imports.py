@@ -48,7 +48,7 @@ def test_importing_penstock_loads_nothing_heavy():
 
 def test_control_plane_loads_no_arrow():
     code = (
-        "import sys; import penstock_connectors.kafka; import penstock_connectors.kafka.enumerator; "
+        "import sys; import penstock_connectors.kafka; import penstock_connectors.kafka.read.kafka_enumerator; "
         "print([m for m in ('pyarrow', 'polars', 'numba', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -57,18 +57,20 @@ def test_control_plane_loads_no_arrow():
 
 
 def test_no_compiler_is_loaded():
-    code = "import sys, penstock.operators.window_schema; print('numba' in sys.modules)"
+    code = "import sys, penstock.operators.aggregates.window_schema; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_a_jobmanager_starts_without_fastapi():
-    script = "import penstock.rest.server, sys; print({'fastapi', 'pydantic'} & set(sys.modules))"
+    script = "import penstock.rest.server.http_server, sys; print({'fastapi', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("modules", ["penstock.cli.processes, penstock.taskmanager.main", "penstock.rest.server"])
+@pytest.mark.parametrize(
+    "modules", ["penstock.cli.start.processes, penstock.taskmanager.main", "penstock.rest.server.http_server"]
+)
 def test_control_processes_load_nothing_of_the_data_path(modules):
     script = f"import penstock.cli.main, {modules}, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)

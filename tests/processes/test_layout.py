@@ -41,4 +41,4 @@ def test_user_code_is_unpickled_in_one_place_alone():
         for path in (ROOT / folder).rglob("*.py")
         if calls.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"platform/penstock/operators/functions.py"}
+    assert found == {"platform/penstock/operators/rows/user_functions.py"}

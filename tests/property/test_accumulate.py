@@ -9,14 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.depth import examples
 
-from penstock.kernels.columns import FixedColumn, key_columns
-from penstock.kernels.hashing import hash_columns
-from penstock.kernels.integer_keys import split_integers
-from penstock.kernels.split import owners_of, split_by_key_group, take_rows
-from penstock.kernels.windows import TIME_LIMIT
-from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
-from penstock.state.key_index import KeyIndex
-from penstock.state.panes import PaneMemory
+from penstock.kernels.aggregates.window_kernels import TIME_LIMIT
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.integer_keys import split_integers
+from penstock.kernels.keys.key_columns import FixedColumn, key_columns
+from penstock.kernels.keys.split import owners_of, split_by_key_group, take_rows
+from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+from penstock.state.cells.pane_memory import PaneMemory
+from penstock.state.keys.key_index import KeyIndex
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 NONE = np.zeros(0, np.uint8)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.elements import Watermark
-from penstock.operators.async_queue import AsyncQueue
+from penstock.operators.rows.async_queue import AsyncQueue
 
 BATCH = pa.record_batch([pa.array(range(100))], names=["v"])
 STEPS = st.lists(

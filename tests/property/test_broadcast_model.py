@@ -10,7 +10,7 @@ from tests.property.harness.job import Input, Job
 from tests.property.harness.sides import KEYS, LEFT, OPERATIONS, RIGHT, Sides
 
 import penstock as ps
-from penstock.api.two_input_process import BROADCAST
+from penstock.api.functions.two_input_process import BROADCAST
 from penstock.core.elements import TS_COLUMN
 
 

@@ -14,7 +14,7 @@ from tests.property.harness.job import Job
 from tests.property.harness.sides import KEYS, OPERATIONS, Sides, inputs, key_of
 
 import penstock as ps
-from penstock.api.two_input_process import CO
+from penstock.api.functions.two_input_process import CO
 from penstock.core.elements import TS_COLUMN
 
 

@@ -10,8 +10,8 @@ from tests.property.harness.backends import MEMORY, REMOTE, leaving, leaving_for
 from tests.property.harness.histories import operations, play, step
 from tests.property.harness.job import Input, Job, spec_of
 
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.operator import Operator, OperatorSnapshot
 
 KEYS = pa.schema([pa.field("k", pa.string())])

@@ -11,16 +11,16 @@ from tests.support.depth import examples
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN
-from penstock.kernels.columns import key_columns
-from penstock.kernels.combine import group_rows
-from penstock.kernels.hashing import hash_columns
-from penstock.kernels.merge import merge_cells
-from penstock.kernels.windows import TIME_LIMIT
-from penstock.operators.aggregates import AggregatePlan
-from penstock.operators.combine import CELLS_COLUMN, Combiner, cells_of, combiner_for, taken_cells
-from penstock.operators.window_schema import parse
-from penstock.state.adding import add_rows
-from penstock.state.values import ValueHeap, take_values
+from penstock.kernels.aggregates.combine import group_rows
+from penstock.kernels.aggregates.merge import merge_cells
+from penstock.kernels.aggregates.window_kernels import TIME_LIMIT
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.operators.aggregates.aggregates import AggregatePlan
+from penstock.operators.aggregates.combine import CELLS_COLUMN, Combiner, cells_of, combiner_for, taken_cells
+from penstock.operators.aggregates.window_schema import parse
+from penstock.state.cells.adding import add_rows
+from penstock.state.cells.value_heap import ValueHeap, take_values
 
 ALWAYS = JobSettings(combine_min_rows=1, combine_ratio=1.0)
 SCHEMA = pa.schema(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.operators.integer_expressions import compile_integers, to_arrow
+from penstock.operators.rows.integer_expressions import compile_integers, to_arrow
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
 NAMES = ("a", "b")

@@ -28,7 +28,7 @@ from tests.property.harness.sides import (
 
 from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import StateMismatchError
-from penstock.kernels.joins import find_ranges, find_ranges_plain, write_pairs, write_pairs_plain
+from penstock.kernels.rows.join_kernels import find_ranges, find_ranges_plain, write_pairs, write_pairs_plain
 
 KINDS = [
     *((*bounds, "inner") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.depth import examples
 
-from penstock.kernels.aggregate import add_registers
-from penstock.kernels.hashing import hash_columns
-from penstock.kernels.merge import REGISTERS, merge_cells
-from penstock.operators.distinct import WORDS, estimates
-from penstock.operators.kept_aggregates import kept_output
-from penstock.operators.window_schema import Aggregate
+from penstock.kernels.aggregates.aggregate import add_registers
+from penstock.kernels.aggregates.merge import REGISTERS, merge_cells
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.operators.aggregates.distinct import WORDS, estimates
+from penstock.operators.aggregates.kept_aggregates import kept_output
+from penstock.operators.aggregates.window_schema import Aggregate
 
 KINDS = {
     "int": (pa.int32(), st.integers(-5, 5)),

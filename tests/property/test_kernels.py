@@ -12,13 +12,13 @@ from tests.support.depth import examples
 
 from penstock.core.keygroup import key_group_of, subtask_of
 from penstock.eventtime.windows import is_late, pane_size, sliding_windows, tumbling_start
-from penstock.kernels.aggregate import add_rows, max_by_group
-from penstock.kernels.columns import bytes_to_arrow, fixed_column, fixed_to_arrow, key_columns
-from penstock.kernels.hashing import hash_columns
-from penstock.kernels.key_types import is_fixed
-from penstock.kernels.split import split_by_key_group, take_split
-from penstock.kernels.windows import TIME_LIMIT, assign_panes
-from penstock.state.key_index import KeyIndex
+from penstock.kernels.aggregates.aggregate import add_rows, max_by_group
+from penstock.kernels.aggregates.window_kernels import TIME_LIMIT, assign_panes
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import bytes_to_arrow, fixed_column, fixed_to_arrow, key_columns
+from penstock.kernels.keys.key_types import is_fixed
+from penstock.kernels.keys.split import split_by_key_group, take_split
+from penstock.state.keys.key_index import KeyIndex
 
 MASK = (1 << 64) - 1
 P1, P2, P3, P4, P5 = (

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.depth import examples
 
-from penstock.kernels.columns import FixedColumn
-from penstock.kernels.merge import merge_cells, merge_panes
-from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
-from penstock.state.partials import Partials
+from penstock.kernels.aggregates.merge import merge_cells, merge_panes
+from penstock.kernels.keys.key_columns import FixedColumn
+from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+from penstock.state.cells.partials import Partials
 
 KEYS = pa.schema([pa.field("k", pa.int64(), nullable=False)])
 PAGE = 4096

@@ -12,9 +12,9 @@ from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
-from penstock.kernels.keep import keep_rows
-from penstock.operators.columns import TS_FIELD
-from penstock.operators.project import ProjectOperator, output_schema_of, serialize_expressions
+from penstock.kernels.aggregates.kept_rows import keep_rows
+from penstock.operators.rows.columns import TS_FIELD
+from penstock.operators.rows.project import ProjectOperator, output_schema_of, serialize_expressions
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("s", pa.string()), TS_FIELD])
 ROW = st.tuples(st.integers(-5, 5), st.none() | st.integers(-5, 5), st.none() | st.text("xyz", max_size=2))

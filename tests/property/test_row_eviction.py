@@ -5,8 +5,8 @@ import pyarrow as pa
 from tests.unit.state.test_row_eviction import World, add, values
 
 from penstock.core.keygroup import hash_range_of
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
 
 
 def test_state_of_twenty_times_its_memory_stays_within_it(tmp_path):

@@ -10,7 +10,7 @@ from tests.support.depth import examples
 from penstock.config.settings import AutoscalerSettings, JobSettings
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup
 from penstock.graph.regions import required_slots
-from penstock.jobmanager.scaling import Scaler, VertexLook
+from penstock.jobmanager.autoscale.scaling import Scaler, VertexLook
 
 SETTINGS = AutoscalerSettings(
     enabled=True, dry_run=False, metrics_window_ms=10_000, stabilization_interval_ms=0, scale_down_interval_ms=60_000,

@@ -11,7 +11,13 @@ from tests.support.depth import examples
 
 from penstock.connector.source import PollResult, SourceBatch
 from penstock.connector.staging import dead_letters
-from penstock.operators.source_batches import TOGETHER_BYTES, WORTH_ANOTHER_ROWS, measure_of, read_more, together
+from penstock.operators.sources.source_batches import (
+    TOGETHER_BYTES,
+    WORTH_ANOTHER_ROWS,
+    measure_of,
+    read_more,
+    together,
+)
 
 NAMES = ("a", "b", "c")
 LETTERS = dead_letters(value=[b"x"], topic=["t"], partition=[0], offset=[1], error=["why"])

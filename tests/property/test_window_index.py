@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.eventtime.windows import TimeWindow
-from penstock.operators.window_assigners import WindowAssigner
-from penstock.operators.window_index import BufferedWindow, WindowIndex
+from penstock.operators.windows.window_assigners import WindowAssigner
+from penstock.operators.windows.window_index import BufferedWindow, WindowIndex
 
 STEPS = st.lists(
     st.one_of(

@@ -26,7 +26,7 @@ from tests.property.harness.sides import (
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
 from penstock.eventtime.windows import cumulative_windows, sliding_windows
-from penstock.operators.window_due import due_windows
+from penstock.operators.windows.window_due import due_windows
 
 KINDS = [
     ((60, 60, 0), "inner"),

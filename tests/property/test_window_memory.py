@@ -17,14 +17,14 @@ from penstock.core.errors import PenstockError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.operators.aggregates.window_schema import output_schema
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.operators.window_rows_schema import aggregated_schema
-from penstock.operators.window_schema import output_schema
-from penstock.state.budget import MemoryBudget
+from penstock.operators.windows.window_rows_schema import aggregated_schema
 from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema(

@@ -17,7 +17,7 @@ from tests.property.window_rows_model import MINUTE, Model
 import penstock as ps
 from penstock.core.elements import TS_COLUMN
 from penstock.core.schema import schema_to_text
-from penstock.operators.window_assigners import WindowAssigner
+from penstock.operators.windows.window_assigners import WindowAssigner
 
 KEYS = [None, "", *(f"key-{i}" for i in range(4))]
 SCHEMA = pa.schema(

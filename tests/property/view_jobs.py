@@ -16,7 +16,7 @@ from penstock.graph.deployment import ChannelId, OutputChannelSpec, OutputSpec
 from penstock.graph.job_graph import Forward
 from penstock.network.output import OutputOptions, ResultPartition
 from penstock.operators.registry import create_operator
-from penstock.task.chain import Chain, ChainLink
+from penstock.task.chain.chain import Chain, ChainLink
 
 #: What the one source gives, and what the one sink was given.
 GIVEN: list[pa.RecordBatch] = []

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.eventtime.windows import TimeWindow, sliding_windows
-from penstock.operators.window_assigners import GLOBAL_WINDOW
+from penstock.operators.windows.window_assigners import GLOBAL_WINDOW
 
 MINUTE = 60_000_000
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
     from penstock.network.input_gate import InputGate
-    from penstock.task.subtask import Subtask
+    from penstock.task.drive.subtask import Subtask
 
 _MANIFESTS = f"{JOB}/manifests/"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.sizes import given
 
-from penstock.state.remote_keys import RemoteKeys
-from penstock.state.remote_timers import RemoteTimers
+from penstock.state.remote.remote_keys import RemoteKeys
+from penstock.state.remote.remote_timers import RemoteTimers
 
 ROOT = str(Path(__file__).resolve().parents[2])
 if ROOT not in sys.path:

@@ -19,13 +19,13 @@ from penstock.connector.sink import load_factory
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError, StorageError
 from penstock.core.event_log import EventLog
 from penstock.core.rand import SeededRand
-from penstock.jobmanager import commands as cmd
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.deployment import source_spec
-from penstock.jobmanager.job_master import JobMaster
-from penstock.jobmanager.job_store import JobStore, StartFrom
-from penstock.jobmanager.recover import JobIdentity
-from penstock.jobmanager.slot_pool import Grant, Refuse, SlotPool
+from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
+from penstock.jobmanager.deploy.deployment import source_spec
+from penstock.jobmanager.deploy.restore_decision import JobIdentity
+from penstock.jobmanager.jobs.job_store import JobStore, StartFrom
+from penstock.jobmanager.master.job_master import JobMaster
+from penstock.jobmanager.messages import commands as cmd
+from penstock.jobmanager.messages import events as ev
 from penstock.rpc import messages as msg
 from penstock.rpc import worker_commands as orders
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.memory import folder_in_memory
 
-from penstock.state.changes import Changes
-from penstock.state.cold_places import ColdPlaces
-from penstock.state.pane_table import PaneTable
-from penstock.state.remote import RemoteRows
+from penstock.state.panes.pane_changes import Changes
+from penstock.state.panes.pane_table import PaneTable
+from penstock.state.remote.remote_panes import RemoteRows
+from penstock.state.state_backend import ColdPlaces
 
 if TYPE_CHECKING:
     from tests.sim.faults import Swarm

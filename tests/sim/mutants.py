@@ -23,22 +23,23 @@ from penstock.checkpoint.retention import files_of
 from penstock.connector.sink import SinkContext
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.permits import CommitPermit
-from penstock.jobmanager import job_master, recover
-from penstock.jobmanager.checkpointing import Checkpointing
-from penstock.jobmanager.commands import DeleteEntries
-from penstock.jobmanager.log_entries import checkpoint_entry
-from penstock.kernels import pages
+from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
+from penstock.jobmanager.deploy import restore_decision as recover
+from penstock.jobmanager.deploy.log_entries import checkpoint_entry
+from penstock.jobmanager.master import job_master
+from penstock.jobmanager.messages.commands import DeleteEntries
+from penstock.kernels.aggregates import pages
 from penstock.network.credit import GateCredit
 from penstock.network.input_gate import InputGate
 from penstock.network.subpartition import Subpartition
-from penstock.operators.pending import PendingOutput
 from penstock.operators.range_watermarks import RangeWatermarks
-from penstock.operators.sink import SinkOperator
-from penstock.operators.source import SourceOperator
-from penstock.state.limits import StateLimits
-from penstock.state.pane_table import PaneTable
-from penstock.state.segment_log import LogView, SegmentLog
-from penstock.task import restore
+from penstock.operators.sinks.pending_epochs import PendingOutput
+from penstock.operators.sinks.sink_operator import SinkOperator
+from penstock.operators.sources.source_operator import SourceOperator
+from penstock.state.log.segment_log import LogView, SegmentLog
+from penstock.state.memory.limits import StateLimits
+from penstock.state.panes.pane_table import PaneTable
+from penstock.task.checkpoint import restore
 
 Patch = pytest.MonkeyPatch
 

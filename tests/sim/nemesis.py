@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.jobmanager import events as ev
+from penstock.jobmanager.messages import events as ev
 
 if TYPE_CHECKING:
     from tests.sim.worker import TaskManager, Worker

@@ -9,7 +9,7 @@ from tests.sim.workload import Phase
 
 from penstock.checkpoint.upgrade_record import UpgradeRecord
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.job_store import StartFrom
+from penstock.jobmanager.jobs.job_store import StartFrom
 
 
 @dataclass

@@ -10,7 +10,7 @@ from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
-from penstock.operators.combine import Combiner
+from penstock.operators.aggregates.combine import Combiner
 
 
 def world(seed: int, **plan: object) -> World:

@@ -15,8 +15,8 @@ from tests.support.sizes import given, sizes
 
 import penstock as ps
 from penstock.eventtime.windows import sliding_windows
-from penstock.state.remote_runs import RemoteRuns, RemoteSide
-from penstock.state.timed_rows import TimedRows
+from penstock.state.remote.remote_runs import RemoteRuns, RemoteSide
+from penstock.state.tables.join_buffer import TimedRows
 
 _LOWER, _UPPER = -20_000, 15_000
 

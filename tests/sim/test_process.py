@@ -15,10 +15,10 @@ from tests.sim.world import World
 from tests.support.sizes import sizes
 
 import penstock as ps
-from penstock.state.entry_table import EntryTable
-from penstock.state.remote_timers import RemoteTimers
-from penstock.state.row_table import RowTable
-from penstock.state.timers import TimerTable
+from penstock.state.remote.remote_timers import RemoteTimers
+from penstock.state.tables.entry_table import EntryTable
+from penstock.state.tables.timer_table import TimerTable
+from penstock.state.tables.value_table import RowTable
 
 
 class Total(NamedTuple):

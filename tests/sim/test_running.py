@@ -13,7 +13,7 @@ from tests.sim.world import World
 from tests.support.sizes import given, sizes
 
 import penstock as ps
-from penstock.state.remote import RemoteRows
+from penstock.state.remote.remote_panes import RemoteRows
 
 
 class RunningPlan(Plan):

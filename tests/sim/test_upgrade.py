@@ -14,8 +14,8 @@ from tests.sim.workload import Phase
 from tests.sim.world import World
 
 from penstock.checkpoint import recovery
-from penstock.jobmanager import recover
-from penstock.jobmanager.held_output import HeldOutput
+from penstock.jobmanager.checkpoints.withheld_output import HeldOutput
+from penstock.jobmanager.deploy import restore_decision as recover
 
 
 def upgraded(seed: int, swarm: Swarm, *, wrong: bool, from_checkpoint: bool, at: tuple[float, ...] = (150,)) -> World:

@@ -14,7 +14,7 @@ from tests.sim.world import World
 from tests.support.sizes import sizes
 
 import penstock as ps
-from penstock.state.entry_table import EntryTable
+from penstock.state.tables.entry_table import EntryTable
 
 
 class Total(NamedTuple):

@@ -10,8 +10,8 @@ from tests.sim.world import World
 
 import penstock as ps
 from penstock.checkpoint.upgrade_record import UpgradePolicy
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.job_state import Step
+from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.messages import events as ev
 
 #: More than any wrong sum could be by chance.
 _FAR = 1_000_000

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.network.memory import MemoryNetwork
 from penstock.rpc import messages as msg
-from penstock.task.environment import TaskEnvironment
-from penstock.task.runtime import TaskRuntime
-from penstock.task.slow_calls import SlowCalls
-from penstock.task.step import StepResult
+from penstock.task.chain.environment import TaskEnvironment
+from penstock.task.chain.slow_calls import SlowCalls
+from penstock.task.drive.runtime import TaskRuntime
+from penstock.task.drive.step import StepResult
 
 if TYPE_CHECKING:
     from tests.sim.leader import Leader
     from tests.sim.world import World
 
     from penstock.graph.deployment import TaskDeployment
-    from penstock.task.subtask import Subtask
+    from penstock.task.drive.subtask import Subtask
 
 
 class Lane:

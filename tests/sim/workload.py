@@ -16,7 +16,7 @@ from penstock.config.settings import RestartStrategy
 from penstock.connector.sink import SinkSpec
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import JobGraph
-from penstock.state.limits import PRODUCTION, StateLimits
+from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 JOB = "sim"
 INPUT, OUTPUT = "orders", "totals"

@@ -27,10 +27,10 @@ from tests.sim.workload import INPUT, OUTPUT, Plan
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.errors import StorageError
 from penstock.graph.rescale import rescaled
-from penstock.jobmanager import commands as cmd
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.job_state import Step
-from penstock.jobmanager.job_store import StartFrom
+from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.jobs.job_store import StartFrom
+from penstock.jobmanager.messages import commands as cmd
+from penstock.jobmanager.messages import events as ev
 from penstock.network.memory import Link, MemoryTransport
 
 _MAX_STEPS = 40_000

@@ -9,10 +9,10 @@ from tests.unit.snapshots.test_rekey import job
 
 import penstock as ps
 from penstock.core.errors import NotFoundError
-from penstock.snapshots.opening import open_snapshot
-from penstock.snapshots.rekey import rekey
-from penstock.snapshots.repartition import repartition
-from penstock.snapshots.verify import verify
+from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.read.verify import verify
+from penstock.snapshots.write.rekey import rekey
+from penstock.snapshots.write.repartition import repartition
 
 #: Two executors' JVMs beside the driver's: half a minute, and more where the cores are busy.
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -13,9 +13,9 @@ from tests.support.waiting import wait_until
 import penstock as ps
 from penstock.api.job_file import planned
 from penstock.checkpoint.local_store import LocalStore
-from penstock.snapshots.compare import diff
-from penstock.snapshots.opening import open_snapshot
-from penstock.snapshots.verify import verify
+from penstock.snapshots.read.compare import diff
+from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.read.verify import verify
 
 #: Two executors' JVMs beside the driver's: half a minute, and more where the cores are busy.
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -30,7 +30,7 @@ WRITES = """
 import sys
 from pathlib import Path
 
-from penstock.snapshots.spark_session import open_session
+from penstock.snapshots.on_spark.spark_session import open_session
 
 master, folder, job, tasks, users = *sys.argv[1:4], *map(int, sys.argv[4:])
 

@@ -13,15 +13,15 @@ import penstock as ps
 from penstock.core.errors import StorageError, UsageError
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import KeyedStateSnapshot
-from penstock.snapshots import spark_rekey
-from penstock.snapshots.compare import diff
-from penstock.snapshots.limits import SnapshotLimits
-from penstock.snapshots.opening import open_snapshot
-from penstock.snapshots.rekey import rekey
-from penstock.snapshots.rekeying import NewCut
-from penstock.snapshots.spark_rekey import SparkRekey
-from penstock.snapshots.verify import verify
-from penstock.state.row_spec import RowSpec
+from penstock.snapshots.on_spark import spark_rekey
+from penstock.snapshots.on_spark.spark_rekey import SparkRekey
+from penstock.snapshots.read.compare import diff
+from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.read.snapshot_limits import SnapshotLimits
+from penstock.snapshots.read.verify import verify
+from penstock.snapshots.write.rekey import rekey
+from penstock.snapshots.write.rekeying import NewCut
+from penstock.state.log.row_spec import RowSpec
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
 pytestmark = [

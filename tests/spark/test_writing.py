@@ -15,9 +15,9 @@ import penstock as ps
 from penstock.api.job_file import planned
 from penstock.core.keygroup import first_hash_of
 from penstock.graph.job_graph import encode_graph
-from penstock.snapshots.compare import diff
-from penstock.snapshots.opening import open_snapshot
-from penstock.snapshots.verify import verify
+from penstock.snapshots.read.compare import diff
+from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.read.verify import verify
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
 pytestmark = [
@@ -205,8 +205,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from penstock.snapshots.spark import PenstockDataSource
-from penstock.snapshots.spark_writing import StateWriter, state_writer
+from penstock.snapshots.on_spark.spark_entry import PenstockDataSource
+from penstock.snapshots.on_spark.spark_writing import StateWriter, state_writer
 
 folder, job = Path(sys.argv[1]), sys.argv[2]
 

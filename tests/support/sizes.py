@@ -7,7 +7,7 @@ the time of a monkeypatch, or with `sized`, for a block.
 import sys
 from contextlib import contextmanager
 
-from penstock.state.limits import StateLimits
+from penstock.state.memory.limits import StateLimits
 
 _SELF = sys.modules[__name__]
 _given = StateLimits()

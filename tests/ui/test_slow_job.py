@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.support.waiting import wait_until
 
 from penstock.core.keygroup import DEFAULT_KEY_GROUPS, key_group_of
-from penstock.kernels.hashing import hash_columns
+from penstock.kernels.keys.hashing import hash_columns
 
 #: The text of the widest call in a flame graph that calls nothing else.
 WIDEST_LEAF = """(tree) => {

@@ -11,7 +11,9 @@ __all__: list[str] = []
 
 with contextlib.suppress(ImportError):  # elsewhere the plain classes are used, and load quickly
     from penstock_connectors.formats import json_decode, json_encode
-    from penstock_connectors.kafka import _kernels, fetch_fast, producer_fast
+    from penstock_connectors.kafka.client import _kernels
+    from penstock_connectors.kafka.read import fetch_fast
+    from penstock_connectors.kafka.write import producer_fast
 
     json_decode.warm()
     json_encode.warm()

@@ -12,7 +12,7 @@ from penstock.config.settings import parse_duration_ms
 from penstock.connector.sink import Committer, Delivery, SinkContext, SinkSpec, SinkWriter
 from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.schema import schema_to_text
-from penstock_connectors.kafka.properties import check_properties, resolve
+from penstock_connectors.kafka.client.properties import check_properties, resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,10 +23,13 @@ DELIVERIES = ("exactly-once", "exactly-once-2pc", "at-least-once", "none")
 FACTORY = "penstock_connectors.kafka.sink:KafkaSinkFactory"
 #: What each way of delivery runs on; committers are needed by every worker that may recover.
 PRELOAD = {
-    "exactly-once": ("penstock_connectors.kafka.committer",),
-    "exactly-once-2pc": ("penstock_connectors.kafka.two_phase_committer", "penstock_connectors.kafka.two_phase"),
-    "at-least-once": ("penstock_connectors.kafka.writer",),
-    "none": ("penstock_connectors.kafka.writer",),
+    "exactly-once": ("penstock_connectors.kafka.write.committer",),
+    "exactly-once-2pc": (
+        "penstock_connectors.kafka.write.two_phase_committer",
+        "penstock_connectors.kafka.write.two_phase",
+    ),
+    "at-least-once": ("penstock_connectors.kafka.write.writer",),
+    "none": ("penstock_connectors.kafka.write.writer",),
 }
 #: Kafka's default of `transaction.max.timeout.ms`, when the broker does not tell.
 DEFAULT_MAX_TIMEOUT_MS = 900_000
@@ -116,7 +119,7 @@ class KafkaSink:
         Raises:
             GraphError: rows of `input_schema` cannot be written.
         """
-        from penstock_connectors.kafka.payloads import check_rows
+        from penstock_connectors.kafka.write.payloads import check_rows
 
         check_rows(input_schema, self._config)
         return SinkSpec(
@@ -142,21 +145,21 @@ class KafkaSinkFactory:
         if spec.delivery == "exactly-once":
             return None
         if spec.delivery == "exactly-once-2pc":
-            from penstock_connectors.kafka.two_phase import TransactionWriter
+            from penstock_connectors.kafka.write.two_phase import TransactionWriter
 
             return TransactionWriter(spec.config, context)
-        from penstock_connectors.kafka.writer import PlainWriter
+        from penstock_connectors.kafka.write.writer import PlainWriter
 
         return PlainWriter(spec.config, flush_at_barrier=spec.delivery == "at-least-once")
 
     def create_committer(self, spec: SinkSpec, context: SinkContext) -> Committer | None:
         """Return the committer, or None where nothing is committed."""
         if spec.delivery == "exactly-once":
-            from penstock_connectors.kafka.committer import StagedCommitter
+            from penstock_connectors.kafka.write.committer import StagedCommitter
 
             return StagedCommitter(spec.config, context.clock, context.transactional_id if self._in_subtask else None)
         if spec.delivery == "exactly-once-2pc":
-            from penstock_connectors.kafka.two_phase_committer import TransactionCommitter
+            from penstock_connectors.kafka.write.two_phase_committer import TransactionCommitter
 
             return TransactionCommitter(spec.config, context.clock)
         return None
@@ -167,7 +170,7 @@ class KafkaSinkFactory:
         Raises:
             ConnectorError: with the way out.
         """
-        from penstock_connectors.kafka.metadata import ClusterMetadata
+        from penstock_connectors.kafka.client.metadata import ClusterMetadata
 
         config = spec.config
         cluster = ClusterMetadata(resolve(config["bootstrap"], config["properties"]))

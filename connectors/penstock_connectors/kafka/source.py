@@ -13,8 +13,8 @@ from penstock.connector.source import HistorySplit, SourceContext, SourceReader,
 from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_to_text
 from penstock_connectors.formats.timestamps import TimestampUnit
-from penstock_connectors.kafka.positions import check_bounded, check_start
-from penstock_connectors.kafka.properties import check_properties, resolve
+from penstock_connectors.kafka.client.positions import check_bounded, check_start
+from penstock_connectors.kafka.client.properties import check_properties, resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,7 @@ BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
 FORMATS = ("json", "arrow", "raw")
 POLICIES = ("fail", "skip", "dead-letter")
 FACTORY = "penstock_connectors.kafka.source:KafkaSourceFactory"
-PRELOAD = ("penstock_connectors.kafka.reader", "penstock_connectors.kafka.preload")
+PRELOAD = ("penstock_connectors.kafka.read.reader", "penstock_connectors.kafka.preload")
 
 
 class SourceOptions(TypedDict, total=False):
@@ -148,13 +148,13 @@ class KafkaSourceFactory:
 
     def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> SplitEnumerator:
         """Return the enumerator for the JobManager."""
-        from penstock_connectors.kafka.enumerator import KafkaEnumerator
+        from penstock_connectors.kafka.read.kafka_enumerator import KafkaEnumerator
 
         return KafkaEnumerator(spec.config, first_run=first_run)
 
     def create_reader(self, spec: SourceSpec, context: SourceContext) -> SourceReader:
         """Return the reader of one subtask."""
-        from penstock_connectors.kafka.reader import KafkaReader
+        from penstock_connectors.kafka.read.reader import KafkaReader
 
         return KafkaReader(spec, context)
 
@@ -166,7 +166,7 @@ class KafkaSourceFactory:
         begin: dict[str, Any] | None = None,
     ) -> tuple[HistorySplit, ...]:
         """Return the partitions up to a cut, positions being offsets; see `HistoryFactory`."""
-        from penstock_connectors.kafka.history import history
+        from penstock_connectors.kafka.read.history import history
 
         return history(spec.config, until, piece_rows, begin)
 
@@ -176,7 +176,7 @@ class KafkaSourceFactory:
         Raises:
             ConnectorError: it does not.
         """
-        from penstock_connectors.kafka.metadata import ClusterMetadata
+        from penstock_connectors.kafka.client.metadata import ClusterMetadata
 
         cluster = ClusterMetadata(resolve(spec.config["bootstrap"], spec.config["properties"]))
         topics = [*spec.config["topics"], *filter(None, [spec.config["dead_letter_topic"]])]

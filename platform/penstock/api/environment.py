@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, Unpack
 
 import msgspec
 
-from penstock.api.call_site import call_site
-from penstock.api.executors import current_executor, current_overrides, set_default_executor, use_executor
-from penstock.api.flow import Flow
+from penstock.api.building.call_site import call_site
+from penstock.api.building.executors import current_executor, current_overrides, set_default_executor, use_executor
+from penstock.api.building.flow import Flow
+from penstock.api.functions.watermark_checks import check_strategy
 from penstock.api.settings import SettingsKeywords, checkpoint_root, settings_from
 from penstock.api.streams import DataStream
-from penstock.api.watermark_checks import check_strategy
 from penstock.api.watermarks import WatermarkStrategy, code_of
 from penstock.config.settings import JobSettings, with_overrides
 from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG
@@ -28,7 +28,7 @@ from penstock.graph.explain import explain
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.stream_graph import StreamGraph, StreamGraphBuilder, StreamNode, Upstream
 from penstock.graph.validate import require_name
-from penstock.operators.columns import with_ts
+from penstock.operators.rows.columns import with_ts
 
 if TYPE_CHECKING:
     from penstock.api.connectors import Source
@@ -150,7 +150,7 @@ class Environment:
         Raises:
             GraphError: rows that do not fit the type, or more than 16 MiB.
         """
-        from penstock.api.from_collection import collection_source
+        from penstock.api.building.from_collection import collection_source
 
         return self.from_source(collection_source(rows, row_type), watermarks=watermarks, uid=uid)
 

@@ -47,7 +47,7 @@ def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
     Raises:
         UsageError: there is no such file, it builds no job, or several of which not just one has the name.
     """
-    from penstock.api.executors import use_executor
+    from penstock.api.building.executors import use_executor
 
     if not job.is_file():
         msg = f"there is no job file {job}"

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 
-from penstock.api.appending import NewOperator, append_end, append_operator, append_two_input
+from penstock.api.building.appending import NewOperator, append_end, append_operator, append_two_input
+from penstock.api.building.flow import ALL, Flow, require_same_rows, side_flow
+from penstock.api.building.operator_handle import JobBuilder, OperatorHandle, StreamSink
 from penstock.api.connectors import print_operator, sink_operator
-from penstock.api.flow import ALL, Flow, require_same_rows, side_flow
-from penstock.api.operator_handle import JobBuilder, OperatorHandle, StreamSink
-from penstock.api.row_functions import AsyncCalls, async_function, compile_function
-from penstock.api.window_options import WindowOptions, counted, require_event_time
+from penstock.api.functions.row_functions import AsyncCalls, async_function, compile_function
+from penstock.api.windows.window_options import WindowOptions, counted, require_event_time
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec, Rebalance
 from penstock.graph.validate import require_key_types, require_no_window_columns, require_unique
-from penstock.operators.columns import without_ts
+from penstock.operators.rows.columns import without_ts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from penstock.api.aggregates import Aggregate
+    from penstock.api.building.expressions import ColumnLike, Mode
     from penstock.api.connectors import Sink
-    from penstock.api.expressions import ColumnLike, Mode
-    from penstock.api.joined_streams import JoinedStreams
-    from penstock.api.joins import How, LateTo
-    from penstock.api.row_functions import FunctionKind
-    from penstock.api.windowed_rows import WindowedRows
-    from penstock.api.windows import Window
+    from penstock.api.functions.row_functions import FunctionKind
+    from penstock.api.windows.aggregates import Aggregate
+    from penstock.api.windows.joined_streams import JoinedStreams
+    from penstock.api.windows.joins import How, LateTo
+    from penstock.api.windows.windowed_rows import WindowedRows
+    from penstock.api.windows.windows import Window
     from penstock.eventtime.strategy import WatermarkStrategy
-    from penstock.operators.async_retry import AsyncRetryStrategy
-    from penstock.operators.evictors import Evictor
-    from penstock.operators.process_function import (
+    from penstock.functions.async_retry import AsyncRetryStrategy
+    from penstock.functions.evictors import Evictor
+    from penstock.functions.process_function import (
         KeyedBroadcastProcessFunction,
         KeyedCoProcessFunction,
         KeyedProcessFunction,
         ProcessFunction,
     )
-    from penstock.operators.state_ttl import TimeToLive
-    from penstock.operators.triggers import Trigger
-    from penstock.operators.window_function import ProcessAllWindowFunction, ProcessWindowFunction
+    from penstock.functions.state_ttl import TimeToLive
+    from penstock.functions.triggers import Trigger
+    from penstock.functions.window_functions import ProcessAllWindowFunction, ProcessWindowFunction
 
 
 class DataStream(OperatorHandle):
@@ -133,7 +133,7 @@ class DataStream(OperatorHandle):
         Raises:
             GraphError: no process function, or a type that is not known.
         """
-        from penstock.api.process import compile_plain_process
+        from penstock.api.functions.process_functions import compile_plain_process
 
         return _behind(self, compile_plain_process(function, returns, side_outputs or {}, stream=self))
 
@@ -168,7 +168,7 @@ class DataStream(OperatorHandle):
         Raises:
             GraphError: no column, one that does not exist, or a key of a type that is not known or cannot be one.
         """
-        from penstock.api.key_selector import require_key_columns, selected_key
+        from penstock.api.functions.key_selector import require_key_columns, selected_key
 
         if any(not isinstance(column, str) and callable(column) for column in columns):
             if len(columns) > 1:
@@ -222,8 +222,8 @@ class DataStream(OperatorHandle):
         under which tags late rows are put aside, `{"left": "late-orders", "right": "late-payments"}` or one of them, to
         be read with `.side_output(tag)`, in place of being counted and dropped.
         """
-        from penstock.api.joined_streams import JoinedStreams
-        from penstock.api.joins import JoinOptions, window_join
+        from penstock.api.windows.joined_streams import JoinedStreams
+        from penstock.api.windows.joins import JoinOptions, window_join
 
         _require_partner(self, other, "join")
         options = JoinOptions(how, suffix, late_to)
@@ -266,12 +266,12 @@ class DataStream(OperatorHandle):
 
         The input must be bounded, or `limit` given: the job is cancelled as soon as there are so many rows.
         """
-        from penstock.api.collect import collect
+        from penstock.api.building.collect import collect
 
         return collect(self.environment, self.flow, name, limit)
 
     def _project(self, mode: Mode, columns: Any, named: dict[str, Any]) -> DataStream:
-        from penstock.api.expressions import project
+        from penstock.api.building.expressions import project
 
         return _behind(self, project(mode, columns, named, self.flow))
 
@@ -319,9 +319,9 @@ class KeyedStream(DataStream):
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
-        from penstock.api.aggregates import Aggregate
-        from penstock.api.aggregation import wanted_aggregates
-        from penstock.api.running_operators import running_aggregate
+        from penstock.api.windows.aggregates import Aggregate
+        from penstock.api.windows.aggregation import wanted_aggregates
+        from penstock.api.windows.running_operators import running_aggregate
 
         if isinstance(ttl, Aggregate):  # an output column of that name
             named, ttl = {**named, "ttl": ttl}, None
@@ -344,7 +344,7 @@ class KeyedStream(DataStream):
         Raises:
             GraphError: no such column, or one that cannot order rows.
         """
-        from penstock.api.running_operators import deduplicate
+        from penstock.api.windows.running_operators import deduplicate
 
         return _without_key(_behind(self, deduplicate(self, keep, by, ttl)), self)
 
@@ -357,7 +357,7 @@ class KeyedStream(DataStream):
         Raises:
             GraphError: no function, or a column has a type that state cannot hold.
         """
-        from penstock.api.process import reduced
+        from penstock.api.functions.process_functions import reduced
 
         return _behind(self, reduced(function, ttl, stream=self))
 
@@ -372,7 +372,7 @@ class KeyedStream(DataStream):
         Raises:
             GraphError: no process function, or a type that is not known.
         """
-        from penstock.api.process import compile_process
+        from penstock.api.functions.process_functions import compile_process
 
         return _behind(self, compile_process(function, returns, side_outputs or {}, stream=self))
 
@@ -401,7 +401,7 @@ class KeyedStream(DataStream):
             GraphError: the other stream is not keyed by columns of the same types, a side has no event time, the lower
                 bound is above the upper one, a name would occur twice, or there is no such `how`.
         """
-        from penstock.api.joins import JoinOptions, interval_join
+        from penstock.api.windows.joins import JoinOptions, interval_join
 
         right, options = _keyed_partner(self, other, "interval_join"), JoinOptions(how, suffix, late_to)
         made = _behind_both(self, right, interval_join(self, right, (lower, upper), options))
@@ -426,7 +426,7 @@ class KeyedStream(DataStream):
         Raises:
             GraphError: as `interval_join`; or a version has a column of a type that is not kept by key, such as a list.
         """
-        from penstock.api.joins import JoinOptions, temporal_join
+        from penstock.api.windows.joins import JoinOptions, temporal_join
 
         right = _keyed_partner(self, versions, "temporal_join")
         options = JoinOptions(how, suffix, None if late_to is None else {"left": late_to})
@@ -492,7 +492,7 @@ class WindowedStream:
 
     def reduce(self, function: Callable[[Any, Any], Any]) -> DataStream:
         """Put the rows of each window together, two at a time, into one row of the same columns."""
-        from penstock.api.window_rows import reduced
+        from penstock.api.windows.window_rows import reduced
 
         return _behind(self._stream, reduced(self._rows(self._stream), function))
 
@@ -502,7 +502,7 @@ class WindowedStream:
         The window has `start`, `end` and `max_timestamp` in microseconds since the epoch; the output type is the
         function's return annotation, such as `Iterator[Out]`, or `returns`.
         """
-        from penstock.api.window_rows import applied
+        from penstock.api.windows.window_rows import applied
 
         return _behind(self._stream, applied(self._rows(self._stream), function, returns))
 
@@ -514,7 +514,7 @@ class WindowedStream:
         Raises:
             GraphError: no window function, or a type that is not known.
         """
-        from penstock.api.window_rows import processed
+        from penstock.api.windows.window_rows import processed
 
         new = processed(self._rows(self._stream), function, returns, side_outputs or {})
         return _behind(self._stream, new)
@@ -527,8 +527,8 @@ class WindowedStream:
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
-        from penstock.api.aggregation import wanted_aggregates
-        from penstock.api.window_aggregate import window_aggregate
+        from penstock.api.windows.aggregation import wanted_aggregates
+        from penstock.api.windows.window_aggregate import window_aggregate
 
         where = f"aggregate over {self._window.label}"
         wanted = wanted_aggregates(aggregates, named, self._stream.columns, where)
@@ -536,7 +536,7 @@ class WindowedStream:
         return _behind(stream, window_aggregate(self._rows(stream), wanted, where))
 
     def _rows(self, stream: KeyedStream) -> WindowedRows:
-        from penstock.api.windowed_rows import WindowedRows
+        from penstock.api.windows.windowed_rows import WindowedRows
 
         return WindowedRows(stream, self._window, self._options, self._stream.flow.rows)
 
@@ -611,7 +611,7 @@ class AllWindowedStream:
         Raises:
             GraphError: no such column, or one that cannot order rows; another window; or a trigger or the like.
         """
-        from penstock.api.window_top import Best, window_top
+        from penstock.api.windows.window_top import Best, window_top
 
         thin, choose = window_top(self._stream, self._window, self._options, Best(by, count, descending, ties))
         return self._alone(_behind(_behind(self._stream, thin), choose))
@@ -626,7 +626,7 @@ class AllWindowedStream:
 
     def _of_all(self) -> WindowedStream:
         """Return the windows of the one key; adds what gives rows that key."""
-        from penstock.api.key_selector import one_key
+        from penstock.api.functions.key_selector import one_key
 
         require_no_window_columns(self._stream.columns, f"window_all({self._window.label})")
         return WindowedStream(_with_key(self._stream, *one_key()), self._window, self._options)
@@ -661,7 +661,7 @@ class ConnectedStreams:
             GraphError: no such function, keys of different types, event time on one side only, or a type that is not
                 known.
         """
-        from penstock.api.two_input_process import CO, compile_two_input
+        from penstock.api.functions.two_input_process import CO, compile_two_input
 
         streams = self._first, self._second
         return _behind_both(*streams, compile_two_input(CO, function, returns, side_outputs or {}, streams))
@@ -690,7 +690,7 @@ class BroadcastConnectedStream:
         Raises:
             GraphError: no such function, event time on one side only, or a type that is not known.
         """
-        from penstock.api.two_input_process import BROADCAST, compile_two_input
+        from penstock.api.functions.two_input_process import BROADCAST, compile_two_input
 
         streams = self._keyed, self._broadcast
         return _behind_both(*streams, compile_two_input(BROADCAST, function, returns, side_outputs or {}, streams))
@@ -718,7 +718,7 @@ def _behind_both(first: DataStream, second: DataStream, new: NewOperator) -> Dat
 
 def _with_key(stream: DataStream, spec: OperatorSpec, keys: pa.Schema) -> KeyedStream:
     """Return the stream keyed by columns that an operator computes."""
-    from penstock.api.key_selector import with_key
+    from penstock.api.functions.key_selector import with_key
 
     names, made = tuple(keys.names), _behind(stream, with_key(stream.flow, spec, keys))
     return KeyedStream(stream.environment, made.flow.keyed(names, of=stream), names)
@@ -742,7 +742,7 @@ def _with_hidden_columns(
     stream: KeyedStream, aggregates: list[Aggregate], where: str
 ) -> tuple[KeyedStream, list[Aggregate]]:
     """Return the stream with what conditional aggregates need, computed before rows are sent to their keys."""
-    from penstock.api.aggregation import hidden_columns
+    from penstock.api.windows.aggregation import hidden_columns
 
     columns, plain = hidden_columns(aggregates, where)
     if not columns:

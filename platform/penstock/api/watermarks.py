@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.api.appending import NewOperator
-from penstock.api.watermark_checks import EXAMPLE, check_strategy, require_strategy
+from penstock.api.building.appending import NewOperator
+from penstock.api.functions.watermark_checks import EXAMPLE, check_strategy, require_strategy
 from penstock.core.errors import GraphError
 from penstock.eventtime.strategy import WatermarkStrategy, strategy_to_builtins
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.columns import with_ts, without_ts
+from penstock.operators.rows.columns import with_ts, without_ts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.api.flow import Flow
+    from penstock.api.building.flow import Flow
 
 __all__ = ["WatermarkStrategy", "assigned", "code_of"]
 
@@ -27,7 +27,7 @@ def code_of(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -
     """Return what an operator carries besides the strategy's numbers. Raises GraphError."""
     if strategy is None or strategy.code is None:
         return b""
-    from penstock.api.watermark_code import pack_code
+    from penstock.api.functions.watermark_code import pack_code
 
     return pack_code(strategy, schema, where)
 

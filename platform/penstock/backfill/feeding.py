@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.backfill.wire import EDGE, NO_EDGE, TIME, rows_of, runs
 from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import KeyGroup
-from penstock.kernels.hashing import hash_columns
+from penstock.kernels.keys.hashing import hash_columns
 
 if TYPE_CHECKING:
     from penstock.backfill.stages import Stage

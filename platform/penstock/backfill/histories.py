@@ -21,7 +21,7 @@ from penstock.core.errors import UsageError
 from penstock.core.names import near
 from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import JobGraph, JobVertex
-from penstock.operators.source import bad_record_policy
+from penstock.operators.sources.source_operator import bad_record_policy
 
 
 class TableHistory(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ import msgspec
 from penstock.core.errors import UsageError
 from penstock.core.names import near
 from penstock.eventtime.strategy import strategy_from_builtins
+from penstock.functions.reduce_function import REDUCED
 from penstock.graph.job_graph import Broadcast, JobGraph, JobVertex, OperatorSpec
-from penstock.operators.reduce_function import REDUCED
 
 #: Kinds whose result follows from the rows of a key and their event times.
 _EQUAL = frozenset(

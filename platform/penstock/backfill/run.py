@@ -33,9 +33,9 @@ from penstock.core.rand import Rand
 from penstock.core.snapshot import SubtaskSnapshot
 from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.graph.job_graph import JobGraph, JobVertex
-from penstock.snapshots.opening import open_target
-from penstock.snapshots.reservation import publish, reserve
-from penstock.task.savepoint import SavepointWriter
+from penstock.snapshots.read.opening import open_target
+from penstock.snapshots.write.reservation import publish, reserve
+from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 #: Rows of one piece, about, where a split may be read in pieces.
 PIECE_ROWS = 2_000_000

@@ -29,7 +29,7 @@ from penstock.backfill.task import run_parts, run_source
 from penstock.backfill.wire import EDGE, NO_EDGE, ORDER, PART, RESULT, TIME, input_schema, output_schema
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
-from penstock.snapshots.spark_session import reason_of
+from penstock.snapshots.on_spark.spark_session import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

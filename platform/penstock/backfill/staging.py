@@ -18,11 +18,11 @@ from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef
 from penstock.core.views import plain_schema
-from penstock.operators.columns import conform
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.registry import create_operator
-from penstock.operators.sink import EpochBuffer, chunk_bytes_of, sink_context
-from penstock.operators.source import SourceOperator
+from penstock.operators.rows.columns import conform
+from penstock.operators.sinks.sink_operator import EpochBuffer, chunk_bytes_of, sink_context
+from penstock.operators.sources.source_operator import SourceOperator
 
 if TYPE_CHECKING:
     from collections.abc import Callable

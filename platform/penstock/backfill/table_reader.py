@@ -19,7 +19,7 @@ from penstock.connector.sink import load_factory
 from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
 from penstock.core.errors import ConnectorError
 from penstock.core.schema import schema_from_text
-from penstock.operators.columns import conform
+from penstock.operators.rows.columns import conform
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

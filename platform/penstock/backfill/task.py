@@ -30,20 +30,20 @@ from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, SubtaskSnapshot
 from penstock.graph.deployment import ExecutionId, InputSpec, TaskDeployment
 from penstock.graph.job_graph import KeyGroup, OperatorSpec
-from penstock.kernels.hashing import hash_columns
-from penstock.kernels.split import split_by_key_group
-from penstock.operators.columns import conform
-from penstock.operators.process import KeyedProcessOperator
-from penstock.state.budget import MemoryBudget
-from penstock.task.environment import TaskEnvironment
-from penstock.task.restore import ChainServices, build_chain, input_watermark_state, open_chain
-from penstock.task.savepoint import SavepointWriter
-from penstock.task.slow_calls import SlowCalls
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.split import split_by_key_group
+from penstock.operators.process.keyed_process import KeyedProcessOperator
+from penstock.operators.rows.columns import conform
+from penstock.state.memory.budget import MemoryBudget
+from penstock.task.chain.environment import TaskEnvironment
+from penstock.task.chain.slow_calls import SlowCalls
+from penstock.task.checkpoint.restore import ChainServices, build_chain, input_watermark_state, open_chain
+from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 if TYPE_CHECKING:
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
-    from penstock.task.chain import Chain
+    from penstock.task.chain.chain import Chain
 
 #: The one cut of a backfill.
 CHECKPOINT_ID = 1

@@ -18,7 +18,7 @@ from penstock.connector.source import SourceContext, SourceSplit
 from penstock.core.clock import SystemClock
 from penstock.core.errors import ConnectorError, PenstockError
 from penstock_connectors.kafka import KafkaSource
-from penstock_connectors.kafka.reader import KafkaReader
+from penstock_connectors.kafka.read.reader import KafkaReader
 
 _LIMIT_SECONDS = 600.0
 

@@ -25,12 +25,12 @@ from penstock.core.errors import PenstockError
 from penstock.core.rand import SeededRand
 from penstock.graph.deployment import TaskDeployment, decode_deployment, needs_peers
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
-from penstock.jobmanager import commands as cmd
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.job_master import JobMaster
-from penstock.jobmanager.recover import JobIdentity
-from penstock.jobmanager.scheduler import Slot
-from penstock.jobmanager.status import JobStatus
+from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.deploy.restore_decision import JobIdentity
+from penstock.jobmanager.master.job_master import JobMaster
+from penstock.jobmanager.messages import commands as cmd
+from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 from penstock.rpc import worker_commands as orders
 

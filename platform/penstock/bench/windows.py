@@ -13,7 +13,7 @@ from penstock.bench.sources import Events, environment, events_of, timed
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.api.windows import Window
+    from penstock.api.windows.windows import Window
     from penstock.bench.options import BenchOptions
 
 _EVENTS = 10_000_000

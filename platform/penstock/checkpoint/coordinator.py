@@ -1,7 +1,8 @@
 """The checkpoint coordinator of one deployment: decides when cuts are taken and when one is complete; a pure decider.
 
-A member of `penstock.jobmanager.checkpointing`, which turns its commands into messages and manifests. One checkpoint is
-under way at a time; savepoints and stops wait their turn. A checkpoint is complete for us when all acks are in, and
+A member of `penstock.jobmanager.checkpoints.checkpointing`, which turns its commands into messages and manifests. One
+checkpoint is under way at a time; savepoints and stops wait their turn. A checkpoint is complete for us when all acks
+are in, and
 *exists* when its manifest was appended: both are told by the caller.
 """
 

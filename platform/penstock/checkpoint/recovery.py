@@ -1,6 +1,7 @@
 """What to restore: a pure decision over the entries of the manifest log (and perhaps a savepoint the user named).
 
-Called by `penstock.jobmanager.job_master` at every (re)start. Never chooses below output that may have been published.
+Called by `penstock.jobmanager.master.job_master` at every (re)start. Never chooses below output that may have been
+published.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _next_id(live: tuple[LogEntry, ...]) -> int:
     """Return an id that no earlier leader of a run has used.
 
     A leader may give ids without a trace in the log. So ids jump where the seal of a run has another leader's
-    generation than the one before. A leader knows its own ids (`jobmanager.checkpointing`).
+    generation than the one before. A leader knows its own ids (`jobmanager.checkpoints.checkpointing`).
     """
     used = 0
     generations: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """What each leader of a job decided, in the HA store: `stories/<job id>/<generation>.json`.
 
-Used by `jobmanager.stories` in a store thread. A leader writes under its own generation alone, so that nobody
-overwrites what another has told.
+Used by `jobmanager.observe.event_logs` in a store thread. A leader writes under its own generation alone, so that
+nobody overwrites what another has told.
 """
 
 from __future__ import annotations

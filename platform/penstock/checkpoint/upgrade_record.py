@@ -1,6 +1,6 @@
 """What is kept of a job's upgrade, in the job's record: enough for any leader to go on with it, or to tell its end.
 
-Written by `jobmanager.in_place` at each step of `jobmanager.upgrading`.
+Written by `jobmanager.change.job_change` at each step of `jobmanager.change.upgrading`.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def jobmanager(options: dict[str, str]) -> int:
     die_with_parent()
     from penstock.config.settings import ClusterSettings
     from penstock.jobmanager.config import JobManagerConfig
-    from penstock.rest.server import run_jobmanager_process
+    from penstock.rest.server.http_server import run_jobmanager_process
 
     given = {**JOBMANAGER_DEFAULTS, **options}
     settings = ClusterSettings(

@@ -21,7 +21,7 @@ _CONNECTORS = {
     "penstock_connectors.formats.json_kernels": "",
     "penstock_connectors.formats.json_table": "",
     "penstock_connectors.formats.json_writer": "",
-    "penstock_connectors.kafka._kernels": "confluent_kafka",
+    "penstock_connectors.kafka.client._kernels": "confluent_kafka",
 }
 #: Of benchmarks alone, which compile them when they start.
 _BENCHMARKS = ("penstock_connectors.nexmark._kernels", "penstock_connectors.workloads.kernels")
@@ -31,7 +31,7 @@ OnCompiled = Callable[[int, int], None]
 
 def kernel_modules(*, benchmarks: bool = False) -> tuple[str, ...]:
     """Return the modules of all kernels that can run here."""
-    from penstock.kernels.warm import MODULES
+    from penstock.kernels.compiler.warm import MODULES
 
     usable = [name for name, needs in _CONNECTORS.items() if not needs or importlib.util.find_spec(needs) is not None]
     own = (f"penstock.kernels.{name}" for name in MODULES)
@@ -44,7 +44,7 @@ def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool =
     Raises:
         PenstockError: they cannot be compiled.
     """
-    from penstock.kernels.build import alone, build, lacking  # with numpy, which no control process needs
+    from penstock.kernels.compiler.build import alone, build, lacking  # with numpy, which no control process needs
 
     wanted = kernel_modules(benchmarks=benchmarks)
     if not lacking(wanted):

@@ -1,6 +1,6 @@
 """How many TaskManagers a cluster should have: as many as its jobs wait for, between two bounds; a pure decider.
 
-Asked by `spark_taskmanagers` once a second; `cli.spark` makes the bounds.
+Asked by `spark_taskmanagers` once a second; `cli.start.spark_options` makes the bounds.
 """
 
 from __future__ import annotations

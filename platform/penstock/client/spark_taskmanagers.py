@@ -28,7 +28,7 @@ from penstock.config.security import CA_FILE, CLUSTER_FILES, FOLDER_VARIABLE, SE
 from penstock.core.clock import SystemClock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.rand import SystemRand
-from penstock.snapshots.spark_session import open_session, reason_of
+from penstock.snapshots.on_spark.spark_session import open_session, reason_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -23,7 +23,7 @@ _UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 
 class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
     """The restart strategy of a job, with Flink's names.
 
-    What no restart can help ends the job with every kind (`jobmanager.failover`).
+    What no restart can help ends the job with every kind (`jobmanager.deploy.failover`).
     """
 
     kind: Literal["fixed-delay", "exponential-delay", "failure-rate", "none"] = "exponential-delay"
@@ -50,7 +50,7 @@ def failing_at_once(settings: JobSettings) -> JobSettings:
 
 
 class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """When the JobManager changes a job's parallelism by itself (`jobmanager.scaling`); names as Flink has."""
+    """When the JobManager changes a job's parallelism (`jobmanager.autoscale.scaling`); names as in Flink."""
 
     enabled: bool = False
     #: Say what would be done, and do nothing.

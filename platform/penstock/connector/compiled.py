@@ -1,8 +1,8 @@
-"""What connectors compile their own loops with: the kernels' one way (`kernels.compile`), as part of the SPI."""
+"""Compiler of connectors' own loops: that of the kernels (`kernels.compiler.compile`), as part of the SPI."""
 
 from __future__ import annotations
 
-from penstock.kernels.compile import compiled, intrinsic, kernel, njit, types
-from penstock.kernels.deferred import Deferred
+from penstock.kernels.compiler.compile import compiled, intrinsic, kernel, njit, types
+from penstock.kernels.compiler.deferred import Deferred
 
 __all__ = ["Deferred", "compiled", "intrinsic", "kernel", "njit", "types"]

@@ -1,9 +1,9 @@
 """Sink SPI: a value in the job graph, a writer in each sink subtask, a committer that publishes under a permit.
 
 Delivery modes: `exactly-once` (staged: rows are written with the checkpoint, published once its manifest exists),
-`exactly-once-2pc` (the open transaction is the prepared state), `at-least-once`, `none`.
-Called by `penstock.operators.sink` (writer, committer) and `penstock.task.recovery` (committer before a region is
-deployed).
+`exactly-once-2pc` (the open transaction is the prepared state), `at-least-once`, `none`. Called by
+`penstock.operators.sinks.sink_operator` (writer, committer) and `penstock.task.checkpoint.sink_recovery` (committer
+before a region is deployed).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Source SPI: a value that travels in the job graph, an enumerator in the JobManager, a reader in each source subtask.
 
 Assignment is the coordinator's (never the broker's): the enumerator lists splits, the job hands them to subtasks,
-readers read them and say in `snapshot()` how far they are. Called by `penstock.operators.source` and
-`penstock.jobmanager.split_assignment`.
+readers read them and say in `snapshot()` how far they are. Called by `penstock.operators.sources.source_operator` and
+`penstock.jobmanager.deploy.split_assignment`.
 """
 
 from __future__ import annotations

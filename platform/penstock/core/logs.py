@@ -1,7 +1,7 @@
 """The logs of the processes: plain lines, or JSON objects one a line, on stderr; called by `cli.serve` and the workers.
 
-Who says something is known by the context it is said in: the scope of a subtask, which `task.subtask` enters at each
-step, so that what users' functions log carries job, operator, subtask and attempt. In the format `json` what is
+Who says something is known by the context it is said in: the scope of a subtask, which `task.drive.subtask` enters at
+each step, so that what users' functions log carries job, operator, subtask and attempt. In the format `json` what is
 printed becomes such lines too; only what libraries in C write to the descriptor itself does not.
 """
 

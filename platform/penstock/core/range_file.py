@@ -1,6 +1,7 @@
 """A file of which parts are fetched as they are read, for libraries that want a file with a position.
 
-Called by `state.segment_file` (parts that are in memory already) and `backfill.table_files` (parts of stored objects).
+Called by `state.log.segment_file` (parts that are in memory already) and `backfill.table_files` (parts of stored
+objects).
 """
 
 from __future__ import annotations

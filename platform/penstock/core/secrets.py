@@ -1,7 +1,7 @@
 """Values that must never be shown: a holder that does not print itself, and the one place where texts are redacted.
 
 `redact` is applied by whatever turns text of unknown origin into something kept or answered: failures of tasks
-(`task.failure`), tails of logs (`taskmanager.logs`), errors of REST and of the processes' own logs.
+(`task.chain.failure`), tails of logs (`taskmanager.logs`), errors of REST and of the processes' own logs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What users write to say how far event time is: the protocol behind `WatermarkStrategy.for_generator`.
 
-One generator belongs to one source split. Called by `penstock.operators.source_watermarks`.
+One generator belongs to one source split. Called by `penstock.operators.sources.source_watermarks`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which splits of a source subtask wait for its others: alignment within the subtask, a decider without a clock.
 
 A source of an alignment group waits as a whole while its own watermark is above the group's limit; a split also while
-it alone is further ahead than that, or than the drift allows from the last of its neighbours. So a partition with
-newer rows does not pile them up in state until the older ones have come as far. Owned by `operators.source`.
+it alone is further ahead than that, or than the drift allows from the last of its neighbours. So a partition with newer
+rows does not pile them up in state until the older ones have come as far. Owned by `operators.sources.source_operator`.
 """
 
 from __future__ import annotations

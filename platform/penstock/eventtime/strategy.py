@@ -1,7 +1,8 @@
 """How a source derives event time and watermarks, as a frozen value: `ps.WatermarkStrategy`.
 
-Written by users, carried in the config of a source operator as builtins, applied by `penstock.operators.source`.
-Watermarks are microseconds, as everywhere inside: the watermark of a split whose largest timestamp is m is `m - bound
+Written by users, carried in the config of a source operator as builtins, applied by
+`penstock.operators.sources.source_operator`. Watermarks are microseconds, as everywhere inside: the watermark of a
+split whose largest timestamp is m is `m - bound
 - 1`, Flink's rule, because a row at exactly `m - bound` may still come.
 """
 

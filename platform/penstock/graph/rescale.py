@@ -1,7 +1,7 @@
 """Another parallelism for a job graph, as it is; pure.
 
-Called by `jobmanager.changes` when a running job is rescaled or upgraded. Vertices that are joined by forward edges
-change together, operators that choose among the rows of all keys stay one.
+Called by `jobmanager.jobs.change_requests` when a running job is rescaled or upgraded. Vertices that are joined by
+forward edges change together, operators that choose among the rows of all keys stay one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every subtask gets back from a snapshot: keyed state clipped to its hashes, other state handed out by its mode.
 
 Pure; called by `penstock.jobmanager` before a deployment and by `penstock check`. Source splits are only collected:
-handing them out is the job's (`jobmanager.split_assignment`).
+handing them out is the job's (`jobmanager.deploy.split_assignment`).
 """
 
 from __future__ import annotations

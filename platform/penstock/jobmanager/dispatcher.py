@@ -21,34 +21,32 @@ from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.rescale import RescaleTo
 from penstock.graph.submitted import read_submitted
-from penstock.jobmanager import enumerators, job_views
-from penstock.jobmanager.changes import ChangeParts, Changes, default_root
-from penstock.jobmanager.commands import OperationEnded
-from penstock.jobmanager.events import (
-    CancelRequested,
-    CheckpointRequested,
-    Event,
-    SavepointRequested,
-    StopRequested,
-)
-from penstock.jobmanager.job_driver import DriverHooks, DriverParts, JobDriver
-from penstock.jobmanager.job_store import JobStore
-from penstock.jobmanager.known_jobs import KnownJob, find_job, refuse_running, submitted_with
-from penstock.jobmanager.limits import DEFAULT_LIMITS, JobManagerLimits
-from penstock.jobmanager.operations import Operations, kind_of
-from penstock.jobmanager.recorded_jobs import (
+from penstock.jobmanager.cluster.taskmanagers import TaskManagers
+from penstock.jobmanager.jobs import enumerators, job_views
+from penstock.jobmanager.jobs.change_requests import ChangeParts, Changes, default_root
+from penstock.jobmanager.jobs.job_driver import DriverHooks, DriverParts, JobDriver
+from penstock.jobmanager.jobs.job_store import JobStore
+from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, refuse_running, submitted_with
+from penstock.jobmanager.jobs.operations import Operations, kind_of
+from penstock.jobmanager.jobs.recorded_jobs import (
     forget_oldest,
     recorded_jobs,
     start_of,
     stopped_record,
     submitted_record,
 )
-from penstock.jobmanager.savepoint_target import savepoint_target
-from penstock.jobmanager.spans import SpanSink
-from penstock.jobmanager.stories import Stories
-from penstock.jobmanager.submit_options import DEFAULT_OPTIONS, SubmitOptions
-from penstock.jobmanager.taskmanagers import TaskManagers
-from penstock.jobmanager.views import (
+from penstock.jobmanager.jobs.savepoint_target import savepoint_target
+from penstock.jobmanager.messages.commands import OperationEnded
+from penstock.jobmanager.messages.events import (
+    CancelRequested,
+    CheckpointRequested,
+    Event,
+    SavepointRequested,
+    StopRequested,
+)
+from penstock.jobmanager.messages.limits import DEFAULT_LIMITS, JobManagerLimits
+from penstock.jobmanager.messages.submit_options import DEFAULT_OPTIONS, SubmitOptions
+from penstock.jobmanager.messages.views import (
     CheckpointsView,
     ClusterView,
     ExceptionView,
@@ -58,6 +56,8 @@ from penstock.jobmanager.views import (
     StoryEntry,
     TaskManagerView,
 )
+from penstock.jobmanager.observe.event_logs import Stories
+from penstock.jobmanager.observe.spans import SpanSink
 
 
 @dataclass(frozen=True, slots=True)

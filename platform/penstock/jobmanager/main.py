@@ -1,7 +1,7 @@
 """The JobManager: takes the leadership of its HA root, listens for TaskManagers, recovers jobs, runs until stopped.
 
-Called by `penstock.rest.server`, which puts the REST API on the same event loop, and by in-process tests. A process
-that has lost its leadership stops at once and deletes nothing.
+Called by `penstock.rest.server.http_server`, which puts the REST API on the same event loop, and by in-process tests. A
+process that has lost its leadership stops at once and deletes nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import LeadershipLostError, PenstockError, UsageError
 from penstock.core.logs import say
 from penstock.core.rand import Rand, SystemRand
+from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import JobManagerConfig
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
-from penstock.jobmanager.limits import DEFAULT_LIMITS, JobManagerLimits
-from penstock.jobmanager.taskmanagers import TaskManagers
+from penstock.jobmanager.messages.limits import DEFAULT_LIMITS, JobManagerLimits
 from penstock.rpc.server import RpcServer
 
 if TYPE_CHECKING:
-    from penstock.jobmanager.otlp import OtlpSpans
+    from penstock.jobmanager.observe.otlp import OtlpSpans
 
 _LEADER_CHECK_MS = 2_000
 EXIT_LEADERSHIP_LOST = 3
@@ -168,7 +168,7 @@ class JobManager:
 
 def _open_spans(endpoint: str) -> OtlpSpans:
     try:
-        from penstock.jobmanager.otlp import OtlpSpans
+        from penstock.jobmanager.observe.otlp import OtlpSpans
     except ImportError as error:
         raise UsageError(f"spans cannot be sent: {error}", hint="pip install 'penstock[otlp]'") from error
     return OtlpSpans(endpoint)

@@ -1,7 +1,7 @@
 """The heaviest items of a stream in bounded memory: Misra and Gries' summary, over weighted counts.
 
 What it says of an item is too low by at most `error`, and an item heavier than that is never missing. Old weight can be
-faded, so that the summary is of the last minutes. Kept by `penstock.task.hot_keys` for every keyed operator.
+faded, so that the summary is of the last minutes. Kept by `penstock.task.chain.hot_keys` for every keyed operator.
 """
 
 from __future__ import annotations

@@ -122,6 +122,6 @@ def splitter_for(
 
 def compiled_kernels() -> SplitKernels:
     """Return the compiled split."""
-    from penstock.kernels.split import order_by_owner, take_split  # kernels are loaded only where keys are split
+    from penstock.kernels.keys.split import order_by_owner, take_split  # kernels are loaded only where keys are split
 
     return SplitKernels(order_by_owner, take_split)

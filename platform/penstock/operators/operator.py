@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.core.elements import Barrier, Batch, Watermark, WatermarkStatus
-from penstock.state.limits import PRODUCTION, StateLimits
+from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

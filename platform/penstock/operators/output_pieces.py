@@ -2,8 +2,8 @@
 
 For operators one batch or watermark of which may give any number of rows. They make their output in generators; the
 task asks for more when there is room (`go_on`), and gives them nothing, barriers included, before the last piece is
-out. So nothing of what is under way belongs to a checkpoint. Used by `operators.join_side` and
-`operators.window_rows_join`.
+out. So nothing of what is under way belongs to a checkpoint. Used by `operators.joins.join_side` and
+`operators.joins.window_rows_join`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from penstock.core.elements import Batch, Watermark, WatermarkStatus
-from penstock.state.limits import PRODUCTION
+from penstock.state.memory.limits import PRODUCTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,7 +3,7 @@
 After a rescale its keys come from subtasks that had got further than others.
 
 The operator goes on from the least of them; until it has caught up, windows that a former subtask had fired are not
-fired again for its keys, and rows that were late for it stay late. Used by `operators.window`.
+fired again for its keys, and rows that were late for it stay late. Used by `operators.windows.window_aggregate`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which user of this machine holds the other end of a loopback connection; the kernel says it.
 
 It is asked for the one socket (`sock_diag`). Where it does not answer that, its table of all sockets is read, which
-takes milliseconds on a busy machine. Used by REST (`rest.guard`) and the control port (`rpc.server`) of clusters
+takes milliseconds on a busy machine. Used by REST (`rest.server.guard`) and the control port (`rpc.server`) of clusters
 without tokens: a port on 127.0.0.1 is open to every user of the machine, and a job is code that runs as the cluster's
 user.
 """

@@ -1,8 +1,8 @@
 """The JobManager's end of the control streams: a grpc.aio server that turns each TaskManager's stream into a `Session`.
 
 Started by `penstock.jobmanager.main`; what arrives goes to a `SessionHandler`
-(`penstock.jobmanager.taskmanagers`), on the event loop, in order. A stream that ends, for whatever reason, is one
-`disconnected` call.
+(`penstock.jobmanager.cluster.taskmanagers`), on the event loop, in order. A stream that ends, for whatever reason, is
+one `disconnected` call.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class AskSubtask(Message, frozen=True, kw_only=True):
     #: How long somebody waits for the answer.
     wait_ms: float = 10_000.0
     #: Of `state` and `keys`: the operator, its state, the most rows or keys; the key's parts as texts
-    #: (`state.key_text`), or the range of hashes in which the keys lie.
+    #: (`state.keys.key_text`), or the range of hashes in which the keys lie.
     uid: str = ""
     state: str = ""
     key: tuple[str, ...] = ()

@@ -13,15 +13,15 @@ from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import EVOLVES, conform, is_migrated
 from penstock.core.join_evolution import require_same_join
 from penstock.core.schema import schema_from_text
-from penstock.state.accumulators import PaneTableSpec
-from penstock.state.row_spec import RowSpec
+from penstock.state.cells.accumulators import PaneTableSpec
+from penstock.state.log.row_spec import RowSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.core.snapshot import KeyedStateSnapshot
-    from penstock.state.migration import Migration
-    from penstock.state.segment_columns import StateSpec
+    from penstock.state.log.migration import Migration
+    from penstock.state.log.segment_columns import StateSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

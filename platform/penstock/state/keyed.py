@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
-    from penstock.state.accumulators import PaneTableSpec
-    from penstock.state.encoded_segment import EncodedSegment
-    from penstock.state.pane_table import PaneTable
-    from penstock.state.row_state import RowState
-    from penstock.state.running_table import RunningTable
-    from penstock.state.session_cold import SessionRule
-    from penstock.state.session_table import SessionTable
-    from penstock.state.ttl import Ttl
+    from penstock.state.cells.accumulators import PaneTableSpec
+    from penstock.state.log.encoded_segment import EncodedSegment
+    from penstock.state.log.ttl import Ttl
+    from penstock.state.panes.pane_table import PaneTable
+    from penstock.state.panes.running_table import RunningTable
+    from penstock.state.panes.session_cold import SessionRule
+    from penstock.state.panes.session_table import SessionTable
+    from penstock.state.tables.row_state import RowState
 
 
 class FrozenState(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.state.limits import PRODUCTION, StateLimits
-from penstock.state.remote_log import Gather, one_by_one
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+from penstock.state.remote.remote_log import Gather, one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
     from penstock.core.keygroup import HashRange
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot
-    from penstock.state.budget import MemoryBudget
+    from penstock.state.memory.budget import MemoryBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.evolution import conform
-from penstock.state.accumulators import PaneTableSpec
-from penstock.state.cold_places import ColdPlaces
-from penstock.state.encoded_segment import segment_of
-from penstock.state.entry_table import EntryTable
+from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.fitting import fitted, migration_of
-from penstock.state.frozen import FrozenSource, FrozenTable
-from penstock.state.merging import CompactionJob
-from penstock.state.pane_table import PaneTable
-from penstock.state.row_eviction import Recency
-from penstock.state.row_spec import RowSpec
-from penstock.state.row_state import RowState
-from penstock.state.row_table import RowTable
-from penstock.state.running_table import RunningTable
-from penstock.state.segment_columns import StateSpec
-from penstock.state.segment_file import SegmentFile
-from penstock.state.segment_log import LogView, SegmentLog
-from penstock.state.segments import clip_of, read_visible
-from penstock.state.session_due import LoggedDue
-from penstock.state.session_table import SessionTable
-from penstock.state.table_home import TableHome
+from penstock.state.log.compaction import CompactionJob
+from penstock.state.log.encoded_segment import segment_of
+from penstock.state.log.frozen import FrozenSource, FrozenTable
+from penstock.state.log.row_spec import RowSpec
+from penstock.state.log.segment_columns import StateSpec
+from penstock.state.log.segment_file import SegmentFile
+from penstock.state.log.segment_log import LogView, SegmentLog
+from penstock.state.log.segments import clip_of, read_visible
+from penstock.state.memory.recency import Recency
+from penstock.state.panes.pane_table import PaneTable
+from penstock.state.panes.running_table import RunningTable
+from penstock.state.panes.session_due import LoggedDue
+from penstock.state.panes.session_table import SessionTable
+from penstock.state.panes.table_context import TableHome
+from penstock.state.state_backend import ColdPlaces
+from penstock.state.tables.entry_table import EntryTable
+from penstock.state.tables.row_state import RowState
+from penstock.state.tables.value_table import RowTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.core.snapshot import FileRef, Segment, Tombstone
-    from penstock.kernels.columns import KeyColumns
-    from penstock.kernels.compile import I64
-    from penstock.state.cold import ColdRows
+    from penstock.kernels.compiler.compile import I64
+    from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.fitting import Migrating
-    from penstock.state.key_counts import KeyCounts
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import FrozenState, PrefetchJob
     from penstock.state.keyed_request import KeyedStateRequest
-    from penstock.state.session_cold import SessionRule
-    from penstock.state.ttl import Ttl
+    from penstock.state.keys.key_counts import KeyCounts
+    from penstock.state.log.ttl import Ttl
+    from penstock.state.panes.session_cold import SessionRule
+    from penstock.state.spill.cold_panes import ColdRows
 
 #: Freezes remembered until their checkpoint is known to be complete.
 _MAX_OPEN_VIEWS = 64

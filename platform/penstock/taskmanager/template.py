@@ -53,10 +53,10 @@ MODULES = (
     "pyarrow.compute",
     "polars",
     "cloudpickle",
-    "penstock.kernels.warm",
+    "penstock.kernels.compiler.warm",
     "penstock.network.connection",
     "penstock.operators.registry",
-    "penstock.task.runtime",
+    "penstock.task.drive.runtime",
     "penstock.taskmanager.worker",
 )
 #: Threads that libraries start on import and that may be lost in a fork: jemalloc makes its own anew, Polars' cleaner
@@ -89,8 +89,10 @@ def warm_up() -> str:
     if error:
         return error
     operators = importlib.import_module("penstock.operators.registry").OPERATORS.values()
-    kernels = importlib.import_module("penstock.kernels.warm")
-    if importlib.import_module("penstock.kernels.build").lacking([f"penstock.kernels.{n}" for n in kernels.MODULES]):
+    kernels = importlib.import_module("penstock.kernels.compiler.warm")
+    if importlib.import_module("penstock.kernels.compiler.build").lacking(
+        [f"penstock.kernels.{n}" for n in kernels.MODULES]
+    ):
         sys.stderr.write("compiling the kernels, once for this installation; `penstock compile` does it beforehand\n")
         sys.stderr.flush()
     kernels.warm()
@@ -217,7 +219,7 @@ def _become_template(request: ForkTemplate, descriptor: int) -> None:
 
 def _keep_kernels(error: str) -> None:
     if not error:
-        importlib.import_module("penstock.kernels.warm").keep()
+        importlib.import_module("penstock.kernels.compiler.warm").keep()
 
 
 def _import(modules: tuple[str, ...]) -> str:

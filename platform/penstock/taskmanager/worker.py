@@ -32,8 +32,8 @@ from penstock.taskmanager.lineage import (
 from penstock.taskmanager.template_messages import WorkerSpec
 
 if TYPE_CHECKING:
-    from penstock.task.runtime import TaskRuntime
-    from penstock.task.sampler import StackSampler
+    from penstock.task.drive.runtime import TaskRuntime
+    from penstock.task.drive.sampler import StackSampler
 
 #: A round trip beside a busy Python thread takes 5 ms with Python's default of 5 ms, a tenth of that with this.
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -138,11 +138,11 @@ def _start_runtime(
     # Imported here: the supervisor imports this module's neighbours and must not load the data path.
     from penstock.network.connection import WorkerNetwork
     from penstock.network.greeting import Trust
-    from penstock.task.environment import TaskEnvironment
-    from penstock.task.runtime import TaskRuntime
-    from penstock.task.sampler import StackSampler
-    from penstock.task.slow_calls import SlowCalls
-    from penstock.task.threads import ParallelReads, ThreadBackground, ThreadDriver
+    from penstock.task.chain.environment import TaskEnvironment
+    from penstock.task.chain.slow_calls import SlowCalls
+    from penstock.task.drive.runtime import TaskRuntime
+    from penstock.task.drive.sampler import StackSampler
+    from penstock.task.drive.threads import ParallelReads, ThreadBackground, ThreadDriver
 
     tls = Tls(*map(Path, spec.certificates)) if spec.certificates else None
     trust = Trust(spec.key, tls)

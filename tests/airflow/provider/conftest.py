@@ -59,7 +59,7 @@ def client(cluster):
 @pytest.fixture
 def running(cluster, client, tmp_path, name):
     """The id of a job that runs, has a checkpoint and was not submitted by Airflow."""
-    from penstock.api.executors import use_executor
+    from penstock.api.building.executors import use_executor
     from penstock.client.executors import ClusterExecutor
 
     with use_executor(ClusterExecutor(url=cluster.rest_url, detached=True), {}) as results:

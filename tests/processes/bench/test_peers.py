@@ -10,7 +10,7 @@ from tests.support.interrupts import interruptible
 
 from penstock.bench.peers import Contest, Peer, Trial, merged, peers_of, ratios, run_peers
 from penstock.cli import main
-from penstock.cli.bench import _ended_by_a_signal
+from penstock.cli.start.bench import _ended_by_a_signal
 from penstock.core.errors import UsageError
 
 RIGHT = {1000: "1:2:3:4", 100: "9:9:9:9", 10: "0:0:0:0"}

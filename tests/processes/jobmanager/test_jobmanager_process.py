@@ -12,12 +12,12 @@ from penstock.config.settings import ClusterSettings
 from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, StorageError, UsageError
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager import dispatcher as dispatcher_module
-from penstock.jobmanager import enumerators
 from penstock.jobmanager.config import JobManagerConfig
-from penstock.jobmanager.job_store import JobStore
-from penstock.jobmanager.limits import JobManagerLimits
+from penstock.jobmanager.jobs import enumerators
+from penstock.jobmanager.jobs.job_store import JobStore
 from penstock.jobmanager.main import JobManager
-from penstock.jobmanager.submit_options import SubmitOptions
+from penstock.jobmanager.messages.limits import JobManagerLimits
+from penstock.jobmanager.messages.submit_options import SubmitOptions
 from penstock.rpc import messages as msg
 from penstock.rpc import worker_commands as orders
 from penstock.rpc.client import ReconnectPolicy, TaskManagerLink

@@ -8,8 +8,8 @@ from tests.processes.jobmanager.collector import Collector
 from tests.support.waiting import wait_until
 
 from penstock.core.errors import UsageError
-from penstock.jobmanager.otlp import OtlpSpans
-from penstock.jobmanager.spans import Span, context_of
+from penstock.jobmanager.observe.otlp import OtlpSpans
+from penstock.jobmanager.observe.spans import Span, context_of
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from penstock.core import failpoints
 from penstock.core.clock import SystemClock
 from penstock.core.errors import UsageError
 from penstock.graph.rescale import RescaleTo
-from penstock.jobmanager.submit_options import SubmitOptions
-from penstock.rest.app import create_app
+from penstock.jobmanager.messages.submit_options import SubmitOptions
+from penstock.rest.server.app import create_app
 
 __all__ = ["_connectors", "cluster_of", "encoded"]
 

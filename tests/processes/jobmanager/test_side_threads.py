@@ -11,8 +11,8 @@ import pytest
 from tests.support.waiting import until
 
 from penstock.core.errors import UsageError
-from penstock.jobmanager import enumerators, savepoint_target
-from penstock.jobmanager.side_threads import SideThreads
+from penstock.jobmanager.cluster.side_threads import SideThreads
+from penstock.jobmanager.jobs import enumerators, savepoint_target
 
 LIMIT_S = 120
 
@@ -75,7 +75,7 @@ async def test_a_call_that_nobody_waits_for_any_more_does_not_begin():
 def test_a_call_that_hangs_does_not_keep_the_process():
     program = """
 import asyncio, threading
-from penstock.jobmanager.side_threads import SideThreads
+from penstock.jobmanager.cluster.side_threads import SideThreads
 async def main():
     try:
         await SideThreads("t", 1).call(0.1, threading.Event().wait)

@@ -17,7 +17,7 @@ from penstock.checkpoint.memory_store import MemoryStore
 from penstock.checkpoint.story_records import LEADERS_TOLD, prune_stories, read_stories, write_story
 from penstock.core.errors import StorageError
 from penstock.core.event_log import Entry, EventLog, with_earlier
-from penstock.jobmanager.stories import Stories, StoryTimes
+from penstock.jobmanager.observe.event_logs import Stories, StoryTimes
 
 SOON = StoryTimes(gather_s=0.001)
 

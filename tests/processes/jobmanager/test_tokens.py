@@ -10,9 +10,9 @@ from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.core.errors import UsageError
 from penstock.graph.job_graph import decode_graph, encode_graph
 from penstock.graph.rescale import RescaleTo
-from penstock.jobmanager.commands import OperationEnded
-from penstock.jobmanager.last_cut import LastCut
-from penstock.jobmanager.submit_options import SubmitOptions
+from penstock.jobmanager.checkpoints.final_checkpoint import LastCut
+from penstock.jobmanager.messages.commands import OperationEnded
+from penstock.jobmanager.messages.submit_options import SubmitOptions
 
 __all__ = ["_connectors", "cluster_of", "encoded"]
 

@@ -16,9 +16,9 @@ from penstock.core import failpoints
 from penstock.core.clock import SystemClock
 from penstock.core.errors import StorageError, UsageError
 from penstock.graph.job_graph import decode_graph, encode_graph
-from penstock.jobmanager import changes
-from penstock.jobmanager.commands import OperationEnded
-from penstock.rest.app import create_app
+from penstock.jobmanager.jobs import change_requests as changes
+from penstock.jobmanager.messages.commands import OperationEnded
+from penstock.rest.server.app import create_app
 
 __all__ = ["_connectors", "cluster_of", "encoded"]
 

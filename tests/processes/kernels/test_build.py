@@ -8,12 +8,12 @@ import pytest
 
 from penstock.client import kernels
 from penstock.core.errors import PenstockError
-from penstock.kernels import build, bundle
+from penstock.kernels.compiler import build, bundle
 
 pytestmark = pytest.mark.processes
 
 #: Quick ones; the second imports the first.
-SOME = ("penstock.kernels.rows", "penstock.kernels.hashing", "penstock.kernels.columns")
+SOME = ("penstock.kernels.rows.row_kernels", "penstock.kernels.keys.hashing", "penstock.kernels.keys.key_columns")
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from penstock.kernels import native
+from penstock.kernels.compiler import native
 
 KERNELS = """
 import numpy as np
-from penstock.kernels.compile import I64_IN, I64_OUT, F64_ROWS, i8, kernel, njit, tuple_of
+from penstock.kernels.compiler.compile import I64_IN, I64_OUT, F64_ROWS, i8, kernel, njit, tuple_of
 
 @njit
 def _twice(value):

@@ -11,7 +11,7 @@ from tests.processes.network.test_connection import DEADLINE, Reader, connect, h
 from tests.support.waiting import wait_until
 from tests.unit.network.conftest import KEY
 
-from penstock.cli.certs import certs
+from penstock.cli.start.certs import certs
 from penstock.config.security import INTERNAL_NAME, Tls
 from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock

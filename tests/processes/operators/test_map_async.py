@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from tests.support.waiting import wait_until
 
-from penstock.api.row_functions import compile_function
+from penstock.api.functions.row_functions import compile_function
 from penstock.core.elements import TS_COLUMN, Barrier, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
-from penstock.operators.async_retry import AsyncRetryStrategy, Retrying
-from penstock.operators.functions import UserFunctionError
-from penstock.operators.map_async import MapAsyncOperator
+from penstock.functions.async_retry import AsyncRetryStrategy, Retrying
+from penstock.operators.rows.map_async import MapAsyncOperator
+from penstock.operators.rows.user_functions import UserFunctionError
 
 SCHEMA = pa.schema([pa.field("v", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])
 LIMIT_S = 120
@@ -65,7 +65,7 @@ def opened(bench, gate, function=None, restored=(), schema=SCHEMA, operator=None
     operator = operator or MapAsyncOperator()
     gate.operators.append(operator)
     with pytest.MonkeyPatch.context() as patch:  # the gate itself, not a copy of it
-        patch.setattr("penstock.operators.functions.pickle.loads", lambda _: (function or gate, None, Row))
+        patch.setattr("penstock.operators.rows.user_functions.pickle.loads", lambda _: (function or gate, None, Row))
         operator.open(bench.context(spec, schema, restored=restored))
     return operator
 

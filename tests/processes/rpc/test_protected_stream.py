@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from penstock.cli.certs import certs
+from penstock.cli.start.certs import certs
 from penstock.config.security import Security, load_security
 from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError

@@ -8,12 +8,12 @@ import pytest
 
 from penstock.core.clock import SystemClock
 from penstock.rpc.worker_commands import SampleStacks
-from penstock.task import sampler as module
-from penstock.task.questions import NOT_RUNNING
-from penstock.task.sampler import StackSampler
-from penstock.task.stacks import OTHER
-from penstock.task.step import StepResult
-from penstock.task.threads import RunLoop
+from penstock.task.drive import sampler as module
+from penstock.task.drive.sampler import StackSampler
+from penstock.task.drive.stacks import OTHER
+from penstock.task.drive.state_queries import NOT_RUNNING
+from penstock.task.drive.step import StepResult
+from penstock.task.drive.threads import RunLoop
 
 SECONDS = 20
 

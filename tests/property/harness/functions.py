@@ -2,10 +2,10 @@
 
 from tests.property.harness.job import Input, Job, spec_of
 
-from penstock.api.flow import Flow
-from penstock.api.process import compile_plain_process, compile_process
+from penstock.api.building.flow import Flow
+from penstock.api.functions.process_functions import compile_plain_process, compile_process
+from penstock.api.functions.two_input_process import compile_two_input
 from penstock.api.streams import DataStream, KeyedStream
-from penstock.api.two_input_process import compile_two_input
 from penstock.core.schema import schema_to_text
 
 

@@ -24,13 +24,13 @@ from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.graph.redistribute import redistribute
 from penstock.graph.restore_plan import clip_keyed
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.budget import MemoryBudget
 from penstock.state.keyed_request import KeyedStateRequest
-from penstock.state.segments import read_state
+from penstock.state.log.segments import read_state
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
 KEY_GROUPS = 64

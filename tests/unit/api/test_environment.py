@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.api import executors
+from penstock.api.building import executors
+from penstock.api.building.executors import set_default_executor
 from penstock.api.environment import use_executor
-from penstock.api.executors import set_default_executor
 from penstock.config.settings import JobSettings
 
 

@@ -14,9 +14,9 @@ import penstock as ps
 from penstock.core.elements import Batch
 from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import KeyGroup
-from penstock.operators.columns import ColumnError
-from penstock.operators.functions import UserFunctionError
 from penstock.operators.registry import create_operator
+from penstock.operators.rows.columns import ColumnError
+from penstock.operators.rows.user_functions import UserFunctionError
 
 
 class Place(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.api.test_streams import refused
 
 import penstock as ps
-from penstock.api.executors import use_executor
+from penstock.api.building.executors import use_executor
 from penstock.api.streams import unkeyed
 from penstock.core.schema import schema_from_text
 

@@ -16,7 +16,7 @@ from penstock.backfill.table_plan import Offsets, open_table, require_next
 from penstock.core.clock import ManualClock, SystemClock
 from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.rand import SystemRand
-from penstock.operators.columns import ColumnError
+from penstock.operators.rows.columns import ColumnError
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.datagen.orders import OrderPattern, orders
 from penstock_connectors.datagen.source import DatagenSourceFactory

@@ -3,7 +3,7 @@
 import pytest
 from cryptography import x509
 
-from penstock.cli.certs import certs
+from penstock.cli.start.certs import certs
 from penstock.core.errors import UsageError
 
 

@@ -11,11 +11,11 @@ from penstock.checkpoint.local_store import LocalStore
 from penstock.checkpoint.log import key_of
 from penstock.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
 from penstock.cli import main
-from penstock.cli.run import execute_file
+from penstock.cli.start.run import execute_file
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, OperatorStateSnapshot, Segment, SubtaskSnapshot
 from penstock.graph.executor import JobResult
-from penstock.snapshots.declared import with_states
+from penstock.snapshots.read.declared import with_states
 
 JOB = """
 from collections.abc import Iterator

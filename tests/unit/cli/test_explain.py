@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from penstock.cli import explain as module
+from penstock.cli.running import explain as module
 
 ROW = {"cpu-ms": 1234.5, "busy-ms": 2000.0, "cpu-ms-per-second": 12.0, "busy-ms-per-second": 20.0, "share": 0.75}
 BUDGET = {

@@ -36,7 +36,7 @@ def test_ctrl_c_says_so_and_ends_with_130(monkeypatch, capsys):
     def interrupted(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.cli.jobs.connect", interrupted)
+    monkeypatch.setattr("penstock.cli.running.jobs.connect", interrupted)
     assert run("list", monkeypatch=monkeypatch) == 130
     assert capsys.readouterr().err.count("penstock: interrupted") == 1
 

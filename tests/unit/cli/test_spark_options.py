@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from penstock.cli import main
-from penstock.cli.spark import spark_settings
+from penstock.cli.start.spark_options import spark_settings
 from penstock.core.errors import UsageError
 
 BACKFILL = ("backfill", "job.py", "--to", "begun")
@@ -78,8 +78,8 @@ def test_settings_without_spark(refused, command, way):
 
 def test_a_backfill_without_pyspark(monkeypatch, capsys, tmp_path):
     (tmp_path / "job.py").write_text("import penstock as ps\n")
-    monkeypatch.setitem(sys.modules, "penstock.snapshots.spark_session", None)
-    monkeypatch.setattr("penstock.cli.backfill.planned", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
+    monkeypatch.setattr("penstock.cli.start.backfill.planned", lambda *_: None)
     arguments = ["backfill", str(tmp_path / "job.py"), "--to", str(tmp_path / "begun"), "--master", "local[1]"]
     monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
     with pytest.raises(SystemExit) as ended:

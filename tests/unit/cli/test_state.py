@@ -15,9 +15,9 @@ from penstock.cli import main
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
-from penstock.kernels.hashing import hash_columns
-from penstock.state.row_spec import RowSpec
-from penstock.state.segments import SegmentWriter
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.state.log.row_spec import RowSpec
+from penstock.state.log.segments import SegmentWriter
 
 SPEC = RowSpec(pa.schema([pa.field("user_id", pa.int64())]), (pa.field("value", pa.string()),))
 
@@ -185,7 +185,7 @@ def test_spark_does_what_is_much(root, penstock, tmp_path, monkeypatch, command,
         monkeypatch.delenv("JAVA_HOME")
         monkeypatch.setenv("PATH", str(tmp_path))
         assert "Spark needs Java, and there is none (install" in penstock(*words, code=2)
-        monkeypatch.setitem(sys.modules, "penstock.snapshots.spark_session", None)
+        monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
         said = penstock(*words, code=2)
         assert "Spark is not installed (pip install 'penstock[spark]'; --engine local does without)" in said
 
@@ -208,7 +208,7 @@ def test_without_spark_a_repartition_is_done_here_unless_spark_was_asked_for(roo
     said = penstock("repartition", root / "words", tmp_path / "a", *much)
     assert f"{missing}: this process does the work\n" in said
     assert penstock("fsck", tmp_path / "a", "--json")["ok"] is True
-    monkeypatch.setitem(sys.modules, "penstock.snapshots.spark_session", None)
+    monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
     assert penstock("repartition", root / "words", tmp_path / "b", *much, "--json")["rows"] == 3
     said = penstock("repartition", root / "words", tmp_path / "c", *much)
     assert "Spark is not installed: this process does the work\n" in said

@@ -8,8 +8,8 @@ from penstock.checkpoint.manifest import FORMAT_VERSION, Manifest, encode_manife
 from penstock.client.savepoints import Retention, Savepoint, dispose, list_savepoints, remove_unfinished
 from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError, SavepointInUseError, UsageError
-from penstock.jobmanager.views import OperationStatus
-from penstock.rest.flink_json import savepoint_status
+from penstock.jobmanager.messages.views import OperationStatus
+from penstock.rest.flink.documents import savepoint_status
 
 NOW_MS = 1_000_000
 SAVEPOINTS = st.lists(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.cluster import start
-from penstock.cli.run import run
-from penstock.cli.spark import spark_options, taskmanager_bounds
+from penstock.cli.start.cluster import start
+from penstock.cli.start.run import run
+from penstock.cli.start.spark_options import spark_options, taskmanager_bounds
 from penstock.client.sizing import Bounds
 from penstock.client.spark_taskmanagers import _number_of, order_for
 from penstock.core.errors import UsageError

@@ -12,8 +12,8 @@ from penstock.core.snapshot import Committable, FileRef
 
 pytest.importorskip("kafka")
 
-from penstock_connectors.kafka import committer as module
-from penstock_connectors.kafka.producer import ProducerError
+from penstock_connectors.kafka.write import committer as module
+from penstock_connectors.kafka.write.producer import ProducerError
 
 SCHEMA = pa.schema([("id", pa.int64())])
 CONFIG = {"bootstrap": "nowhere:1", "properties": {}, "topic": "totals", "format": "json", "key": None}

@@ -12,12 +12,12 @@ from penstock.connector.source import SourceSpec
 from penstock.core.errors import ConnectorError, GraphError, UndecidedOutputError, UsageError
 from penstock.core.schema import Schema, schema_from_text
 from penstock.core.snapshot import Committable
-from penstock_connectors.kafka.markers import SURELY_KEPT_MS, check_age, checkpoint_of, marker_of
-from penstock_connectors.kafka.payloads import encode, encode_keys
-from penstock_connectors.kafka.positions import start_offsets, stop_offsets
-from penstock_connectors.kafka.properties import check_properties, for_admin, for_kafka_python, resolve
+from penstock_connectors.kafka.client.positions import start_offsets, stop_offsets
+from penstock_connectors.kafka.client.properties import check_properties, for_admin, for_kafka_python, resolve
 from penstock_connectors.kafka.sink import KafkaSink
 from penstock_connectors.kafka.source import KafkaSource
+from penstock_connectors.kafka.write.markers import SURELY_KEPT_MS, check_age, checkpoint_of, marker_of
+from penstock_connectors.kafka.write.payloads import encode, encode_keys
 
 
 class Order(Schema):

@@ -3,8 +3,8 @@
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock_connectors.kafka.producer import ProducerError
-from penstock_connectors.kafka.producer_plain import PlainProducer
+from penstock_connectors.kafka.write.producer import ProducerError
+from penstock_connectors.kafka.write.producer_plain import PlainProducer
 
 FENCED = KafkaError(KafkaError._FENCED, "Local: This instance has been fenced", fatal=True)
 STATE = KafkaError(KafkaError._STATE, "Local: Erroneous state")

@@ -7,8 +7,8 @@ import pytest
 from penstock.connector.source import SourceContext, SourceSplit
 from penstock.core.clock import ManualClock
 from penstock.core.errors import BadRecordError, ConnectorError
-from penstock_connectors.kafka import reader as reader_module
-from penstock_connectors.kafka.fetch import Fetched, FetchProblem, FetchResult
+from penstock_connectors.kafka.read import reader as reader_module
+from penstock_connectors.kafka.read.fetch import Fetched, FetchProblem, FetchResult
 from penstock_connectors.kafka.source import KafkaSource, KafkaSourceFactory
 
 SCHEMA = pa.schema([pa.field("v", pa.int64(), nullable=False)])
@@ -197,7 +197,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch):
-    monkeypatch.setattr("penstock_connectors.kafka.metadata.ClusterMetadata", Cluster)
+    monkeypatch.setattr("penstock_connectors.kafka.client.metadata.ClusterMetadata", Cluster)
     return Cluster
 
 

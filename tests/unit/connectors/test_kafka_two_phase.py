@@ -12,7 +12,7 @@ from penstock.core.clock import ManualClock
 
 pytest.importorskip("kafka")
 
-from penstock_connectors.kafka import two_phase
+from penstock_connectors.kafka.write import two_phase
 
 
 class Producer:

@@ -11,9 +11,9 @@ from penstock.core.snapshot import Committable
 
 pytest.importorskip("kafka")
 
-from penstock_connectors.kafka.markers import marker_of
-from penstock_connectors.kafka.transactions import NotEndableError
-from penstock_connectors.kafka.two_phase_committer import LOOKS, TransactionCommitter
+from penstock_connectors.kafka.write.markers import marker_of
+from penstock_connectors.kafka.write.transactions import NotEndableError
+from penstock_connectors.kafka.write.two_phase_committer import LOOKS, TransactionCommitter
 
 PERMIT = CommitPermit(job_id="j", run_id="r", generation=1, checkpoint_id=5, manifest_sequence=9)
 GROUP = "job.out.r.0"

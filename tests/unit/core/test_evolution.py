@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import DEFAULT, WAS, conform, default_text, evolve
-from penstock.state.row_spec import RowSpec
+from penstock.state.log.row_spec import RowSpec
 
 KEY = pa.schema([pa.field("k", pa.int64())])
 INT, TEXT = pa.int64(), pa.string()

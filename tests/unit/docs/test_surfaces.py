@@ -7,7 +7,7 @@ import typer
 from documents import ROOT, names, read, tables
 
 from penstock.cli.main import commands
-from penstock.rest.app import create_app
+from penstock.rest.server.app import create_app
 
 #: Set by our own processes for their children, by tests, or of the servers' script.
 INTERNAL = {

@@ -10,8 +10,8 @@ from tests.unit.graph.test_state_check import job, keyed, people, snapshot
 from penstock.core.aggregate_evolution import evolve_state
 from penstock.core.schema import schema_to_text
 from penstock.graph.state_check import check_states
-from penstock.operators.aggregates import AggregatePlan
-from penstock.operators.window_schema import parse
+from penstock.operators.aggregates.aggregates import AggregatePlan
+from penstock.operators.aggregates.window_schema import parse
 
 SCHEMA = pa.schema(
     [

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.api.flow import Flow
-from penstock.api.process import compile_plain_process, compile_process
-from penstock.api.process_states import _state
+from penstock.api.building.flow import Flow
+from penstock.api.functions.process_functions import compile_plain_process, compile_process
+from penstock.api.functions.process_states import _state
 from penstock.api.streams import DataStream, KeyedStream
 from penstock.config.settings import JobSettings
 from penstock.core.errors import GraphError, StateMismatchError
@@ -24,9 +24,9 @@ from penstock.core.snapshot import FileRef, KeyedStateSnapshot, OperatorStateSna
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states
-from penstock.operators.bound_broadcast import BoundBroadcast
-from penstock.operators.state_binding import StateConfig, StateTypes
-from penstock.snapshots.declared import declared_states
+from penstock.operators.process.bound_broadcast import BoundBroadcast
+from penstock.operators.process.state_binding import StateConfig, StateTypes
+from penstock.snapshots.read.declared import declared_states
 
 INPUT = pa.schema([pa.field("k", pa.int64()), pa.field("text", pa.string())])
 SEGMENT = Segment(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.api.executors import use_executor
+from penstock.api.building.executors import use_executor
 from penstock.core.errors import UsageError
 from penstock.graph.executor import JobResult
 from penstock.graph.job_graph import encode_graph

@@ -61,7 +61,7 @@ KEY_TYPES = [
 
 @pytest.mark.parametrize("data_type", KEY_TYPES, ids=str)
 def test_what_may_be_a_key_can_be_hashed(data_type):
-    from penstock.kernels.columns import is_key_type as can_be_hashed
+    from penstock.kernels.keys.key_columns import is_key_type as can_be_hashed
 
     assert is_key_type(data_type)
     assert can_be_hashed(data_type)

@@ -21,11 +21,11 @@ from penstock.core.rand import SeededRand
 from penstock.core.snapshot import CheckpointMetrics, Committable, FileRef, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.deployment import decode_deployment
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
-from penstock.jobmanager import commands as cmd
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.job_master import JobIdentity, JobMaster
-from penstock.jobmanager.job_store import _tried
-from penstock.jobmanager.scheduler import Slot
+from penstock.jobmanager.jobs.job_store import _tried
+from penstock.jobmanager.master.job_master import JobIdentity, JobMaster
+from penstock.jobmanager.messages import commands as cmd
+from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 from penstock.rpc import worker_commands as orders
 

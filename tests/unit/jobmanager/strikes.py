@@ -1,7 +1,7 @@
 """What strikes a job while it changes in place: for the tests of rescales and of upgrades."""
 
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.scheduler import Slot
+from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.placement import Slot
 
 
 def kill_one(world):

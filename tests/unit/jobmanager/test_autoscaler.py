@@ -9,11 +9,11 @@ from penstock.config.settings import AutoscalerSettings, JobSettings
 from penstock.core.errors import UsageError
 from penstock.core.event_log import EventLog
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup
-from penstock.jobmanager.autoscaler import Autoscaler
-from penstock.jobmanager.job_state import Step
-from penstock.jobmanager.operations import Operations
-from penstock.jobmanager.restart_cost import RestartCost
-from penstock.jobmanager.status import JobStatus
+from penstock.jobmanager.autoscale.restart_cost import RestartCost
+from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.jobs.autoscaler import Autoscaler
+from penstock.jobmanager.jobs.operations import Operations
 
 SETTINGS = AutoscalerSettings(
     enabled=True, dry_run=False, metrics_window_ms=4_000, stabilization_interval_ms=2_000, restart_time_ms=1_000
@@ -70,7 +70,7 @@ class Stage:
 
 
 def end(stage, error=""):
-    from penstock.jobmanager.commands import OperationEnded
+    from penstock.jobmanager.messages.commands import OperationEnded
 
     stage.operations.end(OperationEnded("r1", error=error), "1")
 

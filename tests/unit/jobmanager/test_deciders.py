@@ -6,14 +6,14 @@ import pytest
 
 from penstock.config.settings import RestartStrategy
 from penstock.graph.execution_graph import PlanIds
-from penstock.jobmanager import status
-from penstock.jobmanager.deployment import Deployment
-from penstock.jobmanager.failover import Cause, cause_of
-from penstock.jobmanager.restart import RestartPolicy, restart_decider
-from penstock.jobmanager.scheduler import Slot, place
-from penstock.jobmanager.slot_pool import Grant, Refuse, SlotPool
-from penstock.jobmanager.split_assignment import SplitAssigner
-from penstock.jobmanager.status import TRANSITIONS, JobStatus, StatusMachine
+from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
+from penstock.jobmanager.deploy import job_status as status
+from penstock.jobmanager.deploy.deployment import Deployment
+from penstock.jobmanager.deploy.failover import Cause, cause_of
+from penstock.jobmanager.deploy.job_status import TRANSITIONS, JobStatus, StatusMachine
+from penstock.jobmanager.deploy.restart import RestartPolicy, restart_decider
+from penstock.jobmanager.deploy.split_assignment import SplitAssigner
+from penstock.jobmanager.messages.placement import Slot, place
 
 
 def test_the_drawn_states_are_the_table():

@@ -12,8 +12,8 @@ from penstock.core.snapshot import (
     SubtaskSnapshot,
 )
 from penstock.graph.deployment import ExecutionId
-from penstock.jobmanager.history import CheckpointHistory
-from penstock.rest import flink_json
+from penstock.jobmanager.checkpoints.checkpoint_history import CheckpointHistory
+from penstock.rest.flink import documents as flink_json
 
 
 def ack(subtask, *paths, staged=(), sync_ms=0.0):

@@ -8,9 +8,9 @@ from tests.unit.jobmanager.conftest import SINK
 
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
-from penstock.jobmanager import commands as cmd
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.status import JobStatus
+from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.messages import commands as cmd
+from penstock.jobmanager.messages import events as ev
 from penstock.rpc import messages as msg
 from penstock.rpc import worker_commands as orders
 

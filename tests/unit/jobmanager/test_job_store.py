@@ -14,7 +14,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import JobIdentityError, StateMismatchError
 from penstock.core.rand import SeededRand
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
-from penstock.jobmanager.job_store import JobStore, StartFrom
+from penstock.jobmanager.jobs.job_store import JobStore, StartFrom
 
 HOLDER = LeaseHolder(id="cluster", host="h", machine="elsewhere", pid=1)
 ORIGIN, HEIR = "a" * 32, "b" * 32

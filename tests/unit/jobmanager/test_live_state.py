@@ -7,9 +7,9 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.keygroup import HASH_MAX, first_hash_of, key_group_of, key_groups_of, subtask_of
-from penstock.jobmanager.live_state import KeyPage, StateKey, hot_keys_of, keys_of, states_of, value_of
-from penstock.jobmanager.questions import Questions, Worker
-from penstock.jobmanager.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
+from penstock.jobmanager.cluster.worker_queries import Questions, Worker
+from penstock.jobmanager.messages.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
+from penstock.jobmanager.observe.live_state import KeyPage, StateKey, hot_keys_of, keys_of, states_of, value_of
 from penstock.rpc.messages import SubtaskAnswer
 from penstock.rpc.worker_commands import AskSubtask
 

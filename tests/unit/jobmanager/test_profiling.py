@@ -6,9 +6,16 @@ import msgspec
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
-from penstock.jobmanager.profiling import FORGET_MS, REFRESH_MS, Profiler, worker_threads
-from penstock.jobmanager.questions import Questions
-from penstock.jobmanager.views import JobDetail, JobSummary, SubtaskView, TaskManagerView, VertexView, WorkerView
+from penstock.jobmanager.cluster.worker_queries import Questions
+from penstock.jobmanager.messages.views import (
+    JobDetail,
+    JobSummary,
+    SubtaskView,
+    TaskManagerView,
+    VertexView,
+    WorkerView,
+)
+from penstock.jobmanager.observe.profiling import FORGET_MS, REFRESH_MS, Profiler, worker_threads
 from penstock.rpc.messages import SubtaskAnswer
 
 SUMMARY = JobSummary(

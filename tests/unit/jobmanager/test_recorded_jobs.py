@@ -11,8 +11,8 @@ from tests.unit.jobmanager.conftest import make_graph
 from penstock.checkpoint.job_records import JobRecord, read_records, write_record
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import encode_graph
-from penstock.jobmanager.recorded_jobs import recorded_jobs, start_of
-from penstock.jobmanager.submit_options import SubmitOptions
+from penstock.jobmanager.jobs.recorded_jobs import recorded_jobs, start_of
+from penstock.jobmanager.messages.submit_options import SubmitOptions
 
 ODD = JobRecord(job_id="1" * 32, name="old", run_id="r", token="", submitted_ms=1, graph=b"{}", ended="FINISHED")
 
@@ -39,7 +39,7 @@ def test_a_record_that_cannot_be_deleted_keeps_nobody_from_leading(store, monkey
     def refuse(store, job_id):
         raise StorageError("cannot delete")
 
-    monkeypatch.setattr("penstock.jobmanager.recorded_jobs.delete_record", refuse)
+    monkeypatch.setattr("penstock.jobmanager.jobs.recorded_jobs.delete_record", refuse)
     for n in "12":
         write_record(store, msgspec.structs.replace(ODD, job_id=n * 32))
     assert recorded_jobs(store, remembered=1) == ()

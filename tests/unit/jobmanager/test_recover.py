@@ -11,8 +11,8 @@ from penstock.checkpoint.manifest import Manifest
 from penstock.core.errors import StateMismatchError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
-from penstock.jobmanager.events import LogRead
-from penstock.jobmanager.recover import JobIdentity, recover
+from penstock.jobmanager.deploy.restore_decision import JobIdentity, recover
+from penstock.jobmanager.messages.events import LogRead
 
 PERMIT = CommitPermit(job_id=JOB, run_id="r2", generation=2, checkpoint_id=0, manifest_sequence=1)
 ME = JobIdentity(job_id=JOB, run_id="r2", generation=2)

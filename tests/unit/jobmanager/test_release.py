@@ -8,8 +8,8 @@ from penstock.config.settings import ClusterSettings, JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.events import SlotsGranted
-from penstock.jobmanager.taskmanagers import TaskManagers
+from penstock.jobmanager.cluster.taskmanagers import TaskManagers
+from penstock.jobmanager.messages.events import SlotsGranted
 from penstock.rpc import messages as msg
 from penstock.rpc.server import Session
 

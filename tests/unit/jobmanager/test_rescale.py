@@ -5,9 +5,9 @@ from tests.unit.jobmanager.strikes import kill_one, lose_all
 
 from penstock.checkpoint.recovery import plan_recovery
 from penstock.graph.rescale import rescaled
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.scheduler import Slot
-from penstock.jobmanager.status import JobStatus
+from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 from penstock.rpc import worker_commands as orders
 

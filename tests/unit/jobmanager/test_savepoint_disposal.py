@@ -12,8 +12,8 @@ from penstock.checkpoint.stores import open_store
 from penstock.core.errors import NotFoundError, SavepointInUseError, UsageError
 from penstock.core.rand import SeededRand
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
-from penstock.jobmanager import savepoint_disposal
-from penstock.jobmanager.savepoint_disposal import Disposals, dispose
+from penstock.jobmanager.jobs import savepoint_disposal
+from penstock.jobmanager.jobs.savepoint_disposal import Disposals, dispose
 
 
 def part(*paths):

@@ -1,6 +1,6 @@
 """What a job tells of slow calls: their begin and end, once each."""
 
-from penstock.jobmanager.slow_calls import Slow, SlowWork
+from penstock.jobmanager.master.slow_work import Slow, SlowWork
 from penstock.rpc.messages import SlowCall
 
 

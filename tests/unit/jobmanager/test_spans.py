@@ -3,12 +3,12 @@
 import pytest
 
 from penstock.graph.rescale import rescaled
-from penstock.jobmanager import commands as cmd
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.checkpoint_spans import MOST_SUBTASKS, cut_spans
-from penstock.jobmanager.span_builder import SpanBuilder
-from penstock.jobmanager.spans import SpanContext, context_of, parse_traceparent
-from penstock.jobmanager.views import CheckpointView, SubtaskCheckpointView
+from penstock.jobmanager.messages import commands as cmd
+from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.views import CheckpointView, SubtaskCheckpointView
+from penstock.jobmanager.observe.checkpoint_spans import MOST_SUBTASKS, cut_spans
+from penstock.jobmanager.observe.span_builder import SpanBuilder
+from penstock.jobmanager.observe.spans import SpanContext, context_of, parse_traceparent
 
 CALLER = SpanContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 HEADER = f"00-{CALLER.trace_id}-{CALLER.span_id}-01"

@@ -10,11 +10,11 @@ import pytest
 from penstock.checkpoint.job_records import JobRecord
 from penstock.checkpoint.manifest import decode_manifest
 from penstock.core.errors import StorageError, UsageError
-from penstock.jobmanager import commands as cmd
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.known_jobs import KnownJob
-from penstock.jobmanager.savepoint_target import savepoint_target
-from penstock.jobmanager.status import JobStatus
+from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.jobs.known_jobs import KnownJob
+from penstock.jobmanager.jobs.savepoint_target import savepoint_target
+from penstock.jobmanager.messages import commands as cmd
+from penstock.jobmanager.messages import events as ev
 from penstock.rpc import worker_commands as orders
 
 

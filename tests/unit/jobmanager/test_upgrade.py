@@ -9,9 +9,9 @@ from penstock.checkpoint.recovery import plan_recovery
 from penstock.checkpoint.trials import runs_on_trial
 from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.status import JobStatus
-from penstock.jobmanager.upgrading import Phase
+from penstock.jobmanager.change.upgrading import Phase
+from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.messages import events as ev
 from penstock.rpc import worker_commands as orders
 
 MODES = {"savepoint": False, "checkpoint": True}

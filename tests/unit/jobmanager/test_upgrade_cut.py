@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.test_upgrade import ask, assert_exact, cut_of, phase, running, successor
 
-from penstock.jobmanager import events as ev
-from penstock.jobmanager.upgrading import Phase
+from penstock.jobmanager.change.upgrading import Phase
+from penstock.jobmanager.messages import events as ev
 from penstock.rpc import worker_commands as orders
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.eventtime.strategy import ALIGNMENT_METRIC, WatermarkStrategy, strategy_to_builtins
-from penstock.jobmanager.watermark_alignment import WatermarkAlignment
+from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
 
 DRIFT_US = 10_000_000
 FIRST = MIN_TIMESTAMP

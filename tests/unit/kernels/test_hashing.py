@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.errors import GraphError
-from penstock.kernels.hashing import hash_columns
+from penstock.kernels.keys.hashing import hash_columns
 
 
 def hashes(*columns):

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from tests.support.sizes import sizes
 
-from penstock.api.flow import Flow
-from penstock.api.process import compile_process
+from penstock.api.building.flow import Flow
+from penstock.api.functions.process_functions import compile_process
 from penstock.api.streams import KeyedStream
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
@@ -24,8 +24,8 @@ from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.restore_plan import clip_keyed
 from penstock.operators.operator import OperatorContext, OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.budget import MemoryBudget
 from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
 

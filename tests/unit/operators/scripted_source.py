@@ -12,7 +12,7 @@ from penstock.connector.source import PollResult, SourceBatch, SourceSpec, Sourc
 from penstock.core.schema import schema_to_text
 from penstock.eventtime.strategy import WatermarkStrategy, strategy_to_builtins
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.source import SourceOperator
+from penstock.operators.sources.source_operator import SourceOperator
 
 SCHEMA = pa.schema([pa.field("v", pa.int64()), pa.field("ts", pa.timestamp("us", tz="UTC"))])
 MONOTONIC = WatermarkStrategy.monotonic(timestamp="ts")

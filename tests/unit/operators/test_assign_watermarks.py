@@ -13,7 +13,7 @@ from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Wat
 from penstock.core.errors import BadRecordError, GraphError
 from penstock.eventtime.strategy import WatermarkStrategy, strategy_to_builtins
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.assign_watermarks import AssignWatermarksOperator
+from penstock.operators.sources.assign_watermarks import AssignWatermarksOperator
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND

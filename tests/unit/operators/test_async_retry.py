@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from penstock.core.errors import GraphError
-from penstock.operators.async_retry import AsyncRetryStrategy, Retrying
+from penstock.functions.async_retry import AsyncRetryStrategy, Retrying
 
 
 def delays(strategy):

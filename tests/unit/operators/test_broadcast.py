@@ -12,23 +12,23 @@ import pytest
 from tests.support.sizes import sizes
 
 import penstock as ps
-from penstock.api.flow import Flow
+from penstock.api.building.flow import Flow
+from penstock.api.functions.two_input_process import BROADCAST as BROADCAST_FORM
+from penstock.api.functions.two_input_process import compile_two_input
 from penstock.api.streams import DataStream, KeyedStream
-from penstock.api.two_input_process import BROADCAST as BROADCAST_FORM
-from penstock.api.two_input_process import compile_two_input
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import StateMismatchError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.operators.bound_broadcast import BoundBroadcast, require_declared
-from penstock.operators.broadcast_state import BROADCAST
-from penstock.operators.functions import UserFunctionError
+from penstock.functions.broadcast_state import BROADCAST
+from penstock.operators.process.bound_broadcast import BoundBroadcast, require_declared
+from penstock.operators.process.state_binding import StateConfig, StateTypes
 from penstock.operators.registry import create_operator
-from penstock.operators.state_binding import StateConfig, StateTypes
-from penstock.state.budget import MemoryBudget
+from penstock.operators.rows.user_functions import UserFunctionError
 from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field(TS_COLUMN, pa.int64())])

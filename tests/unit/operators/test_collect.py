@@ -4,9 +4,9 @@ import pyarrow as pa
 
 from penstock.core.elements import Barrier, Batch
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.collect import read_collected, read_first
-from penstock.operators.columns import with_ts
 from penstock.operators.registry import create_operator
+from penstock.operators.rows.columns import with_ts
+from penstock.operators.sinks.collect import read_collected, read_first
 
 SCHEMA = pa.schema([pa.field("v", pa.int64())])
 

@@ -15,10 +15,10 @@ import pytest
 from penstock.core.elements import Batch
 from penstock.core.schema import Schema, arrow_schema_of, schema_to_text
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.columns import ColumnError, with_ts
-from penstock.operators.functions import FunctionLoadError, UserFunctionError
 from penstock.operators.registry import create_operator
-from penstock.operators.rows import RowDecoder
+from penstock.operators.rows.columns import ColumnError, with_ts
+from penstock.operators.rows.rows import RowDecoder
+from penstock.operators.rows.user_functions import FunctionLoadError, UserFunctionError
 
 
 class Order(Schema):

@@ -6,7 +6,7 @@ from tests.unit.operators.test_sink import checkpoint, ids, opened, outside, per
 from penstock.config.settings import JobSettings
 from penstock.core.elements import Barrier
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.sink import SinkOperator
+from penstock.operators.sinks.sink_operator import SinkOperator
 
 __all__ = ["outside"]
 

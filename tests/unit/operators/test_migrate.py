@@ -12,7 +12,7 @@ from tests.property.harness.functions import function_job
 import penstock as ps
 from penstock.core.errors import StateMismatchError
 from penstock.core.schema import schema_from_text
-from penstock.operators.functions import UserFunctionError
+from penstock.operators.rows.user_functions import UserFunctionError
 
 
 class Out(NamedTuple):

@@ -14,7 +14,7 @@ from tests.support.depth import examples
 import penstock as ps
 from penstock.core.errors import GraphError, StateMismatchError
 from penstock.core.schema import schema_from_text
-from penstock.operators.functions import UserFunctionError
+from penstock.operators.rows.user_functions import UserFunctionError
 
 
 class Out(NamedTuple):

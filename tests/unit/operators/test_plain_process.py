@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.api.flow import Flow
-from penstock.api.process import compile_plain_process, compile_process
+from penstock.api.building.flow import Flow
+from penstock.api.functions.process_functions import compile_plain_process, compile_process
 from penstock.api.streams import DataStream, KeyedStream
 from penstock.core.elements import TS_COLUMN, Barrier, BarrierKind, Batch, Watermark
 from penstock.core.errors import GraphError, StateMismatchError
 from penstock.core.schema import schema_to_text
 from penstock.graph.redistribute import redistribute
-from penstock.operators.functions import UserFunctionError
 from penstock.operators.registry import create_operator
+from penstock.operators.rows.user_functions import UserFunctionError
 
 SCHEMA = pa.schema([pa.field("v", pa.int64(), nullable=False), pa.field(TS_COLUMN, pa.int64())])
 

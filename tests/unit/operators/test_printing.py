@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from penstock.core.elements import Batch
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.columns import with_ts
 from penstock.operators.registry import create_operator
+from penstock.operators.rows.columns import with_ts
 
 SCHEMA = pa.schema(
     [("user", pa.string()), ("at", pa.timestamp("us", "UTC")), ("share", pa.float64()), ("raw", pa.binary())]

@@ -13,8 +13,8 @@ from tests.support.sizes import given
 import penstock as ps
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
 from penstock.core.errors import PenstockError, StateMismatchError, UsageError
-from penstock.kernels.hashing import hash_columns
-from penstock.operators.functions import UserFunctionError
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.operators.rows.user_functions import UserFunctionError
 
 SCHEMA = pa.schema(
     [pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64()), pa.field(TS_COLUMN, pa.int64())]

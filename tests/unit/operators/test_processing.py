@@ -13,11 +13,11 @@ from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.core.snapshot import FileRef
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.restore_plan import clip_keyed
-from penstock.kernels.hashing import hash_columns
-from penstock.operators.combine import combiner_for
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.operators.aggregates.combine import combiner_for
 from penstock.operators.registry import create_operator
-from penstock.state.budget import MemoryBudget
 from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64(), nullable=False)])

@@ -8,8 +8,8 @@ from penstock.core.elements import Batch
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.columns import TS_FIELD, ColumnError
-from penstock.operators.project import ProjectOperator, output_schema_of, serialize_expressions
+from penstock.operators.rows.columns import TS_FIELD, ColumnError
+from penstock.operators.rows.project import ProjectOperator, output_schema_of, serialize_expressions
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("s", pa.string()), TS_FIELD])
 

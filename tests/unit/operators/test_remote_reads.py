@@ -20,10 +20,10 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state import remote
-from penstock.state.budget import MemoryBudget
 from penstock.state.keyed_request import KeyedStateRequest
-from penstock.state.local_bytes import LocalBytes
+from penstock.state.memory.budget import MemoryBudget
+from penstock.state.remote import remote_panes as remote
+from penstock.state.spill.local_bytes import LocalBytes
 from penstock.state.store import open_keyed_state
 
 ROWS = pa.schema([pa.field("k", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])
@@ -161,7 +161,7 @@ def due(key):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._open_store", lambda store, name: PlainStore())
+    monkeypatch.setattr("penstock.state.state_backend.ColdPlaces._open_store", lambda store, name: PlainStore())
     with small_pieces(), sized(regions=32):
         yield
 

@@ -19,8 +19,8 @@ from penstock.core.permits import CommitPermit
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable, FileRef
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.columns import ColumnError, with_ts
-from penstock.operators.sink import SinkOperator, SinkOverflowError
+from penstock.operators.rows.columns import ColumnError, with_ts
+from penstock.operators.sinks.sink_operator import SinkOperator, SinkOverflowError
 
 SCHEMA = pa.schema([pa.field("v", pa.int64())])
 

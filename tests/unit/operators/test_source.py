@@ -15,7 +15,7 @@ from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Wat
 from penstock.core.errors import BadRecordError, GraphError
 from penstock.core.permits import CommitPermit
 from penstock.eventtime.strategy import WatermarkStrategy
-from penstock.operators.source import SourceOperator
+from penstock.operators.sources.source_operator import SourceOperator
 
 
 @pytest.fixture

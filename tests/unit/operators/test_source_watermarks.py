@@ -11,13 +11,13 @@ import pytest
 from tests.property.pools import pooled
 from tests.unit.operators.scripted_source import SCHEMA, batch, opened, poll, scripted_reader, splits
 
-from penstock.api.watermark_checks import check_strategy
-from penstock.api.watermark_code import pack_code
+from penstock.api.functions.watermark_checks import check_strategy
+from penstock.api.functions.watermark_code import pack_code
 from penstock.connector.source import PollResult, SourceBatch, SourceSplit
 from penstock.core.elements import TS_COLUMN, Barrier, Watermark
 from penstock.core.errors import GraphError, PenstockError
 from penstock.eventtime.strategy import WatermarkStrategy
-from penstock.operators.functions import FunctionLoadError, UserFunctionError
+from penstock.operators.rows.user_functions import FunctionLoadError, UserFunctionError
 
 START_US = 1_700_000_000_000_000
 MARKED = pa.schema([*SCHEMA, pa.field("mark", pa.timestamp("ms", tz="UTC")), pa.field("last", pa.bool_())])

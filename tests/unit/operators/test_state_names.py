@@ -9,9 +9,9 @@ import pytest
 
 import penstock as ps
 from penstock.core.names import misuse
-from penstock.operators.functions import UserFunctionError
-from penstock.operators.read_states import ReadListState, ReadMapState, ReadValueState
-from penstock.task.failure import describe
+from penstock.operators.process.read_states import ReadListState, ReadMapState, ReadValueState
+from penstock.operators.rows.user_functions import UserFunctionError
+from penstock.task.chain.failure import describe
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "functions-and-state.md").read_text(encoding="utf-8")
 VALUE = {"value", "update", "clear"}

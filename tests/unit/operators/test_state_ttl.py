@@ -10,7 +10,7 @@ from tests.support.sizes import given
 
 import penstock as ps
 from penstock.core.errors import StateMismatchError
-from penstock.state.segments import read_state
+from penstock.state.log.segments import read_state
 
 HOUR_MS = 3_600_000
 

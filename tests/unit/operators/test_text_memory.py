@@ -13,12 +13,12 @@ from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Wat
 from penstock.core.errors import PenstockError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.budget import MemoryBudget
 from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema(
@@ -203,8 +203,8 @@ def test_aggregates_that_have_one_value_take_the_memory_of_one(tmp_path, kind, b
 
 def let_no_key_leave(monkeypatch):
     for name in ("_evict", "_let_go"):
-        monkeypatch.setattr(f"penstock.state.session_table.SessionTable.{name}", refuse, raising=False)
-    monkeypatch.setattr("penstock.state.pane_table.PaneTable._evict", refuse)
+        monkeypatch.setattr(f"penstock.state.panes.session_table.SessionTable.{name}", refuse, raising=False)
+    monkeypatch.setattr("penstock.state.panes.pane_table.PaneTable._evict", refuse)
 
 
 def refuse(*_):

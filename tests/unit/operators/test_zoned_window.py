@@ -17,10 +17,10 @@ from penstock.core.errors import GraphError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
+from penstock.operators.aggregates.time_zones import TimeZone, require_zone
 from penstock.operators.registry import create_operator
-from penstock.operators.time_zones import TimeZone, require_zone
-from penstock.state.budget import MemoryBudget
 from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
 EPOCH = dt.datetime(1970, 1, 1)

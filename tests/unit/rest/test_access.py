@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from penstock.config.security import Security, TokenEntry, token_digest
-from penstock.rest.access import Asked, body_limit, judge, needed_role
+from penstock.rest.server.access import Asked, body_limit, judge, needed_role
 
 ENDS = (("127.0.0.1", 5), ("127.0.0.1", 8081))
 TOKENS = Security(
@@ -73,7 +73,7 @@ ROLE_OF = {
 
 def test_every_route_that_changes_something_has_its_role():
     from penstock.core.clock import ManualClock
-    from penstock.rest.app import create_app
+    from penstock.rest.server.app import create_app
 
     class Nobody:
         questions = None

@@ -1,11 +1,11 @@
 """The time budget of a job: sums over subtasks, shares over the job, and what is left around the operators."""
 
 from penstock.config.settings import JobSettings
-from penstock.jobmanager.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
-from penstock.rest import budget as module
-from penstock.rest.budget import budget
-from penstock.rest.flink_json import io_metrics
-from penstock.task.time_budget import OUTPUT
+from penstock.jobmanager.messages.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
+from penstock.rest.flink.documents import io_metrics
+from penstock.rest.jobs import time_budget_document as module
+from penstock.rest.jobs.time_budget_document import budget
+from penstock.task.chain.time_budget import OUTPUT
 
 SUMMARY = JobSummary(
     job_id="1" * 32, name="job", state="RUNNING", run_id="r", start_ms=5, end_ms=-1, last_modified_ms=6, tasks={},

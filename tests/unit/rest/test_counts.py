@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.rest.counts import is_count
-from penstock.rest.flink_metrics import chosen_subtasks
-from penstock.rest.rescale import _vertices
-from penstock.rest.upgrade import _count
+from penstock.rest.flink.counts import is_count
+from penstock.rest.flink.metric_documents import chosen_subtasks
+from penstock.rest.jobs.rescale_requests import _vertices
+from penstock.rest.jobs.upgrade_requests import _count
 
 
 def test_counts():

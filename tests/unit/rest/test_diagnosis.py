@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.settings import JobSettings
-from penstock.jobmanager.views import (
+from penstock.jobmanager.messages.views import (
     CheckpointsView,
     CheckpointView,
     EdgeView,
@@ -17,8 +17,8 @@ from penstock.jobmanager.views import (
     SubtaskView,
     VertexView,
 )
-from penstock.rest.diagnosis import FORGET_MS, STANDS_STILL_MS, Since, diagnose, of_checkpoints, of_rows
-from penstock.rest.job_load import JobLoad, SubtaskLoad, VertexLoad, load_of, mean_of
+from penstock.rest.diagnose.diagnosis import FORGET_MS, STANDS_STILL_MS, Since, diagnose, of_checkpoints, of_rows
+from penstock.rest.diagnose.job_load import JobLoad, SubtaskLoad, VertexLoad, load_of, mean_of
 
 
 def vertex(name, inputs, *subtasks, operators=None):

@@ -10,9 +10,9 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.errors import JobIdentityError, NotFoundError
-from penstock.jobmanager.views import CheckpointsView, ExceptionView, JobDetail, JobSummary, TaskManagerView
-from penstock.rest.app import create_app
-from penstock.rest.door import Door
+from penstock.jobmanager.messages.views import CheckpointsView, ExceptionView, JobDetail, JobSummary, TaskManagerView
+from penstock.rest.server.app import create_app
+from penstock.rest.server.fast_app import Door
 
 JOB = "1" * 32
 SUMMARY = JobSummary(

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UsageError
-from penstock.jobmanager.profiling import Profile, Profiled
-from penstock.rest.flame_graph import KINDS, flame_graph, tree_of
+from penstock.jobmanager.observe.profiling import Profile, Profiled
+from penstock.rest.diagnose.flame_graph import KINDS, flame_graph, tree_of
 
 STACKS = st.dictionaries(
     st.integers(0, 3),

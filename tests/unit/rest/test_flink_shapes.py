@@ -8,7 +8,7 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError, UsageError
-from penstock.jobmanager.views import (
+from penstock.jobmanager.messages.views import (
     CheckpointsView,
     CheckpointView,
     ClusterView,
@@ -22,7 +22,11 @@ from penstock.jobmanager.views import (
     WorkerView,
 )
 from penstock.metrics.process import ProcessMeter
-from penstock.rest import flink_checkpoints, flink_cluster, flink_json, flink_metrics, flink_vertices
+from penstock.rest.flink import checkpoint_documents as flink_checkpoints
+from penstock.rest.flink import cluster_documents as flink_cluster
+from penstock.rest.flink import documents as flink_json
+from penstock.rest.flink import metric_documents as flink_metrics
+from penstock.rest.flink import vertex_documents as flink_vertices
 
 NOW = 5_000
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from penstock.config.security import Security, TokenEntry, token_digest
-from penstock.rest.guard import BodyTimes, Guard
+from penstock.rest.server.guard import BodyTimes, Guard
 
 SECURITY = Security(
     tokens=(TokenEntry("admin", "me", token_digest("t" * 32)), TokenEntry("operator", "ops", token_digest("o")))

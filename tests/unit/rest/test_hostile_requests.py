@@ -9,8 +9,8 @@ from penstock.config.security import Security, TokenEntry, token_digest
 from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError
 from penstock.graph.submitted import read_submitted
-from penstock.rest.door import Door
-from penstock.rest.guard import BodyTimes, Guard
+from penstock.rest.server.fast_app import Door
+from penstock.rest.server.guard import BodyTimes, Guard
 
 JOB = "1" * 32
 TOKENS = {role: role[0] * 64 for role in ("viewer", "operator", "admin")}

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from penstock.rest.java_throwable import serialized_throwable
+from penstock.rest.flink.java_throwable import serialized_throwable
 
 
 class Reader:

@@ -8,7 +8,7 @@ import pytest
 from fastapi import APIRouter
 
 from penstock.core.errors import NotFoundError
-from penstock.rest import process_routes
+from penstock.rest.jobs import process_routes
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.rest.test_essential import Dispatcher
 
 from penstock.core.clock import ManualClock
-from penstock.rest.app import create_app
-from penstock.rest.web import FOLDER
+from penstock.rest.server.app import create_app
+from penstock.rest.server.web import FOLDER
 
 FILES = sorted(path.name for path in FOLDER.iterdir())
 

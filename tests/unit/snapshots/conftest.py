@@ -13,14 +13,14 @@ from penstock.checkpoint.stores import checksum_of, open_store
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import hash_range_of
 from penstock.core.snapshot import Committable, FileRef, OperatorStateSnapshot, SubtaskSnapshot
-from penstock.kernels.columns import fixed_column, key_columns
-from penstock.kernels.hashing import hash_columns
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import fixed_column, key_columns
 from penstock.rpc.worker_commands import WriteSavepoint
-from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
-from penstock.state.budget import MemoryBudget
+from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
-from penstock.task.savepoint import write_savepoint
+from penstock.task.checkpoint.savepoint_copy import write_savepoint
 
 KEYS = pa.schema([pa.field("user_id", pa.int64())])
 PANES = PaneTableSpec(KEYS, (AccumulatorSpec("sum_amount", "int64", "sum"),))

@@ -10,13 +10,13 @@ from tests.support.sizes import given, sizes
 
 from penstock.core.errors import StorageError
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
-from penstock.state import cold_file as module
-from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.cold_file import FileRows
-from penstock.state.key_index import KeyIndex
-from penstock.state.panes import Rows
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.cells.pane_memory import Rows
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.spill import cold_file as module
+from penstock.state.spill.cold_file import FileRows
 
 KEYS = pa.schema([pa.field("a", pa.int64()), pa.field("b", pa.int32())])
 SPEC = PaneTableSpec(KEYS, (AccumulatorSpec("total", "int64", "sum"),), single_pane=True)

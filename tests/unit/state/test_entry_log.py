@@ -5,11 +5,11 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.keygroup import ALL_HASHES
-from penstock.state.entry_log import EntryLog
-from penstock.state.limits import StateLimits
-from penstock.state.row_spec import ENTRY, RowSpec
-from penstock.state.segment_columns import DELETED
-from penstock.state.segment_log import SegmentLog
+from penstock.state.log.row_spec import ENTRY, RowSpec
+from penstock.state.log.segment_columns import DELETED
+from penstock.state.log.segment_log import SegmentLog
+from penstock.state.memory.limits import StateLimits
+from penstock.state.tables.entry_log import EntryLog
 
 SPEC = RowSpec(
     pa.schema([("k", pa.int64())]),

@@ -9,12 +9,12 @@ from tests.support.sizes import given
 
 from penstock.core.clock import ManualClock
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange, key_group_of
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
-from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.key_counts import HASH, ROWS, KeyCounts
-from penstock.state.key_index import KeyIndex
-from penstock.state.ttl import Ttl, TtlClock
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.keys.key_counts import HASH, ROWS, KeyCounts
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.log.ttl import Ttl, TtlClock
 
 ONE_PANE = PaneTableSpec(
     pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),), single_pane=True

@@ -7,9 +7,9 @@ import pytest
 from tests.support.sizes import given
 
 from penstock.core.errors import PenstockError
-from penstock.kernels.columns import FixedColumn
-from penstock.kernels.pages import PAGE_ROWS
-from penstock.state.accumulators import PaneTableSpec
+from penstock.kernels.aggregates.pages import PAGE_ROWS
+from penstock.kernels.keys.key_columns import FixedColumn
+from penstock.state.cells.accumulators import PaneTableSpec
 
 
 def test_rows_add_up_by_key_and_pane(state):
@@ -198,8 +198,8 @@ def test_evicted_changes_are_spilled_to_disk(state):
 
 
 def test_late_firing_is_for_the_given_keys(state):
-    from penstock.kernels.columns import key_columns
-    from penstock.kernels.hashing import hash_columns
+    from penstock.kernels.keys.hashing import hash_columns
+    from penstock.kernels.keys.key_columns import key_columns
 
     table = state.open().pane_table("panes", state.spec)
     state.update(table, [1, 2, 3], [0, 0, 0])
@@ -209,8 +209,8 @@ def test_late_firing_is_for_the_given_keys(state):
 
 
 def test_late_firing_finds_keys_that_are_cold(state):
-    from penstock.kernels.columns import key_columns
-    from penstock.kernels.hashing import hash_columns
+    from penstock.kernels.keys.hashing import hash_columns
+    from penstock.kernels.keys.key_columns import key_columns
 
     table = state.open(backend="rocksdb", memory=100_000).pane_table("panes", state.spec)
     state.update(table, range(3000), [0] * 3000)

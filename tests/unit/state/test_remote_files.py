@@ -8,10 +8,10 @@ from tests.support.sizes import sizes, small_pieces
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
-from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.budget import MemoryBudget
+from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.keyed_request import KeyedStateRequest
-from penstock.state.limits import PRODUCTION
+from penstock.state.memory.budget import MemoryBudget
+from penstock.state.memory.limits import PRODUCTION
 from penstock.state.store import open_keyed_state
 
 SPEC = PaneTableSpec(

@@ -3,14 +3,14 @@
 import pyarrow as pa
 import pytest
 
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
-from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.cold import ColdPanes, StoreRows
-from penstock.state.cold_keys import bound, decode_keys, encode_keys
-from penstock.state.key_index import KeyIndex
-from penstock.state.panes import Rows
-from penstock.state.rocksdb import RocksStore
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.cells.pane_memory import Rows
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
+from penstock.state.spill.cold_panes import ColdPanes, StoreRows
+from penstock.state.spill.rocksdb import RocksStore
 
 
 @pytest.fixture

@@ -17,16 +17,16 @@ from penstock.core.errors import UsageError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
 from penstock.graph.restore_plan import clip_keyed
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
-from penstock.state.budget import MemoryBudget
-from penstock.state.cold_records import ColdHome, ColdRecords
-from penstock.state.cold_timers import ColdTimers
-from penstock.state.key_index import KeyIndex
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keyed_request import KeyedStateRequest
-from penstock.state.limits import PRODUCTION, StateLimits
-from penstock.state.packed_rows import RowPacker
-from penstock.state.row_eviction import Recency
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.memory.budget import MemoryBudget
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+from penstock.state.memory.recency import Recency
+from penstock.state.spill.cold_records import ColdHome, ColdRecords
+from penstock.state.spill.cold_timers import ColdTimers
+from penstock.state.spill.packed_rows import RowPacker
 from penstock.state.store import open_keyed_state
 
 KEYS = pa.schema([pa.field("k", pa.int64())])

@@ -8,9 +8,9 @@ from tests.support.depth import examples
 
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import DEFAULT, WAS, default_text
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
-from penstock.state.segments import read_state
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.log.segments import read_state
 
 KEYS = pa.schema([pa.field("k", pa.int64())])
 KINDS = (pa.int32(), pa.int64())

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.core.snapshot import FileRef, Segment
-from penstock.state.limits import PRODUCTION
-from penstock.state.segment_log import TIERS, SegmentLog
+from penstock.state.log.segment_log import TIERS, SegmentLog
+from penstock.state.memory.limits import PRODUCTION
 
 CHECKPOINTS = 3
 CONCURRENT = 2

@@ -13,12 +13,12 @@ from tests.support.sizes import given, sizes
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Tombstone
-from penstock.state import segments as module
-from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.encoded_segment import segment_of
-from penstock.state.limits import StateLimits
-from penstock.state.segment_file import SegmentFile
-from penstock.state.segments import SegmentWriter, key_names, read_state
+from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.log import segments as module
+from penstock.state.log.encoded_segment import segment_of
+from penstock.state.log.segment_file import SegmentFile
+from penstock.state.log.segments import SegmentWriter, key_names, read_state
+from penstock.state.memory.limits import StateLimits
 
 SPEC = PaneTableSpec(
     pa.schema([pa.field("user", pa.string()), pa.field("at", pa.timestamp("us", tz="UTC"))]),

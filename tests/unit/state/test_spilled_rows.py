@@ -12,16 +12,16 @@ from penstock.config.settings import JobSettings
 from penstock.core.errors import PenstockError, StorageError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_key_columns
-from penstock.state import timed_files
-from penstock.state.budget import MemoryBudget
-from penstock.state.key_index import KeyIndex
+from penstock.kernels.keys.hashing import hash_key_columns
+from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keyed_request import KeyedStateRequest
-from penstock.state.run_keys import RunKeys
-from penstock.state.spilled_rows import SpillArea
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.run_keys import RunKeys
+from penstock.state.memory.budget import MemoryBudget
+from penstock.state.spill import join_run_files as timed_files
+from penstock.state.spill.join_run import Run
+from penstock.state.spill.join_spill import SpillArea
 from penstock.state.store import open_keyed_state
-from penstock.state.timed_run import Run
 
 LIMIT = 8 << 20
 ONE = RunKeys(pa.schema([pa.field("k", pa.int64())]), np.array([7]), [pa.array([1])])

@@ -7,12 +7,12 @@ import pytest
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.keygroup import hash_range_of
-from penstock.kernels.columns import fixed_column, key_columns
-from penstock.kernels.hashing import hash_columns
-from penstock.state import merging
-from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
-from penstock.state.budget import MemoryBudget
-from penstock.state.limits import PRODUCTION
+from penstock.kernels.keys.hashing import hash_columns
+from penstock.kernels.keys.key_columns import fixed_column, key_columns
+from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+from penstock.state.log import compaction as merging
+from penstock.state.memory.budget import MemoryBudget
+from penstock.state.memory.limits import PRODUCTION
 
 
 def checkpoint(state, store, checkpoint_id):

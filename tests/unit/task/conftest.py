@@ -39,12 +39,12 @@ from penstock.rpc.worker_commands import (
     FinishTasks,
     TriggerCheckpoint,
 )
-from penstock.state.encoded_segment import EncodedSegment
-from penstock.task.environment import TaskEnvironment
-from penstock.task.runtime import TaskRuntime
-from penstock.task.slow_calls import SlowCalls
-from penstock.task.step import StepResult
-from penstock.task.subtask import Subtask
+from penstock.state.log.encoded_segment import EncodedSegment
+from penstock.task.chain.environment import TaskEnvironment
+from penstock.task.chain.slow_calls import SlowCalls
+from penstock.task.drive.runtime import TaskRuntime
+from penstock.task.drive.step import StepResult
+from penstock.task.drive.subtask import Subtask
 
 SCHEMA = pa.schema([pa.field("x", pa.int64())])
 TEXT = schema_to_text(SCHEMA)

@@ -9,8 +9,8 @@ from penstock.config.settings import JobSettings
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.operator import Operator
 from penstock.rpc.worker_commands import CancelTasks, TriggerCheckpoint
-from penstock.task.row_pieces import LEAST_ROWS
-from penstock.task.step import StepResult
+from penstock.task.drive.batch_sizer import LEAST_ROWS
+from penstock.task.drive.step import StepResult
 
 CAPACITY = 10
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.core import secrets
 from penstock.core.errors import BadRecordError, PenstockError
 from penstock.graph.job_graph import OperatorSpec
-from penstock.task.failure import describe
+from penstock.task.chain.failure import describe
 
 
 def log_in():

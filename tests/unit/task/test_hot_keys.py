@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch
-from penstock.task.hot_keys import EVERY_MS, HALF_LIFE_MS, KEPT_KEYS, SAMPLE_ROWS, HotKeys
+from penstock.task.chain.hot_keys import EVERY_MS, HALF_LIFE_MS, KEPT_KEYS, SAMPLE_ROWS, HotKeys
 
 
 def batch(keys, **more):

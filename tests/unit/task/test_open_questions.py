@@ -4,8 +4,8 @@ import pytest
 
 from penstock.rpc.messages import SubtaskAnswer
 from penstock.rpc.worker_commands import AskSubtask
-from penstock.task.mailbox import CAPACITY
-from penstock.task.questions import MOST_WAITING, NOT_RUNNING
+from penstock.task.chain.mailbox import CAPACITY
+from penstock.task.drive.state_queries import MOST_WAITING, NOT_RUNNING
 
 
 def ask(request, subtask=0, wait_ms=10_000):

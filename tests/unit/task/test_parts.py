@@ -11,16 +11,16 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import ConnectorError, SnapshotDamagedError, StorageError
 from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
-from penstock.state.budget import MemoryBudget
-from penstock.state.encoded_segment import EncodedSegment
-from penstock.state.limits import PRODUCTION, StateLimits
-from penstock.state.segments import mapped
-from penstock.task.compaction import Compactor
-from penstock.task.failure import describe
-from penstock.task.mailbox import Mailbox, MailboxFullError
-from penstock.task.subtask_metrics import SubtaskMetrics
-from penstock.task.time_budget import TimeBudget
-from penstock.task.uploader import PACK_BYTES, PARALLEL_PACKS, Part, Uploader
+from penstock.state.log.encoded_segment import EncodedSegment
+from penstock.state.log.segments import mapped
+from penstock.state.memory.budget import MemoryBudget
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+from penstock.task.chain.failure import describe
+from penstock.task.chain.mailbox import Mailbox, MailboxFullError
+from penstock.task.chain.time_budget import TimeBudget
+from penstock.task.chain.uploader import PACK_BYTES, PARALLEL_PACKS, Part, Uploader
+from penstock.task.checkpoint.compaction import Compactor
+from penstock.task.drive.subtask_metrics import SubtaskMetrics
 
 #: Bytes of a part that goes to the store.
 SMALLEST = PRODUCTION.inline_state_bytes

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.core.clock import ManualClock
-from penstock.task.poll_rows import LEAST_ROWS, MOST_ROWS, TARGET_MS, PollRows, columns_alone
-from penstock.task.row_pieces import RowPieces
+from penstock.task.drive.batch_sizer import RowPieces
+from penstock.task.drive.poll_sizer import LEAST_ROWS, MOST_ROWS, TARGET_MS, PollRows, columns_alone
 
 
 def test_more_rows_are_asked_for_while_they_stay_within_the_time():

@@ -12,8 +12,8 @@ from tests.property.harness.job import KEY_GROUPS
 import penstock as ps
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.rpc.worker_commands import AskSubtask
-from penstock.state.key_counts import KeyCounts
-from penstock.task.questions import answer
+from penstock.state.keys.key_counts import KeyCounts
+from penstock.task.drive.state_queries import answer
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("n", pa.int64(), nullable=False)])
 

@@ -11,8 +11,8 @@ from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, FileRef
 from penstock.rpc.messages import PendingResolved
 from penstock.rpc.worker_commands import ResolvePending
-from penstock.task import recovery
-from penstock.task.recovery import resolve_pending
+from penstock.task.checkpoint import sink_recovery as recovery
+from penstock.task.checkpoint.sink_recovery import resolve_pending
 
 PERMIT = CommitPermit(job_id="job", run_id="new", generation=2, checkpoint_id=7, manifest_sequence=9)
 

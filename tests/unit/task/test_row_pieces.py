@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch
-from penstock.task.row_pieces import LEAST_ROWS, MOST_ROWS, TARGET_MS, RowPieces, feeds_rows
-from penstock.task.step import StepResult
+from penstock.task.drive.batch_sizer import LEAST_ROWS, MOST_ROWS, TARGET_MS, RowPieces, feeds_rows
+from penstock.task.drive.step import StepResult
 
 
 class Chain:

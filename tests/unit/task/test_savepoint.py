@@ -15,10 +15,10 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, SubtaskSnapshot, Tombstone
 from penstock.rpc.messages import SavepointWritten
 from penstock.rpc.worker_commands import WriteSavepoint
-from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.encoded_segment import segment_of
-from penstock.state.segments import SegmentWriter
-from penstock.task.savepoint import write_savepoint
+from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.log.encoded_segment import segment_of
+from penstock.state.log.segments import SegmentWriter
+from penstock.task.checkpoint.savepoint_copy import write_savepoint
 
 SPEC = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))
 SCHEMA = SPEC.segment_schema

@@ -9,8 +9,8 @@ from penstock.core.errors import StorageError
 from penstock.core.snapshot import Committable
 from penstock.operators.operator import StagedOutput
 from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, TaskState
-from penstock.state.limits import PRODUCTION
-from penstock.task.snapshot import MAX_ATTEMPTS
+from penstock.state.memory.limits import PRODUCTION
+from penstock.task.checkpoint.snapshot_pipeline import MAX_ATTEMPTS
 
 LARGE = PRODUCTION.inline_state_bytes
 

@@ -1,7 +1,7 @@
 """When a source is asked for rows: at once, ever more rarely, or after a moment for company."""
 
 from penstock.core.elements import Watermark
-from penstock.task.source_pacing import FEW_ROWS, MAX_SOURCE_POLL_MS, SOURCE_POLL_MS, SourcePacing
+from penstock.task.drive.source_pacing import FEW_ROWS, MAX_SOURCE_POLL_MS, SOURCE_POLL_MS, SourcePacing
 
 
 def pacing_of(timeout, *, sends=True):

@@ -9,7 +9,7 @@ from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.graph.deployment import AllOf, InputSpec, OperatorRestore, PeerTable, encode_deployment, encode_peers
 from penstock.rpc.messages import CheckpointDeclined, OutputPublished, TaskState
 from penstock.rpc.worker_commands import AssignSplits, CancelTasks, DeployPeers, DeployTasks, TriggerCheckpoint
-from penstock.task.step import StepResult
+from penstock.task.drive.step import StepResult
 
 
 def running(world, **options):

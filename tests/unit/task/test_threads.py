@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from penstock.core.clock import SystemClock
-from penstock.task.step import StepResult
-from penstock.task.threads import RunLoop, ThreadBackground
+from penstock.task.drive.step import StepResult
+from penstock.task.drive.threads import RunLoop, ThreadBackground
 
 SECONDS = 20
 

@@ -4,8 +4,8 @@ from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch, Watermark
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.operator import Operator
-from penstock.task.chain import Chain, ChainLink
-from penstock.task.time_budget import OUTPUT, SAMPLE_EVERY_MS, TimeBudget
+from penstock.task.chain.chain import Chain, ChainLink
+from penstock.task.chain.time_budget import OUTPUT, SAMPLE_EVERY_MS, TimeBudget
 
 
 class HalfClock(ManualClock):

@@ -4,7 +4,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.elements import Barrier, BarrierKind
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.operator import Operator
-from penstock.task.chain import Chain, ChainLink
+from penstock.task.chain.chain import Chain, ChainLink
 
 
 class Timed(Operator):

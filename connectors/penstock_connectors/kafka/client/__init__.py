@@ -1,0 +1,1 @@
+"""Access to librdkafka and the broker's metadata; used by readers and writers."""

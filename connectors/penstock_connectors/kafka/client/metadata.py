@@ -1,0 +1,160 @@
+"""Questions to a cluster with short time-outs: partitions of topics, offsets, groups, limits of the broker.
+
+Used by the enumerator (JobManager) and by the checks before a job starts; imported there, so it loads no Arrow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._resource import ResourceType
+
+from penstock.core.errors import ConnectorError
+from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, for_admin
+
+T = TypeVar("T")
+Place = tuple[str, int]
+_SPEC: Any = OffsetSpec  # its methods carry no types
+_NO_ANSWER = {
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own names of its local errors
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._RESOLVE,  # noqa: SLF001
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+}
+
+
+#: Brokers that are all known to be down for so long are not waited for.
+_DOWN_S = 3.0
+_LOOK_S = 0.5
+
+
+class ClusterMetadata:
+    """Asks one cluster; every call ends within about `timeout_ms`, and sooner where no broker can be connected to."""
+
+    def __init__(self, resolved: Mapping[str, str], timeout_ms: int = LOOKUP_TIMEOUT_MS) -> None:
+        """Nothing is sent before the first question.
+
+        Raises:
+            ConnectorError: a property is not one of librdkafka's, or its value is wrong.
+        """
+        self.bootstrap, self._timeout_s = resolved["bootstrap.servers"], timeout_ms / 1000
+        #: What the client says of its connections since it has begun.
+        self._down: list[str] = []
+        try:
+            options: dict[str, Any] = {**for_admin(resolved), "error_cb": self._heard}
+            self._admin = AdminClient(options)
+        except KafkaException as error:
+            raise ConnectorError(
+                f"Kafka at {self.bootstrap}: properties={{...}}: {_text_of(error)}",
+                hint="names and values are librdkafka's, as its CONFIGURATION.md lists them",
+            ) from error
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
+        """Return the partitions of each topic.
+
+        Raises:
+            ConnectorError: unreachable, or a topic does not exist.
+        """
+        found = self._listed().topics
+        missing = [topic for topic in topics if topic not in found or found[topic].error is not None]
+        if missing:
+            raise ConnectorError(
+                f"Kafka at {self.bootstrap} has no topic {', '.join(map(repr, missing))}",
+                hint="create it first, or correct its name; its topics are: " + (_some(found) or "none"),
+            )
+        return {topic: sorted(found[topic].partitions) for topic in topics}
+
+    def offsets(self, places: Sequence[Place], at: str | int, *, committed: bool = True) -> dict[Place, int]:
+        """Return offsets: `at` is `"earliest"`, `"latest"` or a time in ms (then -1 where nothing is that late).
+
+        With `committed`, latest is the last stable offset: the end of what a read-committed reader can see now.
+        """
+        if not places:
+            return {}
+        if isinstance(at, int):
+            spec = _SPEC.for_timestamp(at)
+        else:
+            spec = _SPEC.earliest() if at == "earliest" else _SPEC.latest()
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        asked = {TopicPartition(*place): spec for place in places}
+        futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=self._timeout_s)
+        return {(place.topic, place.partition): int(self._wait(future).offset) for place, future in futures.items()}
+
+    def group_offsets(self, group: str, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the offsets committed by a group, without the partitions it has none for."""
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in places])
+        future = self._admin.list_consumer_group_offsets([asked], request_timeout=self._timeout_s)[group]
+        answer = self._wait(future).topic_partitions
+        return {(p.topic, p.partition): int(p.offset) for p in answer if p.error is None and p.offset >= 0}
+
+    def broker_setting(self, name: str) -> int | None:
+        """Return a numeric setting of a broker, or None when it is not told (no permission, unknown)."""
+        brokers = self._listed().brokers
+        if not brokers:
+            return None
+        resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
+        try:
+            asked = self._admin.describe_configs([resource], request_timeout=self._timeout_s)[resource]
+            return int(asked.result(self._timeout_s)[name].value)
+        except (KafkaException, KeyError, TypeError, ValueError):
+            return None
+
+    def _heard(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._down.append(error.str())
+
+    def _listed(self) -> Any:
+        """Return brokers and topics; look in between whether there is a broker at all."""
+        begun = time.monotonic()
+        while True:
+            left = self._timeout_s - (time.monotonic() - begun)
+            try:
+                self._admin.poll(0)
+                return self._admin.list_topics(timeout=max(0.1, min(_LOOK_S, left)))
+            except KafkaException as error:
+                reason = error.args[0]
+                waited = time.monotonic() - begun
+                passing = isinstance(reason, KafkaError) and reason.code() in _NO_ANSWER
+                if passing and waited < self._timeout_s and not (self._down and waited >= _DOWN_S):
+                    continue
+                if passing:
+                    raise self._unreachable(self._down[-1] if self._down else reason.str(), waited) from error
+                raise ConnectorError(f"Kafka at {self.bootstrap}: {_text_of(error)}") from error
+
+    def _wait(self, future: Future[Any]) -> Any:
+        return self._call(lambda: future.result(self._timeout_s + 1))
+
+    def _call(self, ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except TimeoutError as error:
+            raise self._unreachable("no answer") from error
+        except KafkaException as error:
+            reason = error.args[0]
+            if isinstance(reason, KafkaError) and reason.code() in _NO_ANSWER:
+                raise self._unreachable(reason.str()) from error
+            raise ConnectorError(f"Kafka at {self.bootstrap}: {_text_of(error)}") from error
+
+    def _unreachable(self, why: str, waited_s: float | None = None) -> ConnectorError:
+        seconds = self._timeout_s if waited_s is None else waited_s
+        return ConnectorError(
+            f"Kafka at {self.bootstrap} cannot be reached within {seconds:.0f} s: {why}",
+            hint="is the broker running, is the address right, and do the security properties fit?",
+        )
+
+
+def _text_of(error: KafkaException) -> str:
+    reason = error.args[0]
+    return str(reason.str()) if isinstance(reason, KafkaError) else str(error)
+
+
+def _some(topics: Mapping[str, Any]) -> str:
+    names = sorted(name for name in topics if not name.startswith("__"))
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,0 +1,128 @@
+"""Where reading starts and ends: the user's `start=` and `bounded=` as JSON-able values, and as offsets.
+
+Values: `"earliest"`, `"latest"`, `"group"`, `{"timestamp": ms}`, `{"offsets": [[topic, partition, offset], ...]}`.
+Built by `source.KafkaSource`, resolved by `enumerator`; imported by the control plane: no client library, no Arrow.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import ConnectorError, UsageError
+
+if TYPE_CHECKING:
+    from penstock_connectors.kafka.client.metadata import ClusterMetadata, Place
+
+_HINT = "use 'earliest', 'latest', 'group', {'timestamp': ...} or {(topic, partition): offset}"
+
+
+def check_start(start: Any, group: str | None) -> Any:
+    """Return `start=` as a JSON-able value.
+
+    Raises:
+        UsageError: it is none of the accepted forms.
+    """
+    if start == "group" and group is None:
+        raise UsageError("KafkaSource: start='group' needs the group's name", hint="add group='...'")
+    if start in {"earliest", "latest", "group"} if isinstance(start, str) else False:
+        return start
+    if isinstance(start, Mapping) and set(start) == {"timestamp"}:
+        return {"timestamp": _milliseconds(start["timestamp"])}
+    if isinstance(start, Mapping) and start:
+        return {"offsets": _offsets(start, "start")}
+    raise UsageError(f"KafkaSource: start={start!r} is not a position", hint=_HINT)
+
+
+def check_bounded(bounded: Any) -> Any:
+    """Return `bounded=` as a JSON-able value; None = unbounded.
+
+    Raises:
+        UsageError: it is none of the accepted forms.
+    """
+    if bounded is False or bounded is None:
+        return None
+    if bounded is True or bounded == "latest":
+        return "latest"
+    if isinstance(bounded, Mapping) and set(bounded) == {"timestamp"}:
+        return {"timestamp": _milliseconds(bounded["timestamp"])}
+    if isinstance(bounded, Mapping) and bounded:
+        return {"offsets": _offsets(bounded, "bounded")}
+    raise UsageError(
+        f"KafkaSource: bounded={bounded!r} is not an end",
+        hint="use False, 'latest', {'timestamp': ...} or {(topic, partition): offset}",
+    )
+
+
+def _milliseconds(value: Any) -> int:
+    if isinstance(value, bool):
+        raise UsageError(
+            f"KafkaSource: {value!r} is not a time", hint="milliseconds since the epoch, an ISO text or a datetime"
+        )
+    if isinstance(value, int):
+        return value
+    try:
+        moment = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=dt.UTC)
+        return int(moment.timestamp() * 1000)
+    except (AttributeError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"KafkaSource: {value!r} is not a time", hint="milliseconds since the epoch, an ISO text or a datetime"
+        ) from error
+
+
+def _offsets(given: Mapping[Any, Any], what: str) -> list[list[Any]]:
+    out = []
+    for place, offset in given.items():
+        ok = isinstance(place, tuple) and len(place) == 2 and isinstance(place[0], str)
+        if not ok or not isinstance(place[1], int) or not isinstance(offset, int) or offset < 0:
+            raise UsageError(f"KafkaSource: {what} has {place!r}: {offset!r}", hint="write {('topic', 0): 1234}")
+        out.append([*place, offset])
+    return sorted(out)
+
+
+def start_offsets(start: Any, places: list[Place], cluster: ClusterMetadata, group: str | None) -> dict[Place, int]:
+    """Return the first offset to read of every place.
+
+    Partitions a group has nothing for, or that `start` does not name, begin at the earliest; a time after the last
+    record means the end.
+    """
+    if start == "earliest":
+        return cluster.offsets(places, "earliest")
+    if start == "latest":
+        return cluster.offsets(places, "latest")
+    if start == "group":
+        known = cluster.group_offsets(group or "", places)
+    elif "timestamp" in start:
+        known = {
+            place: offset for place, offset in cluster.offsets(places, int(start["timestamp"])).items() if offset >= 0
+        }
+        return known | cluster.offsets([place for place in places if place not in known], "latest")
+    else:
+        known = _named(start, places)
+    return known | cluster.offsets([place for place in places if place not in known], "earliest")
+
+
+def stop_offsets(bounded: Any, places: list[Place], cluster: ClusterMetadata) -> Mapping[Place, int]:
+    """Return the offset before which reading ends, none for unbounded; places `bounded` does not name end at once."""
+    if bounded is None:
+        return {}
+    if bounded == "latest":
+        return cluster.offsets(places, "latest")
+    if "timestamp" in bounded:
+        found = cluster.offsets(places, int(bounded["timestamp"]))
+        ends = {place: offset for place, offset in found.items() if offset >= 0}
+        return ends | cluster.offsets([place for place in places if place not in ends], "latest")
+    return dict.fromkeys(places, 0) | _named(bounded, places)
+
+
+def _named(value: Any, places: list[Place]) -> dict[Place, int]:
+    named = {(topic, partition): offset for topic, partition, offset in value["offsets"]}
+    unknown = [f"{topic}-{partition}" for topic, partition in named if (topic, partition) not in places]
+    if unknown:
+        raise ConnectorError(
+            f"offsets are given for {', '.join(unknown)}, which does not exist", hint="correct topic and partition"
+        )
+    return named

@@ -1,0 +1,1 @@
+"""The source's side: splits, fetches, decoding; called through `kafka.source`."""

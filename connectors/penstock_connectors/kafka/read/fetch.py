@@ -1,0 +1,154 @@
+"""Getting messages of assigned partitions as columns: the contract of `fetch_fast` and `fetch_plain`.
+
+`fetch_choice` opens one of them. One test suite holds for both. Called by `reader` from the subtask's thread; no call
+blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock_connectors.kafka.client.properties import for_consumer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+Place = tuple[str, int]
+
+#: What bounds a reader's memory. A small queue needs the short back-off: the default of 1 s leaves the reader waiting.
+READ_PROPERTIES: Mapping[str, str] = {
+    "isolation.level": "read_committed",
+    "queued.max.messages.kbytes": "32768",
+    "queued.min.messages": "100000",
+    "fetch.queue.backoff.ms": "5",
+    "fetch.wait.max.ms": "100",
+    "fetch.message.max.bytes": "4194304",
+}
+#: Not to be overridden: assignment and positions are the job's.
+FIXED_PROPERTIES: Mapping[str, str] = {
+    "enable.auto.commit": "false",
+    "enable.auto.offset.store": "false",
+    "enable.partition.eof": "true",
+    # a position that is gone from the topic must be heard of, not jumped over
+    "auto.offset.reset": "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProblem:
+    """An error event of the client: `place` is None when it is not about one partition."""
+
+    code: int
+    text: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Key, timestamp and headers of a message."""
+
+    key: bytes | None
+    #: Milliseconds; None when unknown.
+    timestamp_ms: int | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What one fetch gave; row i of the columns is one message."""
+
+    #: Values: null stays null, empty stays empty.
+    value: pa.LargeBinaryArray
+    #: Index into `places` of each message.
+    slot: np.ndarray[Any, Any]
+    offset: np.ndarray[Any, Any]
+    #: Keys and timestamps (ms, -1 unknown) are None unless asked for.
+    key: pa.LargeBinaryArray | None = None
+    timestamp: np.ndarray[Any, Any] | None = None
+    places: list[Place] = field(default_factory=list)
+    #: Returns the envelopes of some rows, until the next fetch; None unless asked for.
+    envelopes: Callable[[Sequence[int]], list[Envelope]] | None = None
+
+    def where(self, keep: np.ndarray[Any, Any]) -> Fetched:
+        """Return the messages for which `keep` is true."""
+        import numpy as np
+        import pyarrow as pa
+
+        mask, rows, envelopes = pa.array(keep), np.flatnonzero(keep), self.envelopes
+        return Fetched(
+            value=self.value.filter(mask),
+            slot=self.slot[keep],
+            offset=self.offset[keep],
+            key=None if self.key is None else self.key.filter(mask),
+            timestamp=None if self.timestamp is None else self.timestamp[keep],
+            places=self.places,
+            envelopes=None if envelopes is None else lambda some: envelopes(rows[list(some)].tolist()),
+        )
+
+
+@dataclass(slots=True)
+class FetchResult:
+    """Messages (None: none), what is known of the partitions' ends, and errors."""
+
+    messages: Fetched | None = None
+    #: Offset behind the last message of each partition present.
+    positions: dict[Place, int] = field(default_factory=dict)
+    #: Partitions whose newest event is "end reached", with the offset of the next message to come.
+    ends: dict[Place, int] = field(default_factory=dict)
+    problems: list[FetchProblem] = field(default_factory=list)
+    #: Whether the queue is known to be empty now.
+    drained: bool = False
+
+
+class Fetcher(Protocol):
+    """Fetches from a changing set of partitions."""
+
+    def add(self, starts: Mapping[Place, int]) -> None:
+        """Begin to fetch these partitions from these offsets."""
+
+    def remove(self, places: list[Place]) -> None:
+        """Stop fetching; messages of them that are still queued may come out of the next fetches."""
+
+    def pause(self, places: list[Place]) -> None:
+        """Fetch no more of these for now; messages of them that are still queued may come out of the next fetches."""
+
+    def resume(self, places: list[Place]) -> None:
+        """Go on with these behind the last message that came out."""
+
+    def fetch(self, max_messages: int) -> FetchResult:
+        """Return what is queued, without waiting; afterwards `wake` is called once something is."""
+
+    def lag(self, positions: Mapping[Place, int]) -> int:
+        """Return how many messages behind the ends last heard of these positions are."""
+
+    def commit(self, offsets: Mapping[Place, int]) -> None:
+        """Publish offsets to the group, without waiting; failures are counted in `commit_failures`."""
+
+    @property
+    def commit_failures(self) -> int:
+        """Commits that failed so far."""
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """How to fetch: resolved client properties, and what is wanted besides the value."""
+
+    properties: Mapping[str, str]
+    wake: Callable[[], None]
+    keys: bool = False
+    timestamps: bool = False
+    #: Whether the envelopes of single messages will be asked for.
+    envelopes: bool = False
+    #: Of the compiled fetcher; more messages in one go leave the processor's cache and are slower.
+    most_messages: int = 10_000
+
+
+def client_properties(resolved: Mapping[str, str]) -> dict[str, str]:
+    """Return a consumer's properties: ours, over them the user's, over them what must not change."""
+    return {"group.id": "penstock", **READ_PROPERTIES, **for_consumer(resolved), **FIXED_PROPERTIES}

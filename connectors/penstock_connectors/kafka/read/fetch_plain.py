@@ -1,0 +1,178 @@
+"""The plain fetcher: confluent-kafka's message objects, one Python object a message.
+
+Chosen by `fetch_choice` where librdkafka's C interface cannot be used. A thread consumes into a queue of few batches
+and calls `wake`; the subtask's thread only takes from that queue.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from penstock.core.errors import ConnectorError
+from penstock_connectors.kafka.read.fetch import (
+    Envelope,
+    Fetched,
+    FetchProblem,
+    FetchResult,
+    FetchSettings,
+    Place,
+    client_properties,
+)
+
+_BATCH, _QUEUED_BATCHES, _WAIT_S = 1000, 4, 0.1
+_PARTITION_EOF = -191
+
+
+class PlainFetcher:
+    """A `Fetcher` on confluent-kafka's `Consumer`."""
+
+    def __init__(self, settings: FetchSettings) -> None:
+        """Start the client; nothing is fetched before `add`."""
+        self._settings = settings
+        self._found: queue.Queue[list[Message]] = queue.Queue(_QUEUED_BATCHES)
+        self._rest: list[Message] = []
+        self._problems: queue.SimpleQueue[FetchProblem] = queue.SimpleQueue()
+        self.commit_failures = 0
+        silent = logging.getLogger("penstock.kafka.client")
+        silent.disabled = True  # what matters also comes as an event
+        callbacks = {"logger": silent, "error_cb": self._on_error, "on_commit": self._on_commit}
+        try:
+            self._consumer = Consumer({**client_properties(settings.properties), **callbacks})
+        except KafkaException as error:
+            raise ConnectorError(f"the Kafka client cannot start: {error.args[0].str()}") from error
+        self._places: list[Place] = []
+        self._slots: dict[Place, int] = {}
+        # all calls are made by the consuming thread: from another one they wait for that thread's `consume` for ever
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._ends: dict[Place, int] = {}
+        self._assigned = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._consume, name="kafka-consume", daemon=True)
+        self._thread.start()
+
+    def add(self, starts: Mapping[Place, int]) -> None:
+        """Begin to fetch these partitions from these offsets."""
+        for place in starts:
+            if place not in self._slots:
+                self._slots[place] = len(self._places)
+                self._places.append(place)
+        assignment = [TopicPartition(*place, at) for place, at in starts.items()]
+        self._calls.put(functools.partial(self._consumer.incremental_assign, assignment))
+        self._assigned.set()
+
+    def remove(self, places: list[Place]) -> None:
+        """Stop fetching these."""
+        assignment = [TopicPartition(*place) for place in places]
+        self._calls.put(functools.partial(self._consumer.incremental_unassign, assignment))
+
+    def pause(self, places: list[Place]) -> None:
+        """Fetch no more of these for now."""
+        self._calls.put(functools.partial(self._consumer.pause, [TopicPartition(*place) for place in places]))
+
+    def resume(self, places: list[Place]) -> None:
+        """Go on with these."""
+        self._calls.put(functools.partial(self._consumer.resume, [TopicPartition(*place) for place in places]))
+
+    def fetch(self, max_messages: int) -> FetchResult:
+        """Return what the thread has put into the queue."""
+        result = FetchResult()
+        found = self._rest
+        while len(found) < max_messages:
+            try:
+                found += self._found.get_nowait()
+            except queue.Empty:
+                break
+        found, self._rest = found[:max_messages], found[max_messages:]
+        while not self._problems.empty():
+            result.problems.append(self._problems.get_nowait())
+        self._columns(found, result)
+        return result
+
+    def lag(self, positions: Mapping[Place, int]) -> int:
+        """Sum up what the client said with the last messages of each partition."""
+        return sum(max(0, self._ends.get(place, 0) - position) for place, position in positions.items())
+
+    def commit(self, offsets: Mapping[Place, int]) -> None:
+        """Publish offsets; the answer comes as a callback."""
+        wanted = [TopicPartition(*place, at) for place, at in offsets.items()]
+        self._calls.put(functools.partial(self._consumer.commit, offsets=wanted, asynchronous=True))
+
+    def close(self) -> None:
+        """Free everything."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._assigned.set()
+        while self._thread.is_alive():
+            while not self._found.empty():
+                self._found.get_nowait()
+            self._thread.join(_WAIT_S)
+        self._consumer.close()
+
+    def _consume(self) -> None:
+        self._assigned.wait()
+        while not self._closing.is_set():
+            try:
+                while not self._calls.empty():
+                    self._calls.get_nowait()()
+                batch = self._consumer.consume(_BATCH, _WAIT_S)
+                for place in {(str(m.topic()), int(m.partition() or 0)) for m in batch}:
+                    marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+                    self._ends[place] = marks[1]
+            except KafkaException as error:
+                self._on_error(error.args[0])
+                continue
+            while batch and not self._closing.is_set():
+                try:
+                    self._found.put(batch, timeout=_WAIT_S)
+                except queue.Full:
+                    continue
+                self._settings.wake()
+                break
+
+    def _on_error(self, error: Any) -> None:
+        self._problems.put(FetchProblem(error.code(), error.str()))
+
+    def _on_commit(self, error: Any, _partitions: Any) -> None:
+        if error is not None:
+            self.commit_failures += 1
+
+    def _columns(self, found: list[Message], result: FetchResult) -> None:
+        rows = []
+        for message in found:
+            error, place = message.error(), (str(message.topic()), int(message.partition() or 0))
+            if error is None:
+                rows.append(message)
+                result.ends.pop(place, None)
+                result.positions[place] = int(message.offset() or 0) + 1
+            elif error.code() == _PARTITION_EOF:
+                result.ends[place] = int(message.offset() or 0)
+            else:
+                result.problems.append(FetchProblem(error.code(), error.str(), place if message.topic() else None))
+        if rows:
+            wanted = self._settings
+            result.messages = Fetched(
+                value=pa.array([m.value() for m in rows], pa.large_binary()),
+                slot=np.array([self._slots[str(m.topic()), int(m.partition() or 0)] for m in rows], np.int64),
+                offset=np.array([m.offset() for m in rows], np.int64),
+                key=pa.array([m.key() for m in rows], pa.large_binary()) if wanted.keys else None,
+                timestamp=np.array([m.timestamp()[1] for m in rows], np.int64) if wanted.timestamps else None,
+                places=self._places,
+                envelopes=(lambda some: [_envelope(rows[row]) for row in some]) if wanted.envelopes else None,
+            )
+
+
+def _envelope(message: Message) -> Envelope:
+    kind, time_ms = message.timestamp()
+    headers: Any = message.headers() or ()
+    key: Any = message.key()
+    return Envelope(key, time_ms if kind else None, tuple(headers))

@@ -1,0 +1,267 @@
+"""The source reader of one subtask: positions, bounded ends and idleness over a fetcher and a decoder.
+
+Lives in the subtask's thread and never blocks it. Positions are exact: `snapshot` names the offset behind the last
+message whose row `poll` returned (or that was skipped as bad), also across the gaps that transactions leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.connector.source import PollResult, SourceBatch, SourceContext, SourceSpec, SourceSplit
+from penstock.core.errors import ConnectorError
+from penstock.core.schema import schema_from_text
+from penstock_connectors.kafka.client.properties import resolve
+from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchSettings, Place
+from penstock_connectors.kafka.read.fetch_choice import open_fetcher
+from penstock_connectors.kafka.read.records import RecordDecoder, Rows
+
+#: Lag is summed up at most this often.
+LAG_INTERVAL_MS = 1_000
+#: All brokers away for this long without a message: the job fails, so that its restart strategy decides.
+OUTAGE_LIMIT_MS = 300_000
+_TRANSIENT = frozenset({-187, -195, -193, -185, -167, -181, 5, 6, 7, 13, 72, 74, 75, 76})
+_OFFSET_GONE = frozenset({1, -140})
+_TOPIC_GONE = frozenset({3, -188, -190, 100})
+
+
+class _Position(msgspec.Struct):
+    """One split being read."""
+
+    split: SourceSplit
+    place: Place
+    offset: int
+    stop: int | None
+    finished: bool = False
+    at_end: bool = False
+
+
+class KafkaReader:
+    """A `SourceReader`."""
+
+    def __init__(self, spec: SourceSpec, context: SourceContext) -> None:
+        """Connect; nothing is fetched before `add_splits`."""
+        self._config, self._context = spec.config, context
+        self._decoder = RecordDecoder(schema_from_text(spec.schema), spec.config)
+        self._resolved = resolve(spec.config["bootstrap"], spec.config["properties"])
+        self._fetcher: Fetcher | None = None
+        self._splits: dict[str, _Position] = {}
+        self._by_place: dict[Place, _Position] = {}
+        self._newly_finished: list[str] = []
+        self._bad_records = 0
+        self._outage_since: float | None = None
+        self._lag_at: float | None = None
+        self._lag = 0
+        self._letters = self._dead_letter_writer()
+
+    def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
+        """Start reading these partitions from their positions."""
+        starts = {}
+        for split in splits:
+            state = split.state
+            place = (str(state["topic"]), int(state["partition"]))
+            position = _Position(split, place, int(state["offset"]), state["stop"], split.finished)
+            if position.stop is not None and position.offset >= position.stop:
+                position.finished = True
+            self._splits[split.id] = position
+            self._by_place[place] = position
+            if position.finished:
+                self._newly_finished.append(split.id)
+            else:
+                starts[place] = position.offset
+        if starts:
+            self._open().add(starts)
+
+    def poll(self, max_rows: int) -> PollResult:
+        """Return what is there.
+
+        Raises:
+            BadRecordError: a message is no row and the policy is to fail.
+            ConnectorError: positions are gone, a topic is gone, or the brokers are away for too long.
+        """
+        finished, self._newly_finished = self._newly_finished, []
+        if self._fetcher is None:
+            return PollResult(finished=tuple(finished), metrics=self._metrics())
+        result = self._fetcher.fetch(max_rows)
+        self._judge(result.problems, alive=bool(result.positions or result.ends))
+        batches = self._batches(result.messages, result.positions)
+        for place, offset in result.positions.items():
+            self._advance(place, offset, at_end=False)
+        for place, offset in result.ends.items():
+            self._advance(place, offset, at_end=True)
+        finished += self._finish()
+        at_end = tuple(name for name, p in self._splits.items() if p.at_end and not p.finished)
+        return PollResult(
+            batches=batches,
+            finished=tuple(finished),
+            caught_up=at_end,
+            drained=result.drained,
+            metrics=self._metrics(),
+        )
+
+    def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
+        """Fetch no more of some partitions for now; positions stay exact, whatever still comes of them."""
+        if self._fetcher is None:
+            return
+        for split_ids, tell in ((pause, self._fetcher.pause), (resume, self._fetcher.resume)):
+            places = [self._splits[split_id].place for split_id in split_ids]
+            if places:
+                tell(places)
+
+    def snapshot(self) -> tuple[SourceSplit, ...]:
+        """Return all splits with their positions; what went to the dead letter topic is safe when this returns."""
+        if self._letters is not None:
+            self._letters.flush()
+        out = []
+        for p in self._splits.values():
+            offset = p.offset if p.stop is None else min(p.offset, p.stop)
+            state = {"topic": p.place[0], "partition": p.place[1], "offset": offset, "stop": p.stop}
+            out.append(msgspec.structs.replace(p.split, state=state, finished=p.finished))
+        return tuple(out)
+
+    def notify_complete(self, splits: tuple[SourceSplit, ...]) -> None:
+        """Commit the positions of a durable checkpoint to the group, if the user named one."""
+        if self._config["group"] is None or self._fetcher is None:
+            return
+        mine = [split for split in splits if split.id in self._splits]
+        if mine:
+            self._fetcher.commit({self._splits[split.id].place: int(split.state["offset"]) for split in mine})
+
+    def close(self) -> None:
+        """Free everything."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+            self._fetcher = None
+        if self._letters is not None:
+            self._letters.close()
+            self._letters = None
+
+    def _open(self) -> Fetcher:
+        if self._fetcher is None:
+            wake: Callable[[], None] = self._context.wake or (lambda: None)
+            raw = self._config["format"] == "raw"
+            group = self._config["group"] or f"penstock.{self._context.job_name}.{self._context.uid}"
+            properties = {**self._resolved, "group.id": group}
+            letters = self._config["on_bad_record"] == "dead-letter"
+            settings = FetchSettings(properties, wake, keys=raw, timestamps=raw, envelopes=letters)
+            self._fetcher = open_fetcher(settings)
+        return self._fetcher
+
+    def _dead_letter_writer(self) -> Any:
+        if self._config["dead_letter_topic"] is None:
+            return None
+        from penstock_connectors.kafka.write.dead_letters import DeadLetterWriter
+
+        return DeadLetterWriter(self._resolved, self._config["dead_letter_topic"])
+
+    def _batches(self, found: Fetched | None, positions: dict[Place, int]) -> tuple[SourceBatch, ...]:
+        if found is None:
+            return ()
+        if not all(self._inside(place, offset) for place, offset in positions.items()):
+            found = self._wanted(found)
+        if len(found.slot) == 0:
+            return ()
+        rows = self._decoder.decode(found)
+        self._bad_records += rows.bad
+        if rows.dead_letters is not None and self._letters is not None:
+            self._letters.write(rows.dead_letters)
+        if rows.data.num_rows == 0 and rows.dead_letters is None:
+            return ()
+        return (self._source_batch(found, rows),)
+
+    def _inside(self, place: Place, offset: int) -> bool:
+        """Whether everything before `offset` is wanted, which spares most batches a look at their rows."""
+        position = self._by_place.get(place)
+        if position is None or position.finished:
+            return False
+        return position.stop is None or offset <= position.stop
+
+    def _wanted(self, found: Fetched) -> Fetched:
+        """Drop messages at or behind a split's end, and leftovers of splits that are no longer read."""
+        limits = np.full(len(found.places), np.iinfo(np.int64).max)
+        for slot, place in enumerate(found.places):
+            position = self._by_place.get(place)
+            if position is None or position.finished:
+                limits[slot] = 0
+            elif position.stop is not None:
+                limits[slot] = position.stop
+        keep = found.offset < limits[found.slot]
+        return found if keep.all() else found.where(keep)
+
+    def _source_batch(self, found: Fetched, rows: Rows) -> SourceBatch:
+        counts = np.bincount(rows.slot, minlength=len(found.places))
+        present = np.flatnonzero(counts)
+        ids = tuple(self._by_place[found.places[slot]].split.id for slot in present.tolist())
+        if len(ids) == 0:  # dead letters only: the splits are those of the messages
+            ids = tuple(self._by_place[found.places[slot]].split.id for slot in np.unique(found.slot).tolist())
+        index = (np.cumsum(counts > 0) - 1)[rows.slot] if len(present) > 1 else None
+        return SourceBatch(rows.data, ids, index, rows.dead_letters)
+
+    def _advance(self, place: Place, offset: int, *, at_end: bool) -> None:
+        position = self._by_place.get(place)
+        if position is None or position.finished:
+            return
+        position.offset = max(position.offset, offset)
+        position.at_end = at_end
+
+    def _finish(self) -> list[str]:
+        done = [p for p in self._splits.values() if not p.finished and p.stop is not None and p.offset >= p.stop]
+        for position in done:
+            position.finished = True
+        if done and self._fetcher is not None:
+            self._fetcher.remove([p.place for p in done])
+        return [p.split.id for p in done]
+
+    def _judge(self, problems: list[FetchProblem], *, alive: bool) -> None:
+        """Fail on what does not pass by itself; count the time brokers are away."""
+        now = self._context.clock.monotonic_ms()
+        if alive:
+            self._outage_since = None
+        for problem in problems:
+            where = f"topic {problem.place[0]} partition {problem.place[1]}: " if problem.place else ""
+            if problem.place is not None and problem.code in _OFFSET_GONE:
+                raise ConnectorError(
+                    f"{where}the position to read from is no longer there: {problem.text}",
+                    hint="records were deleted before they were read; raise the topic's retention, or start elsewhere",
+                )
+            if problem.place is not None and problem.code in _TOPIC_GONE:
+                raise ConnectorError(f"{where}{problem.text}", hint="was the topic deleted while the job runs?")
+            if problem.code not in _TRANSIENT:
+                raise ConnectorError(f"Kafka at {self._config['bootstrap']}: {where}{problem.text}")
+            if self._outage_since is None and not alive:
+                self._outage_since = now
+        if self._outage_since is not None and now - self._outage_since > OUTAGE_LIMIT_MS:
+            if self._answers():
+                self._outage_since = None
+                return
+            raise ConnectorError(
+                f"Kafka at {self._config['bootstrap']} has not answered for {OUTAGE_LIMIT_MS // 1000} s",
+                hint="is the broker running?",
+            )
+
+    def _answers(self) -> bool:
+        """Ask the brokers: of a topic where nothing happens the client says nothing when they are back."""
+        from penstock_connectors.kafka.client.metadata import ClusterMetadata
+
+        try:
+            ClusterMetadata(self._resolved).partitions(self._config["topics"])
+        except ConnectorError:
+            return False
+        return True
+
+    def _metrics(self) -> dict[str, float]:
+        now = self._context.clock.monotonic_ms()
+        if self._fetcher is not None and (self._lag_at is None or now - self._lag_at >= LAG_INTERVAL_MS):
+            self._lag_at = now
+            self._lag = self._fetcher.lag({p.place: p.offset for p in self._splits.values() if not p.finished})
+        failures = self._fetcher.commit_failures if self._fetcher is not None else 0
+        return {
+            "recordsLag": float(self._lag),
+            "badRecords": float(self._bad_records),
+            "commitsFailed": float(failures),
+            "sourceUnreachableMs": 0.0 if self._outage_since is None else float(now - self._outage_since),
+        }

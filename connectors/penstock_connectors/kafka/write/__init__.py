@@ -1,0 +1,1 @@
+"""The sink's side: producers, transactions, committers; called through `kafka.sink`."""

@@ -1,0 +1,329 @@
+"""Publishes staged output: one transaction a chunk, together with the marker; idempotent from any process.
+
+A sink subtask's committer thread calls `commit` once a checkpoint's manifest exists; the job calls `recover` before
+it deploys a region. Whoever publishes uses the transactional id and the marker group of the run that created the
+output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from penstock.connector.sink import CommitOutcome, FileReader, Resolution
+from penstock.connector.staging import decode_chunk
+from penstock.core.clock import Clock
+from penstock.core.errors import ConnectorError
+from penstock.core.failpoints import hit
+from penstock.core.permits import CommitPermit
+from penstock.core.snapshot import Committable
+from penstock_connectors.formats.arrow_stream import MAX_MESSAGE_ROWS
+from penstock_connectors.kafka.client.metadata import ClusterMetadata
+from penstock_connectors.kafka.client.properties import resolve
+from penstock_connectors.kafka.write.markers import check_age, checkpoint_of, marker_of
+from penstock_connectors.kafka.write.payloads import encode
+from penstock_connectors.kafka.write.producer import (
+    CALL_TIMEOUT_MS,
+    QUICK_TIMEOUT_MS,
+    MessageProducer,
+    ProducerError,
+    RecordTooLargeError,
+)
+from penstock_connectors.kafka.write.producer_choice import open_producer
+from penstock_connectors.kafka.write.rounds import ROUND_PROPERTIES, round_bytes, rounds
+from penstock_connectors.kafka.write.transactions import TransactionAdmin
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: One chunk's transaction; a dead publisher holds up readers no longer than this.
+TRANSACTION_TIMEOUT_MS = 60_000
+#: A chunk whose commit came to nothing is tried again so often, each time by a new producer after a look at the marker;
+#: and for so long while Kafka does not answer.
+ATTEMPTS = 5
+PATIENCE_MS = 300_000
+_LONGEST_PAUSE_MS = 1_000
+_RECOVERY_THREADS = 4
+#: Rows encoded in one go: their texts stay in the processor's cache until the client has copied them. As many as the
+#: most of one message in the format `arrow`.
+_PIECE_ROWS = MAX_MESSAGE_ROWS
+
+
+class _Lane:
+    """One transactional id: its producer, once there is one, its marker as last known, and whether it has delivered."""
+
+    def __init__(self) -> None:
+        self.producer: MessageProducer | None = None
+        self.marker: int | None = None
+        self.proven = False
+
+
+class StagedCommitter:
+    """A `Committer` for `delivery="exactly-once"`."""
+
+    def __init__(
+        self, config: dict[str, Any], clock: Clock, prepare: str | None = None, *, piece_rows: int = _PIECE_ROWS
+    ) -> None:
+        """`prepare`: an id whose producer is made ready in the background, for the first commit to be quick."""
+        self._config, self._clock, self._piece_rows = config, clock, piece_rows
+        self._resolved = resolve(config["bootstrap"], config["properties"])
+        self._lanes: dict[str, _Lane] = {}
+        self._admin: TransactionAdmin | None = None
+        self._admin_lock = threading.Lock()
+        self._ready: Future[MessageProducer] | None = None
+        self._ready_for = prepare
+        self._partitions = 0
+        if prepare is not None:
+            pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-init")
+            self._ready = pool.submit(self._get_ready, prepare)
+            pool.shutdown(wait=False)
+
+    def commit(
+        self, permit: CommitPermit, committables: tuple[Committable, ...], read: FileReader
+    ) -> tuple[CommitOutcome, ...]:
+        """Publish what the markers do not cover, in order.
+
+        Raises:
+            UndecidedOutputError: a marker may have expired.
+            ConnectorError: Kafka refused, or a newer attempt has taken over.
+        """
+        ordered = _in_order(committables)
+        self._learn_markers(ordered)
+        return tuple(self._publish(permit, item, read) for item in ordered)
+
+    def recover(
+        self, permit: CommitPermit, prefixes: tuple[str, ...], committables: tuple[Committable, ...], read: FileReader
+    ) -> tuple[CommitOutcome, ...]:
+        """Fence every id under `prefixes`, read the markers, publish what is owed, for all owners."""
+        admin = self._connect()
+        owners = {item.transactional_id for item in committables}
+        admin.fence(sorted(owners.union(admin.ids_under(prefixes))) if owners else admin.ids_under(prefixes))
+        self._drop_lanes()
+        ordered = _in_order(committables)
+        self._learn_markers(ordered)
+        self._warn_of_repeats(permit, ordered)
+        lanes = {name: [item for item in ordered if item.transactional_id == name] for name in owners}
+        if len(lanes) <= 1:
+            return tuple(self._publish(permit, item, read) for item in ordered)
+        for name in lanes:
+            self._lanes.setdefault(name, _Lane())
+        with ThreadPoolExecutor(_RECOVERY_THREADS, thread_name_prefix="kafka-publish") as pool:
+            work = [pool.submit(self._publish_lane, permit, part, read) for part in lanes.values()]
+            done = {outcome.committable_id: outcome for future in work for outcome in future.result()}
+        return tuple(done[item.id] for item in ordered)
+
+    def close(self) -> None:
+        """Free everything."""
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            ready.add_done_callback(_close_unused)
+        self._drop_lanes()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        with self._admin_lock:
+            if self._admin is not None:
+                self._admin.close()
+                self._admin = None
+
+    def _publish_lane(self, permit: CommitPermit, items: list[Committable], read: FileReader) -> list[CommitOutcome]:
+        return [self._publish(permit, item, read) for item in items]
+
+    def _publish(self, permit: CommitPermit, item: Committable, read: FileReader) -> CommitOutcome:
+        if item.run_id == permit.run_id and item.checkpoint_id > permit.checkpoint_id:
+            msg = f"output of checkpoint {item.checkpoint_id} under a permit for {permit.checkpoint_id}"
+            raise ValueError(msg)
+        lane = self._lanes.setdefault(item.transactional_id, _Lane())
+        count = len(item.files)
+        published = 0
+        context = {"checkpoint": item.checkpoint_id, "subtask": item.subtask, "permit": permit.checkpoint_id}
+        for chunk, file in enumerate(item.files):
+            target = marker_of(item.checkpoint_id, chunk)
+            if lane.marker is not None and lane.marker >= target:
+                continue
+            hit("sink.between_chunks" if chunk else "sink.before_publish", chunk=chunk, chunks=count, **context)
+            rows = decode_chunk(read(file)).to_batches(max_chunksize=self._piece_rows)
+            published += self._publish_chunk(lane, item, target, rows)
+        if published:
+            hit("sink.after_commit", chunk=count - 1, chunks=count, **context)
+        resolution: Resolution = "published" if published or not count else "already-published"
+        return CommitOutcome(item.id, resolution, item.rows)
+
+    def _publish_chunk(self, lane: _Lane, item: Committable, target: int, rows: list[pa.RecordBatch]) -> int:
+        """Publish one chunk; returns 0 when an earlier attempt turns out to have done it."""
+        topic = self._config["topic"]
+        begun_ms = self._clock.monotonic_ms()
+        for attempt in itertools.count(1):
+            try:
+                if lane.producer is None:
+                    lane.producer = self._take_producer(item.transactional_id)
+                    # only now is the marker certain: nothing of an older owner can be committed any more
+                    lane.marker = self._marker(item)
+                    if lane.marker >= target:
+                        return 0
+                self._fill(lane.producer, item, target, rows, prove=not lane.proven)
+                lane.proven = True
+                lane.producer.commit(CALL_TIMEOUT_MS)
+            except ConnectorError as error:
+                # whether it was committed may be open: a fresh producer under the same id settles
+                # it, then the marker tells
+                if lane.producer is not None:
+                    lane.producer.close()
+                    lane.producer = None
+                answered = isinstance(error, ProducerError) and not error.unanswered
+                if not answered:
+                    self._disconnect()  # that connection may be dead, too
+                waits = not answered and self._clock.monotonic_ms() - begun_ms < PATIENCE_MS
+                if _is_hopeless(error) or (attempt >= ATTEMPTS and not waits):
+                    raise _at_target(error, item, topic) from error
+                self._clock.sleep_ms(min(100 * attempt, _LONGEST_PAUSE_MS))
+            else:
+                lane.marker = target
+                return 1
+        msg = "unreachable: the last attempt returns or raises"
+        raise AssertionError(msg)
+
+    def _fill(
+        self, producer: MessageProducer, item: Committable, target: int, rows: list[pa.RecordBatch], *, prove: bool
+    ) -> None:
+        """Open a transaction with one chunk and its marker; rows that cannot be encoded leave none open behind them.
+
+        It would hold up the topic's readers until its time is over.
+        """
+        topic = self._config["topic"]
+        encoded = (encode(piece, self._config) for piece in rows)
+        messages = next(encoded, None)
+        most, under_way = self._round_bytes(), 0
+        producer.begin()
+        try:
+            while messages is not None:
+                for part, size in rounds(*messages, most):
+                    if under_way + size > most:
+                        producer.flush(CALL_TIMEOUT_MS)
+                        under_way = 0
+                    producer.send(topic, *part)
+                    under_way += size
+                messages = None  # the client copies: the texts of the next piece take the same memory
+                messages = next(encoded, None)
+            if prove:
+                # a topic that is gone shows here at once; the marker on it would be tried for a minute
+                producer.flush(CALL_TIMEOUT_MS)
+            producer.mark(item.marker_group, topic, target, QUICK_TIMEOUT_MS)
+        except ProducerError:
+            raise  # the caller takes a fresh producer, which aborts it
+        except Exception:
+            with contextlib.suppress(ProducerError):
+                producer.abort(CALL_TIMEOUT_MS)
+            raise
+
+    def _new_producer(self, transactional_id: str) -> MessageProducer:
+        properties = {**ROUND_PROPERTIES, **self._resolved}
+        producer = open_producer(properties, transactional_id, TRANSACTION_TIMEOUT_MS)
+        try:
+            producer.init_transactions(QUICK_TIMEOUT_MS)
+        except ProducerError:
+            producer.close()
+            raise
+        return producer
+
+    def _get_ready(self, transactional_id: str) -> MessageProducer:
+        self._connect()
+        self._round_bytes()
+        return self._new_producer(transactional_id)
+
+    def _take_producer(self, transactional_id: str) -> MessageProducer:
+        if self._ready is not None and transactional_id == self._ready_for:
+            ready, self._ready = self._ready, None
+            return ready.result(2 * CALL_TIMEOUT_MS / 1000)
+        return self._new_producer(transactional_id)
+
+    def _connect(self) -> TransactionAdmin:
+        with self._admin_lock:
+            if self._admin is None:
+                self._admin = TransactionAdmin(self._resolved)
+            return self._admin
+
+    def _round_bytes(self) -> int:
+        """Return the size of a round; where nobody knows the topic's partitions, that of one, and ask again later."""
+        if not self._partitions:
+            admin = self._connect()
+            with self._admin_lock:
+                self._partitions = admin.partitions(self._config["topic"])
+        return round_bytes(self._partitions)
+
+    def _marker(self, item: Committable) -> int:
+        admin = self._connect()
+        with self._admin_lock:
+            return admin.markers({item.marker_group: self._config["topic"]}).get(item.marker_group, -1)
+
+    def _learn_markers(self, ordered: list[Committable]) -> None:
+        """Read the markers not known yet, in one go; a known one only this committer has moved since."""
+        lanes = {item.transactional_id: self._lanes.setdefault(item.transactional_id, _Lane()) for item in ordered}
+        unknown = [item for item in ordered if lanes[item.transactional_id].marker is None]
+        if not unknown:
+            return
+        admin = self._connect()
+        # the producer first: its id's older owners are then fenced and the marker no longer moves
+        for name in {item.transactional_id for item in unknown}:
+            if self._ready is not None and name == self._ready_for:
+                lanes[name].producer = self._take_producer(name)
+        with self._admin_lock:
+            markers = admin.markers({item.marker_group: self._config["topic"] for item in unknown})
+        check_age(unknown, markers, self._clock.now_ms(), self._retention_ms)
+        for item in unknown:
+            lanes[item.transactional_id].marker = markers.get(item.marker_group, -1)
+
+    def _retention_ms(self) -> int | None:
+        minutes = ClusterMetadata(self._resolved).broker_setting("offsets.retention.minutes")
+        return None if minutes is None else minutes * 60_000
+
+    def _warn_of_repeats(self, permit: CommitPermit, ordered: Iterable[Committable]) -> None:
+        ahead = {
+            item.marker_group: checkpoint_of(self._lanes[item.transactional_id].marker or -1)
+            for item in ordered
+            if item.run_id == permit.run_id
+        }
+        for group, checkpoint in ahead.items():
+            if checkpoint > permit.checkpoint_id:
+                logging.getLogger(__name__).warning(
+                    "output up to checkpoint %d of %s is already in Kafka; restoring checkpoint %d writes it again",
+                    checkpoint,
+                    group,
+                    permit.checkpoint_id,
+                )
+
+    def _drop_lanes(self) -> None:
+        for lane in self._lanes.values():
+            if lane.producer is not None:
+                lane.producer.close()
+        self._lanes.clear()
+
+
+def _is_hopeless(error: ConnectorError) -> bool:
+    """Whether another attempt would meet the same."""
+    fenced = isinstance(error, ProducerError) and error.fenced
+    return fenced or isinstance(error, RecordTooLargeError) or "Unknown topic" in error.message
+
+
+def _at_target(error: ConnectorError, item: Committable, topic: str) -> ConnectorError:
+    if not isinstance(error, ProducerError):
+        return error
+    return error.at(
+        f"publishing {item.rows} records of checkpoint {item.checkpoint_id} to {topic!r} "
+        f"(sink {item.uid!r} subtask {item.subtask}, {item.transactional_id})",
+        "the output stays pending and is published after the restart",
+    )
+
+
+def _in_order(committables: Iterable[Committable]) -> list[Committable]:
+    return sorted(committables, key=lambda item: (item.run_id, item.subtask, item.checkpoint_id))
+
+
+def _close_unused(ready: Future[MessageProducer]) -> None:
+    if not ready.cancelled() and ready.exception() is None:
+        ready.result().close()

@@ -1,0 +1,155 @@
+"""Sending columns as messages, with or without transactions: the contract of `producer_fast` and `producer_plain`.
+
+`producer_choice` opens one of them. One test suite holds for both. Used by the committers, the writers and the dead
+letter writer; calls block, so they belong into a committer's thread, save `send` while the client's queue has room.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from penstock.core.errors import ConnectorError
+from penstock_connectors.kafka.client.properties import for_producer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+#: Ours, under the user's. `murmur2_random` puts a key where Java clients put it.
+WRITE_PROPERTIES: Mapping[str, str] = {
+    "linger.ms": "5",
+    "compression.type": "lz4",
+    "partitioner": "murmur2_random",
+    "queue.buffering.max.messages": "1000000",
+    "queue.buffering.max.kbytes": "131072",
+    # the topic's limit is the one that counts
+    "message.max.bytes": "100000000",
+    "batch.num.messages": "100000",
+    # a transaction right behind another one meets a coordinator that still finishes that one: ask again soon
+    "retry.backoff.ms": "10",
+    "retry.backoff.max.ms": "500",
+}
+SEND_TIMEOUT_MS = 60_000
+#: Of a flush, a commit, an abort.
+CALL_TIMEOUT_MS = 60_000
+#: Of what takes milliseconds where there is a connection. librdkafka may wait for a lost one until the time-out; a new
+#: producer has new ones.
+QUICK_TIMEOUT_MS = 5_000
+
+
+class ProducerError(ConnectorError):
+    """The client refused; the flags say what is left to do."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fatal: bool = False,
+        fenced: bool = False,
+        retriable: bool = False,
+        unanswered: bool = False,
+    ) -> None:
+        """`fatal`: this producer is of no more use; `fenced`: a newer one took its id; else abort and begin again.
+
+        `unanswered`: Kafka did not answer in time; a new producer has new connections.
+        """
+        hint = "a newer attempt of the same sink subtask has taken over" if fenced else ""
+        super().__init__(message, hint=hint)
+        self.fatal, self.fenced, self.retriable = fatal or fenced, fenced, retriable
+        self.unanswered = unanswered
+
+    def at(self, place: str, hint: str = "") -> ConnectorError:
+        """Return the same for the user, with what was being done."""
+        return ConnectorError(f"{place}: {self.message}", hint=self.hint or hint)
+
+
+class RecordTooLargeError(ProducerError):
+    """A message is larger than its topic takes; no restart makes it smaller (the JobManager knows this name)."""
+
+    def __init__(self, message: str) -> None:
+        """`message` names topic or place."""
+        super().__init__(message)
+        self.hint = (
+            "raise the topic's max.message.bytes and run the job again: it goes on from its last checkpoint, nothing "
+            "is lost. Or make its rows smaller"
+        )
+
+    def at(self, place: str, hint: str = "") -> RecordTooLargeError:  # noqa: ARG002 - its own says more
+        """Return the same with what was being done."""
+        return RecordTooLargeError(f"{place}: {self.message}")
+
+
+def no_answer(what: str, timeout_ms: int) -> ProducerError:
+    """Return the error of a call that was given up: the connection may be dead, and the producer is of no more use."""
+    text = f"Kafka producer, {what}: no answer within {timeout_ms / 1000:.0f} s"
+    return ProducerError(text, fatal=True, unanswered=True)
+
+
+def unacknowledged(left: int, timeout_ms: int) -> ProducerError:
+    """Return the error of a flush that took too long."""
+    text = f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s"
+    return ProducerError(text, unanswered=True)
+
+
+def bounded(call: Callable[[], T], timeout_ms: int, abandoned: Callable[[T | None], None]) -> Future[T] | None:
+    """Return the ended call, or None if it takes longer than `timeout_ms`.
+
+    librdkafka's `send_offsets_to_transaction` does not keep to its time-out: it waits for a lost connection until the
+    broker ends the transaction. An abandoned call continues in its own thread, which then calls `abandoned` with the
+    result (None if the call failed).
+    """
+    ended: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - for `result`
+            ended.set_exception(error)
+
+    threading.Thread(target=run, name="kafka-call", daemon=True).start()
+    wait([ended], timeout_ms / 1000)
+    if ended.done():
+        return ended
+    ended.add_done_callback(lambda late: abandoned(None if late.exception() is not None else late.result()))
+    return None
+
+
+class MessageProducer(Protocol):
+    """A producer; with a transactional id its messages belong to the transaction that is open."""
+
+    def init_transactions(self, timeout_ms: int) -> None:
+        """Take the transactional id: abort what was open under it and fence its older owners."""
+
+    def begin(self) -> None:
+        """Open a transaction."""
+
+    def send(self, topic: str, value: pa.Array, key: pa.Array | None = None) -> None:
+        """Queue messages (binary or string columns, null allowed); waits only while the client's queue is full."""
+
+    def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
+        """Set the group's offset of partition 0 of `topic`, atomically with the open transaction."""
+
+    def commit(self, timeout_ms: int) -> None:
+        """Flush and commit; on a ProducerError that is neither fatal nor retriable the transaction must be aborted."""
+
+    def abort(self, timeout_ms: int) -> None:
+        """Abort the open transaction."""
+
+    def flush(self, timeout_ms: int) -> None:
+        """Wait until everything is acknowledged.
+
+        Raises:
+            ProducerError: something was not.
+        """
+
+    def close(self) -> None:
+        """Free it; an open transaction stays open; idempotent."""
+
+
+def producer_properties(resolved: Mapping[str, str]) -> dict[str, str]:
+    """Return a producer's properties: ours, over them the user's, over them what must not change."""
+    fixed = {"enable.idempotence": "true", "delivery.report.only.error": "true"}
+    return {**WRITE_PROPERTIES, **for_producer(resolved), **fixed}

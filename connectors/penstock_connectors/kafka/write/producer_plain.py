@@ -1,0 +1,192 @@
+"""The plain producer: confluent-kafka's `Producer`, one Python call a message.
+
+Chosen by `producer_choice` where librdkafka's C interface cannot be used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from penstock.core.errors import ConnectorError
+from penstock_connectors.kafka.write.producer import (
+    SEND_TIMEOUT_MS,
+    ProducerError,
+    RecordTooLargeError,
+    bounded,
+    no_answer,
+    unacknowledged,
+)
+
+_SHARED = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.", "log_level", "socket.")
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One message with all that it has."""
+
+    value: bytes | None
+    key: bytes | None
+    #: None: the time of sending.
+    timestamp_ms: int | None
+    headers: list[tuple[str, bytes | None]]
+
+
+class PlainProducer:
+    """A `MessageProducer` on confluent-kafka."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        """Start the client."""
+        self._properties = properties
+        self._failures: list[KafkaError] = []
+        self._fatal: ProducerError | None = None
+        silent = logging.getLogger("penstock.kafka.client")
+        silent.disabled = True  # what matters also comes as an exception or a callback
+        callbacks = {"logger": silent, "on_delivery": self._on_delivery, "error_cb": self._on_error}
+        try:
+            self._producer: Producer | None = Producer({**properties, **callbacks, "delivery.report.only.error": True})
+        except KafkaException as error:
+            raise ConnectorError(f"the Kafka client cannot start: {error.args[0].str()}") from error
+
+    def init_transactions(self, timeout_ms: int) -> None:
+        """Take the transactional id."""
+        self._call("init_transactions", lambda p: p.init_transactions(timeout_ms / 1000))
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        self._failures.clear()
+        self._call("begin_transaction", lambda p: p.begin_transaction())
+
+    def send(self, topic: str, value: pa.Array, key: pa.Array | None = None) -> None:
+        """Queue messages."""
+        keys = [None] * len(value) if key is None else key.to_pylist()
+        deadline = time.monotonic() + SEND_TIMEOUT_MS / 1000
+        for payload, k in zip(value.to_pylist(), keys, strict=True):
+            self._produce(topic, {"value": payload, "key": k}, deadline)
+        self._call("poll", lambda p: p.poll(0))
+
+    def send_one(self, topic: str, letter: Letter) -> None:
+        """Queue one message with its own headers and timestamp; waits as `send` does."""
+        more: dict[str, Any] = {} if letter.timestamp_ms is None else {"timestamp": letter.timestamp_ms}
+        message = {"value": letter.value, "key": letter.key, "headers": letter.headers, **more}
+        self._produce(topic, message, time.monotonic() + SEND_TIMEOUT_MS / 1000)
+
+    def _produce(self, topic: str, message: dict[str, Any], deadline: float) -> None:
+        producer = self._open()
+        while True:
+            try:
+                producer.produce(topic, **message)
+                return
+            except BufferError:
+                producer.poll(0.05)
+                if time.monotonic() > deadline:
+                    raise ProducerError(f"Kafka producer, topic {topic}: its queue was full for too long") from None
+            except KafkaException as error:
+                raise self._fatal or self._error("produce", error) from error
+
+    def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
+        """Set the group's offset inside the transaction."""
+        shared = {name: text for name, text in self._properties.items() if name.startswith(_SHARED)}
+        consumer = Consumer({**shared, "group.id": group})
+        metadata = consumer.consumer_group_metadata()
+        consumer.close()
+        place = TopicPartition(topic, 0, offset)
+
+        def send() -> None:
+            self._call("send_offsets", lambda p: p.send_offsets_to_transaction([place], metadata, timeout_ms / 1000))
+
+        ended = bounded(send, timeout_ms, lambda _: None)
+        if ended is None:
+            self._producer = None
+            raise no_answer("send_offsets", timeout_ms)
+        ended.result()
+
+    def commit(self, timeout_ms: int) -> None:
+        """Flush and commit."""
+        self.flush(timeout_ms)
+        self._call("commit_transaction", lambda p: p.commit_transaction(timeout_ms / 1000))
+
+    def abort(self, timeout_ms: int) -> None:
+        """Abort the open transaction; what is still queued is dropped."""
+        self._call("abort_transaction", lambda p: p.abort_transaction(timeout_ms / 1000))
+        self._call("poll", lambda p: p.poll(0))
+        self._failures.clear()
+
+    def flush(self, timeout_ms: int) -> None:
+        """Wait until everything is acknowledged."""
+        left = self._call("flush", lambda p: p.flush(timeout_ms / 1000))
+        if self._fatal is not None:
+            raise self._fatal
+        if self._failures:
+            failures, self._failures = self._failures, []
+            worst = next((error for error in failures if _is_too_large(error)), failures[-1])
+            kind = RecordTooLargeError if _is_too_large(worst) else ProducerError
+            raise kind(f"Kafka producer: {len(failures)} messages were not delivered: {worst.str()}")
+        if left:
+            raise unacknowledged(left, timeout_ms)
+
+    def close(self) -> None:
+        """Drop it: its own `close()` would abort the open transaction."""
+        self._producer = None
+
+    def _open(self) -> Producer:
+        if self._producer is None:
+            raise ProducerError("Kafka producer: it is closed", fatal=True)
+        return self._producer
+
+    def _call(self, what: str, call: Callable[[Producer], Any]) -> Any:
+        try:
+            return call(self._open())
+        except KafkaException as error:
+            raise self._error(what, error) from error
+        except SystemError as error:  # how the extension tells of a fatal error that it met while it ran callbacks
+            cause = error.__cause__ if isinstance(error.__cause__, KafkaException) else self._fatal_error()
+            if cause is None:
+                raise
+            raise self._error(what, cause) from error
+
+    def _error(self, what: str, error: KafkaException) -> ProducerError:
+        """Return the error; a message that was too large is the cause of whatever the client then says."""
+        if not error.args[0].fatal():
+            with contextlib.suppress(KafkaException, SystemError):
+                self._open().poll(0)  # for the callbacks that tell it
+        for cause in (error.args[0], *self._failures):
+            if _is_too_large(cause):
+                return RecordTooLargeError(f"Kafka producer, {what}: {cause.str()}")
+        return _error(what, error)
+
+    def _fatal_error(self) -> KafkaException | None:
+        """Ask the client again: a fatal error is the answer to every further call."""
+        try:
+            self._open().begin_transaction()
+        except KafkaException as error:
+            return error if error.args[0].fatal() else None
+        return None
+
+    def _on_delivery(self, error: KafkaError | None, _message: Any) -> None:
+        if error is not None:
+            self._failures.append(error)
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            fenced = error.code() == KafkaError._FENCED or "fenced" in error.str().lower()  # noqa: SLF001
+            self._fatal = ProducerError(f"Kafka producer: {error.str()}", fatal=True, fenced=fenced)
+
+
+def _is_too_large(error: KafkaError) -> bool:
+    return error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+
+def _error(what: str, error: KafkaException) -> ProducerError:
+    cause = error.args[0]
+    fenced = cause.code() == KafkaError._FENCED or (cause.fatal() and "fenced" in cause.str().lower())  # noqa: SLF001
+    text = f"Kafka producer, {what}: {cause.str()}"
+    late = cause.code() == KafkaError._TIMED_OUT  # noqa: SLF001
+    return ProducerError(text, fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable(), unanswered=late)

@@ -1,0 +1,202 @@
+"""The writer of `exactly-once-2pc`: the open transaction, flushed and verified at the barrier, is the prepared state.
+
+One producer a transaction, so that (transactional id, producer id, epoch) names exactly one transaction and ending it
+later, from any process, cannot end another one. Lives in the sink subtask's thread; the next transaction's producer
+is made in the background.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.connector.sink import SinkContext
+from penstock.core.errors import ConnectorError
+from penstock.core.snapshot import Committable
+from penstock_connectors.kafka.client.properties import resolve
+from penstock_connectors.kafka.write.markers import marker_of
+from penstock_connectors.kafka.write.payloads import encode
+from penstock_connectors.kafka.write.producer import CALL_TIMEOUT_MS, QUICK_TIMEOUT_MS, MessageProducer, ProducerError
+from penstock_connectors.kafka.write.producer_choice import open_producer
+from penstock_connectors.kafka.write.transactions import TransactionAdmin
+
+#: Ids of one attempt: an id that a later attempt used too could be initialised by this one's late threads, which would
+#: abort a transaction the later one has prepared.
+IDS_PER_ATTEMPT = 1 << 16
+_ONGOING = "Ongoing"
+
+
+class HeldProducers:
+    """Producers whose transactions are prepared and not yet ended; freed by whoever ends them, in whatever thread."""
+
+    def __init__(self) -> None:
+        """Nothing is held."""
+        self._lock = threading.Lock()
+        self._held: dict[str, MessageProducer] = {}
+
+    def hold(self, transactional_id: str, producer: MessageProducer) -> None:
+        """Keep it alive: freeing it earlier is allowed, but its id must not be used again yet."""
+        with self._lock:
+            self._held[transactional_id] = producer
+
+    def release(self, transactional_id: str) -> None:
+        """Its transaction has ended: free the producer, the id may be used again."""
+        with self._lock:
+            producer = self._held.pop(transactional_id, None)
+        if producer is not None:
+            producer.close()
+
+    def ids(self) -> set[str]:
+        """Return the ids in use."""
+        with self._lock:
+            return set(self._held)
+
+
+#: Writers of this process by the stem of their ids, for the committer beside them.
+HELD: weakref.WeakValueDictionary[str, HeldProducers] = weakref.WeakValueDictionary()
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """A producer whose transaction can be told from all others."""
+
+    transactional_id: str
+    producer: MessageProducer
+    producer_id: int
+    producer_epoch: int
+    rows: int = 0
+    size_bytes: int = 0
+
+
+class TransactionWriter:
+    """A `SinkWriter`: one transaction an epoch, begun with its first row."""
+
+    def __init__(self, config: dict[str, Any], context: SinkContext) -> None:
+        """Make the first producer in the background."""
+        self._config, self._context = config, context
+        self._stem = context.transactional_id
+        self._resolved = resolve(config["bootstrap"], config["properties"])
+        self._admin: TransactionAdmin | None = None
+        self._held = HeldProducers()
+        HELD[self._stem] = self._held
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-init")
+        self._current: _Transaction | None = None
+        self._closed = False
+        self._next: Future[_Transaction] | None = self._prepare_next()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Send the rows inside the open transaction; begin it with the first."""
+        if self._current is None:
+            ready = self._next if self._next is not None else self._prepare_next()
+            self._current = ready.result(2 * CALL_TIMEOUT_MS / 1000)
+            self._current.producer.begin()
+            self._next = self._prepare_next()
+        values, keys = encode(batch, self._config)
+        self._current.producer.send(self._config["topic"], values, keys)
+        self._current.rows += batch.num_rows
+        self._current.size_bytes += values.nbytes
+
+    def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:
+        """Flush, set the marker, and make sure the coordinator has this very transaction open.
+
+        Raises:
+            ConnectorError: the transaction has failed or belongs to somebody newer.
+        """
+        current, self._current = self._current, None
+        if current is None:
+            return ()
+        name = current.transactional_id
+        try:
+            current.producer.flush(CALL_TIMEOUT_MS)
+            current.producer.mark(self._stem, self._config["topic"], marker_of(checkpoint_id, 0), QUICK_TIMEOUT_MS)
+        except ProducerError as error:
+            current.producer.close()
+            raise error.at(f"transaction {name} of checkpoint {checkpoint_id} to {self._config['topic']!r}") from error
+        now = self._connect().describe(name)
+        if now is None or now.state.value != _ONGOING or (now.producer_id, now.producer_epoch) != _identity(current):
+            current.producer.close()
+            raise ConnectorError(
+                f"transaction {name} of checkpoint {checkpoint_id} is no longer ours: the coordinator says {now}",
+                hint="it timed out (raise transaction_timeout) or a newer attempt has taken over",
+            )
+        self._held.hold(name, current.producer)
+        return (self._committable(checkpoint_id, current, now),)
+
+    def close(self) -> None:
+        """Free everything; prepared transactions stay open."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._next is not None:
+            self._next.add_done_callback(_close_unused)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._current is not None:
+            self._current.producer.close()
+            self._current = None
+        for name in self._held.ids():
+            self._held.release(name)
+        if self._admin is not None:
+            self._admin.close()
+
+    def _committable(self, checkpoint_id: int, current: _Transaction, now: Any) -> Committable:
+        context = self._context
+        partitions = sorted(f"{p.topic}/{p.partition}" for p in now.topic_partitions if p.topic != "__consumer_offsets")
+        return Committable(
+            id=f"{context.uid}/{context.run_id}/{context.subtask}/{checkpoint_id}",
+            uid=context.uid,
+            run_id=context.run_id,
+            subtask=context.subtask,
+            checkpoint_id=checkpoint_id,
+            transactional_id=current.transactional_id,
+            marker_group=self._stem,
+            rows=current.rows,
+            size_bytes=current.size_bytes,
+            created_ms=context.clock.now_ms(),
+            detail={
+                "producer_id": now.producer_id,
+                "producer_epoch": now.producer_epoch,
+                "start_ms": now.transaction_start_time_ms,
+                "timeout_ms": now.transaction_timeout_ms,
+                "partitions": partitions,
+            },
+        )
+
+    def _prepare_next(self) -> Future[_Transaction]:
+        busy = self._held.ids()
+        if self._current is not None:
+            busy.add(self._current.transactional_id)
+        first = self._context.attempt * IDS_PER_ATTEMPT
+        names = (f"{self._stem}.{first + k}" for k in range(len(busy) + 1))
+        return self._pool.submit(self._make, next(name for name in names if name not in busy))
+
+    def _make(self, transactional_id: str) -> _Transaction:
+        producer = open_producer(self._resolved, transactional_id, self._config["transaction_timeout_ms"])
+        try:
+            producer.init_transactions(CALL_TIMEOUT_MS)
+            found = self._connect().describe(transactional_id)
+        except ConnectorError:
+            producer.close()
+            raise
+        if found is None:
+            producer.close()
+            raise ConnectorError(f"the coordinator does not know {transactional_id} right after it was initialised")
+        return _Transaction(transactional_id, producer, found.producer_id, found.producer_epoch)
+
+    def _connect(self) -> TransactionAdmin:
+        if self._admin is None:
+            self._admin = TransactionAdmin(self._resolved)
+        return self._admin
+
+
+def _identity(transaction: _Transaction) -> tuple[int, int]:
+    return transaction.producer_id, transaction.producer_epoch
+
+
+def _close_unused(ready: Future[_Transaction]) -> None:
+    if not ready.cancelled() and ready.exception() is None:
+        ready.result().producer.close()

@@ -1,0 +1,167 @@
+"""The committer of `exactly-once-2pc`: ends prepared transactions by their exact identity, from any process.
+
+EndTxn's refusals alone cannot tell "committed before" from "lost"; the marker inside the transaction does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.connector.sink import CommitOutcome, FileReader
+from penstock.core.clock import Clock
+from penstock.core.errors import LostTransactionError
+from penstock.core.failpoints import hit
+from penstock.core.permits import CommitPermit
+from penstock.core.snapshot import Committable
+from penstock_connectors.kafka.client.metadata import ClusterMetadata
+from penstock_connectors.kafka.client.properties import resolve
+from penstock_connectors.kafka.write.markers import check_age, marker_of
+from penstock_connectors.kafka.write.transactions import NotEndableError, OpenTransaction, TransactionAdmin
+from penstock_connectors.kafka.write.two_phase import HELD
+
+#: A refused transaction in front of another one is looked for in the marker so often, before it counts as lost.
+LOOKS = 10
+_LOOK_PAUSE_MS = 200
+
+
+@dataclass(slots=True)
+class _Ended:
+    """What became of transactions that were to be ended."""
+
+    #: Committed just now, by id.
+    committed: set[str] = field(default_factory=set)
+    #: Refused; the marker decides once nothing is open any more.
+    undecided: list[tuple[Committable, NotEndableError]] = field(default_factory=list)
+    #: Refused, and not covered by the marker as it stood then.
+    lost: list[tuple[Committable, NotEndableError, int]] = field(default_factory=list)
+
+
+class TransactionCommitter:
+    """A `Committer` for `delivery="exactly-once-2pc"`."""
+
+    def __init__(self, config: dict[str, Any], clock: Clock) -> None:
+        """Nothing is connected before the first call."""
+        self._config, self._clock = config, clock
+        self._resolved = resolve(config["bootstrap"], config["properties"])
+        self._admin: TransactionAdmin | None = None
+
+    def commit(
+        self,
+        permit: CommitPermit,
+        committables: tuple[Committable, ...],
+        read: FileReader,  # noqa: ARG002 - the protocol's
+    ) -> tuple[CommitOutcome, ...]:
+        """End the transactions, in order.
+
+        Raises:
+            LostTransactionError: one can no longer be committed, and never was.
+        """
+        ended = self._end(permit, committables)
+        for item, _ in ended.undecided:
+            # its id may be the next transaction's by now: what lingers under it would hold the marker back
+            self._connect().fence([item.transactional_id])
+        return self._outcomes(committables, ended)
+
+    def recover(
+        self,
+        permit: CommitPermit,
+        prefixes: tuple[str, ...],
+        committables: tuple[Committable, ...],
+        read: FileReader,  # noqa: ARG002 - the protocol's
+    ) -> tuple[CommitOutcome, ...]:
+        """Commit what the checkpoint names, fence everything under `prefixes`, then decide the rest by the markers."""
+        ended = self._end(permit, committables)
+        admin = self._connect()
+        admin.fence(admin.ids_under(prefixes))
+        return self._outcomes(committables, ended)
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    def _end(self, permit: CommitPermit, committables: tuple[Committable, ...]) -> _Ended:
+        ended = _Ended()
+        ordered = sorted(committables, key=lambda c: (c.run_id, c.subtask, c.checkpoint_id))
+        for place, item in enumerate(ordered):
+            if item.run_id == permit.run_id and item.checkpoint_id > permit.checkpoint_id:
+                msg = f"output of checkpoint {item.checkpoint_id} under a permit for {permit.checkpoint_id}"
+                raise ValueError(msg)
+            context = {"checkpoint": item.checkpoint_id, "subtask": item.subtask, "chunk": 0, "chunks": 1}
+            hit("sink.before_publish", **context)
+            detail = item.detail
+            transaction = OpenTransaction(item.transactional_id, detail["producer_id"], detail["producer_epoch"])
+            try:
+                self._connect().commit(transaction)
+            except NotEndableError as error:
+                if any(later.marker_group == item.marker_group for later in ordered[place + 1 :]):
+                    self._judge_now(item, error, ended)
+                else:
+                    ended.undecided.append((item, error))
+                continue
+            hit("sink.after_commit", **context)
+            ended.committed.add(item.id)
+            held = HELD.get(item.marker_group)
+            if held is not None:
+                held.release(item.transactional_id)
+        return ended
+
+    def _judge_now(self, item: Committable, error: NotEndableError, ended: _Ended) -> None:
+        """Decide by the marker before a later transaction moves it, which would hide that this one was lost.
+
+        What is open behind it holds a stable marker back, so the committed one is read; that it was committed an
+        instant ago and does not show yet is met by looking again.
+        """
+        markers: dict[str, int] = {}
+        for look in range(LOOKS):
+            if look:
+                self._clock.sleep_ms(_LOOK_PAUSE_MS)
+            markers = self._connect().markers({item.marker_group: self._config["topic"]}, stable=False)
+            if markers.get(item.marker_group, -1) >= marker_of(item.checkpoint_id, 0):
+                return
+        check_age([item], markers, self._clock.now_ms(), self._retention_ms)
+        ended.lost.append((item, error, markers.get(item.marker_group, -1)))
+
+    def _outcomes(self, committables: tuple[Committable, ...], ended: _Ended) -> tuple[CommitOutcome, ...]:
+        lost = list(ended.lost)
+        if ended.undecided:
+            items = [item for item, _ in ended.undecided]
+            markers = self._connect().markers({item.marker_group: self._config["topic"] for item in items})
+            check_age(items, markers, self._clock.now_ms(), self._retention_ms)
+            lost += [
+                (item, error, markers.get(item.marker_group, -1))
+                for item, error in ended.undecided
+                if markers.get(item.marker_group, -1) < marker_of(item.checkpoint_id, 0)
+            ]
+        if lost:
+            raise LostTransactionError(
+                "; ".join(_loss(*each) for each in lost),
+                hint="restore with --accept-duplicates to go on without these records, or reprocess from an "
+                "older savepoint; a longer transaction_timeout or delivery='exactly-once' avoids it",
+            )
+        return tuple(
+            CommitOutcome(item.id, "published" if item.id in ended.committed else "already-published", item.rows)
+            for item in committables
+        )
+
+    def _retention_ms(self) -> int | None:
+        minutes = ClusterMetadata(self._resolved).broker_setting("offsets.retention.minutes")
+        return None if minutes is None else minutes * 60_000
+
+    def _connect(self) -> TransactionAdmin:
+        if self._admin is None:
+            self._admin = TransactionAdmin(self._resolved)
+        return self._admin
+
+
+def _loss(item: Committable, error: NotEndableError, marker: int) -> str:
+    detail = item.detail
+    places = ", ".join(detail.get("partitions", []))
+    return (
+        f"LOST: {item.rows} records of checkpoint {item.checkpoint_id} in {places} "
+        f"(transaction {item.transactional_id}, producer {detail['producer_id']} epoch {detail['producer_epoch']}, "
+        f"time-out {detail.get('timeout_ms', -1)} ms): {error}; "
+        f"the marker {item.marker_group} is at {marker}"
+    )

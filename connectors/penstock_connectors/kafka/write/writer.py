@@ -1,0 +1,58 @@
+"""The writer without transactions: at-least-once (flushed at every barrier) or none (never waited for).
+
+Lives in the sink subtask's thread; `write` waits only while the client's queue is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.core.snapshot import Committable
+from penstock_connectors.kafka.client.properties import resolve
+from penstock_connectors.kafka.write.payloads import encode
+from penstock_connectors.kafka.write.producer import ProducerError
+from penstock_connectors.kafka.write.producer_choice import open_producer
+
+FLUSH_TIMEOUT_MS = 120_000
+_LAST_FLUSH_MS = 5_000
+
+
+class PlainWriter:
+    """A `SinkWriter` with nothing to commit."""
+
+    def __init__(self, config: dict[str, Any], *, flush_at_barrier: bool) -> None:
+        """Start the client."""
+        self._config = config
+        self._flush = flush_at_barrier
+        self._producer = open_producer(resolve(config["bootstrap"], config["properties"]))
+        self._closed = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Hand the rows to the client."""
+        values, keys = encode(batch, self._config)
+        self._producer.send(self._config["topic"], values, keys)
+
+    def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:  # noqa: ARG002 - the protocol's
+        """Wait until everything written is acknowledged (at least once only).
+
+        Raises:
+            ConnectorError: something was not delivered.
+        """
+        if self._flush:
+            try:
+                self._producer.flush(FLUSH_TIMEOUT_MS)
+            except ProducerError as error:
+                raise error.at(f"topic {self._config['topic']!r}") from error
+        return ()
+
+    def close(self) -> None:
+        """Send what is queued, within a short time, and free the client."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(ProducerError):  # whoever needs to know flushed at a barrier
+            self._producer.flush(_LAST_FLUSH_MS)
+        self._producer.close()

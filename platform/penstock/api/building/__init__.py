@@ -1,0 +1,1 @@
+"""From method calls to nodes of the graph; used by all of `ps.*`."""

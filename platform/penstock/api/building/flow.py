@@ -1,0 +1,125 @@
+"""`Flow`: where a stream's rows come from and what they are; every stream has one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.core.elements import TS_COLUMN
+from penstock.core.errors import GraphError
+from penstock.core.names import near
+from penstock.core.schema import schema_from_text
+from penstock.core.views import plain_schema
+from penstock.graph.job_graph import KeyGroup
+from penstock.graph.stream_graph import Upstream
+from penstock.operators.rows.columns import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from penstock.graph.job_graph import Partitioner
+    from penstock.graph.stream_graph import StreamGraphBuilder
+
+#: The column of the key that all rows share, of windows over all of them.
+ALL = "__all"
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a stream's rows come from and what they are."""
+
+    upstreams: tuple[Upstream, ...]
+    #: Arrow schema, with `__ts` when rows have event time.
+    schema: Any
+    #: The class that stands for a row, when there is one.
+    row_type: Any = None
+    #: The schema before the rows were sent, which makes views plain; None: they were not.
+    unsent: Any = None
+    #: The key columns where a function has computed them, and the stream whose rows it was given.
+    computed: tuple[str, ...] = ()
+    computed_of: Any = None
+
+    @property
+    def has_event_time(self) -> bool:
+        """Whether rows carry their event time."""
+        return TS_COLUMN in self.schema.names
+
+    @property
+    def rows(self) -> pa.Schema:
+        """Arrow schema of the rows as functions see them: no computed key, and `__ts` if there is event time."""
+        return visible(self.schema, self.computed)
+
+    def computed_config(self, name: str = "computed") -> dict[str, Any]:
+        """Return what an operator with a Python function is told of a computed key."""
+        return {name: list(self.computed)} if self.computed else {}
+
+    def sent(self, partitioner: Partitioner) -> Flow:
+        """Return the rows as they arrive behind an edge of that kind."""
+        upstreams = tuple(msgspec.structs.replace(u, partitioner=partitioner) for u in self.upstreams)
+        unsent = self.schema if self.unsent is None else self.unsent
+        schema = plain_schema(self.schema)
+        return Flow(upstreams=upstreams, schema=schema, row_type=self.row_type, unsent=unsent)
+
+    def keyed(self, keys: tuple[str, ...], *, of: object) -> Flow:
+        """Return the rows on their way to keys that an operator has computed of the rows of the stream `of`."""
+        upstreams = tuple(msgspec.structs.replace(u, partitioner=KeyGroup(keys)) for u in self.upstreams)
+        return msgspec.structs.replace(self, upstreams=upstreams, computed=keys, computed_of=of)
+
+    def united(self, others: Sequence[Flow]) -> Flow:
+        """Return the rows with those of others of the same schema."""
+        every = (self, *others)
+        types = {flow.row_type for flow in every}
+        return Flow(
+            upstreams=tuple(upstream for flow in every for upstream in flow.upstreams),
+            schema=self.schema,
+            row_type=types.pop() if len(types) == 1 else None,
+            unsent=None if others else self.unsent,  # several inputs are sent whatever becomes of them
+        )
+
+    def as_made(self) -> Flow:
+        """Return the rows as they were before they were sent anywhere."""
+        upstreams = tuple(msgspec.structs.replace(u, partitioner=None) for u in self.upstreams)
+        schema = self.schema if self.unsent is None else self.unsent
+        return Flow(upstreams=upstreams, schema=schema, row_type=self.row_type)
+
+
+def require_same_rows(flow: Flow, other: Flow) -> None:
+    """Check that rows of two streams can be merged.
+
+    Raises:
+        GraphError: one has event time and the other has none, or their columns differ.
+    """
+    if other.has_event_time != flow.has_event_time:
+        msg = "union: one stream has event time and the other has none"
+        way = "give its source watermarks=..., or .assign_timestamps_and_watermarks(...)"
+        raise GraphError(msg, hint=f"give the other one event time too: {way}")
+    if not other.schema.equals(flow.schema):
+        msg = f"union: the streams differ: {_difference(flow.schema, other.schema)}"
+        raise GraphError(msg, hint="bring them to one schema with .select(...)")
+
+
+def _difference(left: pa.Schema, right: pa.Schema) -> str:
+    if left.names != right.names:
+        return f"columns {', '.join(left.names)} and {', '.join(right.names)}"
+    pairs = [(a, b) for a, b in zip(left, right, strict=True) if not a.equals(b)]
+    return "; ".join(f"{a.name} is {_shown(a)} and {_shown(b)}" for a, b in pairs) or "schema metadata"
+
+
+def _shown(field: pa.Field) -> str:
+    return f"{field.type}{'' if field.nullable else ' not null'}"
+
+
+def side_flow(builder: StreamGraphBuilder, node: int, tag: str) -> Flow:
+    """Return the rows that an operator puts aside.
+
+    Raises:
+        GraphError: it has no side output of that name.
+    """
+    tags = builder.node(node).side_outputs
+    if tag not in tags:
+        msg = f"{builder.node(node).label} has no side output {tag!r}"
+        ways = ".late_to(tag) gives a window one, on_bad_record='dead-letter' a source"
+        raise GraphError(msg, hint=f"{near(tag, tags)}; {ways}")
+    return Flow(upstreams=(Upstream(node=node, side_output=tag),), schema=schema_from_text(tags[tag]))

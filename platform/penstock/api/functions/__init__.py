@@ -1,0 +1,1 @@
+"""User functions in the graph: types, keys, declared states; used by the streams."""

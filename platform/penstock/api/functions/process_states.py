@@ -1,0 +1,209 @@
+"""The states that the class of a process function declares: their columns and types, read from the annotations.
+
+Called by `penstock.api.functions.process_functions`; what is found here is bound by
+`penstock.operators.process.process_states`.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any, get_args, get_origin
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.api.functions.row_functions import is_row_type
+from penstock.api.functions.state_evolution import evolving
+from penstock.core.errors import GraphError
+from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
+from penstock.functions.broadcast_state import BROADCAST, BroadcastState
+from penstock.functions.folding_states import AggregatingState, ReducingState
+from penstock.functions.keyed_states import ListState, MapState
+from penstock.functions.migration import MigrateValues
+from penstock.functions.operator_lists import OperatorListState, UnionState
+from penstock.functions.process_function import ValueState
+from penstock.functions.state_handles import Declaration, declaration_of
+from penstock.functions.state_ttl import ttl_options
+from penstock.graph.validate import require_name
+from penstock.kernels.keys.key_types import is_key_type
+from penstock.operators.process.bound_broadcast import broadcast_schema
+from penstock.operators.process.operator_state_binding import MODES, saved_schema
+
+_TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or row type of these"
+_KEY_TYPES = "int, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or NamedTuple of these"
+#: Class of the declaration -> how it is written.
+_WRITTEN: dict[type, str] = {
+    ValueState: "ps.ValueState[int] = ps.value_state()",
+    ListState: "ps.ListState[int] = ps.list_state()",
+    BroadcastState: "ps.BroadcastState[str, int] = ps.broadcast_state()",
+    OperatorListState: "ps.OperatorListState[int] = ps.operator_list_state()",
+    UnionState: "ps.UnionState[int] = ps.union_state()",
+    MapState: "ps.MapState[str, int] = ps.map_state()",
+    ReducingState: "ps.ReducingState[int] = ps.reducing_state(max)",
+    AggregatingState: "ps.AggregatingState[int, float] = ps.aggregating_state(Mean())",
+}
+
+
+class DeclaredState(msgspec.Struct, frozen=True):
+    """One state: its value columns, what the config says of its kind (nothing for a value), its row types by name."""
+
+    values: pa.Schema
+    kind: dict[str, Any]
+    types: dict[Any, Any]
+
+    @property
+    def of_operator(self) -> bool:
+        """Whether it is a state of a subtask, not of its keys: a list or union."""
+        return self.kind.get("kind") in MODES
+
+    @property
+    def saved(self) -> str:
+        """The columns of a state that is not by key, as text: what `penstock check` compares."""
+        keys = self.kind.get("keys")
+        if keys is None:
+            return schema_to_text(saved_schema(self.values, self.kind["kind"]))
+        return schema_to_text(broadcast_schema(keys, self.values))
+
+
+def declared_states(function: type, where: str) -> dict[str, DeclaredState]:
+    """Return every state that a class and its bases declare.
+
+    Raises:
+        GraphError: one has no annotation or is only annotated, or its type cannot be kept.
+    """
+    declared = {
+        name: value
+        for base in reversed(function.__mro__)
+        for name, value in vars(base).items()
+        if isinstance(value, tuple(_WRITTEN))
+    }
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        if not declared:
+            return {}
+        msg = f"{where}: the annotations of its states cannot be read: {error}"
+        raise GraphError(msg, hint="the types of states must be known where the class is written") from error
+    for name, annotated in hints.items():
+        if get_origin(annotated) in _WRITTEN and name not in declared:
+            msg = f"{where}: state {name!r} is annotated, and there is none"
+            raise GraphError(msg, hint=f"give it a value: {name}: {_WRITTEN[get_origin(annotated)]}")
+    return {name: _state(name, state, hints.get(name), f"{where}: state {name!r}") for name, state in declared.items()}
+
+
+def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
+    require_name(name, "state")
+    args = get_args(annotated)
+    if get_origin(annotated) is not type(state) or not args:
+        msg = f"{where} has no type"
+        raise GraphError(msg, hint=f"annotate it: {name}: {_WRITTEN[type(state)]}")
+    declared = declaration_of(state)
+    ttl = ttl_options(declared.ttl, where)
+    if isinstance(state, ListState):
+        schema, row_type = _columns(args[0], f"{where}: its element", where, nullable=True)
+        _require_constant(row_type, where)
+        old, function = _migrating(name, declared, where)
+        return DeclaredState(schema, {"kind": "list", **ttl, **old}, {name: row_type, **function})
+    if isinstance(state, (MapState, BroadcastState)):
+        keys, key_type = _key_columns(args[0], where)
+        schema, row_type = _columns(args[1], f"{where}: its value", where, nullable=True)
+        _require_constant(row_type, where)
+        name_of_kind = BROADCAST if isinstance(state, BroadcastState) else "map"
+        old, function = ({}, {}) if isinstance(state, BroadcastState) else _migrating(name, declared, where)
+        kind = {"kind": name_of_kind, "keys": schema_to_text(keys), **ttl, **old}
+        return DeclaredState(schema, kind, {name: row_type, (name, "key"): key_type, **function})
+    if isinstance(state, OperatorListState):
+        schema, row_type = _columns(args[0], f"{where}: its element", where, nullable=False)
+        kind_name = "union" if isinstance(state, UnionState) else "operator_list"
+        return DeclaredState(evolving(schema, row_type, declared.renamed, where), {"kind": kind_name}, {name: row_type})
+    if isinstance(state, AggregatingState):
+        kept = _accumulator(declared.fold, where)
+        schema, row_type = _columns(kept, f"{where}: its accumulator", where, nullable=False)
+        return DeclaredState(schema, {"kind": "aggregating", **ttl}, {name: row_type})
+    schema, row_type = _columns(args[0], f"{where}: its value", where, nullable=False)
+    if isinstance(state, ReducingState):
+        if not callable(declared.fold):
+            raise GraphError(f"{where}: {declared.fold!r} is no function", hint=f"{_WRITTEN[ReducingState]}")
+        return DeclaredState(schema, {"kind": "reducing", **ttl}, {name: row_type})
+    evolved, types = evolving(schema, row_type, declared.renamed, where), {name: row_type}
+    old, function = _migrating(name, declared, where)
+    kind = {"kind": "value", **old, **ttl} if old else ttl
+    return DeclaredState(evolved, kind, {**types, **function})
+
+
+def _migrating(name: str, declared: Declaration, where: str) -> tuple[dict[str, Any], dict[Any, Any]]:
+    """Return what the config says of a state's migration, and what the payload carries of it; nothing without one."""
+    migration: Any = declared.migrate
+    if migration is None:
+        return {}, {}
+    if not isinstance(migration, MigrateValues) or not callable(migration.function):
+        msg = f"{where}: {migration!r} is no migration"
+        raise GraphError(msg, hint="make one: migrate=ps.migrate(function, was=Old)")
+    was = _columns(migration.was, f"{where}: what it was", where, nullable=False)[0]
+    return {"migrates": schema_to_text(was)}, {(name, "migrate"): migration}
+
+
+def _accumulator(aggregator: Any, where: str) -> Any:
+    """Return the type of an aggregator's accumulator."""
+    missing = [name for name in ("create_accumulator", "add", "get_result") if not hasattr(aggregator, name)]
+    if missing or isinstance(aggregator, type):
+        raise GraphError(
+            f"{where}: {aggregator!r} is no aggregator",
+            hint="make one of a class with create_accumulator, add, get_result and merge, such as a ps.Aggregator",
+        )
+    found = typing.get_type_hints(type(aggregator).create_accumulator, include_extras=True).get("return")
+    if found is None or isinstance(found, typing.TypeVar):
+        msg = f"{where}: the type of its accumulator is not known"
+        raise GraphError(msg, hint="annotate it: def create_accumulator(self) -> tuple[int, int]")
+    return found
+
+
+def _columns(hint: Any, what: str, where: str, *, nullable: bool) -> tuple[pa.Schema, Any]:
+    """Return the columns of a type, and its row type when it has several: `tuple` for a plain tuple."""
+    row_type = hint if is_row_type(hint) else None
+    members = get_args(hint) if get_origin(hint) is tuple else ()
+    try:
+        if members and Ellipsis not in members:
+            row_type = tuple
+            schema = pa.schema([arrow_field_of(f"f{i}", part, f"its member {i}") for i, part in enumerate(members)])
+        elif row_type is None:
+            field = arrow_field_of("value", hint, what.removeprefix(f"{where}: "))
+            schema = pa.schema([field if nullable else field.with_nullable(False)])
+        else:
+            schema = arrow_schema_of(row_type)
+    except GraphError as error:
+        raise GraphError(f"{where}: {error.message}", hint=f"use {_TYPES}") from error
+    for field in schema:
+        if pt.is_list(field.type):
+            raise GraphError(f"{where}: {field.name} is a list, which a value cannot hold", hint=f"use {_TYPES}")
+        if field.name.startswith("__"):
+            raise GraphError(f"{where}: names that begin with '__' are reserved", hint="choose another name")
+    return schema, row_type
+
+
+def _key_columns(hint: Any, where: str) -> tuple[pa.Schema, Any]:
+    """Return the columns of a map's key and its row type."""
+    schema, row_type = _columns(hint, f"{where}: its map key", where, nullable=True)
+    if row_type is not None and not issubclass(row_type, tuple):
+        raise GraphError(f"{where}: {row_type.__name__} cannot be a map key", hint=f"use {_KEY_TYPES}")
+    for field in schema:
+        if field.nullable:
+            raise GraphError(f"{where}: a map key cannot be None", hint="leave out the `| None`")
+        if pt.is_floating(field.type) or not is_key_type(field.type):
+            raise GraphError(f"{where}: {field.type} cannot be (part of) a map key", hint=f"use {_KEY_TYPES}")
+    return schema, row_type
+
+
+def _require_constant(row_type: Any, where: str) -> None:
+    """Elements stay in memory as objects: one that is changed in place would be another after a restart.
+
+    Raises:
+        GraphError: rows of the type can be changed.
+    """
+    frozen = getattr(getattr(row_type, "__dataclass_params__", None), "frozen", True)
+    if not frozen or typing.is_typeddict(row_type):
+        raise GraphError(
+            f"{where}: a {row_type.__name__} can be changed in place, which no checkpoint would see",
+            hint="use a NamedTuple, a ps.Schema or @dataclass(frozen=True), and put a new one to change it",
+        )

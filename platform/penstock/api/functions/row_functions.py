@@ -1,0 +1,213 @@
+"""Python functions of `.map`, `.flat_map`, `.filter` and `.map_batches`: types read from annotations, code pickled.
+
+The payload is cloudpickle of `(function, input row type or None, output row type or None)` and is unpickled in slot
+workers only (`penstock.operators.rows.user_functions`).
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+import cloudpickle  # type: ignore[import-untyped] # ships no types
+import msgspec
+
+from penstock.api.building.appending import NewOperator
+from penstock.api.functions.picked_fields import picked_by
+from penstock.config.settings import parse_duration_ms
+from penstock.core.errors import GraphError
+from penstock.core.schema import arrow_schema_of
+from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.validate import require_columns, require_unique
+from penstock.operators.rows.columns import with_ts, without_ts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.api.building.flow import Flow
+    from penstock.functions.async_retry import AsyncRetryStrategy
+
+FunctionKind = Literal["map", "flat_map", "filter_rows", "map_batches", "map_async"]
+_MANY = (
+    collections.abc.Iterable,
+    collections.abc.Iterator,
+    collections.abc.Generator,
+    collections.abc.Sequence,
+    list,
+    tuple,
+)
+
+
+class AsyncCalls(msgspec.Struct, frozen=True):
+    """How `map_async` calls its function."""
+
+    capacity: int
+    timeout: str | float
+    ordered: bool
+    retry: AsyncRetryStrategy | None
+
+
+class _Types(msgspec.Struct, frozen=True):
+    """What the annotations of a function say; None = nothing."""
+
+    parameter: Any
+    result: Any
+
+
+def compile_function(
+    kind: FunctionKind,
+    function: Callable[..., Any],
+    returns: Any,
+    *,
+    schema: pa.Schema,
+    row_type: Any,
+    carried: Callable[..., Any] | None = None,
+) -> NewOperator:
+    """Return the operator of a Python function on rows of `schema` (whose own row type is `row_type`, if any).
+
+    `carried`: what workers call in its place.
+
+    Raises:
+        GraphError: the output type is not known or has no Arrow type, or the function cannot be pickled.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    where = f"{'filter' if kind == 'filter_rows' else kind}({name})"
+    if not callable(function):
+        msg = f"{where}: {function!r} is not a function"
+        raise GraphError(msg, hint="pass a function of one row")
+    if kind == "map_async" and not _is_async(function):
+        msg = f"{where}: it is not a coroutine function"
+        raise GraphError(msg, hint="write it with `async def`, or use .map(f) for a plain one")
+    if kind == "map" and returns is None and (picked := picked_by(function)) is not None and picked.shape == "row":
+        returns = row_type if row_type is not None else without_ts(schema)
+    types = _annotations(function, where, needed=kind != "filter_rows" and returns is None)
+    # a batch function is given a frame, whatever its rows are
+    given = None if kind == "map_batches" else input_type(types.parameter, row_type, schema, where)
+    if kind == "filter_rows":
+        output, output_type = schema, row_type
+    else:
+        output_type = returns if returns is not None else result_type(kind, types.result, where)
+        output = output_schema(output_type, schema, where)
+    kept_type = output_type if is_row_type(output_type) else None
+    spec = OperatorSpec(
+        uid="", name=where, kind=kind, payload=pickled((carried or function, given, kept_type), where), python=True
+    )
+    return NewOperator(spec, output, kept_type)
+
+
+def async_function(function: Callable[..., Any], returns: Any, calls: AsyncCalls, flow: Flow) -> NewOperator:
+    """Return the operator of a coroutine function on the rows of a stream.
+
+    Raises:
+        GraphError: as `compile_function`; or a number that makes no sense.
+    """
+    from penstock.functions.async_retry import Retrying
+
+    timeout_ms = parse_duration_ms(calls.timeout, "time-out of map_async")
+    if calls.capacity < 1 or timeout_ms <= 0:
+        msg = f"map_async: capacity and timeout must be positive, not {calls.capacity} and {calls.timeout!r}"
+        raise GraphError(msg, hint="write for example .map_async(f, capacity=100, timeout='5s')")
+    carried = None if calls.retry is None else Retrying(function, calls.retry)
+    made = compile_function("map_async", function, returns, schema=flow.schema, row_type=flow.row_type, carried=carried)
+    config = {"capacity": calls.capacity, "timeout_ms": timeout_ms, "ordered": calls.ordered}
+    spec = msgspec.structs.replace(made.spec, config=config, stateful=True)
+    return NewOperator(spec, made.schema, made.row_type)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def is_row_type(value: Any) -> bool:
+    """Whether `value` is a class that stands for a row: a `ps.Schema`, dataclass, TypedDict or NamedTuple."""
+    if not isinstance(value, type):
+        return False
+    named_tuple = issubclass(value, tuple) and hasattr(value, "_fields")
+    return (
+        hasattr(value, "model_fields") or dataclasses.is_dataclass(value) or typing.is_typeddict(value) or named_tuple
+    )
+
+
+def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> _Types:
+    target = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        hints = typing.get_type_hints(target)
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    except (NameError, TypeError, ValueError) as error:
+        if not needed:
+            return _Types(None, None)
+        msg = f"{where}: its annotations cannot be read: {error}"
+        raise GraphError(msg, hint="give the row type as returns=...") from error
+    first = hints.get(parameters[0].name) if parameters else None
+    return _Types(first, hints.get("return"))
+
+
+def input_type(annotated: Any, row_type: Any, schema: pa.Schema, where: str) -> Any:
+    """Return what the function is given: the row type it asks for, else the stream's own, else None (a named tuple)."""
+    if annotated is row_type or not is_row_type(annotated):
+        return row_type
+    wanted, there = arrow_schema_of(annotated).names, without_ts(schema).names
+    require_columns(wanted, there, f"{where}: {annotated.__name__}")
+    if not _takes_any_columns(annotated) and wanted != there:
+        msg = f"{where}: {annotated.__name__} has {', '.join(wanted)}, and the rows have {', '.join(there)}"
+        raise GraphError(msg, hint=f"bring them to it with .select({', '.join(map(repr, wanted))}), or use a ps.Schema")
+    return annotated
+
+
+def _takes_any_columns(row_type: Any) -> bool:
+    """Whether rows may have more columns than the type; dataclasses and named tuples are made from exactly theirs."""
+    return hasattr(row_type, "model_fields") or typing.is_typeddict(row_type)
+
+
+def _is_frame(annotated: Any) -> bool:
+    """Whether a batch function asks for a Polars frame or an Arrow batch."""
+    return isinstance(annotated, type) and annotated.__module__.partition(".")[0] in {"polars", "pyarrow"}
+
+
+def result_type(kind: FunctionKind, annotated: Any, where: str) -> Any:
+    """Return the row type that a function's return annotation names."""
+    if annotated is None or annotated is type(None) or _is_frame(annotated):
+        msg = f"{where}: its output type is not known"
+        hint = "annotate what it returns with a row type" if kind != "map_batches" else "a frame has no columns yet"
+        raise GraphError(msg, hint=f"{hint}, or give returns=Row (a ps.Schema, dataclass... or pa.Schema)")
+    if kind == "flat_map":
+        origin, args = get_origin(annotated), get_args(annotated)
+        if origin not in _MANY or not args:
+            msg = f"{where}: it must return several rows, and its annotation says {annotated!r}"
+            raise GraphError(msg, hint="annotate it as Iterator[Row], Iterable[Row] or list[Row]")
+        return args[0]
+    return annotated
+
+
+def output_schema(output_type: Any, schema: pa.Schema, where: str) -> pa.Schema:
+    """Return the schema of a row type, with event time when `schema` has it."""
+    import pyarrow as pa
+
+    if isinstance(output_type, pa.Schema):
+        rows = output_type
+    else:
+        try:
+            rows = arrow_schema_of(output_type)
+        except GraphError as error:
+            msg = f"{where}: {error.message}"
+            raise GraphError(msg, hint=error.hint) from error
+    require_unique(rows.names, where)
+    reserved = [name for name in rows.names if name.startswith("__")]
+    if reserved:
+        msg = f"{where}: column names that begin with '__' are reserved, such as {reserved[0]!r}"
+        raise GraphError(msg, hint="choose another name; event time follows its row by itself")
+    return with_ts(rows) if len(schema.names) != len(without_ts(schema).names) else rows
+
+
+def pickled(value: Any, where: str) -> bytes:
+    """Return what workers unpickle."""
+    try:
+        payload: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        msg = f"{where}: the function cannot be sent to workers: {error}"
+        raise GraphError(msg, hint="it must not hold open files, locks or clients; make those inside it") from error
+    return payload

@@ -1,0 +1,1 @@
+"""Windows, aggregates and joins in the graph; used by the streams."""

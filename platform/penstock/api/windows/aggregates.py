@@ -1,0 +1,155 @@
+"""Aggregates as values: `ps.count()`, `ps.sum("amount")`...; computed by operators of windows and `running_aggregate`.
+
+Named (`total=ps.sum("amount")`) or positional (`ps.sum("amount").alias("total")`); the functions hide Python's own
+`sum`, `min` and `max` on purpose: they are meant to be used as `ps.sum`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from penstock.functions.folding_states import Aggregator
+
+AggregateFunction = Literal[
+    "count",
+    "sum",
+    "min",
+    "max",
+    "mean",
+    "var",
+    "std",
+    "first",
+    "last",
+    "collect",
+    "count_distinct",
+    "approx_count_distinct",
+    "quantile",
+    "aggregator",
+]
+
+
+class Aggregate(msgspec.Struct, frozen=True):
+    """One aggregate: a function, the column it reads, the column it gives, and which rows count."""
+
+    fn: AggregateFunction
+    column: str | None
+    name: str
+    #: A Polars expression, or the name of a boolean column; None: all rows.
+    condition: Any = None
+    #: Of `quantile`: which one.
+    quantile: float | None = None
+    #: An aggregate of one's own.
+    aggregator: Any = None
+    #: Its output column, as schema text.
+    output: str = ""
+
+    def alias(self, name: str) -> Aggregate:
+        """Return the same aggregate under another name."""
+        return msgspec.structs.replace(self, name=name)
+
+    def where(self, condition: pl.Expr | str) -> Aggregate:
+        """Return the same aggregate over the rows for which a Polars expression (or a boolean column) is true.
+
+        `ps.count().where(pl.col("price") < 10_000)` counts cheap ones: SQL's `FILTER (WHERE ...)`.
+        """
+        return msgspec.structs.replace(self, condition=condition)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the aggregate as it lies in an operator's config."""
+        config: dict[str, Any] = {"fn": self.fn, "column": self.column, "alias": self.name}
+        if self.quantile is not None:
+            config["quantile"] = self.quantile
+        if self.output:
+            config["output"] = self.output
+        return config
+
+
+def count(column: str | None = None) -> Aggregate:
+    """Return the number of rows, or of a column's values that are not null; called `count` unless named."""
+    return Aggregate("count", column, "count" if column is None else f"count_{column}")
+
+
+def sum(column: str) -> Aggregate:  # noqa: A001
+    """Return the sum of a numeric column; null counts as nothing; called `sum_<column>` unless named."""
+    return Aggregate("sum", column, f"sum_{column}")
+
+
+def min(column: str) -> Aggregate:  # noqa: A001
+    """Return the smallest value; called `min_<column>` unless named."""
+    return Aggregate("min", column, f"min_{column}")
+
+
+def max(column: str) -> Aggregate:  # noqa: A001
+    """Return the largest value; called `max_<column>` unless named."""
+    return Aggregate("max", column, f"max_{column}")
+
+
+def mean(column: str) -> Aggregate:
+    """Return the arithmetic mean; called `mean_<column>` unless named."""
+    return Aggregate("mean", column, f"mean_{column}")
+
+
+def var(column: str) -> Aggregate:
+    """Return the sample variance (n - 1); called `var_<column>` unless named."""
+    return Aggregate("var", column, f"var_{column}")
+
+
+def std(column: str) -> Aggregate:
+    """Return the sample standard deviation (n - 1); called `std_<column>` unless named."""
+    return Aggregate("std", column, f"std_{column}")
+
+
+def first(column: str) -> Aggregate:
+    """Return the first value in event time; called `first_<column>` unless named."""
+    return Aggregate("first", column, f"first_{column}")
+
+
+def last(column: str) -> Aggregate:
+    """Return the last value in event time; called `last_<column>` unless named."""
+    return Aggregate("last", column, f"last_{column}")
+
+
+def collect(column: str) -> Aggregate:
+    """Return a list of the values that are not null, as they came; for windows. Called `collect_<column>` unless named.
+
+    A window with this aggregate keeps its rows, as do `count_distinct`, `quantile` and aggregates of one's own.
+    """
+    return Aggregate("collect", column, f"collect_{column}")
+
+
+def count_distinct(column: str) -> Aggregate:
+    """Return the exact number of different values, null left out; for windows, which then keep their rows.
+
+    Called `count_distinct_<column>` unless named.
+    """
+    return Aggregate("count_distinct", column, f"count_distinct_{column}")
+
+
+def approx_count_distinct(column: str) -> Aggregate:
+    """Return about how many different values there are (HyperLogLog, standard error 4.6 %), null left out.
+
+    Takes 512 bytes a key and pane, whatever it sees; called `approx_count_distinct_<column>` unless named.
+    """
+    return Aggregate("approx_count_distinct", column, f"approx_count_distinct_{column}")
+
+
+def quantile(column: str, q: float) -> Aggregate:
+    """Return the exact `q`-quantile (0 to 1) of numbers, interpolated; for windows, which then keep their rows.
+
+    `quantile("amount", 0.5)` is the median. Null when there is no value; called `quantile_<column>` unless named.
+    """
+    return Aggregate("quantile", column, f"quantile_{column}", quantile=q)
+
+
+def aggregating(aggregator: Aggregator[Any, Any, Any], column: str | None = None) -> Aggregate:
+    """Return an aggregate of one's own over a column's values that are not null, or without one over whole rows.
+
+    For windows, which then keep their rows: they are added, one by one, when the window fires. The output column has
+    the type that `get_result` is annotated with; called after the class unless named.
+    """
+    return Aggregate("aggregator", column, type(aggregator).__name__.lower(), aggregator=aggregator)

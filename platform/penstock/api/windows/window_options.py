@@ -1,0 +1,115 @@
+"""What is said of a window besides its assigner: allowed lateness, late rows, a trigger, an evictor.
+
+The assigners are only loaded where there is a window.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.config.settings import parse_duration_ms
+from penstock.core.errors import GraphError
+from penstock.graph.validate import require_name
+
+if TYPE_CHECKING:
+    from penstock.api.building.flow import Flow
+    from penstock.api.windows.windows import Window
+    from penstock.functions.evictors import Evictor
+    from penstock.functions.triggers import Trigger
+
+
+class WindowOptions(msgspec.Struct, frozen=True):
+    """What was said of a window besides its assigner; each method says one thing more."""
+
+    lateness_us: int = 0
+    late_tag: str | None = None
+    trigger: Trigger | None = None
+    evictor: Evictor | None = None
+
+    def with_lateness(self, lateness: str | float, window: Window) -> WindowOptions:
+        """Keep closed windows for so long.
+
+        Raises:
+            GraphError: a negative duration, or a window for which no row is late.
+        """
+        milliseconds = parse_duration_ms(lateness, "allowed lateness")
+        if milliseconds < 0:
+            msg = f"allowed_lateness({lateness!r}) is negative"
+            raise GraphError(msg, hint="use 0 or a duration such as '1m'")
+        if milliseconds and window.time != "event":
+            msg = f"allowed_lateness({lateness!r}): no row is late for a window of {window.label}"
+            raise GraphError(msg, hint="leave it out, or use a window of event time")
+        return msgspec.structs.replace(self, lateness_us=milliseconds * 1000)
+
+    def with_late_tag(self, tag: str, window: Window) -> WindowOptions:
+        """Put late rows aside.
+
+        Raises:
+            GraphError: no name, or a window for which no row is late.
+        """
+        require_name(tag, "late_to: the tag")
+        if window.time != "event":
+            msg = f"late_to({tag!r}): no row is late for a window of {window.label}"
+            raise GraphError(msg, hint="leave it out, or use a window of event time")
+        return msgspec.structs.replace(self, late_tag=tag)
+
+    def with_trigger(self, trigger: Trigger) -> WindowOptions:
+        """Compute windows when a trigger says so.
+
+        Raises:
+            GraphError: it is none.
+        """
+        from penstock.functions.triggers import Trigger as Base
+
+        if not isinstance(trigger, Base):
+            msg = f"trigger({trigger!r}): that is no trigger"
+            raise GraphError(msg, hint="use one of ps.trigger, or derive it from ps.Trigger")
+        return msgspec.structs.replace(self, trigger=trigger)
+
+    def with_evictor(self, evictor: Evictor) -> WindowOptions:
+        """Leave rows out of windows.
+
+        Raises:
+            GraphError: it is no evictor.
+        """
+        from penstock.functions.evictors import Evictor as Base
+
+        if not isinstance(evictor, Base):
+            msg = f"evictor({evictor!r}): that is no evictor"
+            raise GraphError(msg, hint="use one of ps.evictor, or derive it from ps.Evictor")
+        return msgspec.structs.replace(self, evictor=evictor)
+
+
+def counted(size: int, slide: int | None, where: str) -> tuple[Window, WindowOptions]:
+    """Return global windows and what makes them those of `size` rows, computed every `slide` rows.
+
+    Raises:
+        GraphError: a window without rows.
+    """
+    from penstock.api.windows.windows import Global
+    from penstock.functions.evictors import CountEvictor
+    from penstock.functions.triggers import CountTrigger, PurgingTrigger
+
+    if size < 1:
+        raise GraphError(f"{where}({size!r}) has no rows", hint="use 1 or more")
+    if slide is None:
+        return Global(), WindowOptions(trigger=PurgingTrigger(CountTrigger(size)))
+    return Global(), WindowOptions(trigger=CountTrigger(slide), evictor=CountEvictor(size, after=False))
+
+
+def require_event_time(window: Any, method: str, flow: Flow) -> str:
+    """Check a window for the rows of a stream, and return how errors begin.
+
+    Raises:
+        GraphError: it is no window, or one of event time, which the rows do not have.
+    """
+    from penstock.api.windows.windows import require_window
+
+    where = f"{method}({require_window(window).label})"
+    if window.time == "event" and not flow.has_event_time:
+        msg = f"{where}: the stream has no event time"
+        way = "ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp=...)"
+        raise GraphError(msg, hint=f"give env.from_source(..., watermarks={way})")
+    return where

@@ -1,0 +1,147 @@
+"""Windows whose rows are kept: what stands there where a trigger, an evictor or a function asks for it.
+
+The payload is cloudpickle of `(trigger, evictor, function, input row type or None)`, of aggregates with those of one's
+own by output column in place of the function; run by `penstock.operators.windows.window_rows`.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import TYPE_CHECKING, Any
+
+from penstock.api.building.appending import NewOperator
+from penstock.api.functions.row_functions import is_row_type, output_schema, pickled, result_type
+from penstock.api.windows.windows import Global, Session
+from penstock.core.errors import GraphError
+from penstock.core.schema import schema_to_text
+from penstock.functions.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger
+from penstock.functions.window_functions import (
+    AllRowsFunction,
+    AppliedToAll,
+    ProcessAllWindowFunction,
+    ProcessWindowFunction,
+)
+from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.validate import require_name
+from penstock.operators.windows.window_rows_schema import aggregated_schema, validate_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.api.windows.aggregates import Aggregate
+    from penstock.api.windows.windowed_rows import WindowedRows
+    from penstock.functions.evictors import Evictor
+    from penstock.functions.triggers import Trigger
+
+
+def aggregated(rows: WindowedRows, aggregates: list[Aggregate]) -> NewOperator:
+    """Return the operator that computes aggregates."""
+    config = {**rows.config(), "mode": "aggregate", "aggregates": [value.to_config() for value in aggregates]}
+    own = {value.name: value.aggregator for value in aggregates if value.fn == "aggregator"}
+    return _operator(rows, config, own, (aggregated_schema(config, rows.schema), None))
+
+
+def reduced(rows: WindowedRows, function: Any) -> NewOperator:
+    """Return the operator that puts rows together."""
+    flow = rows.stream.flow
+    if not callable(function):
+        raise GraphError(f"reduce: {function!r} is not a function", hint="pass a function of two rows")
+    return _operator(rows, {**rows.config(), "mode": "reduce"}, function, (rows.stream.flow.rows, flow.row_type))
+
+
+def applied(rows: WindowedRows, function: Any, returns: Any) -> NewOperator:
+    """Return the operator that calls a function of (key, window, rows), over all rows of (window, rows)."""
+    where = f"apply({getattr(function, '__name__', type(function).__name__)})"
+    if not callable(function):
+        raise GraphError(
+            f"{where}: it is not a function", hint=f"pass a function of ({'' if rows.of_all else 'key, '}window, rows)"
+        )
+    output = _output_of(function, returns, rows, where)
+    called = AppliedToAll(function) if rows.of_all else function
+    return _operator(rows, {**rows.config(), "mode": "apply"}, called, output)
+
+
+def processed(rows: WindowedRows, function: Any, returns: Any, sides: dict[str, Any]) -> NewOperator:
+    """Return the operator that calls a `ProcessWindowFunction`, over all rows a `ProcessAllWindowFunction`."""
+    where = f"process({getattr(function, '__name__', type(function).__name__)})"
+    base = ProcessAllWindowFunction if rows.of_all else ProcessWindowFunction
+    if not isinstance(function, base):
+        msg = f"{where}: {function!r} is no window function"
+        raise GraphError(msg, hint=f"make one of a class derived from ps.{base.__name__}")
+    output = _output_of(type(function).process, returns, rows, where)
+    texts = {}
+    for tag, side in sides.items():
+        require_name(tag, f"{where}: side output")
+        texts[tag] = schema_to_text(output_schema(side, rows.stream.flow.schema, f"{where}: side output {tag!r}"))
+    called = AllRowsFunction(function) if isinstance(function, ProcessAllWindowFunction) else function
+    return _operator(rows, {**rows.config(), "mode": "process", "sides": texts}, called, output)
+
+
+def _output_of(function: Any, returns: Any, rows: WindowedRows, where: str) -> tuple[pa.Schema, Any]:
+    """Return the output's schema and row type."""
+    if returns is None:
+        try:
+            annotated = typing.get_type_hints(function).get("return")
+        except (NameError, TypeError) as error:
+            msg = f"{where}: its annotations cannot be read: {error}"
+            raise GraphError(msg, hint="give the row type as returns=...") from error
+        returns = result_type("flat_map", annotated, where)
+    return output_schema(returns, rows.stream.flow.schema, where), returns if is_row_type(returns) else None
+
+
+def _operator(rows: WindowedRows, config: dict[str, Any], function: Any, output: tuple[pa.Schema, Any]) -> NewOperator:
+    stream, where = rows.stream, f"window({rows.window.label}).{config['mode']}"
+    validate_rows(config, rows.schema, where)
+    row_type = stream.flow.row_type if rows.edge is None else None
+    if any(value["column"] in stream.flow.computed for value in config.get("aggregates", ())):
+        row_type = None  # rows with the key, which is asked for
+    else:
+        config = {**config, **stream.flow.computed_config()}
+    payload = (_trigger_of(rows, where), _evictor_of(rows, where), function, row_type)
+    spec = OperatorSpec(
+        uid="",
+        name=f"Window({rows.window.label}, keeps rows)",
+        kind="window_rows",
+        config=config,
+        payload=pickled(payload, where),
+        python=True,
+        stateful=True,
+    )
+    sides = dict(config.get("sides", {}))
+    if "late_to" in config:
+        sides[config["late_to"]["tag"]] = schema_to_text(stream.flow.rows)
+    schema, output_type = output
+    return NewOperator(spec, schema, output_type, side_outputs=sides, edge=rows.edge)
+
+
+def _trigger_of(rows: WindowedRows, where: str) -> Trigger:
+    """Return the trigger, the window's own if none was given.
+
+    Raises:
+        GraphError: it does not go with the window.
+    """
+    chosen = rows.options.trigger
+    if chosen is None:
+        if isinstance(rows.window, Global):
+            return NeverTrigger()
+        return EventTimeTrigger() if rows.window.time == "event" else ProcessingTimeTrigger()
+    if isinstance(rows.window, Session) and not chosen.can_merge:
+        msg = f"{where}: {type(chosen).__name__} cannot be used with sessions, which merge"
+        raise GraphError(msg, hint="use another trigger, or give one of your own can_merge = True and on_merge")
+    if chosen.event_time and not rows.stream.flow.has_event_time:
+        msg = f"{where}: {type(chosen).__name__} needs event time, the stream has none"
+        raise GraphError(msg, hint="give env.from_source(..., watermarks=...), or use processing time")
+    return chosen
+
+
+def _evictor_of(rows: WindowedRows, where: str) -> Evictor | None:
+    """Return the evictor, if one was given.
+
+    Raises:
+        GraphError: it goes by event time, and the stream has none.
+    """
+    chosen = rows.options.evictor
+    if chosen is not None and chosen.event_time and not rows.stream.flow.has_event_time:
+        msg = f"{where}: {type(chosen).__name__} needs event time, the stream has none"
+        raise GraphError(msg, hint="give env.from_source(..., watermarks=...), or use ps.evictor.count or delta")
+    return chosen

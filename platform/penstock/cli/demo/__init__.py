@@ -1,0 +1,1 @@
+"""`penstock demo`: scenarios, and the oracle that checks their output."""

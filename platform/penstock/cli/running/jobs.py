@@ -1,0 +1,240 @@
+"""Commands on running jobs: list, show, cancel, stop, savepoint, story, logs."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from penstock.cli.options import (
+    ClusterOption,
+    JsonOption,
+    TokenOption,
+    connect,
+    find_job,
+    job_to_change,
+    print_json,
+    say,
+)
+from penstock.cli.running.live_state import print_live
+from penstock.cli.terminal import terminal
+from penstock.client.failures import next_attempt, start_of
+from penstock.client.handle import JobHandle
+from penstock.client.rest_client import RestClient
+from penstock.core.errors import PenstockError
+
+#: A job whose tasks do not leave within 10 s is ended all the same.
+_CANCEL_MS = 60_000.0
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id, a unique beginning of it, or the job's name.")]
+
+
+def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> None:
+    """List the jobs of a cluster."""
+    with connect(cluster) as client:
+        jobs = client.jobs()
+    if json:
+        print_json(jobs)
+        return
+    table = Table("name", "state", "started", "tasks running", "restarts", box=None)
+    table.add_column("id", no_wrap=True, min_width=32)
+    for job in jobs:
+        running = f"{job['tasks'].get('running', 0)}/{job['tasks'].get('total', 0)}"
+        state = f"{job['state']} (savepoint)" if job["stopped-with"] else job["state"]
+        table.add_row(job["name"], state, _when(job["start-time"]), running, str(job["restarts"]), job["jid"])
+    terminal().print(table)
+
+
+def show(
+    job: JobArgument,
+    *,
+    state: Annotated[bool, typer.Option("--state", help="The state it holds: rows and bytes by key groups.")] = False,
+    hot_keys: Annotated[bool, typer.Option("--hot-keys", help="The keys with the most rows.")] = False,
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one job.
+
+    The command prints vertices with rates, checkpoints, and the last failure. Options print state or keys instead.
+    """
+    with connect(cluster) as client:
+        found = find_job(client, job)
+        if state or hot_keys:
+            print_live(client, found["jid"], hot_keys=hot_keys, as_json=json)
+            return
+        details = client.job(found["jid"])
+        checkpoints = client.checkpoints(found["jid"])
+        failures = client.exceptions(found["jid"])
+        summary = client.summary(found["jid"])
+    if json:
+        print_json({"job": details, "checkpoints": checkpoints, "exceptions": failures, "summary": summary})
+        return
+    console = terminal()
+    console.print(
+        f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {_when(details['start-time'])}"
+    )
+    table = Table("vertex", "parallelism", "status", "rows in", "rows out", box=None)
+    for vertex in details["vertices"]:
+        metrics = vertex["metrics"]
+        table.add_row(
+            vertex["name"],
+            str(vertex["parallelism"]),
+            vertex["status"],
+            f"{metrics.get('read-records', 0):,}",
+            f"{metrics.get('write-records', 0):,}",
+        )
+    console.print(table)
+    counts = checkpoints["counts"]
+    latest = (checkpoints["latest"] or {}).get("completed")
+    text = f"checkpoints: {counts['completed']} completed, {counts['failed']} failed"
+    if latest:
+        text += (
+            f"; newest {latest['id']} at {_when(latest['latest_ack_timestamp'])}, {latest['end_to_end_duration']} ms"
+        )
+    console.print(text)
+    for uid, count in summary["bad-records"].items():
+        console.print(f"bad records of {uid}: {count:,}", markup=False)
+    for name, count in summary["late-records"].items():
+        console.print(f"late rows dropped at {name}: {count:,}", markup=False)
+    failed = (checkpoints["latest"] or {}).get("failed")
+    if failed:
+        at = _when(failed["failure_timestamp"])
+        console.print(f"last failed checkpoint: {failed['id']} at {at}: {failed['failure_message']}", markup=False)
+    if start := start_of(summary):
+        console.print(f"last started from {start}; restarts: {summary['restarts']}", markup=False, soft_wrap=True)
+    if summary["stopped-with"]:
+        console.print(f"stopped with savepoint {summary['stopped-with']}", markup=False, soft_wrap=True)
+    if summary["waits-for"]:
+        console.print(f"waits for slots: it needs {summary['waits-for']}", markup=False)
+    for line in _last_failure(failures, summary):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str]:
+    """Return the newest failure whole: where and when, the user's own lines, all frames."""
+    entries = failures["exceptionHistory"]["entries"]
+    if not entries:
+        return []
+    newest = entries[0]
+    facts = [
+        f"at {_when(newest['timestamp'])}",
+        f"in {newest['taskName']}" if newest["taskName"] else "",
+        f"restart {summary['restarts']}" if summary["restarts"] else "",
+        next_attempt(summary),
+    ]
+    text = str(newest["stacktrace"]).strip()
+    head = [f"last failure ({', '.join(filter(None, facts))}): {newest['exceptionName']}"]
+    return head if text == newest["exceptionName"] else [*head, text]
+
+
+def cancel(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
+    """Cancel a job and wait for its end.
+
+    Its checkpoints are kept, and a later run resumes from them.
+    """
+    with connect(cluster) as client:
+        found = job_to_change(client, job)
+        found.cancel()
+        state = found.wait(timeout_ms=_CANCEL_MS)
+    if json:
+        print_json({"jobid": found.job_id, "name": found.name, "state": state})
+    else:
+        say(f"{found.name} {found.job_id} is {state}")
+
+
+def stop(
+    job: JobArgument,
+    *,
+    drain: Annotated[bool, typer.Option(help="Fire all windows and timers first, as at the end of input.")] = False,
+    target: Annotated[
+        str | None, typer.Option(help="Folder or URI below which the savepoint is written; default: the job's own.")
+    ] = None,
+    token: TokenOption = "",
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Stop a job with a savepoint and print the savepoint's location."""
+    with connect(cluster) as client:
+        found = job_to_change(client, job, token)
+        uri = found.stop(drain=drain, target=target, token=token)
+    _print_savepoint(found, uri, as_json=json)
+
+
+def savepoint(
+    job: JobArgument,
+    uri: Annotated[
+        str | None, typer.Argument(help="Folder or URI below which it is written; default: the job's own.")
+    ] = None,
+    *,
+    token: TokenOption = "",
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Take a savepoint of a running job.
+
+    The command prints the savepoint's location.
+    """
+    with connect(cluster) as client:
+        found = job_to_change(client, job, token)
+        location = found.savepoint(uri, token=token)
+    _print_savepoint(found, location, as_json=json)
+
+
+def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
+    """Print what happened to a job, event by event."""
+    with connect(cluster) as client:
+        entries = client.story(find_job(client, job)["jid"])
+    if json:
+        print_json(entries)
+        return
+    several, leader = len({entry["generation"] for entry in entries}) > 1, None
+    for entry in entries:
+        if several and entry["generation"] != leader:
+            leader = entry["generation"]
+            say(f"--- JobManager, generation {leader}")
+        say(f"{_when(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
+
+
+def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
+    """Print the end of the logs of a job's workers.
+
+    If the job has no workers, the log is that of the last worker that failed.
+    """
+    with connect(cluster) as client:
+        found = find_job(client, job)
+        workers = client.workers(found["jid"])
+        if not workers:
+            entries = client.exceptions(found["jid"])["exceptionHistory"]["entries"]
+            failed = ({"id": e["endpoint"], "pid": None, "taskmanager": e["taskManagerId"]} for e in entries)
+            workers = [worker for worker in failed if worker["id"]][:1]
+        workers = [{**worker, "log": _log_of(client, worker["id"])} for worker in workers]
+    if json:
+        print_json(workers)
+        return
+    if not workers:
+        say(f"job {found['name']} is {found['state']} and has no workers; see `penstock show` and `penstock story`")
+    for worker in workers:
+        ended = f"the last that failed; the job is {found['state']}"
+        what = f"pid {worker['pid']}" if worker["pid"] is not None else ended
+        say(f"--- {worker['id']} ({what}, {worker['taskmanager']})")
+        say(worker["log"])
+
+
+def _log_of(client: RestClient, worker_id: str) -> str:
+    """Return the tail of a log, or why there is none."""
+    try:
+        return client.log(worker_id)
+    except PenstockError as error:
+        return f"no log: {error}"
+
+
+def _print_savepoint(job: JobHandle, uri: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"jobid": job.job_id, "name": job.name, "savepoint": uri})
+    else:
+        say(f"savepoint of {job.name}: {uri}")
+
+
+def _when(timestamp_ms: int) -> str:
+    return dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")

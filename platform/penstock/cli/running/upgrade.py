@@ -1,0 +1,162 @@
+"""`penstock upgrade`: another version in the place of a running job, taken back by itself when it is not healthy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.api.job_file import planned
+from penstock.cli.options import (
+    ClusterOption,
+    JsonOption,
+    SettingsOption,
+    TokenOption,
+    connect,
+    find_job,
+    job_to_change,
+    print_json,
+    say,
+)
+from penstock.cli.running.jobs import JobArgument
+from penstock.cli.start.run import parse_overrides
+from penstock.client.handle import JobHandle
+from penstock.client.rest_client import RestClient, UpgradeOptions
+from penstock.client.upgrading import asked
+from penstock.core.clock import SystemClock
+from penstock.core.errors import UsageError
+
+
+def upgrade(
+    job: JobArgument,
+    new: Annotated[
+        Path | None, typer.Argument(metavar="[JOB.PY]", help="The new version; none with the next three options.")
+    ] = None,
+    *,
+    status: Annotated[bool, typer.Option("--status", help="Show the progress of the newest upgrade.")] = False,
+    healthy: Annotated[bool, typer.Option("--healthy", help="Accept the version on trial.")] = False,
+    unhealthy: Annotated[bool, typer.Option("--unhealthy", help="Reject the version on trial and roll back.")] = False,
+    from_checkpoint: Annotated[
+        bool, typer.Option("--from-checkpoint", help="Continue from a checkpoint, without a savepoint.")
+    ] = False,
+    target: Annotated[str, typer.Option(help="Folder or URI below which the savepoint is written.")] = "",
+    checkpoints: Annotated[int, typer.Option(help="Checkpoints to complete in the trial.")] = 3,
+    max_restarts: Annotated[int, typer.Option(help="Restarts allowed during the trial.")] = 0,
+    deadline: Annotated[str, typer.Option(help="Time limit of the trial.")] = "5m",
+    confirm: Annotated[bool, typer.Option("--confirm", help="Require --healthy to accept the version.")] = False,
+    no_rollback: Annotated[
+        bool, typer.Option("--no-rollback", help="Do not hold output back; the new version stays.")
+    ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="UID", help="A sink that cannot hold output: a roll-back leaves there what it wrote."),
+    ] = None,
+    allow_non_restored_state: Annotated[
+        list[str] | None, typer.Option(metavar="UID[/STATE]", help="Leave behind state that it no longer has.")
+    ] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Of the new version; default: as the running one.")] = None,
+    settings: SettingsOption = None,
+    token: TokenOption = "",
+    detached: Annotated[bool, typer.Option(help="Return once it is asked for; see --status.")] = False,
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Replace a running job by another version.
+
+    The old version stops with a savepoint, and the new one goes on from there with its output held back. If it is
+    healthy in time, its output is released. Else it is discarded, and the old version goes on from that savepoint.
+    """
+    if (new is None) != (status or healthy or unhealthy):
+        msg = "give either the new version's file, or one of --status, --healthy and --unhealthy"
+        raise UsageError(msg, hint="write `penstock upgrade JOB new.py`")
+    options: UpgradeOptions = {
+        "from_checkpoint": from_checkpoint,
+        "target": target,
+        "checkpoints": checkpoints,
+        "max_restarts": max_restarts,
+        "deadline": deadline,
+        "confirm": confirm,
+        "rollback": not no_rollback,
+        "accept": tuple(accept or ()),
+        "allow_non_restored_state": tuple(allow_non_restored_state or ()),
+    }
+    with connect(cluster) as client:
+        if new is None:
+            _judge_or_tell(client, find_job(client, job)["jid"], (healthy, unhealthy), as_json=json)
+            return
+        found, overrides = job_to_change(client, job, token), parse_overrides(settings or [], parallelism)
+        options["keep_parallelism"] = "parallelism" not in overrides
+        graph = planned(new, overrides, found.name)
+        if detached:
+            _tell_asked(found, asked(found, graph, token, options), as_json=json)
+            return
+        uri = found.upgrade(graph, token=token, on_poll=_Progress(silent=json).show, **options)
+    if json:
+        print_json({"jobid": found.job_id, "name": found.name, "savepoint": uri})
+        return
+    say(f"{found.name} runs as {new}" + (f"; savepoint of the version before: {uri}" if uri else ""))
+
+
+def _tell_asked(handle: JobHandle, request_id: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"jobid": handle.job_id, "name": handle.name, "request-id": request_id})
+    else:
+        say(f"asked for; penstock upgrade {handle.name} --status tells how far it is")
+
+
+class _Progress:
+    """One line for each thing that changes."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
+        self._last = ""
+        self._parallelism_told = False
+
+    def show(self, view: dict[str, Any]) -> None:
+        """Print what is new of `RestClient.newest_upgrade`."""
+        text = _described(view)
+        if not (self._silent or self._parallelism_told):
+            self._parallelism_told = True
+            for line in _parallelism(view):
+                say(line)
+        if not self._silent and text != self._last:
+            say(text)
+        self._last = text
+
+
+def _described(view: dict[str, Any]) -> str:
+    if view["phase"] == "cut":
+        return f"the old version {'stops with a savepoint' if view['savepoint'] else 'takes a checkpoint and stops'}"
+    if view["phase"] == "trial":
+        done, restarts, held = view["checkpoints"], view["restarts"], view["held"]
+        text = f"trial of the new version: checkpoint {done['completed']} of {done['wanted']}"
+        text += f", {restarts['seen']} of {restarts['allowed']} restarts, {held['rows']:,} output rows held back"
+        return text + ("; it waits for your --healthy or --unhealthy" if view["confirm"] else "")
+    return f"upgrade {view['phase']}{view['reason'] and ': ' + view['reason']}"
+
+
+def _parallelism(view: dict[str, Any]) -> list[str]:
+    """Return a line for each operator that has another parallelism than before, or than the new version's file says."""
+    lines = []
+    for uid, count in view["parallelism"].items():
+        if count["now"] == count["before"]:
+            lines.append(
+                f"{uid} keeps parallelism {count['now']} although the file says {count['file']};"
+                " --parallelism N changes it"
+            )
+        else:
+            lines.append(f"{uid}: parallelism {count['before']} -> {count['now']}")
+    return lines
+
+
+def _judge_or_tell(client: RestClient, job_id: str, word: tuple[bool, bool], *, as_json: bool) -> None:
+    healthy, unhealthy = word
+    if healthy or unhealthy:
+        client.judge_upgrade(job_id, healthy=healthy)
+    view = client.newest_upgrade(job_id)
+    if as_json:
+        print_json(view)
+        return
+    left = (view["deadline"] - SystemClock().now_ms()) / 1000
+    say(_described(view) + (f", {left:.0f} s left" if view["phase"] in ("cut", "trial") else ""))

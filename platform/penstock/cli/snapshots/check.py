@@ -1,0 +1,175 @@
+"""`penstock check job.py --against URI`: a table of verdicts, state by state, before the job is started from it.
+
+With `--backfill` instead: which of its operators a backfill takes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+
+from penstock.api.job_file import planned
+from penstock.cli.options import JsonOption, SettingsOption, print_json, say
+from penstock.cli.start.run import parse_overrides
+from penstock.cli.start.table_options import (
+    CutOverOption,
+    HistoryOption,
+    OffsetsOption,
+    SparseOption,
+    UntilOption,
+    parse_cut_over,
+    parse_tables,
+    parse_until,
+)
+from penstock.cli.terminal import terminal
+from penstock.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backfill.histories import TableHistory
+    from penstock.checkpoint.manifest import Manifest
+    from penstock.graph.job_graph import JobGraph
+    from penstock.graph.verdicts import StateVerdict
+
+    #: (where histories end, where sources take over), the tables.
+    _Tables = tuple[tuple[dict[str, Any], dict[str, Any]], tuple[TableHistory, ...]]
+
+#: What to do about a job that has changed; the verdicts tell beforehand whether it will help.
+_SAVEPOINT = "stop the job with a savepoint (penstock stop) and start with --from: the verdicts are those of that start"
+
+
+def check(
+    job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
+    *,
+    against: Annotated[str | None, typer.Option(help="A savepoint's folder, or CHECKPOINT_ROOT/JOB.")] = None,
+    backfill: Annotated[bool, typer.Option("--backfill", help="Whether `penstock backfill` takes the job.")] = False,
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="UID", help="With --backfill: an operator accepted by name.")
+    ] = None,
+    history: HistoryOption = None,
+    offsets: OffsetsOption = None,
+    sparse: SparseOption = None,
+    cut_over: CutOverOption = None,
+    until: UntilOption = "latest",
+    parallelism: Annotated[int | None, typer.Option(help="Overrides the job's own.")] = None,
+    allow_non_restored_state: Annotated[
+        list[str] | None, typer.Option(metavar="UID[/STATE]", help="State that may be left behind.")
+    ] = None,
+    settings: SettingsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say whether a snapshot's state fits a job.
+
+    State by state: same, migrates, new, dropped or blocked; exit code 1 if one is blocked.
+
+    A checkpoint's job must be unchanged too. With --backfill: whether its operators give in a backfill what they give
+    live; exit code 1 if one does not and is not accepted. With --history also: whether the tables fit, and where the
+    sources take over.
+    """
+    if (against is None) != backfill:
+        raise UsageError("check needs --against URI or --backfill", hint="one of the two")
+    if against is None:
+        graph = planned(job, parse_overrides(settings or []), "")
+        cut = (parse_until(until), parse_cut_over(cut_over))
+        _check_backfill(graph, accept or [], (cut, parse_tables(history, offsets, sparse)), as_json=json)
+        return
+    from penstock.graph.state_check import check_states
+    from penstock.snapshots.read.declared import with_states
+    from penstock.snapshots.read.opening import open_snapshot
+
+    snapshot = open_snapshot(against)
+    overrides = parse_overrides(settings or [], parallelism)
+    graph = with_states(planned(job, overrides, snapshot.manifest.job_name))
+    verdicts = check_states(
+        graph,
+        snapshot.manifest.subtasks,
+        pending=snapshot.manifest.pending,
+        allow_non_restored=tuple(allow_non_restored_state or ()),
+        known=snapshot.manifest.operators,
+    )
+    blocked = sum(verdict.verdict == "blocked" for verdict in verdicts)
+    savepoint = _needs_savepoint(graph, snapshot.manifest, allow_non_restored_state)
+    groups = {"snapshot": snapshot.manifest.key_groups, "job": graph.settings.key_groups}
+    if json:
+        states = [msgspec.to_builtins(verdict) for verdict in verdicts]
+        head = {"job": graph.name, "snapshot": snapshot.uri, "key_groups": groups}
+        print_json({**head, "ok": not blocked, "needs_savepoint": savepoint, "states": states})
+    else:
+        _print_verdicts(verdicts)
+        if groups["job"] != groups["snapshot"]:
+            say(f"key groups: {groups['snapshot']} in the snapshot, {groups['job']} in the job: cut anew at the start")
+        say(f"{blocked} blocked" if blocked else f"the state of {snapshot.uri} fits {graph.name}")
+        if savepoint:
+            say(f"{savepoint}\n    {_SAVEPOINT}")
+    if blocked:
+        raise typer.Exit(1)
+
+
+def _print_verdicts(verdicts: Sequence[StateVerdict]) -> None:
+    table = Table("uid", "state", "verdict", "", box=None)
+    for row in verdicts:
+        table.add_row(row.uid, row.state, row.verdict, "see below" if row.way_out else row.reason)
+    terminal().print(table)
+    for row in verdicts:
+        if row.way_out:
+            say(f"{row.place}: {row.reason}\n    {row.way_out}")
+
+
+def _check_backfill(graph: JobGraph, accept: list[str], tables: _Tables, *, as_json: bool) -> None:
+    from penstock.backfill.qualify import findings
+
+    found = findings(graph, accept)
+    refused = sum(not finding.accepted for finding in found)
+    stitched = _stitched(graph, tables)
+    if as_json:
+        told = {"findings": [msgspec.to_builtins(f) for f in found], "tables": stitched}
+        print_json({"job": graph.name, "ok": not refused, **told})
+    else:
+        for finding in found:
+            way = "accepted" if finding.accepted else f"--accept {finding.uid}" if finding.acceptable else "refused"
+            say(f"{finding.uid} ({finding.kind}): {finding.reason} [{way}]")
+        for uid, splits in stitched.items():
+            for split, at in splits.items():
+                said = f"offsets {at['from']} to {at['to'] - 1} from the table, " if "from" in at else ""
+                say(f"{uid}: {split}: {said}its source takes over at {at['to']}")
+        say(f"{refused} refused" if refused else f"{graph.name} can be backfilled")
+    if refused:
+        raise typer.Exit(1)
+
+
+def _stitched(graph: JobGraph, given: _Tables) -> dict[str, dict[str, dict[str, int]]]:
+    """Return where the tables of sources begin and sources take over: uid -> split id -> positions.
+
+    Raises:
+        UsageError: one does not fit, or leaves a gap.
+    """
+    (until, cut_over), tables = given
+    if not tables and not cut_over:
+        return {}
+    from penstock.backfill.histories import Cut, histories
+
+    found = histories(graph, Cut(until=until, cut_over=cut_over, piece_rows=1 << 40), tables)
+    named = {table.uid for table in tables}
+    told: dict[str, dict[str, dict[str, int]]] = {}
+    for vertex in graph.vertices:
+        uid = vertex.operators[0].uid
+        if vertex.is_source and uid in named:
+            history = found[vertex.id]
+            told[uid] = {s.rest.id: {"to": s.begin} for s in history.splits}
+            for split, (low, high) in history.tables.items():
+                told[uid][split] = {"from": low, "to": high}
+    return told
+
+
+def _needs_savepoint(graph: JobGraph, manifest: Manifest, names: list[str] | None) -> str:
+    """Return why the job goes on from a savepoint only, though its states may fit; nothing if it does without."""
+    if manifest.kind == "savepoint":
+        return ""
+    if manifest.graph_fingerprint != graph.fingerprint:
+        return f"job {graph.name!r} has changed since checkpoint {manifest.checkpoint_id}: it cannot go on from it"
+    return "state is left behind at a start from a savepoint only, and this is a checkpoint" if names else ""

@@ -1,0 +1,224 @@
+"""`penstock state ...`: look at snapshots: what there is, what they hold, what differs, whether they are whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.running.live_state import get
+from penstock.cli.snapshots.recut_commands import rekey, repartition
+from penstock.cli.snapshots.snapshot_options import CheckpointOption, UriArgument, opened, summary_of
+from penstock.cli.terminal import terminal
+from penstock.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.manifest import Manifest
+
+commands = typer.Typer(
+    help="Look at snapshots, and at the state of running jobs.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+commands.command("get")(get)
+
+
+@commands.command("ls")
+def list_snapshots(
+    uri: Annotated[
+        str, typer.Argument(metavar="URI", help="A checkpoint root, a job's folder, a savepoint or a folder of such.")
+    ],
+    *,
+    json: JsonOption = False,
+) -> None:
+    """List the checkpoints and savepoints below a URI."""
+    found = _listed(uri)
+    if json:
+        print_json(found)
+        return
+    table = Table("job", "kind", "sequence", "checkpoint", "taken", "rows", "bytes", "where", box=None)
+    for row in found:
+        cells = [row[name] for name in ("job", "kind", "sequence", "checkpoint")]
+        figures = [f"{row['rows']:,}", f"{row['bytes']:,}"]
+        table.add_row(*map(str, cells), _when(row["created-ms"]), *figures, row["uri"])
+    terminal().print(table)
+
+
+@commands.command("show")
+def show(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOption = False) -> None:
+    """Show the states of a snapshot.
+
+    The command prints their columns and sizes.
+    """
+    from penstock.snapshots.read.content import states_of
+
+    snapshot = opened(uri, checkpoint)
+    states = [state.as_json() for state in states_of(snapshot.manifest)]
+    head = {**summary_of(snapshot), "operators": _operators(snapshot.manifest), "states": states}
+    if json:
+        print_json(head)
+        return
+    console = terminal()
+    console.print(
+        f"[bold]{head['job']}[/] {head['kind']} {head['checkpoint']}, taken {_when(head['created-ms'])},"
+        f" {head['key-groups']} key groups, {head['pending-rows']:,} rows of output not yet published"
+    )
+    table = Table("uid", "state", "key", "value", "subtasks", "files", "rows", "bytes", box=None)
+    for row in states:
+        columns = [", ".join(row["key"]), ", ".join(row["value"])]  # type: ignore[arg-type] # lists of texts
+        figures = [f"{row[name]:,}" for name in ("subtasks", "files", "rows", "bytes")]
+        table.add_row(str(row["uid"]), str(row["state"]), *columns, *figures)
+    console.print(table)
+
+
+@commands.command("read")
+def read(
+    uri: UriArgument,
+    uid: Annotated[str, typer.Argument(metavar="UID", help="The operator's uid.")],
+    name: Annotated[str | None, typer.Argument(metavar="[STATE]", help="The state's name.")] = None,
+    *,
+    checkpoint: CheckpointOption = None,
+    where: Annotated[str | None, typer.Option(help="Rows to keep, as SQL: --where 'user_id = 7'.")] = None,
+    limit: Annotated[int, typer.Option(help="Rows at most; 0: all.")] = 20,
+    output: Annotated[Path | None, typer.Option(help="Write all rows to a .parquet or .csv file instead.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the live rows of one state."""
+    import polars as pl
+
+    from penstock.snapshots.read.content import find_state
+    from penstock.snapshots.read.reading import frame_of
+
+    snapshot = opened(uri, checkpoint)
+    rows = frame_of(snapshot, find_state(snapshot.manifest, uid, name))
+    if where is not None:
+        columns = rows.collect_schema().names()
+        try:
+            rows = rows.filter(pl.sql_expr(where))
+            rows.collect_schema()
+        except pl.exceptions.PolarsError as error:
+            msg = f"--where {where!r}: {str(error).splitlines()[0]}"
+            raise UsageError(msg, hint=f"columns: {', '.join(columns)}") from error
+    if output is not None:
+        _write(rows.collect(), output)
+        return
+    found = (rows.head(limit) if limit else rows).collect()
+    if json:
+        print_json(found.to_dicts())
+        return
+    table = Table(*found.columns, box=None)
+    for row in found.iter_rows():
+        table.add_row(*map(str, row))
+    terminal().print(table)
+    if limit and found.height == limit:
+        say(f"the first {limit} rows; --limit 0 prints all, --output FILE writes them")
+
+
+@commands.command("diff")
+def diff(
+    uri: UriArgument,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="The newer snapshot.")],
+    *,
+    json: JsonOption = False,
+) -> None:
+    """Compare the states of two snapshots.
+
+    The command prints in how many rows each differs. The exit code is 1 when one does.
+    """
+    from penstock.snapshots.read.compare import diff as compare
+
+    found = compare(opened(uri), opened(other))
+    if json:
+        print_json([dataclasses.asdict(row) for row in found])
+    else:
+        table = Table("uid", "state", "verdict", "added", "removed", "changed", "unchanged", box=None)
+        for row in found:
+            figures = [f"{n:,}" for n in (row.added, row.removed, row.changed, row.unchanged)]
+            table.add_row(row.uid, row.state, row.verdict, *figures)
+        terminal().print(table)
+    if any(row.verdict != "same" for row in found):
+        raise typer.Exit(1)
+
+
+@commands.command("fsck")
+def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOption = False) -> None:
+    """Verify the files of snapshots.
+
+    These are all files that a snapshot names, or all checkpoints of a job's folder. The exit code is 1 when one is
+    damaged.
+    """
+    from penstock.snapshots.read.verify import verify
+
+    report = verify(uri, checkpoint=checkpoint)
+    if json:
+        print_json({**dataclasses.asdict(report), "ok": not report.damaged})
+    else:
+        for damage in report.damaged:
+            say(f"{damage.file}: {damage.problem}")
+            say(f"    named by {damage.manifest} {f'for {damage.state}' if damage.state else ''}".rstrip())
+            say(f"    {damage.remedy}")
+        for title, files in (("not referenced", report.unreferenced), ("unknown", report.unknown)):
+            for name in files:
+                say(f"{title}: {name}")
+        say(
+            f"{len(report.damaged)} damaged; {report.manifests} manifests, {report.files} files,"
+            f" {report.size_bytes:,} bytes verified; {len(report.unreferenced)} files that no manifest names,"
+            f" {len(report.unknown)} unknown"
+        )
+    if report.damaged:
+        raise typer.Exit(1)
+
+
+commands.command("repartition")(repartition)
+commands.command("rekey")(rekey)
+
+
+def _listed(uri: str) -> list[dict[str, Any]]:
+    from penstock.checkpoint.log import PREFIX, key_of
+    from penstock.checkpoint.stores import join_uri, open_store
+    from penstock.core.errors import NotFoundError
+    from penstock.snapshots.read import opening
+
+    store = open_store(uri.rstrip("/"))
+    jobs = opening.jobs_of(store)
+    if not jobs and not store.list(PREFIX):
+        return [summary_of(opened(savepoint)) for savepoint in opening.savepoints_of(store, "") or (uri,)]
+    found: list[dict[str, Any]] = []
+    for folder in [join_uri(uri, job) for job in jobs] or [uri]:
+        job_store = open_store(folder)
+        for manifest in opening.read_log(job_store):
+            if manifest.kind == "checkpoint":
+                where = join_uri(job_store.uri, key_of(manifest.sequence))
+                found.append(summary_of(opening.Snapshot(where, job_store, manifest)))
+        found += [summary_of(opened(savepoint)) for savepoint in opening.savepoints_of(job_store)]
+    if not found:
+        msg = f"{store.uri} holds no checkpoint that is complete"
+        raise NotFoundError(msg, hint="a job writes its first one a checkpoint interval after its start")
+    return found
+
+
+def _operators(manifest: Manifest) -> list[dict[str, Any]]:
+    return [
+        {"uid": uid, "parallelism": parallelism} for uid, (parallelism, _vertex) in sorted(manifest.operators.items())
+    ]
+
+
+def _write(rows: Any, output: Path) -> None:
+    if output.suffix == ".parquet":
+        rows.write_parquet(output)
+    elif output.suffix == ".csv":
+        rows.write_csv(output)
+    else:
+        msg = f"--output {output}: its ending says no format"
+        raise UsageError(msg, hint="write to a .parquet or .csv file")
+    say(f"{rows.height:,} rows written to {output}")
+
+
+def _when(timestamp_ms: int) -> str:
+    return dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")

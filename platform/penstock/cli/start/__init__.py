@@ -1,0 +1,1 @@
+"""Commands that start something: a job, a backfill, a cluster, a benchmark."""

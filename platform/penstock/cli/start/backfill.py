@@ -1,0 +1,140 @@
+"""`penstock backfill job.py`: a job's history on Spark or in this process, as a savepoint the live job starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.api.job_file import planned
+from penstock.cli.options import JsonOption, SettingsOption, print_json, say
+from penstock.cli.start.run import parse_overrides
+from penstock.cli.start.spark_options import SparkConfOption, needs_spark, refuse_settings, spark_settings
+from penstock.cli.start.table_options import (
+    CutOverOption,
+    HistoryOption,
+    OffsetsOption,
+    SparseOption,
+    UntilOption,
+    parse_cut_over,
+    parse_tables,
+    parse_until,
+)
+from penstock.core.clock import SystemClock
+from penstock.core.rand import SystemRand
+
+if TYPE_CHECKING:
+    from penstock.backfill.engine import Engine, Progress
+    from penstock.backfill.run import BackfillResult
+    from penstock.backfill.stages import Stage
+
+
+def backfill(
+    job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
+    *,
+    target: Annotated[str, typer.Option("--to", metavar="URI", help="Where the savepoint goes: an empty place.")],
+    until: UntilOption = "latest",
+    history: HistoryOption = None,
+    offsets: OffsetsOption = None,
+    sparse: SparseOption = None,
+    cut_over: CutOverOption = None,
+    master: Annotated[str | None, typer.Option(help="Spark's: local[4], yarn, ...; default: in this process.")] = None,
+    spark_conf: SparkConfOption = None,
+    parts: Annotated[int, typer.Option(min=1, help="Key ranges, each the work of one task.")] = 16,
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="UID", help="An operator that does not qualify by itself.")
+    ] = None,
+    settings: SettingsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a job over its source's history.
+
+    Up to a cut; `penstock run --from` goes on from there.
+
+    What the job's sinks would have written is staged in the savepoint and published by that start, once. With
+    --history the first part comes from Parquet files, and the topic takes over where they end.
+    """
+    from penstock.backfill.run import Backfill, BackfillOptions
+
+    options = BackfillOptions(
+        target=target,
+        until=parse_until(until),
+        tables=parse_tables(history, offsets, sparse),
+        cut_over=parse_cut_over(cut_over),
+        parts=parts,
+        accept=tuple(accept or ()),
+    )
+    if master is None:
+        refuse_settings(spark_conf, way="name its master: --master local[4]")
+    given = spark_settings(spark_conf)
+    graph = planned(job, parse_overrides(settings or []), "")
+    clock = SystemClock()
+    began = clock.monotonic_ms()
+    with _engine(master, given) as engine:
+        result = Backfill(graph, options, clock, SystemRand()).run(engine, _progress(quiet=json))
+    seconds = (clock.monotonic_ms() - began) / 1000
+    if json:
+        print_json(_as_json(graph.name, result, seconds))
+        return
+    say(f"{graph.name}: {result.rows_read:,} rows in {seconds:.1f} s, {result.rows_staged:,} rows of output staged")
+    for uid, splits in result.tables.items():
+        read = ", ".join(f"{split} {low} to {high - 1}" for split, (low, high) in splits.items())
+        say(f"{uid}: offsets from the table: {read}")
+    for uid, uris in result.histories.items():
+        say(f"{uid}: read from {', '.join(uris)}")
+    if result.rows_late:
+        say(f"{result.rows_late:,} rows were late and were dropped, as they would be live")
+    say(f"event time has come to {_time(result.watermark)}; start the job with: penstock run {job} --from {result.uri}")
+
+
+@contextlib.contextmanager
+def _engine(master: str | None, settings: dict[str, str]) -> Iterator[Engine]:
+    """Open what does the work: Spark with these settings, or without a master this process."""
+    with contextlib.ExitStack() as stack:
+        engine: Engine
+        if master is None:
+            from penstock.backfill.engine import LocalEngine
+
+            engine = LocalEngine()
+        else:
+            with needs_spark("; without --master this process does the work"):
+                from penstock.backfill.spark import SparkEngine
+                from penstock.snapshots.on_spark.spark_session import open_session
+
+            engine = SparkEngine(stack.enter_context(open_session(master, settings)))
+        stack.callback(engine.close)
+        yield engine
+
+
+def _progress(*, quiet: bool) -> Progress:
+    def tell(stage: Stage, done: int, tasks: int) -> None:
+        if not quiet and done in (0, tasks):
+            say(f"{stage.vertex.name}: {'done' if done else 'runs'}, {tasks} tasks")
+
+    return tell
+
+
+def _time(watermark: int | None) -> str:
+    if watermark is None:
+        return "nowhere yet"
+    return f"{dt.datetime.fromtimestamp(watermark / 1e6, dt.UTC).isoformat(timespec='milliseconds')}"
+
+
+def _as_json(name: str, result: BackfillResult, seconds: float) -> dict[str, Any]:
+    return {
+        "job": name,
+        "savepoint": result.uri,
+        "run": result.run_id,
+        "rows": result.rows_read,
+        "staged_rows": result.rows_staged,
+        "late_rows": result.rows_late,
+        "watermark": result.watermark,
+        "positions": result.positions,
+        "tables": result.tables,
+        "histories": result.histories,
+        "seconds": round(seconds, 3),
+    }

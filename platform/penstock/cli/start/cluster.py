@@ -1,0 +1,210 @@
+"""`penstock cluster start|status|stop`: a cluster that outlives the command, its TaskManagers here or on Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import json as jsonlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.options import (
+    InsecureOption,
+    JsonOption,
+    LogFormatOption,
+    OtlpOption,
+    SecurityOption,
+    cluster_file,
+    connect,
+    home,
+    print_json,
+    say,
+)
+from penstock.cli.serve import LOG_VARIABLE, OTLP_VARIABLE
+from penstock.cli.start.certs import certs
+from penstock.cli.start.spark_options import (
+    MasterOption,
+    SparkConfOption,
+    refuse_settings,
+    spark_cluster,
+    spark_options,
+    spark_settings,
+    taskmanager_bounds,
+)
+from penstock.client.kernels import compile_kernels
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.config.security import FOLDER_VARIABLE
+from penstock.core.clock import SystemClock
+from penstock.core.errors import PenstockError, UsageError
+
+if TYPE_CHECKING:
+    from penstock.client.spark_cluster import SparkCluster
+
+commands = typer.Typer(
+    help="A local standalone cluster.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
+commands.command("certs")(certs)
+TimeoutOption = Annotated[
+    str, typer.Option(metavar="TIME", help="Of MIN..MAX: one that is unused for so long is released (60s).")
+]
+_START_TIMEOUT_MS = 330_000
+_SPARK_START_TIMEOUT_MS = 960_000
+_STOP_TIMEOUT_MS = 60_000
+_POLL_MS = 50
+
+
+@commands.command("start")
+def start(
+    *,
+    taskmanagers: Annotated[str, typer.Option(metavar="N", help="TaskManagers; on Spark also MIN..MAX.")] = "2",
+    slots: Annotated[int, typer.Option(help="Slots (worker processes) of each TaskManager.")] = 2,
+    rest_port: Annotated[int, typer.Option(help="Port of the REST API; 0 picks a free one.")] = 8081,
+    host: Annotated[str, typer.Option(help="Address REST listens on.")] = "127.0.0.1",
+    taskmanager_timeout: TimeoutOption = "",
+    provider: Annotated[str, typer.Option(help="Where TaskManagers run: local, or spark.")] = "local",
+    master: MasterOption = "",
+    spark_conf: SparkConfOption = None,
+    security: SecurityOption = "",
+    insecure: InsecureOption = False,
+    otlp_endpoint: OtlpOption = "",
+    log_format: LogFormatOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Start a cluster in the background and print its address."""
+    if (provider == "spark") != bool(master) or provider not in {"local", "spark"}:
+        msg = f"--provider {provider} with --master {master or '(none)'}"
+        raise UsageError(msg, hint="--provider spark takes a --master, --provider local (the default) none")
+    if provider == "spark":
+        spark_settings(spark_conf)  # a bad one is told here, and not by the process that is started
+    else:
+        refuse_settings(spark_conf, way="start it with --provider spark --master URL")
+    taskmanager_bounds(taskmanagers, slots, taskmanager_timeout, on_spark=bool(master))
+    record = cluster_file()
+    if record.exists() and _alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
+        msg = f"a cluster runs already ({record})"
+        raise UsageError(msg, hint="stop it with `penstock cluster stop`")
+    compile_kernels()  # here, where it is seen
+    home().mkdir(parents=True, exist_ok=True)
+    record.unlink(missing_ok=True)
+    log = home() / "cluster.log"
+    arguments = ["cluster", "serve", "--taskmanagers", taskmanagers, "--slots", str(slots)]
+    arguments += ["--taskmanager-timeout", taskmanager_timeout] if taskmanager_timeout else []
+    arguments += ["--rest-port", str(rest_port), "--host", host, *(["--insecure"] if insecure else [])]
+    arguments += ["--master", master] if master else []
+    arguments += [part for setting in spark_conf or [] for part in ("--spark-conf", setting)]
+    folder = str(Path(security).absolute()) if security else ""
+    told = {FOLDER_VARIABLE: folder, OTLP_VARIABLE: otlp_endpoint, LOG_VARIABLE: log_format}
+    environment = {**os.environ, **{name: value for name, value in told.items() if value}}
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli.main", *arguments],
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=environment,
+        )  # fmt: skip
+    clock = SystemClock()
+    deadline = clock.monotonic_ms() + (_SPARK_START_TIMEOUT_MS if master else _START_TIMEOUT_MS)
+    while not record.exists():
+        if process.poll() is not None or clock.monotonic_ms() > deadline:
+            msg = f"the cluster did not start: {log.read_text(errors='replace').strip().rpartition(chr(10))[2]}"
+            raise PenstockError(msg, hint=f"its log is {log}")
+        clock.sleep_ms(_POLL_MS)
+    found = jsonlib.loads(record.read_text(encoding="utf-8"))
+    if json:
+        print_json(found)
+    else:
+        say(f"cluster at {found['rest']} (pid {found['pid']}, logs in {found['directory']})")
+
+
+@commands.command("serve", hidden=True)
+def serve(
+    *,
+    taskmanagers: str = "2",
+    taskmanager_timeout: str = "",
+    slots: int = 2,
+    rest_port: int = 8081,
+    host: str = "127.0.0.1",
+    insecure: bool = False,
+    master: str = "",
+    spark_conf: SparkConfOption = None,
+) -> None:
+    """Run a cluster in the foreground."""
+    directory = home() / "cluster"
+    bounds = taskmanager_bounds(taskmanagers, slots, taskmanager_timeout, on_spark=bool(master))
+    config = LocalClusterConfig(
+        taskmanagers=bounds.least,
+        slots_per_taskmanager=slots,
+        directory=directory,
+        rest_port=rest_port,
+        rest_host=host,
+        insecure=insecure,
+        most_slots=bounds.most * slots,
+    )
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    cluster: LocalCluster | SparkCluster
+    if master:
+        spark = spark_options(master, spark_conf, bounds)
+        cluster = spark_cluster(replace(config, rpc_host=host), spark, ended.set)
+    else:
+        cluster = LocalCluster(config)
+    with cluster:
+        temporary = cluster_file().with_suffix(".tmp")
+        record = {"rest": cluster.rest_url, "pid": os.getpid(), "directory": str(directory)}
+        record["security"] = os.environ.get(FOLDER_VARIABLE, "")
+        temporary.write_text(jsonlib.dumps(record), encoding="utf-8")
+        temporary.replace(cluster_file())
+        try:
+            ended.wait()
+        finally:
+            cluster_file().unlink(missing_ok=True)
+
+
+@commands.command("status")
+def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonOption = False) -> None:
+    """Show slots, TaskManagers and job counts."""
+    with connect(cluster) as client:
+        overview = client.overview()
+        managers = client.taskmanagers()
+    if json:
+        print_json({**overview, "taskmanager-list": managers})
+        return
+    slots = f"{overview['slots-available']} of {overview['slots-total']} slots free"
+    count = overview["taskmanagers"]
+    say(f"{count} TaskManager{'' if count == 1 else 's'}, {slots}")
+    for manager in managers:
+        say(f"  {manager['id']} {manager['freeSlots']}/{manager['slotsNumber']} slots free")
+
+
+@commands.command("stop")
+def stop() -> None:
+    """Stop the local cluster; jobs keep their checkpoints."""
+    if not cluster_file().exists():
+        msg = "no local cluster runs"
+        raise UsageError(msg, hint="`penstock cluster start` starts one")
+    pid = int(jsonlib.loads(cluster_file().read_text(encoding="utf-8"))["pid"])
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    clock = SystemClock()
+    deadline = clock.monotonic_ms() + _STOP_TIMEOUT_MS
+    while _alive(pid) and clock.monotonic_ms() < deadline:
+        clock.sleep_ms(_POLL_MS)
+    if _alive(pid):
+        msg = f"the cluster (pid {pid}) did not end within {_STOP_TIMEOUT_MS // 1000} s"
+        raise PenstockError(msg, hint=f"see {home() / 'cluster.log'}")
+    cluster_file().unlink(missing_ok=True)
+    say("cluster stopped")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        status_text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    return status_text.rpartition(")")[2].split()[0] != "Z"

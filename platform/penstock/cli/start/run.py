@@ -1,0 +1,195 @@
+"""`penstock run job.py`: executes a job file with an executor of the user's choice behind `env.execute`."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.api.job_file import execute_file, planned
+from penstock.cli.options import InsecureOption, JsonOption, SettingsOption, cluster_executor, print_json, say
+from penstock.cli.progress import JobProgress
+from penstock.cli.start.spark_options import MasterOption, SparkConfOption, refuse_settings, spark_executor
+from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
+from penstock.client.handle import TERMINAL
+from penstock.core.errors import UsageError
+from penstock.graph.executor import JobExecutor, JobResult
+from penstock.graph.job_graph import encode_graph
+
+if TYPE_CHECKING:
+    from penstock.client.spark_cluster import SparkExecutor
+
+_ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="URL of a JobManager; default: an embedded one, with --detached, --token or --attach the known one."
+    ),
+]
+_TokenOption = Annotated[str, typer.Option(metavar="ID", help="On a cluster: runs with the same token are one job.")]
+
+
+def run(
+    job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
+    *,
+    parallelism: Annotated[int | None, typer.Option(help="Overrides the job's own.")] = None,
+    cluster: _ClusterOption = None,
+    from_uri: Annotated[str | None, typer.Option("--from", help="Savepoint to start from.")] = None,
+    fresh: Annotated[bool, typer.Option(help="Start a new history instead of resuming the newest checkpoint.")] = False,
+    no_claim: Annotated[
+        bool, typer.Option(help="With --from: fork, leaving the origin's pending output alone.")
+    ] = False,
+    accept_duplicates: Annotated[
+        bool, typer.Option(help="With --from: go back below output that was published already.")
+    ] = False,
+    allow_non_restored_state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="UID[/STATE]", help="With --from: leave behind state that the job no longer has."),
+    ] = None,
+    detached: Annotated[bool, typer.Option(help="On a cluster: return once the job is submitted.")] = False,
+    token: _TokenOption = "",
+    attach: Annotated[
+        bool, typer.Option(help="On a cluster: if the job already runs, follow it instead of starting another.")
+    ] = False,
+    name: Annotated[str, typer.Option(help="Instead of the name that the job file gives.")] = "",
+    engine: Annotated[str, typer.Option(help="Without --cluster: embedded, or spark.")] = "embedded",
+    master: MasterOption = "",
+    spark_conf: SparkConfOption = None,
+    taskmanagers: Annotated[int, typer.Option(help="With Spark: TaskManagers, each a core of an executor.", min=1)] = 2,
+    host: Annotated[str, typer.Option(help="With Spark: this machine, as executors reach it.")] = "127.0.0.1",
+    insecure: InsecureOption = False,
+    settings: SettingsOption = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Start nothing: write the job for the web interface to start.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a job file; it goes on from its newest checkpoint."""
+    if not job.is_file():
+        msg = f"there is no job file {job}"
+        raise UsageError(msg, hint="pass the path of a Python file")
+    on_cluster = cluster is not None or detached or bool(token) or attach
+    _check_engine(engine, master, spark_conf, on_cluster=on_cluster)
+    overrides = parse_overrides(settings or [], parallelism)
+    if write is not None:
+        _write(job, overrides, write)
+        return
+    options = SubmitOptions(
+        from_uri=from_uri,
+        claim=not no_claim,
+        fresh=fresh,
+        accept_duplicates=accept_duplicates,
+        allow_non_restored_state=tuple(allow_non_restored_state or ()),
+        token=token,
+        attach=attach,
+        name=name,
+    )
+    with JobProgress(enabled=not json) as progress, contextlib.ExitStack() as stack:
+        executor: ClusterExecutor | EmbeddedExecutor | SparkExecutor
+        if engine == "spark":
+            executor = spark_executor(master, spark_conf, host, taskmanagers=taskmanagers, insecure=insecure)
+            executor.options = options
+        elif not on_cluster:
+            executor = EmbeddedExecutor(options=options, on_printed=progress.note)
+            stack.callback(executor.close)
+            executor.launch()
+        else:
+            executor = cluster_executor(cluster, options)
+            executor.detached = detached
+        executor.on_poll = progress.on_poll
+        results = _executed(job, executor, overrides)
+    _tell(results, as_json=json)
+
+
+def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str]) -> list[JobResult]:
+    """Run the job file; what it needs is imported while the cluster's processes start."""
+    from penstock.api.building.executors import use_executor
+
+    with use_executor(executor, overrides) as results:
+        try:
+            execute_file(job)
+        except KeyboardInterrupt:
+            if isinstance(executor, ClusterExecutor) and executor.submitted is not None:
+                name = executor.submitted.name
+                say(f"\n{name} keeps running in the cluster; `penstock stop {name}` ends it with a savepoint,")
+                say(f"`penstock cancel {name}` without; `penstock run ... --attach` follows it again")
+            raise
+    if not results:
+        msg = f"{job} ran to its end without calling env.execute(...)"
+        raise UsageError(msg, hint="end the job file with env.execute('name')")
+    return results
+
+
+def _tell(results: list[JobResult], *, as_json: bool) -> None:
+    for result in results:
+        if as_json:
+            print_json(_document(result))
+        elif result.state in TERMINAL:
+            say(f"{result.name} {result.job_id} {result.state} after {result.duration_ms / 1000:.1f} s")
+            for line in _totals(result):
+                say(line)
+        else:
+            say(f"{result.name} {result.job_id} is submitted; `penstock show {result.name}` tells how it is")
+
+
+def _document(result: JobResult) -> dict[str, Any]:
+    document: dict[str, Any] = {"jobid": result.job_id, "name": result.name, "state": result.state}
+    if result.state in TERMINAL:
+        document |= {"checkpoints": result.checkpoints, "restarts": result.restarts}
+        document |= {"rows-read": result.rows_read, "rows-written": result.rows_written}
+        document |= {"bad-records": result.bad_records, "late-records": result.late_rows}
+    return document
+
+
+def _totals(result: JobResult) -> list[str]:
+    """Return what a job that has ended has read, written and left out, a line each."""
+    if result.nothing_left:
+        return [f"  nothing was left to do since checkpoint {result.restored_checkpoint}; --fresh starts over"]
+    lines = [f"  read {count:,} rows from {uid}" for uid, count in result.rows_read.items()]
+    lines += [f"  bad records in source {uid}: {count:,}" for uid, count in result.bad_records.items()]
+    lines += [f"  dropped {count:,} late rows at {name}" for name, count in result.late_rows.items()]
+    lines += [f"  wrote {count:,} rows to {uid}" for uid, count in result.rows_written.items()]
+    lines += [f"  {warning}" for warning in result.warnings]
+    if result.restarts:
+        times = "once" if result.restarts == 1 else f"{result.restarts} times"
+        lines.append(f"  the job restarted {times}; these counts begin at the last restart")
+        if result.last_failure:
+            lines.append(f"  it restarted because: {result.last_failure}")
+    return lines
+
+
+def _check_engine(engine: str, master: str, spark_conf: list[str] | None, *, on_cluster: bool) -> None:
+    if engine not in {"embedded", "spark"} or (engine == "spark") != bool(master):
+        msg = f"--engine {engine} with --master {master or '(none)'}"
+        raise UsageError(msg, hint="--engine spark takes a --master, --engine embedded (the default) none")
+    if master and on_cluster:
+        msg = "--engine spark brings a cluster of its own, and --cluster, --detached, --token or --attach name another"
+        raise UsageError(msg, hint="leave out one of them")
+    if not master:
+        refuse_settings(spark_conf, way="run it with --engine spark --master URL")
+
+
+def _write(job: Path, overrides: dict[str, str], to: Path) -> None:
+    """Write what a job file builds, as the file that the web interface and REST start a job from."""
+    encoded = encode_graph(planned(job, overrides, ""))
+    try:
+        to.write_bytes(encoded)
+    except OSError as error:
+        msg = f"{to} cannot be written: {error.strerror}"
+        raise UsageError(msg, hint="pass another path to --write") from error
+    say(f"{to}: {len(encoded):,} bytes; start it in the web interface, or send it to POST /v1/penstock/submit")
+
+
+def parse_overrides(settings: list[str], parallelism: int | None = None) -> dict[str, str]:
+    """Return settings of `key=value` texts, and of `parallelism` if it is given; raises UsageError."""
+    overrides = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            msg = f"--set {setting!r} has no value"
+            raise UsageError(msg, hint="write --set key=value")
+        overrides[key] = value
+    if parallelism is not None:
+        overrides["parallelism"] = str(parallelism)
+    return overrides

@@ -1,0 +1,119 @@
+"""State by key that folds what is added to it: `ReducingState` and `AggregatingState`, over one value by key.
+
+The author of a process function declares them; `penstock.operators.process.process_states` binds them to the table of a
+value, so in a snapshot they are a value: what has been reduced, or the accumulator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from penstock.functions.process_function import ValueState, value_state
+from penstock.functions.state_handles import Declaration, declaration_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.functions.state_ttl import TimeToLive
+
+T = TypeVar("T")
+In = TypeVar("In")
+Out = TypeVar("Out")
+Acc = TypeVar("Acc")
+In_contra = TypeVar("In_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
+
+
+class Aggregator(Protocol[In_contra, Acc, Out_co]):
+    """An aggregate of one's own: `class Mean(ps.Aggregator[int, tuple[int, int], float])`.
+
+    The accumulator's type is the return annotation of `create_accumulator`: any type a value can have.
+    """
+
+    def create_accumulator(self) -> Acc:
+        """Return the accumulator of nothing."""
+
+    def add(self, value: In_contra, accumulator: Acc) -> Acc:
+        """Return the accumulator with one more value."""
+
+    def get_result(self, accumulator: Acc) -> Out_co:
+        """Return what the accumulator means."""
+
+    def merge(self, left: Acc, right: Acc) -> Acc:
+        """Return the accumulator of the values of both."""
+
+
+class ReducingState(Generic[T]):
+    """One value for every key that others are reduced into: `most: ps.ReducingState[int] = ps.reducing_state(max)`."""
+
+    __slots__ = ("_declaration", "_function", "_reduced")
+
+    def __init__(self, declaration: Declaration, reduced: ValueState[T]) -> None:
+        """Made by `ps.reducing_state` as a declaration, and by `over`."""
+        self._declaration = declaration
+        self._function: Callable[[T, T], T] = declaration.fold
+        self._reduced = reduced
+
+    def add(self, value: T) -> None:
+        """Reduce a value into the current key's: `function(what there is, value)`; the first is kept as it is."""
+        reduced = self._reduced.value()
+        self._reduced.update(value if reduced is None else self._function(reduced, value))
+
+    def get(self) -> T | None:
+        """Return what the current key's values were reduced to; None when there was none."""
+        return self._reduced.value()
+
+    def clear(self) -> None:
+        """Forget the current key's values."""
+        self._reduced.clear()
+
+
+class AggregatingState(Generic[In, Out]):
+    """One accumulator for every key: `mean: ps.AggregatingState[int, float] = ps.aggregating_state(Mean())`."""
+
+    __slots__ = ("_accumulator", "_aggregator", "_declaration")
+
+    def __init__(self, declaration: Declaration, accumulator: ValueState[Any]) -> None:
+        """Made by `ps.aggregating_state` as a declaration, and by `over`."""
+        self._declaration = declaration
+        self._aggregator: Aggregator[In, Any, Out] = declaration.fold
+        self._accumulator = accumulator
+
+    def add(self, value: In) -> None:
+        """Add a value to the current key's accumulator."""
+        held, aggregator = self._accumulator.value(), self._aggregator
+        self._accumulator.update(aggregator.add(value, aggregator.create_accumulator() if held is None else held))
+
+    def get(self) -> Out | None:
+        """Return the result of the current key's accumulator; None when nothing was added."""
+        held = self._accumulator.value()
+        return None if held is None else self._aggregator.get_result(held)
+
+    def clear(self) -> None:
+        """Forget the current key's accumulator."""
+        self._accumulator.clear()
+
+
+def over(
+    declared: ReducingState[Any] | AggregatingState[Any, Any], held: ValueState[Any]
+) -> ReducingState[Any] | AggregatingState[Any, Any]:
+    """Return a state that folds as a declared one does, into this value."""
+    if isinstance(declared, ReducingState):
+        return ReducingState(declaration_of(declared), held)
+    return AggregatingState(declaration_of(declared), held)
+
+
+def reducing_state(function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> ReducingState[Any]:
+    """Declare a value by key into which others are reduced: `most: ps.ReducingState[int] = ps.reducing_state(max)`.
+
+    `function(old, new)` returns a value of the annotation's type, any that `ps.value_state` takes, as is `ttl`.
+    """
+    return ReducingState(Declaration(ttl=ttl, fold=function), value_state())
+
+
+def aggregating_state(aggregator: Aggregator[In, Any, Out], *, ttl: TimeToLive = None) -> AggregatingState[In, Out]:
+    """Declare an accumulator by key: `mean: ps.AggregatingState[int, float] = ps.aggregating_state(Mean())`.
+
+    Saved is the accumulator, of the type that `create_accumulator` is annotated with; `ttl` as for `ps.value_state`.
+    """
+    return AggregatingState(Declaration(ttl=ttl, fold=aggregator), value_state())

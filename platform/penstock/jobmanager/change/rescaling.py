@@ -1,0 +1,175 @@
+"""One rescale of a running job at a time, from the request to the first start with the new parallelism; pure.
+
+A member of `jobmanager.master.job_master`, which takes the steps. The order is fixed: slots are there -> a checkpoint
+is in the log -> its state fits -> the workers are killed, the new run is sealed in the log and recorded -> they are
+gone -> deploy. Up to the kill a failure leaves the job as it is; from the record on, whoever leads finishes it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.checkpoint.manifest import Manifest
+from penstock.core.errors import PenstockError
+from penstock.graph.job_graph import JobGraph
+from penstock.graph.regions import required_slots
+from penstock.graph.restore_plan import assign_state
+from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
+from penstock.jobmanager.deploy.restore_decision import JobIdentity
+from penstock.jobmanager.messages.commands import Command, OperationEnded, RecordRescale, ReleaseSlots, RequestSlots
+from penstock.jobmanager.messages.events import RescaleRequested
+from penstock.jobmanager.messages.placement import Slot
+
+
+class Phase(enum.Enum):
+    """What a rescale waits for."""
+
+    SLOTS = "slots"
+    CHECKPOINT = "checkpoint"
+    #: The checkpoint is there: the workers are to be killed.
+    DECIDED = "decided"
+    RECORD = "record"
+    START = "start"
+
+
+@dataclass(slots=True)
+class _Rescale:
+    request: RescaleRequested
+    phase: Phase
+    #: Slots beyond those the job has.
+    extra: tuple[Slot, ...] = ()
+
+
+class Rescaling:
+    """The rescale under way, if any."""
+
+    def __init__(self) -> None:
+        """None."""
+        self._current: _Rescale | None = None
+        #: Whether the last one that was refused stood against something that passes.
+        self.put_off = False
+
+    @property
+    def phase(self) -> Phase | None:
+        """What it waits for; None when there is none."""
+        return self._current.phase if self._current is not None else None
+
+    @property
+    def _tag(self) -> str:
+        """The id under which its checkpoint is asked for."""
+        return f"rescale-{self._current.request.request_id}" if self._current is not None else ""
+
+    def asked(self, request: RescaleRequested, graph: JobGraph, held: int, obstacle: str) -> list[Command]:
+        """A user wants it; `held`: slots the job has, `obstacle`: why it cannot be."""
+        current = self._current
+        if current is not None and current.request.request_id == request.request_id:
+            return []
+        if current is not None:
+            obstacle = "another rescale of the job is under way"
+        elif not obstacle and described(request.graph) == described(graph):
+            return [OperationEnded(request.request_id)]
+        if obstacle:
+            self.put_off = True
+            return [OperationEnded(request.request_id, error=obstacle)]
+        self._current = _Rescale(request, Phase.SLOTS)
+        missing = required_slots(request.graph) - held
+        return [RequestSlots(missing, wait=False)] if missing > 0 else []
+
+    def slots_granted(self, slots: Sequence[Slot]) -> bool:
+        """Whether they are for it; they are kept then."""
+        current = self._current
+        if current is None or current.phase is not Phase.SLOTS:
+            return False
+        current.extra += tuple(slots)
+        return True
+
+    def needs_checkpoint(self, held: int) -> str:
+        """Return the request id of the checkpoint that is to be taken now, or nothing."""
+        current = self._current
+        if current is None or current.phase is not Phase.SLOTS:
+            return ""
+        if held + len(current.extra) < required_slots(current.request.graph):
+            return ""
+        current.phase = Phase.CHECKPOINT
+        return self._tag
+
+    def answered(
+        self, commands: list[Command], checkpointing: Checkpointing, *, running: bool
+    ) -> tuple[list[Command], str]:
+        """Look for the answer to its checkpoint: return the commands without it, and what was decided if it is there.
+
+        DECIDED then means that the workers may be killed, and `record` executed.
+        """
+        current = self._current
+        mine = next((c for c in commands if isinstance(c, OperationEnded) and c.request_id == self._tag), None)
+        if current is None or mine is None:
+            return commands, ""
+        others = [c for c in commands if c is not mine]
+        passing = checkpointing.busy or ("" if running else "the job is not running any more")
+        self.put_off = bool(passing)
+        reason = mine.error or passing or _unfit(current.request.graph, checkpointing.newest)
+        if reason:
+            return others + self.abandon(reason), f"given up: {reason}"
+        current.phase = Phase.DECIDED
+        return others, f"from checkpoint {mine.checkpoint_id}: {described(current.request.graph)}"
+
+    def record(self) -> RecordRescale:
+        """Return what makes it durable."""
+        assert self._current is not None  # noqa: S101 - it was decided
+        self._current.phase = Phase.RECORD
+        request = self._current.request
+        return RecordRescale(request.request_id, request.run_id, request.graph)
+
+    def recorded(self, identity: JobIdentity) -> tuple[JobGraph, JobIdentity, tuple[Slot, ...]]:
+        """It is durable: return what the job is from here on, and the slots that are to be its own."""
+        current = self._current
+        assert current is not None  # noqa: S101 - answers `record`
+        current.phase = Phase.START
+        # How the run before was started is of that run.
+        own = JobIdentity(identity.job_id, current.request.run_id, identity.generation)
+        extra, current.extra = current.extra, ()
+        return current.request.graph, own, extra
+
+    def abandon(self, reason: str) -> list[Command]:
+        """The job stays as it is: give back the slots, and tell."""
+        current, self._current = self._current, None
+        if current is None:
+            return []
+        release: list[Command] = [ReleaseSlots(current.extra)] if current.extra else []
+        return [*release, OperationEnded(current.request.request_id, error=reason)]
+
+    def halted(self, reason: str) -> list[Command]:
+        """The deployment is over before the checkpoint was complete."""
+        return self.abandon(reason) if self.phase in (Phase.SLOTS, Phase.CHECKPOINT) else []
+
+    def taskmanager_lost(self, taskmanager_id: str) -> list[Command]:
+        """Slots kept for it are gone."""
+        current = self._current
+        if current is None or not any(s.taskmanager_id == taskmanager_id for s in current.extra):
+            return []
+        current.extra = tuple(s for s in current.extra if s.taskmanager_id != taskmanager_id)
+        return self.halted(f"TaskManager {taskmanager_id} with slots for it is gone")
+
+    def running(self) -> list[Command]:
+        """All subtasks run: if with the new parallelism, it is done."""
+        current = self._current
+        if current is None or current.phase is not Phase.START:
+            return []
+        self._current = None
+        return [OperationEnded(current.request.request_id)]
+
+
+def described(graph: JobGraph) -> str:
+    """Return the parallelism of a job's vertices in a line."""
+    return ", ".join(f"{vertex.name} x{vertex.parallelism}" for vertex in graph.vertices)
+
+
+def _unfit(graph: JobGraph, manifest: Manifest) -> str:
+    """Return why the state of a checkpoint cannot be handed out to the new subtasks, or nothing."""
+    try:
+        assign_state(graph, manifest.subtasks, checkpoint_id=manifest.checkpoint_id)
+    except PenstockError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,0 +1,1 @@
+"""Deciders of a job's checkpoints over all its deployments; called by `master`."""

@@ -1,0 +1,167 @@
+"""What became of the last hundred checkpoints, and why the job failed: bookkeeping for people, no decision rests on it.
+
+Filled by `jobmanager.checkpoints.checkpointing` and `jobmanager.master.job_master`, shown by
+`jobmanager.jobs.job_views`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from penstock.checkpoint.coordinator import Ack, PendingCheckpoint
+from penstock.checkpoint.manifest import Manifest
+from penstock.graph.deployment import ExecutionId
+from penstock.jobmanager.messages.views import CheckpointsView, CheckpointView, RestoredView, SubtaskCheckpointView
+
+LIMIT = 100
+
+
+@dataclass(slots=True)
+class _Record:
+    checkpoint_id: int
+    kind: str
+    trigger_ms: int
+    total: int
+    acks: dict[ExecutionId, Ack] = field(default_factory=dict)
+    status: str = "IN_PROGRESS"
+    end_ms: int = -1
+    failure: str = ""
+    sequence: int | None = None
+    path: str = ""
+    #: Objects written for it, the manifest among them.
+    objects: int = 0
+
+    def paths(self) -> set[str]:
+        """Return the objects that its acks refer to."""
+        files = [s.file for ack in self.acks.values() for state in ack.snapshot.keyed for s in state.segments]
+        files += [f for ack in self.acks.values() for owed in ack.snapshot.committables for f in owed.files]
+        return {file.path for file in files if file.path}
+
+    def view(self) -> CheckpointView:
+        """Return it as it is shown."""
+        return CheckpointView(
+            id=self.checkpoint_id,
+            kind=self.kind,
+            status=self.status,
+            trigger_ms=self.trigger_ms,
+            end_ms=self.end_ms,
+            duration_ms=self.end_ms - self.trigger_ms if self.end_ms >= 0 else -1,
+            acknowledged=len(self.acks),
+            total=self.total,
+            state_bytes=sum(ack.metrics.state_bytes for ack in self.acks.values()),
+            new_bytes=sum(ack.metrics.new_bytes for ack in self.acks.values()),
+            failure=self.failure,
+            sequence=self.sequence,
+            path=self.path,
+            objects=self.objects,
+            subtasks=tuple(
+                SubtaskCheckpointView(
+                    vertex_id=execution.vertex_id,
+                    subtask=execution.subtask,
+                    ack_ms=ack.at_ms,
+                    state_bytes=ack.metrics.state_bytes,
+                    new_bytes=ack.metrics.new_bytes,
+                    alignment_ms=ack.metrics.alignment_ms,
+                    sync_ms=ack.metrics.sync_ms,
+                    async_ms=ack.metrics.async_ms,
+                    processed_bytes=ack.metrics.processed_bytes,
+                    buffered_bytes=ack.metrics.buffered_bytes,
+                )
+                for execution, ack in sorted(self.acks.items())
+            ),
+        )
+
+
+class CheckpointHistory:
+    """Counts for ever, details of the last hundred."""
+
+    def __init__(self) -> None:
+        """Nothing has happened."""
+        self._records: deque[_Record] = deque(maxlen=LIMIT)
+        self.completed = 0
+        self.failed = 0
+        self.restored = 0
+        self.latest_restored: RestoredView | None = None
+        self.latest_id: int | None = None
+        self._latest: dict[str, CheckpointView] = {}
+        #: Objects that the newest checkpoint refers to.
+        self._paths: set[str] = set()
+
+    def triggered(self, pending: PendingCheckpoint) -> None:
+        """A checkpoint has begun."""
+        record = _Record(pending.checkpoint_id, pending.label, pending.triggered_ms, len(pending.expected))
+        # The same dict: acks show as they come in.
+        record.acks = pending.acks
+        self._records.append(record)
+
+    def appended(self, checkpoint_id: int, sequence: int, path: str, now_ms: int) -> None:
+        """It exists."""
+        record = self._find(checkpoint_id)
+        if record is None:
+            return
+        record.status, record.end_ms, record.sequence, record.path = "COMPLETED", now_ms, sequence, path
+        paths = record.paths()
+        record.objects = len(paths - self._paths) + 1
+        self._paths = paths
+        self.completed += 1
+        self._latest["savepoint" if record.kind == "savepoint" else "completed"] = record.view()
+        if record.kind != "savepoint":
+            self.latest_id = checkpoint_id
+
+    def saved(self, checkpoint_id: int, uri: str) -> None:
+        """Its self-contained copy was written."""
+        record = self._find(checkpoint_id)
+        if record is not None:
+            record.path = uri
+            self._latest["savepoint"] = record.view()
+
+    def aborted(self, checkpoint_id: int, reason: str, now_ms: int) -> None:
+        """It will never exist."""
+        record = self._find(checkpoint_id)
+        if record is None or record.status != "IN_PROGRESS":
+            return
+        record.status, record.end_ms, record.failure = "FAILED", now_ms, reason
+        self.failed += 1
+        self._latest["failed"] = record.view()
+
+    def was_restored(self, manifest: Manifest, now_ms: int, *, savepoint: bool) -> None:
+        """A deployment starts from it; `savepoint`: a user started the job from it."""
+        self.restored += 1
+        taken_id = manifest.checkpoint_id or 0
+        self.latest_restored = RestoredView(
+            checkpoint_id=taken_id, restored_ms=now_ms, taken_ms=manifest.created_ms, savepoint=savepoint
+        )
+        if self.latest_id is None:
+            self.latest_id = taken_id
+
+    @property
+    def last_failure(self) -> str:
+        """Why the newest of the checkpoints that failed did; empty without one."""
+        failed = self._latest.get("failed")
+        return f"{failed.kind} {failed.id}: {failed.failure}" if failed is not None else ""
+
+    def ended(self, count: int) -> tuple[CheckpointView, ...]:
+        """Return the last `count` that are complete or failed, oldest first."""
+        over = [record for record in self._records if record.status != "IN_PROGRESS"]
+        return tuple(record.view() for record in over[len(over) - min(count, len(over)) :])
+
+    def view(self, pending: tuple[int, int, int]) -> CheckpointsView:
+        """Return it as it is shown; `pending` is count, rows and bytes of output not yet known published."""
+        return CheckpointsView(
+            completed=self.completed,
+            failed=self.failed,
+            in_progress=sum(record.status == "IN_PROGRESS" for record in self._records),
+            restored=self.restored,
+            history=tuple(record.view() for record in reversed(self._records)),
+            latest_completed=self._latest.get("completed"),
+            latest_savepoint=self._latest.get("savepoint"),
+            latest_failed=self._latest.get("failed"),
+            latest_restored=self.latest_restored,
+            pending_count=pending[0],
+            pending_rows=pending[1],
+            pending_bytes=pending[2],
+        )
+
+    def _find(self, checkpoint_id: int) -> _Record | None:
+        return next((r for r in reversed(self._records) if r.checkpoint_id == checkpoint_id), None)

@@ -1,0 +1,399 @@
+"""The checkpoints of one job over all its deployments: manifests, pending output, savepoints, the end; pure.
+
+A member of `jobmanager.master.job_master`. Output is pending from the ack that names it until a sink reports it
+published: every manifest in between names it. What the job must do besides (fail, finish) is said by `JobShouldFail`
+and `JobCanFinish`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.checkpoint.coordinator import (
+    AbortCheckpoint,
+    Ack,
+    AppendCheckpoint,
+    CheckpointCoordinator,
+    CoordinatorCommand,
+    CoordinatorSettings,
+    FailJob,
+    PendingCheckpoint,
+    RefuseRequest,
+    TriggerBarrier,
+)
+from penstock.checkpoint.log import LogEntry, key_of
+from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.recovery import RecoveryPlan, settled
+from penstock.checkpoint.retention import plan_retention
+from penstock.checkpoint.sweeper import Sweeper
+from penstock.core.elements import BarrierKind
+from penstock.core.snapshot import Committable
+from penstock.graph.deployment import ExecutionId
+from penstock.jobmanager.checkpoints import checkpoint_orders
+from penstock.jobmanager.checkpoints.checkpoint_history import CheckpointHistory
+from penstock.jobmanager.checkpoints.final_checkpoint import LastCut
+from penstock.jobmanager.checkpoints.withheld_output import HeldOutput
+from penstock.jobmanager.deploy.deployment import Deployment
+from penstock.jobmanager.deploy.log_entries import checkpoint_entry
+from penstock.jobmanager.messages.commands import WAY_OUT, AppendManifest, Command, DeleteEntries, OperationEnded
+from penstock.jobmanager.messages.events import CutRequested, request_of
+from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, SavepointWritten
+
+_SWEEP_GRACE_MS = 60_000
+_ENDING = ("stop", "drain", "final")
+
+
+@dataclass(frozen=True, slots=True)
+class JobShouldFail:
+    """Restart the job."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobCanFinish:
+    """The last cut is durable, published and, if asked for, copied: close the tasks, unless it was for an upgrade."""
+
+    cut: Manifest
+
+
+CheckpointCommand = Command | JobShouldFail | JobCanFinish
+
+
+class Checkpointing:
+    """Lives as long as the job; `begin` and `halt` bracket each deployment."""
+
+    def __init__(self, checkpoint_root: str, sweep_grace_ms: int = _SWEEP_GRACE_MS) -> None:
+        """Nothing is restored yet."""
+        self._root = checkpoint_root
+        self.history = CheckpointHistory()
+        self.sweeper = Sweeper(sweep_grace_ms)
+        self._deployment: Deployment | None = None
+        self._coordinator: CheckpointCoordinator | None = None
+        self._next_id = 1
+        #: Manifests of the present history that are in the log, oldest first.
+        self._manifests: tuple[Manifest, ...] = ()
+        self.pending: dict[str, Committable] = {}
+        #: Sequence of the newest checkpoint that `pending` takes account of; 0 = none of this log.
+        self.pending_as_of = 0
+        #: Reported since the last manifest: an ack already under way may still name them.
+        self._published: set[str] = set()
+        self._uris: dict[str, str] = {}
+        self._held = HeldOutput()
+        #: Savepoint id -> (checkpoint id, log sequence): being copied.
+        self._copying: dict[str, tuple[int, int]] = {}
+        #: Of this deployment: it is in the log.
+        self.last_cut: LastCut | None = None
+        #: A stop whose append was under way when the deployment failed, or was not answered: the log decides.
+        self._undecided_stop = ""
+        #: The answer to the stop that has ended the job.
+        self.stopped: OperationEnded | None = None
+
+    # --- deployments -----------------------------------------------------------------------------------------------
+
+    def begin(self, deployment: Deployment, plan: RecoveryPlan, now_ms: int) -> list[Command]:
+        """A deployment was planned: take over what the log says."""
+        self._deployment = deployment
+        self._next_id = max(self._next_id, plan.next_checkpoint_id)
+        self._manifests = plan.history
+        self._held = HeldOutput(plan)
+        self.resolved(plan.pending)
+        known = plan.restored if plan.restored in plan.history else None
+        self.pending_as_of = known.sequence if known is not None else 0
+        self._published = set()
+        if plan.restored is not None:
+            own = {m.sequence for m in plan.history if m.kind == "checkpoint"}
+            self.history.was_restored(plan.restored, now_ms, savepoint=plan.restored.sequence not in own)
+        return [] if plan.finishing else self.close("the job failed before its last checkpoint was durable")
+
+    def resolved(self, pending: tuple[Committable, ...]) -> None:
+        """What was owed is published, save `pending` and what is held."""
+        self.pending = {c.id: c for c in (*pending, *self._held.restored)}
+
+    def released(self) -> list[Command]:
+        """The run's trial is over, it stays: what its sinks held back may be published."""
+        self._held.release()
+        permit = self._held.permit
+        if permit is None or self._deployment is None:
+            return []
+        return checkpoint_orders.completed(self._deployment, permit, ())
+
+    def start(self, now_ms: int) -> list[CheckpointCommand]:
+        """All subtasks run and the sources have their splits."""
+        deployment = self._running()
+        settings = deployment.graph.settings
+        self._coordinator = CheckpointCoordinator(
+            CoordinatorSettings(
+                interval_ms=settings.checkpoint_interval_ms,
+                timeout_ms=settings.checkpoint_timeout_ms,
+                min_pause_ms=settings.checkpoint_min_pause_ms,
+                tolerated_failures=settings.checkpoint_tolerated_failures,
+                max_age_ms=settings.checkpoint_max_age_ms,
+            ),
+            [e.id for e in deployment.executions.values()],
+            self._next_id,
+            # A bounded source may be read to its end while another one still looks for its splits.
+            ended=[e.id for e in deployment.executions.values() if e.input_ended],
+        )
+        resumed = deployment.recovered is not None and deployment.recovered.plan.restored is not None
+        return self._translate(self._coordinator.start(now_ms, resumed=resumed), now_ms)
+
+    def resume_ending(self, manifest: Manifest, now_ms: int) -> list[CheckpointCommand]:
+        """The last cut was durable before the failure, and its output is published now: copy it and finish."""
+        timeout = self._running().graph.settings.checkpoint_timeout_ms
+        uri = manifest.note if manifest.barrier in ("stop", "drain") else ""
+        self.last_cut = LastCut(manifest, uri, self._undecided_stop or manifest.request, now_ms + timeout)
+        self._undecided_stop = ""
+        return self._advance_ending()
+
+    def halt(self, reason: str, now_ms: int) -> list[Command]:
+        """The deployment is over: nothing that is under way will be complete."""
+        commands: list[Command] = []
+        if self._coordinator is not None:
+            self._next_id = self._coordinator.next_id
+            stopped = self._translate(self._coordinator.stop(reason), now_ms)
+            commands = [c for c in stopped if isinstance(c, OperationEnded)]
+            self._coordinator = None
+        for savepoint_id in self._copying:
+            if self.last_cut is None or savepoint_id != self.last_cut.request_id:
+                commands.append(OperationEnded(savepoint_id, error=reason))
+        if self.last_cut is not None:
+            self._undecided_stop = self.last_cut.request_id
+        self._copying, self.last_cut, self._deployment = {}, None, None
+        return commands
+
+    def close(self, reason: str) -> list[Command]:
+        """The job has ended: a stop nobody will carry out any more is refused."""
+        request, self._undecided_stop = self._undecided_stop, ""
+        return [OperationEnded(request, error=reason, kind="stop")] if request else []
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def request(self, kind: BarrierKind, request_id: str, uri: str, now_ms: int) -> list[CheckpointCommand]:
+        """A user wants a cut."""
+        if self.last_cut is not None and self.last_cut.request_id == request_id:
+            return []  # asked again of the leader that goes on with it
+        if self._coordinator is None or self.last_cut is not None:
+            return [OperationEnded(request_id, error=f"the job is not running {WAY_OUT}")]
+        self._uris[request_id] = uri
+        return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
+
+    def join(self, request_id: str, now_ms: int) -> list[CheckpointCommand]:
+        """The next checkpoint is asked for, be it under way already."""
+        assert self._coordinator is not None  # noqa: S101 - only a job without `busy` is asked
+        return self._translate(self._coordinator.join(request_id, now_ms), now_ms)
+
+    @property
+    def busy(self) -> str:
+        """Why the deployment cannot be ended now without harm to what somebody waits for, or nothing."""
+        if self._coordinator is None:
+            return "the job is not running"
+        if self.last_cut is not None:
+            return "the job is about to end"
+        if any(kind.ends_job for kind in self._coordinator.requested):
+            return "a stop of the job was asked for"
+        return "a savepoint is being written" if self._copying else ""
+
+    @property
+    def asked_for(self) -> str:
+        """What a change of the job does not begin before; one that has begun puts it off."""
+        waits = self._coordinator is not None and BarrierKind.SAVEPOINT in self._coordinator.requested
+        return "a savepoint of the job was asked for" if waits else ""
+
+    def withdraw(self) -> list[CutRequested]:
+        """The deployment ends for a change of the job: return what users want of it that has not come about."""
+        taken = self._coordinator.withdraw() if self._coordinator is not None else ()
+        return [request_of(kind, request_id, self._uris.pop(request_id, "")) for kind, request_id in taken]
+
+    @property
+    def inputs_ended(self) -> bool:
+        """Whether every subtask has processed all its input."""
+        return self._coordinator is not None and self._coordinator.all_inputs_ended
+
+    @property
+    def newest_or_none(self) -> Manifest | None:
+        """The newest checkpoint of this history that counts."""
+        counting = (m for m in reversed(self._manifests) if m.sequence not in self._held.abandoned)
+        return next((m for m in counting if m.kind == "checkpoint"), None)
+
+    @property
+    def newest(self) -> Manifest:
+        """The same where there is one: behind a checkpoint of this deployment, or a restore of one."""
+        newest = self.newest_or_none
+        assert newest is not None  # noqa: S101 - the caller has seen it
+        return newest
+
+    # --- what the tasks and the log say ----------------------------------------------------------------------------
+
+    def input_ended(self, execution: ExecutionId, now_ms: int) -> list[CheckpointCommand]:
+        """A subtask has processed all its input."""
+        if self._coordinator is None:
+            return []
+        return self._translate(self._coordinator.input_ended(execution, now_ms), now_ms)
+
+    def acked(self, message: CheckpointAck, now_ms: int) -> list[CheckpointCommand]:
+        """A subtask's part is durable."""
+        if self._coordinator is None:
+            return []
+        snapshot = message.snapshot
+        execution = ExecutionId(snapshot.vertex_id, snapshot.subtask, message.attempt)
+        ack = Ack(snapshot, message.metrics, now_ms)
+        return self._translate(self._coordinator.ack(message.checkpoint_id, execution, ack), now_ms)
+
+    def declined(self, message: CheckpointDeclined, now_ms: int) -> list[CheckpointCommand]:
+        """A subtask could not take part."""
+        if self._coordinator is None:
+            return []
+        execution = ExecutionId(message.vertex_id, message.subtask, message.attempt)
+        done = self._coordinator.decline(message.checkpoint_id, execution, message.reason, now_ms)
+        return self._translate(done, now_ms)
+
+    def published(self, ids: tuple[str, ...]) -> list[CheckpointCommand]:
+        """Sinks have read the markers back."""
+        self._published.update(ids)
+        for committable_id in ids:
+            self.pending.pop(committable_id, None)
+        return self._advance_ending()
+
+    def appended(self, entry: LogEntry, now_ms: int) -> list[CheckpointCommand]:
+        """A manifest of ours is in the log: the checkpoint exists."""
+        manifest, coordinator = entry.manifest, self._coordinator
+        current = coordinator.current if coordinator is not None else None
+        if coordinator is None or current is None or current.checkpoint_id != manifest.checkpoint_id:
+            return []
+        self._manifests = (*self._manifests, manifest)
+        self.pending = {c.id: c for c in manifest.pending if c.id not in self._published}
+        if manifest.kind == "checkpoint":
+            self.pending_as_of = manifest.sequence
+        self._published.clear()
+        path = f"{self._root.rstrip('/')}/{manifest.job_name}/{key_of(manifest.sequence)}"
+        self.history.appended(current.checkpoint_id, manifest.sequence, path, now_ms)
+        uri = self._uris.pop(current.request_id, "")
+        commands: list[CheckpointCommand] = []
+        if current.kind is BarrierKind.SAVEPOINT:
+            commands += self._copy(manifest, current.request_id, uri)
+        else:
+            self._held.permit = entry.permit
+            commands += checkpoint_orders.completed(self._running(), entry.permit, self._held.sinks)
+            if current.request_id and not current.kind.ends_job:
+                commands.append(OperationEnded(current.request_id, path, current.checkpoint_id))
+        if current.label in _ENDING or current.final:
+            timeout = self._running().graph.settings.checkpoint_timeout_ms
+            request = current.request_id if current.kind.ends_job else ""
+            self.last_cut = LastCut(manifest, uri if request else "", request, now_ms + timeout)
+        commands += self._retain(now_ms)
+        commands += self._translate(coordinator.appended(current.checkpoint_id, now_ms), now_ms)
+        return commands + self._advance_ending()
+
+    def append_failed(self, checkpoint_id: int, reason: str, now_ms: int) -> list[CheckpointCommand]:
+        """The manifest could not be written, or nobody knows."""
+        if self._coordinator is None:
+            return []
+        return self._translate(self._coordinator.append_failed(checkpoint_id, reason, now_ms), now_ms)
+
+    def savepoint_written(self, message: SavepointWritten) -> list[CheckpointCommand]:
+        """The self-contained copy exists, or not."""
+        copying = self._copying.pop(message.savepoint_id, None)
+        if copying is None:
+            return []
+        checkpoint_id, _sequence = copying
+        if not message.error:
+            self.history.saved(checkpoint_id, message.uri)
+        ending = self.last_cut
+        if ending is None or ending.manifest.checkpoint_id != checkpoint_id:
+            return [OperationEnded(message.savepoint_id, message.uri, checkpoint_id, message.error)]
+        if message.error:
+            return [JobShouldFail(f"savepoint {message.uri} could not be written: {message.error}")]
+        ending.saved = True
+        return self._advance_ending()
+
+    def tick(self, now_ms: int) -> list[CheckpointCommand]:
+        """Time has passed."""
+        if self.last_cut is not None and (late := self.last_cut.late(now_ms)):
+            return [JobShouldFail(f"{late} in time: {len(self.pending)} committables are left")]
+        return [] if self._coordinator is None else self._translate(self._coordinator.tick(now_ms), now_ms)
+
+    def wake_ms(self) -> int | None:
+        """When `tick` has something to do."""
+        times = [self._coordinator.wake_ms() if self._coordinator is not None else None]
+        times.append(self.last_cut.deadline_ms if self.last_cut is not None else None)
+        return min((t for t in times if t is not None), default=None)
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _running(self) -> Deployment:
+        assert self._deployment is not None  # noqa: S101 - between `begin` and `halt`
+        return self._deployment
+
+    def _translate(self, decided: list[CoordinatorCommand], now_ms: int) -> list[CheckpointCommand]:
+        commands: list[CheckpointCommand] = []
+        for command in decided:
+            match command:
+                case TriggerBarrier(pending):
+                    commands += self._trigger(pending)
+                case AppendCheckpoint(pending):
+                    tag = f"{pending.label}:{pending.checkpoint_id}"
+                    uri = self._uris.get(pending.request_id, "")
+                    draft = checkpoint_entry(self._running(), pending, self._owed(pending), (uri, now_ms))
+                    commands.append(AppendManifest(tag, self._held.stamped(draft)))
+                case AbortCheckpoint(pending, reason):
+                    commands += self._abort(pending, reason, now_ms)
+                case RefuseRequest(request_id, reason):
+                    self._uris.pop(request_id, None)
+                    commands.append(OperationEnded(request_id, error=reason))
+                case FailJob(reason):
+                    commands.append(JobShouldFail(reason))
+        return commands
+
+    def _trigger(self, pending: PendingCheckpoint) -> list[CheckpointCommand]:
+        self.history.triggered(pending)
+        return [*checkpoint_orders.trigger(self._running(), pending)]
+
+    def _abort(self, pending: PendingCheckpoint, reason: str, now_ms: int) -> list[CheckpointCommand]:
+        self.history.aborted(pending.checkpoint_id, reason, now_ms)
+        commands: list[CheckpointCommand] = [*checkpoint_orders.aborted(self._running(), pending.checkpoint_id)]
+        if pending.appending and pending.kind.ends_job:
+            # It may be in the log all the same: the next deployment reads that.
+            self._undecided_stop = pending.request_id
+        elif pending.request_id:
+            self._uris.pop(pending.request_id, None)
+            commands.append(OperationEnded(pending.request_id, error=reason))
+        return commands
+
+    def _owed(self, pending: PendingCheckpoint) -> tuple[Committable, ...]:
+        """Return all output not known to be published when `pending` is complete."""
+        owed = dict(self.pending)
+        for _execution, ack in sorted(pending.acks.items()):
+            owed.update((c.id, c) for c in ack.snapshot.committables if c.id not in self._published)
+        return tuple(owed.values())
+
+    def _copy(self, manifest: Manifest, savepoint_id: str, uri: str) -> list[CheckpointCommand]:
+        self._copying[savepoint_id] = (manifest.checkpoint_id or 0, manifest.sequence)
+        return [*checkpoint_orders.copy(self._running(), manifest, savepoint_id, uri)]
+
+    def _retain(self, now_ms: int) -> list[CheckpointCommand]:
+        retained = self._running().graph.settings.retained_checkpoints
+        pinned = {*self._held.base, *(sequence for _, sequence in self._copying.values())}
+        owed = {ref.path for c in self.pending.values() for ref in c.files}
+        plan = plan_retention(self._manifests, retained, pinned=pinned, in_use=owed, abandoned=self._held.abandoned)
+        self._manifests = plan.kept
+        swept = set(self.sweeper.appended(plan.kept, now_ms)) - owed
+        files = tuple(sorted({*plan.files, *swept}))
+        found = plan.sequences or plan.emptied or files
+        return [DeleteEntries(plan.sequences, files, plan.emptied)] if found else []
+
+    def _advance_ending(self) -> list[CheckpointCommand]:
+        ending = self.last_cut
+        if ending is None or self.pending:
+            return []
+        if not ending.uri or ending.saved:
+            done: list[CheckpointCommand] = [JobCanFinish(ending.manifest)]
+            if ending.request_id:
+                self.stopped = ending.answer
+                done.insert(0, self.stopped)
+            self.last_cut = None
+            return done
+        if ending.writing:
+            return []
+        # All is published: a marker, which may have expired when somebody starts from the copy, is not needed.
+        return self._copy(settled(ending.manifest), ending.copy(), ending.uri)

@@ -1,0 +1,1 @@
+"""TaskManagers and their slots, and queries to workers; called by drivers of jobs and by the dispatcher."""

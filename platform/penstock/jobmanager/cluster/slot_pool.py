@@ -1,0 +1,159 @@
+"""The cluster's slots: who offers them, which job holds them, who waits; a pure decider shared by all jobs.
+
+A member of `jobmanager.cluster.taskmanagers`. A request is granted as a whole or waits. The oldest request that the
+free slots are enough for is served first: a large one does not hold up smaller ones. Slots are taken from the
+TaskManagers with the most free ones, so that a job spreads.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from penstock.jobmanager.messages.placement import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """These slots are the job's."""
+
+    job_id: str
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The request waited too long."""
+
+    job_id: str
+    reason: str
+
+
+@dataclass(slots=True)
+class _Offer:
+    host: str
+    #: Descending: the lowest is taken next.
+    free: list[int]
+    total: int
+    held: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Request:
+    job_id: str
+    count: int
+    deadline_ms: int
+
+
+class SlotPool:
+    """All slots of the registered TaskManagers."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        """Requests are refused after `timeout_ms`."""
+        self._timeout_ms = timeout_ms
+        self._offers: dict[str, _Offer] = {}
+        self._requests: list[_Request] = []
+        #: Slots that no job holds.
+        self.free = 0
+
+    @property
+    def total(self) -> int:
+        """All slots."""
+        return sum(offer.total for offer in self._offers.values())
+
+    @property
+    def pending(self) -> int:
+        """Slots that are asked for by requests that wait."""
+        return sum(request.count for request in self._requests)
+
+    def waiting(self, job_id: str) -> str:
+        """Return what a job's request waits for, such as `9 slots, 4 of 6 are free`; empty without one."""
+        count = next((request.count for request in self._requests if request.job_id == job_id), 0)
+        return f"{_slots(count)}, {self.free} of {self.total} are free" if count else ""
+
+    def free_of(self, taskmanager_id: str) -> int:
+        """Return the free slots of one TaskManager."""
+        return len(self._offers[taskmanager_id].free)
+
+    def add(self, taskmanager_id: str, host: str, slots: int) -> list[Grant | Refuse]:
+        """A TaskManager has registered."""
+        self.remove(taskmanager_id)
+        self._offers[taskmanager_id] = _Offer(host, list(reversed(range(slots))), slots)
+        self.free += slots
+        return self._serve()
+
+    def remove(self, taskmanager_id: str) -> list[Grant | Refuse]:
+        """A TaskManager is dead: its slots are gone, whoever held them."""
+        offer = self._offers.pop(taskmanager_id, None)
+        self.free -= len(offer.free) if offer is not None else 0
+        return []
+
+    def request(self, job_id: str, count: int, now_ms: int, *, wait: bool = True) -> list[Grant | Refuse]:
+        """A job needs `count` more slots; without `wait` it is answered at once."""
+        if not wait and count > self.free:
+            return [Refuse(job_id, f"{count} more slots are needed, {self.free} of {self.total} are free")]
+        self._requests = [r for r in self._requests if r.job_id != job_id]
+        self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms))
+        return self._serve()
+
+    def release(self, job_id: str, slots: tuple[Slot, ...] | None = None) -> list[Grant | Refuse]:
+        """A job gives slots back (None: all of them, and its request)."""
+        given: dict[str, list[int]] = {}
+        if slots is None:
+            self._requests = [r for r in self._requests if r.job_id != job_id]
+            given = {name: list(offer.held) for name, offer in self._offers.items() if offer.held}
+        for slot in slots or ():
+            given.setdefault(slot.taskmanager_id, []).append(slot.index)
+        for name, indexes in given.items():
+            offer = self._offers.get(name)
+            back = [i for i in indexes if offer.held.get(i) == job_id] if offer is not None else []
+            if offer is None or not back:
+                continue
+            for index in back:
+                del offer.held[index]
+            offer.free = sorted({*offer.free, *back}, reverse=True)
+            self.free += len(back)
+        return self._serve()
+
+    def tick(self, now_ms: int) -> list[Grant | Refuse]:
+        """Refuse what waited too long."""
+        late = [r for r in self._requests if now_ms >= r.deadline_ms]
+        self._requests = [r for r in self._requests if now_ms < r.deadline_ms]
+        return [
+            Refuse(
+                r.job_id,
+                f"{_slots(r.count)} needed, {self.free} of {self.total} are free: "
+                f"none came in {self._timeout_ms / 1000:.0f} s",
+            )
+            for r in late
+        ]
+
+    def _serve(self) -> list[Grant | Refuse]:
+        granted: list[Grant | Refuse] = []
+        waiting = []
+        for request in self._requests:
+            if request.count <= self.free:
+                granted.append(Grant(request.job_id, self._take(request.job_id, request.count)))
+            else:
+                waiting.append(request)
+        self._requests = waiting
+        return granted
+
+    def _take(self, job_id: str, count: int) -> tuple[Slot, ...]:
+        """Take slots, one after another from whoever has the most free ones."""
+        most = [(-len(offer.free), name) for name, offer in self._offers.items() if offer.free]
+        heapq.heapify(most)
+        taken = []
+        for _ in range(count):
+            negative, name = most[0]
+            offer = self._offers[name]
+            index = offer.free.pop()
+            offer.held[index] = job_id
+            taken.append(Slot(name, index, offer.host))
+            heapq.heapreplace(most, (negative + 1, name))
+        self.free -= count
+        return tuple(taken)
+
+
+def _slots(count: int) -> str:
+    return "1 slot" if count == 1 else f"{count} slots"

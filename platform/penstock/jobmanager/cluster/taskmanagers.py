@@ -1,0 +1,364 @@
+"""The registered TaskManagers: who is there, who is dead, who holds which slot, and the way to every worker; a driver.
+
+Implements `rpc.server.SessionHandler`; everything runs on the event loop. A TaskManager is dead when its stream ends or
+when it was silent for the heartbeat time-out; one that comes back starts with empty slots (the workers it still had are
+killed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.checkpoint.stores import client_modules
+from penstock.config.settings import ClusterSettings
+from penstock.core.clock import Clock
+from penstock.core.errors import NotFoundError, UsageError
+from penstock.graph.job_graph import JobGraph
+from penstock.graph.regions import required_slots
+from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
+from penstock.jobmanager.cluster.worker_queries import Questions
+from penstock.jobmanager.messages.events import (
+    Event,
+    SlotsGranted,
+    SlotsRefused,
+    TaskManagerLost,
+    WorkerLost,
+    WorkerReported,
+)
+from penstock.jobmanager.messages.placement import Slot
+from penstock.jobmanager.messages.views import TaskManagerView, WorkerView
+from penstock.rpc import messages as msg
+from penstock.rpc import worker_commands as orders
+from penstock.rpc.server import Session
+
+_ANSWER_TIMEOUT_S = 10.0
+#: Time for a JobManager's start-up, during which known TaskManagers come back, is part of the slot request's own time-
+#: out.
+_CHECK_EVERY = 4
+
+
+@dataclass(slots=True)
+class _Worker:
+    job_id: str
+    slot: Slot
+    pid: int = 0
+    memory_bytes: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Manager:
+    session: Session
+    registered_ms: int
+    heard_ms: float
+    heartbeat_ms: int
+    workers: dict[str, _Worker] = field(default_factory=dict)
+    process: dict[str, float] = field(default_factory=dict)
+
+
+class TaskManagers:
+    """All TaskManagers of this cluster."""
+
+    def __init__(self, jobmanager_id: str, generation: int, settings: ClusterSettings, clock: Clock) -> None:
+        """Nobody is there yet."""
+        self._jobmanager_id = jobmanager_id
+        self._generation = generation
+        self._settings = settings
+        self._clock = clock
+        self._managers: dict[str, _Manager] = {}
+        self._jobs: dict[str, Callable[[Event], None]] = {}
+        #: Requests to TaskManagers themselves: for logs and threads.
+        self._asked: dict[str, asyncio.Future[msg.LogText | msg.ThreadsText]] = {}
+        self._requests = 0
+        self.pool = SlotPool(settings.slot_request_timeout_ms)
+        #: Open questions to running subtasks.
+        self.questions = Questions(self.send)
+
+    # --- jobs ------------------------------------------------------------------------------------------------------
+
+    def attach(self, job_id: str, post: Callable[[Event], None]) -> None:
+        """Events of this job's workers and slots go to `post`."""
+        self._jobs[job_id] = post
+
+    def detach(self, job_id: str) -> None:
+        """The job has ended; what it still held is given back."""
+        self._jobs.pop(job_id, None)
+        self._tell(self.pool.release(job_id))
+
+    def request_slots(self, job_id: str, count: int, *, wait: bool) -> None:
+        """Answered by SlotsGranted or SlotsRefused, without `wait` at once."""
+        self._tell(self.pool.request(job_id, count, self._clock.now_ms(), wait=wait))
+
+    def require_slots(self, graph: JobGraph) -> None:
+        """Look whether the cluster can ever have the slots of a job, if that is known.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        needed, most = required_slots(graph), self._settings.most_slots
+        if most and needed > max(most, self.pool.total):
+            text = f"job {graph.name!r} needs {needed} slots, and this cluster has {max(most, self.pool.total)}"
+            raise UsageError(text, hint="lower its parallelism, or start the cluster with more TaskManagers or slots")
+
+    def release_slots(self, job_id: str, slots: tuple[Slot, ...] | None) -> None:
+        """Give back some slots, or all and the request."""
+        self._tell(self.pool.release(job_id, slots))
+
+    def start_worker(self, job_id: str, worker_id: str, slot: Slot, graph: JobGraph) -> None:
+        """Start a worker; a TaskManager that is gone makes it lost at once."""
+        settings = graph.settings
+        manager = self._managers.get(slot.taskmanager_id)
+        if manager is None:
+            self._post(job_id, WorkerLost(worker_id, f"TaskManager {slot.taskmanager_id} is gone"))
+            return
+        manager.workers[worker_id] = _Worker(job_id, slot)
+        manager.session.send(
+            msg.StartWorker(
+                worker_id=worker_id,
+                job_id=job_id,
+                slot=slot.index,
+                requirements=settings.requirements,
+                python_path=settings.python_path,
+                managed_memory_bytes=settings.managed_memory_bytes,
+                preload=_preload_of(graph),
+                job_name=graph.name,
+            )
+        )
+
+    def kill_worker(self, job_id: str, worker_id: str, slot: Slot) -> None:
+        """Kill a worker; its end is reported by its TaskManager, or is certain already."""
+        manager = self._managers.get(slot.taskmanager_id)
+        if manager is None or worker_id not in manager.workers:
+            self._post(job_id, WorkerLost(worker_id, "it had ended before"))
+            return
+        manager.session.send(msg.StopWorker(worker_id=worker_id))
+
+    def send(self, taskmanager_id: str, worker_ids: tuple[str, ...], command: orders.WorkerCommand) -> None:
+        """Relay; dropped when the TaskManager is gone (the job hears of that separately)."""
+        manager = self._managers.get(taskmanager_id)
+        if manager is not None:
+            manager.session.send(msg.ToWorker(worker_ids=worker_ids, command=msg.encode(command)))
+
+    # --- sessions --------------------------------------------------------------------------------------------------
+
+    def connected(self, session: Session) -> None:
+        """A TaskManager has registered."""
+        name = session.taskmanager_id
+        if name in self._managers:
+            old = self._managers[name].session
+            self._lost(name, "it registered anew")
+            old.close()
+        now_ms = self._clock.now_ms()
+        self._managers[name] = _Manager(session, now_ms, self._clock.monotonic_ms(), now_ms)
+        session.send(
+            msg.Registered(
+                jobmanager_id=self._jobmanager_id,
+                generation=self._generation,
+                heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+                worker_lease_ms=self._settings.worker_lease_ms,
+            )
+        )
+        self._tell(self.pool.add(name, session.registration.host, session.registration.slots))
+
+    def received(self, session: Session, report: msg.TaskManagerReport) -> None:
+        """A message of a TaskManager."""
+        manager = self._managers.get(session.taskmanager_id)
+        if manager is None or manager.session is not session:
+            return
+        manager.heard_ms, manager.heartbeat_ms = self._clock.monotonic_ms(), self._clock.now_ms()
+        match report:
+            case msg.Heartbeat():
+                session.send(msg.HeartbeatAck(sequence=report.sequence))
+                manager.process = report.process
+                for worker_id, held in report.worker_memory.items():
+                    if worker_id in manager.workers:
+                        manager.workers[worker_id].memory_bytes = held
+            case msg.FromWorker():
+                self._from_worker(manager, report)
+            case msg.WorkerExited():
+                lost = WorkerLost(report.worker_id, _exit_text(report.returncode), report.log_tail, report.asked)
+                self._worker_lost(manager, lost)
+            case msg.WorkerStartFailed():
+                self._worker_lost(manager, WorkerLost(report.worker_id, report.error))
+            case msg.LogText() | msg.ThreadsText():
+                waiting = self._asked.pop(report.request_id, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(report)
+            case msg.RegisterTaskManager():
+                session.close()
+
+    def disconnected(self, session: Session, reason: str) -> None:
+        """A stream has ended."""
+        manager = self._managers.get(session.taskmanager_id)
+        if manager is not None and manager.session is session:
+            self._lost(session.taskmanager_id, reason)
+
+    def release(self, taskmanager_id: str) -> None:
+        """End a TaskManager that nobody uses: from now on none of its slots is given to a job.
+
+        Raises:
+            NotFoundError: no such TaskManager. UsageError: a job holds a slot of it, or a worker has not ended.
+        """
+        manager = self._managers.get(taskmanager_id)
+        if manager is None:
+            msg_text = f"no TaskManager {taskmanager_id!r}"
+            raise NotFoundError(msg_text, hint=f"there are: {', '.join(sorted(self._managers)) or 'none'}")
+        held = manager.session.registration.slots - self.pool.free_of(taskmanager_id)
+        if held or manager.workers:
+            msg_text = f"{taskmanager_id} is in use: jobs hold {held} of its slots, {len(manager.workers)} workers run"
+            raise UsageError(msg_text, hint="wait for the end of their jobs, or rescale them")
+        manager.session.send(msg.Shutdown())
+        manager.session.close()
+        self._lost(taskmanager_id, "it was released")
+
+    def check(self) -> None:
+        """Called a few times a second: declare the silent dead, refuse old slot requests."""
+        now = self._clock.monotonic_ms()
+        for name, manager in list(self._managers.items()):
+            silent_ms = now - manager.heard_ms
+            if silent_ms > self._settings.heartbeat_timeout_ms:
+                manager.session.close()
+                self._lost(name, f"silent for {silent_ms / 1000:.1f} s")
+        self._tell(self.pool.tick(self._clock.now_ms()))
+
+    @property
+    def check_interval_ms(self) -> int:
+        """How often `check` wants to be called."""
+        return max(10, min(self._settings.heartbeat_interval_ms, self._settings.heartbeat_timeout_ms // _CHECK_EVERY))
+
+    # --- views -----------------------------------------------------------------------------------------------------
+
+    def views(self) -> tuple[TaskManagerView, ...]:
+        """Return all TaskManagers as they are shown."""
+        return tuple(
+            TaskManagerView(
+                taskmanager_id=name,
+                host=manager.session.registration.host,
+                pid=manager.session.registration.pid,
+                slots=manager.session.registration.slots,
+                free_slots=self.pool.free_of(name),
+                registered_ms=manager.registered_ms,
+                last_heartbeat_ms=manager.heartbeat_ms,
+                workers=tuple(
+                    WorkerView(
+                        worker_id=worker_id,
+                        job_id=worker.job_id,
+                        slot=worker.slot.index,
+                        pid=worker.pid,
+                        memory_bytes=worker.memory_bytes,
+                        metrics=worker.metrics,
+                    )
+                    for worker_id, worker in manager.workers.items()
+                ),
+                metrics_address=manager.session.registration.metrics_address,
+                process=manager.process,
+            )
+            for name, manager in sorted(self._managers.items())
+        )
+
+    async def log_tail(self, taskmanager_id: str, worker_id: str) -> str:
+        """Return the tail of a log.
+
+        Raises:
+            NotFoundError: no such TaskManager, or it did not answer.
+        """
+        found = await self._ask(taskmanager_id, lambda number: msg.FetchLog(request_id=number, worker_id=worker_id))
+        return found.text if isinstance(found, msg.LogText) else ""
+
+    async def threads(self, taskmanager_id: str) -> tuple[tuple[str, str], ...]:
+        """Return names and stacks of a TaskManager's own threads.
+
+        Raises:
+            NotFoundError: no such TaskManager, or it did not answer.
+        """
+        found = await self._ask(taskmanager_id, lambda number: msg.FetchThreads(request_id=number))
+        return found.threads if isinstance(found, msg.ThreadsText) else ()
+
+    async def _ask(
+        self, taskmanager_id: str, question: Callable[[str], msg.FetchLog | msg.FetchThreads]
+    ) -> msg.LogText | msg.ThreadsText:
+        manager = self._managers.get(taskmanager_id)
+        if manager is None:
+            msg_text = f"no TaskManager {taskmanager_id!r}"
+            raise NotFoundError(msg_text, hint=f"there are: {', '.join(sorted(self._managers)) or 'none'}")
+        self._requests += 1
+        request_id = str(self._requests)
+        future: asyncio.Future[msg.LogText | msg.ThreadsText] = asyncio.get_running_loop().create_future()
+        self._asked[request_id] = future
+        manager.session.send(question(request_id))
+        try:
+            return await asyncio.wait_for(future, _ANSWER_TIMEOUT_S)
+        except TimeoutError as error:
+            text = f"TaskManager {taskmanager_id!r} did not answer in time"
+            raise NotFoundError(text, hint="ask again") from error
+        finally:
+            self._asked.pop(request_id, None)
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _from_worker(self, manager: _Manager, report: msg.FromWorker) -> None:
+        worker = manager.workers.get(report.worker_id)
+        if worker is None:
+            return
+        try:
+            message = msg.decode_worker_report(report.report)
+        except msgspec.MsgspecError as error:
+            manager.session.send(msg.StopWorker(worker_id=report.worker_id))
+            self._worker_lost(manager, WorkerLost(report.worker_id, f"it sent something that is no report: {error}"))
+            return
+        if isinstance(message, msg.SubtaskAnswer):
+            self.questions.answered(message)
+            return
+        if isinstance(message, msg.WorkerReady):
+            worker.pid = message.pid
+        elif isinstance(message, msg.WorkerMetrics):
+            worker.metrics = message.worker
+        self._post(worker.job_id, WorkerReported(report.worker_id, message))
+
+    def _worker_lost(self, manager: _Manager, lost: WorkerLost) -> None:
+        worker = manager.workers.pop(lost.worker_id, None)
+        self.questions.lost(lost.worker_id)
+        if worker is not None:
+            self._post(worker.job_id, lost)
+
+    def _lost(self, name: str, reason: str) -> None:
+        for worker_id in self._managers.pop(name).workers:
+            self.questions.lost(worker_id)
+        granted = self.pool.remove(name)
+        for post in list(self._jobs.values()):
+            post(TaskManagerLost(name, reason))
+        self._tell(granted)
+
+    def _tell(self, decided: list[Grant | Refuse]) -> None:
+        for decision in decided:
+            if isinstance(decision, Grant):
+                self._post(decision.job_id, SlotsGranted(decision.slots))
+            else:
+                self._post(decision.job_id, SlotsRefused(decision.reason))
+
+    def _post(self, job_id: str, event: Event) -> None:
+        post = self._jobs.get(job_id)
+        if post is not None:
+            post(event)
+
+
+def _preload_of(graph: JobGraph) -> tuple[str, ...]:
+    """Return what the job's connectors and its checkpoint store want imported before its workers are forked."""
+    configs = [operator.config for vertex in graph.vertices for operator in vertex.operators]
+    specs = [config[part] for config in configs for part in ("source", "sink") if part in config]
+    wanted = [module for spec in specs for module in spec.get("preload", ())]
+    return tuple(dict.fromkeys([*wanted, *client_modules(graph.settings.checkpoint_root)]))
+
+
+def _exit_text(returncode: int) -> str:
+    if returncode >= 0:
+        return f"it exited with status {returncode}"
+    try:
+        return f"it was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"it was killed by signal {-returncode}"

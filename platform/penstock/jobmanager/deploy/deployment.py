@@ -1,0 +1,384 @@
+"""One deployment of a job: from slots over workers and resolved output to all subtasks RUNNING; a pure decider.
+
+A member of `jobmanager.master.job_master`, made anew at every (re)start. The order is fixed: manifest chosen and
+workers ready
+-> pending output resolved in one worker (fence, read markers, publish what is owed) -> state assigned, tasks deployed
+-> all RUNNING -> splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.recovery import RecoveryPlan
+from penstock.connector.sink import SinkSpec
+from penstock.connector.source import SourceSpec
+from penstock.core.snapshot import Committable
+from penstock.graph.deployment import ExecutionId, encode_deployment, encode_peers
+from penstock.graph.execution_graph import Placement, PlanIds, peers_of, plan
+from penstock.graph.job_graph import JobGraph, OperatorSpec
+from penstock.graph.regions import required_slots
+from penstock.graph.restore_plan import RestorePlan
+from penstock.jobmanager.deploy.split_assignment import SplitAssigner
+from penstock.jobmanager.messages.commands import (
+    Command,
+    DiscoverSplits,
+    LaunchWorker,
+    RequestSlots,
+    SendToWorker,
+    SendToWorkers,
+)
+from penstock.jobmanager.messages.placement import Slot, place
+from penstock.rpc.messages import PendingResolved
+from penstock.rpc.worker_commands import AssignSplits, DeployPeers, DeployTasks, ResolvePending, WorkerCommand
+
+#: A start takes at most this long, and besides as long as it takes to read its state at a very low rate.
+START_TIMEOUT_MS = 600_000
+_LEAST_BYTES_PER_MS = 1_000
+_ENDED = ("FINISHED", "CANCELED", "FAILED")
+_EXACTLY_ONCE = ("exactly-once", "exactly-once-2pc")
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker of this deployment."""
+
+    worker_id: str
+    slot: Slot
+    endpoint: str = ""
+    pid: int = 0
+
+
+@dataclass(slots=True)
+class Execution:
+    """One attempt of one subtask."""
+
+    id: ExecutionId
+    worker_id: str = ""
+    state: str = "CREATED"
+    start_ms: int = -1
+    end_ms: int = -1
+    input_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What the log said: the decision, and the state it assigns."""
+
+    plan: RecoveryPlan
+    restore: RestorePlan | None
+    #: Output is resolved before anything opens, unless the job has never written any.
+    fence: tuple[tuple[str, str], ...]
+    #: The user let it fall below output that may have been published.
+    accepted_duplicates: bool = False
+
+    @property
+    def text(self) -> str:
+        """The decision in a line."""
+        restored = self.plan.restored
+        what = "an empty start"
+        if restored is not None:
+            what = f"checkpoint {restored.checkpoint_id} of run {restored.run_id[:8]}"
+        if self.accepted_duplicates:
+            what += ", older than output that may have been published (--accept-duplicates)"
+        return f"{what}; {len(self.plan.pending)} pieces of output to publish, {len(self.fence)} older runs to fence"
+
+    @property
+    def start_timeout_ms(self) -> int:
+        """How long the start may take from here on."""
+        return START_TIMEOUT_MS + (self.restore.read_bytes if self.restore is not None else 0) // _LEAST_BYTES_PER_MS
+
+
+class Deployment:
+    """The state of one (re)start."""
+
+    def __init__(self, graph: JobGraph, ids: PlanIds, checkpoint_root: str) -> None:
+        """`ids.attempt` and `ids.epoch` are this deployment's number."""
+        self.graph = graph
+        self.ids = ids
+        self._root = checkpoint_root
+        self.workers: dict[str, Worker] = {}
+        self.executions = {
+            (vertex.id, subtask): Execution(ExecutionId(vertex.id, subtask, ids.attempt))
+            for vertex in graph.vertices
+            for subtask in range(vertex.parallelism)
+        }
+        self.recovered: Recovered | None = None
+        self.assigners: dict[str, SplitAssigner] = {}
+        self._intervals: dict[str, int] = {}
+        self._discover_at: dict[str, int] = {}
+        self._resolver = ""
+        self.resolved = False
+        #: Output that is still owed after the resolution.
+        self.pending: tuple[Committable, ...] = ()
+        self.deployed = False
+        # Asked at every event: kept, not counted.
+        self._needed = required_slots(graph)
+        self._held: dict[str, list[Execution]] = {}
+        self._ready = 0
+        self._running = 0
+        #: Subtasks that have not ended.
+        self.open = len(self.executions)
+
+    # --- what the caller asks --------------------------------------------------------------------------------------
+
+    @property
+    def needed(self) -> int:
+        """Slots the job needs."""
+        return self._needed
+
+    @property
+    def fenced(self) -> bool:
+        """Whether output that is owed from before was asked about."""
+        return bool(self._resolver)
+
+    @property
+    def finishing(self) -> bool:
+        """Whether nothing is deployed: the last cut is durable, only its publication is left."""
+        return self.recovered is not None and self.recovered.plan.finishing
+
+    @property
+    def last_cut(self) -> Manifest | None:
+        """The cut that ended the job, when its output is published and a worker is there to copy it; else None."""
+        worker = any(w.endpoint for w in self.workers.values())
+        return self.recovered.plan.restored if self.recovered and self.finishing and self.resolved and worker else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether all workers have reported."""
+        return len(self.workers) == self._ready == self.needed
+
+    @property
+    def running(self) -> bool:
+        """Whether all subtasks run."""
+        return self.deployed and self._running == len(self.executions)
+
+    @property
+    def assigned(self) -> bool:
+        """Whether all sources know their splits."""
+        return all(assigner.complete for assigner in self.assigners.values())
+
+    def waiting_for(self) -> str:
+        """Say what is missing, for the text of a time-out."""
+        if self.recovered is None:
+            return "the manifest log"
+        if not self.resolved and self._resolver:
+            return "pending output to be published"
+        if not self.ready:
+            return f"workers: {sum(bool(w.endpoint) for w in self.workers.values())} of {self.needed} are ready"
+        late = [str(e.id) for e in self.executions.values() if e.state != "RUNNING"]
+        return f"subtasks to run: {', '.join(late[:3])}" if late else "source splits"
+
+    def source_workers(self) -> list[str]:
+        """Return the workers that hold source subtasks."""
+        sources = {vertex.id for vertex in self.graph.vertices if vertex.is_source}
+        return sorted({e.worker_id for e in self.executions.values() if e.id.vertex_id in sources})
+
+    def any_worker(self) -> str:
+        """Return a worker that can be given work beside the tasks."""
+        return next(w.worker_id for w in self.workers.values() if w.endpoint)
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def begin(self, kept: Iterable[Slot]) -> list[Command]:
+        """Start workers in the slots the job still has, and ask for the rest."""
+        slots = list(kept)[: self.needed]
+        commands = self.slots_granted(slots)
+        if len(slots) < self.needed:
+            commands.append(RequestSlots(self.needed - len(slots)))
+        return commands
+
+    def slots_granted(self, slots: Iterable[Slot]) -> list[Command]:
+        """Start a worker in each."""
+        commands: list[Command] = []
+        restart = self.ids.epoch - (self.ids.generation << 16)
+        for slot in slots:
+            # Files are named by it: never the same twice.
+            worker_id = f"{self.ids.job_id[:8]}-g{self.ids.generation}-r{restart}-{len(self.workers)}"
+            self.workers[worker_id] = Worker(worker_id, slot)
+            commands.append(LaunchWorker(worker_id, slot))
+        return commands
+
+    def log_read(self, recovered: Recovered, now_ms: int) -> list[Command]:
+        """The decision is made: look for splits while the workers start."""
+        self.recovered = recovered
+        commands: list[Command] = []
+        if not recovered.plan.finishing:
+            for vertex_id, operator in self._sources():
+                commands += self._open_source(vertex_id, operator, recovered, now_ms)
+        return commands + self._advance()
+
+    def worker_ready(self, worker_id: str, endpoint: str, pid: int) -> list[Command]:
+        """A worker can take tasks."""
+        worker = self.workers[worker_id]
+        self._ready += bool(endpoint) - bool(worker.endpoint)
+        worker.endpoint, worker.pid = endpoint, pid
+        return self._advance()
+
+    def worker_lost(self, worker_id: str, end_state: str = "") -> None:
+        """A worker is gone; `end_state`: its subtasks count as ended so."""
+        worker = self.workers.pop(worker_id)
+        self._ready -= bool(worker.endpoint)
+        for execution in self._held.get(worker_id, ()) if end_state else ():
+            self.open -= execution.state not in _ENDED
+            self._running -= execution.state == "RUNNING"
+            execution.state = end_state
+
+    def pending_resolved(self, report: PendingResolved) -> tuple[list[Command], str]:
+        """A worker has published what is owed; or say what is left of it, and why."""
+        if report.error:
+            return [], f"output owed from before could not be published: {report.error}"
+        known = set(report.published)
+        self.pending = tuple(c for c in self.pending if c.id not in known)
+        if self.pending:
+            return [], f"{len(self.pending)} committables are still owed after they were to be published"
+        self.resolved = True
+        return self._advance(), ""
+
+    def task_state(self, vertex_id: str, subtask: int, state: str, now_ms: int) -> list[Command]:
+        """A subtask reported; when the last one runs, the sources get their splits."""
+        execution = self.executions[vertex_id, subtask]
+        was_running = self.running
+        self._running += (state == "RUNNING") - (execution.state == "RUNNING")
+        self.open += (state not in _ENDED) - (execution.state not in _ENDED)
+        execution.state = state
+        if state in _ENDED:
+            execution.end_ms = now_ms
+        elif execution.start_ms < 0:
+            execution.start_ms = now_ms
+        return self.send_splits() if self.running and not was_running else []
+
+    def discovered(self, uid: str, splits: tuple[dict[str, Any], ...]) -> list[Command]:
+        """An enumerator answered."""
+        self.assigners[uid].discovered(splits)
+        return self.send_splits() if self.running else []
+
+    def tick(self, now_ms: int) -> list[Command]:
+        """Look for new splits where it is time."""
+        due = [uid for uid, at_ms in self._discover_at.items() if now_ms >= at_ms]
+        for uid in due:
+            self._discover_at[uid] = now_ms + self._intervals[uid]
+        return [DiscoverSplits(uid, self.ids.epoch, self.assigners[uid].known, first_run=False) for uid in due]
+
+    def wake_ms(self) -> int | None:
+        """When `tick` has something to do."""
+        return min(self._discover_at.values(), default=None)
+
+    def send_splits(self) -> list[Command]:
+        """Tell the source subtasks what is new."""
+        commands: list[Command] = []
+        for vertex_id, operator in self._sources():
+            for subtask, (splits, no_more) in self.assigners[operator.uid].take().items():
+                message = AssignSplits(
+                    job_id=self.ids.job_id,
+                    vertex_id=vertex_id,
+                    subtask=subtask,
+                    attempt=self.ids.attempt,
+                    splits=splits,
+                    no_more=no_more,
+                )
+                commands.append(SendToWorker(self.executions[vertex_id, subtask].worker_id, message))
+        return commands
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> list[Command]:
+        if self.recovered is None or self.deployed:
+            return []
+        if not self.resolved:
+            return self._resolve(self.recovered)
+        return self._deploy(self.recovered) if self.ready and not self.finishing else []
+
+    def _resolve(self, recovered: Recovered) -> list[Command]:
+        if self._resolver:
+            return []
+        sinks = publishing_sinks(self.graph)
+        entry = recovered.plan.permit_entry
+        if not sinks or not recovered.fence or entry is None:
+            self.resolved = True
+            return self._advance()
+        ready = [worker for worker in self.workers.values() if worker.endpoint]
+        if not ready:
+            return []
+        self._resolver = ready[0].worker_id
+        self.pending = recovered.plan.pending
+        message = ResolvePending(
+            permit=entry.permit,
+            job_name=self.graph.name,
+            checkpoint_root=self._root,
+            sinks=sinks,
+            prefixes={uid: tuple(f"{job}.{uid}.{run}." for job, run in recovered.fence) for uid in sinks},
+            committables=recovered.plan.pending,
+        )
+        return [SendToWorker(self._resolver, message)]
+
+    def _deploy(self, recovered: Recovered) -> list[Command]:
+        placement = place(self.graph, list(self.workers))
+        endpoints = {worker.worker_id: worker.endpoint for worker in self.workers.values()}
+        tasks: dict[str, list[bytes]] = {}
+        for task in plan(self.graph, ids=self.ids, placement=placement, endpoints=endpoints, restore=recovered.restore):
+            where = (task.execution.vertex_id, task.execution.subtask)
+            execution = self.executions[where]
+            execution.worker_id, execution.state = placement[where], "SCHEDULED"
+            self._held.setdefault(execution.worker_id, []).append(execution)
+            tasks.setdefault(placement[where], []).append(encode_deployment(task))
+        self.deployed = True
+        return self._tell_peers(placement, endpoints) + [
+            SendToWorker(
+                worker_id,
+                DeployTasks(job_id=self.ids.job_id, generation=self.ids.generation, tasks=tuple(encoded)),
+            )
+            for worker_id, encoded in tasks.items()
+        ]
+
+    def _tell_peers(self, placement: Placement, endpoints: dict[str, str]) -> list[Command]:
+        """Tell all workers where the others are: the same for all, so a TaskManager is sent it once."""
+        table = peers_of(self.graph, self.ids.epoch, placement, endpoints)
+        if table is None:
+            return []
+        message = DeployPeers(job_id=self.ids.job_id, table=encode_peers(table))
+        return send_to_all(self.workers.values(), message)
+
+    def _sources(self) -> list[tuple[str, OperatorSpec]]:
+        return [(vertex.id, vertex.operators[0]) for vertex in self.graph.vertices if vertex.is_source]
+
+    def _open_source(self, vertex_id: str, operator: OperatorSpec, recovered: Recovered, now_ms: int) -> list[Command]:
+        spec = source_spec(operator)
+        splits = None if recovered.restore is None else recovered.restore.splits.get(operator.uid)
+        restored = None if splits is None else [msgspec.to_builtins(split) for split in splits]
+        assigner = SplitAssigner(self.graph.vertex(vertex_id).parallelism, bounded=spec.bounded, restored=restored)
+        self.assigners[operator.uid] = assigner
+        if spec.bounded and restored is not None:
+            return []
+        if spec.discovery_interval_ms is not None and not spec.bounded:
+            self._intervals[operator.uid] = spec.discovery_interval_ms
+            self._discover_at[operator.uid] = now_ms + spec.discovery_interval_ms
+        return [DiscoverSplits(operator.uid, self.ids.epoch, assigner.known, first_run=restored is None)]
+
+
+def send_to_all(workers: Iterable[Worker], command: WorkerCommand) -> list[Command]:
+    """Return what sends one command to all these workers: one relay a TaskManager."""
+    by_manager: dict[str, list[str]] = {}
+    for worker in workers:
+        by_manager.setdefault(worker.slot.taskmanager_id, []).append(worker.worker_id)
+    return [SendToWorkers(manager, tuple(worker_ids), command) for manager, worker_ids in by_manager.items()]
+
+
+def source_spec(operator: OperatorSpec) -> SourceSpec:
+    """Return the source of a source operator."""
+    return msgspec.convert(operator.config["source"], SourceSpec)
+
+
+def publishing_sinks(graph: JobGraph) -> dict[str, Any]:
+    """Return the sinks that publish under a permit, by uid."""
+    return {
+        operator.uid: operator.config["sink"]
+        for vertex in graph.vertices
+        for operator in vertex.operators
+        if operator.kind == "sink" and msgspec.convert(operator.config["sink"], SinkSpec).delivery in _EXACTLY_ONCE
+    }

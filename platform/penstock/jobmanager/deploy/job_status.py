@@ -1,0 +1,68 @@
+"""The states of a job, as Flink names them, and which may follow which (a test compares the lines with the table).
+
+::
+
+    CREATED    -> RUNNING RESTARTING FAILING CANCELLING FINISHED
+    RUNNING    -> RESTARTING FAILING CANCELLING FINISHED
+    RESTARTING -> RUNNING FAILING CANCELLING FINISHED
+    FAILING    -> FAILED
+    CANCELLING -> CANCELED
+    FINISHED   -> .
+    CANCELED   -> .
+    FAILED     -> .
+
+CREATED and RESTARTING lead to FINISHED when the job's last cut was durable and only its publication was left to do.
+Used by `jobmanager.master.job_master`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class JobStatus(enum.StrEnum):
+    """Flink's job states (those that we use)."""
+
+    CREATED = "CREATED"
+    RUNNING = "RUNNING"
+    RESTARTING = "RESTARTING"
+    FAILING = "FAILING"
+    CANCELLING = "CANCELLING"
+    FINISHED = "FINISHED"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing follows."""
+        return not TRANSITIONS[self]
+
+
+_S = JobStatus
+TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
+    _S.CREATED: frozenset({_S.RUNNING, _S.RESTARTING, _S.FAILING, _S.CANCELLING, _S.FINISHED}),
+    _S.RUNNING: frozenset({_S.RESTARTING, _S.FAILING, _S.CANCELLING, _S.FINISHED}),
+    _S.RESTARTING: frozenset({_S.RUNNING, _S.FAILING, _S.CANCELLING, _S.FINISHED}),
+    _S.FAILING: frozenset({_S.FAILED}),
+    _S.CANCELLING: frozenset({_S.CANCELED}),
+    _S.FINISHED: frozenset(),
+    _S.CANCELED: frozenset(),
+    _S.FAILED: frozenset(),
+}
+
+
+class StatusMachine:
+    """The current state, and when each was last entered."""
+
+    def __init__(self, now_ms: int) -> None:
+        """Begin in CREATED."""
+        self.state = JobStatus.CREATED
+        self.entered_ms: dict[JobStatus, int] = {JobStatus.CREATED: now_ms}
+
+    def to(self, state: JobStatus, now_ms: int) -> bool:
+        """Go over to `state`; False when that does not follow (then nothing changes)."""
+        if state not in TRANSITIONS[self.state]:
+            return False
+        self.state = state
+        self.entered_ms[state] = now_ms
+        return True

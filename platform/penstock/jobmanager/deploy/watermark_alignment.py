@@ -1,0 +1,88 @@
+"""Keeps the sources of a group from running ahead of each other: a decider over the watermarks their subtasks report.
+
+Without it the rows of a fast source pile up in state until the slow one has come as far. Owned by `job_master`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.core.elements import MAX_TIMESTAMP
+from penstock.eventtime.strategy import ALIGNMENT_METRIC, strategy_from_builtins
+from penstock.jobmanager.deploy.deployment import send_to_all
+from penstock.rpc.worker_commands import AlignWatermarks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.graph.job_graph import JobGraph
+    from penstock.jobmanager.deploy.deployment import Deployment
+    from penstock.jobmanager.messages.commands import Command
+
+_INTERVAL_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    vertex_id: str
+    max_drift_us: int
+
+
+class WatermarkAlignment:
+    """The groups of one job."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        """Take the groups from the strategies of the graph's sources."""
+        self._groups: dict[str, list[_Member]] = {}
+        for vertex in graph.vertices:
+            if vertex.is_source:
+                strategy = strategy_from_builtins(vertex.operators[0].config.get("watermarks"))
+                if strategy.alignment_group:
+                    member = _Member(vertex.id, strategy.max_drift_ms * 1000)
+                    self._groups.setdefault(strategy.alignment_group, []).append(member)
+        self._sent: dict[str, int] = {}
+        self._attempt = -1
+        self._next_ms = 0
+
+    def limits(self, metrics: Mapping[str, Mapping[str, float]], deployment: Deployment, now_ms: int) -> list[Command]:
+        """Return what tells the sources how far they may be, when that has changed and it is time.
+
+        `metrics` are the latest of all subtasks, by `<vertex>/<subtask>`.
+        """
+        if deployment.ids.attempt != self._attempt:
+            self._attempt, self._sent = deployment.ids.attempt, {}
+        if not self._groups or now_ms < self._next_ms:
+            return []
+        self._next_ms = now_ms + _INTERVAL_MS
+        limits: dict[str, int] = {}
+        for members in self._groups.values():
+            limits |= _limits(members, metrics, deployment)
+        if limits == self._sent:
+            return []
+        self._sent = limits
+        message = AlignWatermarks(job_id=deployment.ids.job_id, attempt=self._attempt, limits=limits)
+        return send_to_all(deployment.workers.values(), message)
+
+
+def _limits(
+    members: list[_Member], metrics: Mapping[str, Mapping[str, float]], deployment: Deployment
+) -> dict[str, int]:
+    """Return each reading subtask's limit: the least watermark of the *others* and its drift.
+
+    The last one itself waits for nobody but the last but one, or the drift would bound how far all get from one
+    comparison to the next. Empty until all have reported.
+    """
+    drifts = {member.vertex_id: member.max_drift_us for member in members}
+    own: dict[str, int] = {}
+    drift: dict[str, int] = {}
+    for (vertex_id, subtask), execution in deployment.executions.items():
+        if vertex_id in drifts and not execution.input_ended:
+            name = f"{vertex_id}/{subtask}"
+            reported = metrics.get(name, {}).get(ALIGNMENT_METRIC)
+            if reported is None:
+                return {}
+            own[name], drift[name] = int(reported), drifts[vertex_id]
+    last, *others = sorted(own, key=own.__getitem__) or [""]
+    after = own[others[0]] if others else MAX_TIMESTAMP
+    return {name: (after if name == last else own[last]) + drift[name] for name in own}

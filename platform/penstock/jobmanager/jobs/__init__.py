@@ -1,0 +1,1 @@
+"""Jobs as the dispatcher knows them: records, drivers, stores, requests; called by the dispatcher."""

@@ -1,0 +1,251 @@
+"""Driver of the autoscaler: asks `autoscale.scaling` for each job that enables it, logs, rescales if not a dry run.
+
+A part of `jobmanager.jobs.change_requests`; looked after by the JobManager's own loop, so it runs on the event loop and
+waits for nothing. It reads what workers have sent anyway and uses the rescale that users have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.config.settings import AutoscalerSettings
+from penstock.core.errors import PenstockError
+from penstock.core.logs import about
+from penstock.graph.rescale import RescaleTo
+from penstock.jobmanager.autoscale.restart_cost import RestartCost
+from penstock.jobmanager.autoscale.scaling import Decision, Scaler, VertexLook
+from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.jobs.known_jobs import KnownJob
+from penstock.jobmanager.jobs.operations import Operations
+from penstock.jobmanager.master.job_master import JobMaster
+
+#: A look at a job every so often: workers send their figures once a second.
+_EVERY_MS = 1_000
+_KEPT = 100
+#: Beyond it no rate and no lag is believed; nor is what is no number.
+_MOST = 1e15
+_LOGGER = logging.getLogger("penstock.jobs")
+
+
+@dataclass(slots=True)
+class LogEntry:
+    """One decision, from when to when it was the same, and what became of it."""
+
+    first_ms: int
+    last_ms: int
+    decision: Decision
+    outcome: str = ""
+
+
+@dataclass(slots=True)
+class _Watched:
+    settings: AutoscalerSettings
+    scaler: Scaler
+    cost: RestartCost
+    log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    request_id: str = ""
+    #: Vertices of the job and their parallelism, when it was looked at last.
+    shape: tuple[tuple[str, int], ...] = ()
+
+
+class Autoscaler:
+    """Of all jobs of this JobManager."""
+
+    def __init__(
+        self,
+        jobs: dict[str, KnownJob],
+        operations: Operations,
+        slots: Callable[[KnownJob], int],
+        rescale: Callable[[KnownJob, RescaleTo], str],
+    ) -> None:
+        """`slots`: those a job has or could get; `rescale` begins one and returns its request's id."""
+        self._jobs, self._operations, self._slots, self._rescale = jobs, operations, slots, rescale
+        self._watched: dict[str, _Watched] = {}
+        self._looked_ms = 0
+
+    def look(self, now_ms: int) -> None:
+        """Look at all jobs, unless that was done a moment ago; one that cannot be looked at leaves the others be."""
+        if 0 <= now_ms - self._looked_ms < _EVERY_MS:
+            return
+        self._looked_ms = now_ms
+        wanted = {i: job for i, job in self._jobs.items() if job.graph.settings.autoscaler.enabled}
+        self._watched = {i: watched for i, watched in self._watched.items() if i in wanted}
+        for job_id, job in wanted.items():
+            master = job.driver.master if job.driver is not None else None
+            if master is None or job.record.ended:
+                continue
+            watched = self._watch(job_id, job)
+            try:
+                self._look_at(job, master, watched, now_ms)
+            except Exception:
+                _LOGGER.exception(
+                    "the autoscaler could not look at job %s", job_id, extra=about(job_id, job.record.name)
+                )
+                watched.scaler.failed(now_ms)
+
+    def document(self, job: KnownJob) -> dict[str, Any]:
+        """Return settings, what a restart costs and the decisions of a job, newest first, as JSON values."""
+        settings = job.graph.settings.autoscaler
+        watched = self._watched.get(job.record.job_id)
+        cost = watched.cost if watched is not None else RestartCost(settings.restart_time_ms)
+        log = reversed(watched.log) if watched is not None else ()
+        return {
+            "jid": job.record.job_id,
+            "name": job.record.name,
+            "enabled": settings.enabled,
+            "dry-run": settings.dry_run,
+            "restart-ms": round(cost.cost_ms),
+            "restarts-measured": cost.measured,
+            "decisions": [_shown(entry) for entry in log],
+        }
+
+    def _watch(self, job_id: str, job: KnownJob) -> _Watched:
+        settings = job.graph.settings.autoscaler
+        known = self._watched.get(job_id)
+        if known is None or known.settings != settings:
+            known = _Watched(settings, Scaler(settings), RestartCost(settings.restart_time_ms))
+            self._watched[job_id] = known
+        return known
+
+    def _look_at(self, job: KnownJob, master: JobMaster, watched: _Watched, now_ms: int) -> None:
+        running = master.status.state is JobStatus.RUNNING and master.step is Step.RUNNING
+        since_ms = master.status.entered_ms[JobStatus.RUNNING] if running else None
+        periodic = job.graph.settings.checkpoint_interval_ms is not None
+        watched.cost.look(
+            now_ms,
+            running_since_ms=since_ms,
+            checkpoints=master.checkpointing.history.completed,
+            periodic=periodic,
+        )
+        shape = tuple((v.id, v.parallelism) for v in job.graph.vertices)
+        if watched.shape and watched.shape != shape:
+            watched.scaler.changed(now_ms)
+        watched.shape = shape
+        self._follow(watched, master, now_ms)
+        changing = master.in_place.rescaling.phase is not None or master.in_place.upgrading.phase is not None
+        if since_ms is None or changing or watched.request_id or watched.cost.pending:
+            watched.scaler.unsettled()
+            return
+        looks = looks_of(job, master)
+        if looks is None or now_ms - since_ms < watched.settings.stabilization_interval_ms:
+            watched.scaler.unsettled()
+            return
+        watched.scaler.look(looks, now_ms)
+        decision = watched.scaler.decide(job.graph, self._slots(job), watched.cost.cost_ms, now_ms)
+        entry = _log(watched.log, decision, now_ms)
+        if entry.first_ms == now_ms and decision.kind in ("rescale", "not-worth"):
+            would = "would do: " if watched.settings.dry_run and decision.kind == "rescale" else ""
+            master.story.add(now_ms, "autoscaler", would + decision.text)
+        users_first = master.checkpointing.busy or master.checkpointing.asked_for
+        if decision.kind == "rescale" and not watched.settings.dry_run and not users_first:
+            self._act(job, watched, entry, now_ms)
+
+    def _act(self, job: KnownJob, watched: _Watched, entry: LogEntry, now_ms: int) -> None:
+        try:
+            watched.request_id = self._rescale(job, RescaleTo(vertices=entry.decision.change))
+            entry.outcome = "under way"
+        except PenstockError as error:
+            entry.outcome = str(error)
+            watched.scaler.failed(now_ms)
+
+    def _follow(self, watched: _Watched, master: JobMaster, now_ms: int) -> None:
+        """See what became of the rescale that was begun."""
+        if not watched.request_id:
+            return
+        if not self._operations.known(watched.request_id):
+            watched.request_id, watched.log[-1].outcome = "", "not known any more: too many requests came behind it"
+            return
+        status = self._operations.status(watched.request_id)
+        if status.status == "IN_PROGRESS":
+            return
+        watched.request_id = ""
+        watched.log[-1].outcome = "done" if status.status == "COMPLETED" else status.error
+        if status.status != "COMPLETED":
+            watched.scaler.failed(now_ms, put_off=master.in_place.rescaling.put_off)
+
+
+def looks_of(job: KnownJob, master: JobMaster) -> tuple[VertexLook, ...] | None:
+    """Return what the newest figures say of each vertex, in the order of data; None: not all subtasks have told any."""
+    inputs: dict[str, dict[str, None]] = {}
+    for edge in job.graph.edges:
+        inputs.setdefault(edge.target, {})[edge.source] = None
+    found: dict[str, VertexLook] = {}
+    for vertex in job.graph.vertices:
+        told = [master.metrics.get(f"{vertex.id}/{i}") for i in range(vertex.parallelism)]
+        metrics = [values for values in map(_believable, told) if "busyTimeMsPerSecond" in values]
+        if len(metrics) < vertex.parallelism:
+            return None
+        source = vertex.id not in inputs
+        rows_out = _sum(metrics, "numRecordsOutPerSecond")
+        found[vertex.id] = VertexLook(
+            id=vertex.id,
+            name=vertex.name,
+            parallelism=vertex.parallelism,
+            inputs=tuple(inputs.get(vertex.id, ())),
+            rows_in=rows_out if source else _sum(metrics, "numRecordsInPerSecond"),
+            rows_out=rows_out,
+            busy=_sum(metrics, "busyTimeMsPerSecond") / 1000 / len(metrics),
+            back_pressured=_sum(metrics, "backPressuredTimeMsPerSecond") / 1000 / len(metrics),
+            lag=_sum(metrics, "recordsLag") if source and any("recordsLag" in m for m in metrics) else None,
+        )
+    return _in_order(found)
+
+
+def _believable(values: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the figures that can be reckoned with: a connector's own may be anything."""
+    return {name: value for name, value in (values or {}).items() if abs(value) <= _MOST}
+
+
+def _in_order(found: dict[str, VertexLook]) -> tuple[VertexLook, ...]:
+    ordered: dict[str, VertexLook] = {}
+    while len(ordered) < len(found):
+        ready = [v for i, v in found.items() if i not in ordered and all(u in ordered for u in v.inputs)]
+        ordered.update((v.id, v) for v in ready)
+    return tuple(ordered.values())
+
+
+def _sum(metrics: Iterable[dict[str, float]], name: str) -> float:
+    return sum(values.get(name, 0.0) for values in metrics)
+
+
+def _log(log: deque[LogEntry], decision: Decision, now_ms: int) -> LogEntry:
+    """Return the entry of a decision: the last one with its newest figures, if it says the same."""
+    last = log[-1] if log else None
+    if (
+        last is not None
+        and not last.outcome
+        and last.decision.kind == decision.kind
+        and last.decision.change == decision.change
+    ):
+        last.last_ms, last.decision = now_ms, decision
+        return last
+    entry = LogEntry(now_ms, now_ms, decision)
+    log.append(entry)
+    return entry
+
+
+def _shown(entry: LogEntry) -> dict[str, Any]:
+    decision = entry.decision
+    return {
+        "at": entry.first_ms,
+        "until": entry.last_ms,
+        "kind": decision.kind,
+        "text": decision.text,
+        "outcome": entry.outcome,
+        "vertices": {
+            vertex_id: {
+                "name": need.name,
+                "parallelism": need.parallelism,
+                "wanted": decision.change.get(vertex_id, need.parallelism),
+                "true-rate": round(need.true_rate, 1),
+                "wanted-rate": round(need.wanted_rate, 1),
+                "utilization": round(need.utilization, 4),
+            }
+            for vertex_id, need in decision.needs.items()
+        },
+    }

@@ -1,0 +1,127 @@
+"""Runs the connectors' split enumerators and validations in helper threads; nothing else here loads connectors.
+
+Used by `jobmanager.jobs.job_driver` (enumerators of one job) and `jobmanager.dispatcher` (validation at a submit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from penstock.connector.sink import SinkFactory, SinkSpec
+from penstock.connector.sink import load_factory as load_connector
+from penstock.connector.source import SourceFactory, SplitEnumerator
+from penstock.core.errors import ConnectorError, PenstockError
+from penstock.core.secrets import redact
+from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager.cluster.side_threads import SideThreads
+from penstock.jobmanager.deploy.deployment import source_spec
+from penstock.jobmanager.messages.commands import DiscoverSplits
+from penstock.jobmanager.messages.events import DiscoveryFailed, Event, SplitsDiscovered
+
+_DISCOVERY_TIMEOUT_S = 60.0
+_VALIDATE_TIMEOUT_S = 60.0
+_VALIDATIONS = SideThreads("validation", 4)
+
+
+class Enumerators:
+    """The enumerators of one job, one thread for each source."""
+
+    def __init__(self, graph: JobGraph, post: Callable[[Event], None]) -> None:
+        """Nothing is loaded before the first discovery."""
+        self._sources = {v.operators[0].uid: v.operators[0] for v in graph.vertices if v.is_source}
+        self._post = post
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._open: dict[str, tuple[int, SplitEnumerator]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        _extend_path(graph)
+
+    def discover(self, command: DiscoverSplits) -> None:
+        """Ask; the answer is posted."""
+        task = asyncio.get_running_loop().create_task(self._discover(command))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        """Close all enumerators, in their threads; a later discovery opens new ones."""
+        for uid, thread in self._threads.items():
+            thread.submit(self._close_one, uid)
+            thread.shutdown(wait=False)
+        self._threads = {}
+
+    async def _discover(self, command: DiscoverSplits) -> None:
+        thread = self._threads.get(command.uid)
+        if thread is None:
+            thread = ThreadPoolExecutor(1, thread_name_prefix=f"enumerator-{command.uid}")
+            self._threads[command.uid] = thread
+        loop = asyncio.get_running_loop()
+        try:
+            splits = await asyncio.wait_for(loop.run_in_executor(thread, self._ask, command), _DISCOVERY_TIMEOUT_S)
+        except TimeoutError:
+            text = f"no answer within {_DISCOVERY_TIMEOUT_S:.0f} s"
+            self._post(DiscoveryFailed(command.uid, command.epoch, text))
+        except Exception as error:  # noqa: BLE001 - a connector may raise anything; the job reports it
+            text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+            self._post(DiscoveryFailed(command.uid, command.epoch, redact(text)))
+        else:
+            self._post(SplitsDiscovered(command.uid, command.epoch, splits))
+
+    def _ask(self, command: DiscoverSplits) -> tuple[dict[str, Any], ...]:
+        epoch, enumerator = self._open.get(command.uid, (-1, None))
+        if enumerator is None or epoch != command.epoch:
+            self._close_one(command.uid)
+            spec = source_spec(self._sources[command.uid])
+            factory: SourceFactory = load_connector(spec.factory)
+            enumerator = factory.create_enumerator(spec, first_run=command.first_run)
+            self._open[command.uid] = (command.epoch, enumerator)
+        found: tuple[dict[str, Any], ...] = tuple(msgspec.to_builtins(s) for s in enumerator.discover(command.known))
+        return found
+
+    def _close_one(self, uid: str) -> None:
+        _epoch, enumerator = self._open.pop(uid, (-1, None))
+        if enumerator is not None:
+            enumerator.close()
+
+
+async def validate(graph: JobGraph, threads: SideThreads = _VALIDATIONS) -> None:
+    """Let every source and sink of the job check what it can check before the start.
+
+    Raises:
+        ConnectorError: with the way out.
+    """
+    _extend_path(graph)
+    try:
+        await threads.call(_VALIDATE_TIMEOUT_S, _validate, graph)
+    except TimeoutError as error:
+        msg = f"the connectors of job {graph.name!r} could not be checked within {_VALIDATE_TIMEOUT_S:.0f} s"
+        raise ConnectorError(msg, hint="are the outside systems reachable?") from error
+    except PenstockError:
+        raise
+    except Exception as error:
+        msg = f"the connectors of job {graph.name!r} do not take what it gives them: {type(error).__name__}: {error}"
+        raise ConnectorError(msg, hint="client and JobManager must be of the same version") from error
+
+
+def _validate(graph: JobGraph) -> None:
+    for vertex in graph.vertices:
+        for operator in vertex.operators:
+            if operator.kind == "source":
+                source = source_spec(operator)
+                source_factory: SourceFactory = load_connector(source.factory)
+                source_factory.validate(source)
+            elif operator.kind == "sink":
+                sink = msgspec.convert(operator.config["sink"], SinkSpec)
+                sink_factory: SinkFactory = load_connector(sink.factory)
+                sink_factory.validate(sink, graph.settings.checkpoint_interval_ms)
+
+
+def _extend_path(graph: JobGraph) -> None:
+    """Connectors of the user's own lie beside the job file."""
+    for folder in graph.settings.python_path:
+        if folder not in sys.path:
+            sys.path.append(folder)

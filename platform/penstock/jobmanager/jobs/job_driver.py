@@ -1,0 +1,317 @@
+"""Runs one job: executes the commands of its `JobMaster`, feeds results back as events; a driver on the event loop.
+
+Made by `jobmanager.dispatcher`. Events are handled one after another in the order they come; store calls run in one
+thread of the job's own, in order, so that a log read always sees the appends asked for before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from penstock.checkpoint.job_records import JobRecord
+from penstock.core.clock import Clock
+from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
+from penstock.core.failpoints import FailpointError
+from penstock.core.rand import Rand
+from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager.cluster.taskmanagers import TaskManagers
+from penstock.jobmanager.deploy.restore_decision import JobIdentity
+from penstock.jobmanager.jobs.enumerators import Enumerators
+from penstock.jobmanager.jobs.job_store import JobStore
+from penstock.jobmanager.jobs.recorded_jobs import start_of
+from penstock.jobmanager.master.job_master import JobMaster
+from penstock.jobmanager.messages import commands as cmd
+from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.observe.span_builder import SpanBuilder
+from penstock.jobmanager.observe.spans import SpanSink, parse_traceparent
+
+_MIN_WAIT_MS = 5
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DriverHooks:
+    """What the driver tells its owner."""
+
+    ended: Callable[[JobDriver, str, str], None]
+    operation_ended: Callable[[JobDriver, cmd.OperationEnded], None]
+    #: Put the new run and its graph into the job's record.
+    rescaled: Callable[[JobDriver, cmd.RecordRescale], Awaitable[None]]
+    #: Put an upgrade's state into the job's record, with the new run and its graph if there is one.
+    upgraded: Callable[[JobDriver, cmd.RecordUpgrade], Awaitable[None]]
+    #: Events were handled: there may be more to the story.
+    handled: Callable[[JobDriver, JobMaster], None]
+    leadership_lost: Callable[[PenstockError], None]
+    #: Something that must not happen has happened.
+    fault: Callable[[BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverParts:
+    """What the driver works with."""
+
+    taskmanagers: TaskManagers
+    store: JobStore
+    clock: Clock
+    rand: Rand
+    spans: SpanSink | None = None
+
+
+class JobDriver:
+    """One running job."""
+
+    def __init__(
+        self,
+        record: JobRecord,
+        graph: JobGraph,
+        parts: DriverParts,
+        hooks: DriverHooks,
+        before: JobDriver | None = None,
+    ) -> None:
+        """Nothing runs before `start`; what was asked of `before`, which did not come to begin, is taken over."""
+        self.record = record
+        self.graph = graph
+        self.ended = asyncio.Event()
+        self.master: JobMaster | None = None
+        self._parts = parts
+        self._hooks = hooks
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"store-{record.job_id[:8]}")
+        self._enumerators = Enumerators(graph, self.post)
+        self._events: deque[ev.Event] = deque(before.unhandled if before is not None else ())
+        self._handling = False
+        self._closed = False
+        self._closing = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._where: dict[str, str] = {}
+        parent = parse_traceparent(str(record.options.get("traceparent", "")))
+        self._spans = SpanBuilder((record.job_id, record.name), record.submitted_ms, parent)
+        self._loop = asyncio.get_running_loop()
+
+    async def acquire(self) -> int:
+        """Take the lease; return the job's generation. See `JobStore.acquire` for what it raises."""
+        return await self._in_thread(self._parts.store.acquire, self.record.job_id, self.record.run_id)
+
+    async def start(self, generation: int) -> None:
+        """Seal the log and begin."""
+        record = self.record
+        await self._in_thread(self._parts.store.seal, record.job_id, record.run_id, generation)
+        start = start_of(record)
+        identity = JobIdentity(
+            job_id=record.job_id,
+            run_id=record.run_id,
+            generation=generation,
+            claim=start.claim,
+            accept_duplicates=start.accept_duplicates,
+            allow_non_restored_state=start.allow_non_restored_state,
+        )
+        now_ms = self._parts.clock.now_ms()
+        self.master = JobMaster(self.graph, identity, self._parts.rand, now_ms, record.upgrade)
+        self._parts.taskmanagers.attach(record.job_id, self.post)
+        self._spawn(self._renew_lease())
+        self.post(ev.Start())
+
+    def post(self, event: ev.Event) -> None:
+        """Handle an event, after those that came before it. Event loop only."""
+        self._events.append(event)
+        if self._handling or self.master is None:
+            return
+        self._handling = True
+        try:
+            while self._events and not self._closed:
+                event, now_ms = self._events.popleft(), self._parts.clock.now_ms()
+                commands = self.master.handle(event, now_ms)
+                for command in commands:
+                    self._execute(command)
+                self._observe(event, commands, now_ms)
+            self._hooks.handled(self, self.master)
+        except Exception as error:  # noqa: BLE001 - a fault of ours: the process ends, its successor recovers the job
+            self._fault(error)
+        finally:
+            self._handling = False
+
+    @property
+    def unhandled(self) -> tuple[ev.Event, ...]:
+        """What was asked of it before it began."""
+        return tuple(self._events) if self.master is None else ()
+
+    @property
+    def stop(self) -> cmd.OperationEnded | None:
+        """The answer to the stop that has ended the job."""
+        return None if self.master is None else self.master.checkpointing.stopped
+
+    async def close(self, *, release: bool) -> None:
+        """Stop driving; the job itself goes on elsewhere unless it has ended. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._closing.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._enumerators.close()
+        self._parts.taskmanagers.detach(self.record.job_id)
+        for task in tuple(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+        if release:
+            await self._in_thread(self._parts.store.release)
+        self._thread.shutdown(wait=False)
+
+    def _observe(self, event: ev.Event, commands: list[cmd.Command], now_ms: int) -> None:
+        """Make spans of it; no job fails of that."""
+        if self._parts.spans is None or self.master is None:
+            return
+        try:
+            self._parts.spans.put(self._spans.observe(event, commands, self.master, now_ms))
+        except Exception:
+            logging.getLogger(__name__).exception("no spans of job %s from here on", self.record.job_id)
+            self._parts = replace(self._parts, spans=None)
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def _execute(self, command: cmd.Command) -> None:
+        managers, job_id = self._parts.taskmanagers, self.record.job_id
+        match command:
+            case cmd.SendToWorker(worker_id, message):
+                managers.send(self._where.get(worker_id, ""), (worker_id,), message)
+            case cmd.SendToWorkers(taskmanager_id, worker_ids, message):
+                managers.send(taskmanager_id, worker_ids, message)
+            case cmd.ReadLog(list_files):
+                self._spawn(self._read_log(list_files=list_files))
+            case cmd.AppendManifest():
+                self._spawn(self._append(command))
+            case cmd.DeleteEntries():
+                self._spawn(self._delete(command))
+            case cmd.RequestSlots(count, wait):
+                managers.request_slots(job_id, count, wait=wait)
+            case cmd.ReleaseSlots(slots):
+                managers.release_slots(job_id, slots)
+            case cmd.LaunchWorker(worker_id, slot):
+                self._where[worker_id] = slot.taskmanager_id
+                managers.start_worker(job_id, worker_id, slot, self.graph)
+            case cmd.KillWorker(worker_id, slot):
+                self._where.pop(worker_id, None)
+                managers.kill_worker(job_id, worker_id, slot)
+            case cmd.RecordRescale():
+                self._spawn(self._record_rescale(command))
+            case cmd.RecordUpgrade():
+                self._spawn(self._record_upgrade(command))
+            case cmd.DiscoverSplits():
+                self._enumerators.discover(command)
+            case cmd.CloseEnumerators():
+                self._enumerators.close()
+            case cmd.WakeAt(at_ms):
+                self._wake_at(at_ms)
+            case cmd.OperationEnded():
+                self._hooks.operation_ended(self, command)
+            case cmd.JobTerminal(state, error):
+                self._hooks.ended(self, state, error)
+
+    def _wake_at(self, at_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_ms = max(_MIN_WAIT_MS, at_ms - self._parts.clock.now_ms())
+        self._timer = self._loop.call_later(wait_ms / 1000, self.post, ev.Tick())
+
+    async def _read_log(self, *, list_files: bool) -> None:
+        try:
+            entries, files, source = await self._in_thread(lambda: self._parts.store.read(list_files=list_files))
+        except LeadershipLostError as error:
+            self._hooks.leadership_lost(error)
+        except PenstockError as error:
+            self.post(ev.LogFailed(f"{type(error).__name__}: {error}", final=isinstance(error, SnapshotDamagedError)))
+        else:
+            self.post(ev.LogRead(entries, files, source))
+
+    async def _append(self, command: cmd.AppendManifest) -> None:
+        try:
+            entry = await self._in_thread(self._parts.store.append, command.tag, command.manifest)
+        except LeadershipLostError as error:
+            self._hooks.leadership_lost(error)
+        except (PenstockError, FailpointError) as error:
+            self.post(ev.ManifestFailed(command.tag, str(error)))
+        else:
+            self.post(ev.ManifestAppended(command.tag, entry))
+
+    async def _delete(self, command: cmd.DeleteEntries) -> None:
+        try:
+            await self._in_thread(self._parts.store.delete, command.sequences, command.files, command.emptied)
+        except PenstockError as error:
+            if self.master is not None:
+                self.master.story.add(self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}")
+
+    async def _record_rescale(self, command: cmd.RecordRescale) -> None:
+        """First the log, so that the new run is fenced by whoever comes, then the record, which decides."""
+        try:
+            await self._in_thread(self._parts.store.continue_as, self.record.job_id, command.run_id, command.graph)
+            await self._hooks.rescaled(self, command)
+        except LeadershipLostError as error:
+            self._hooks.leadership_lost(error)
+        except (PenstockError, FailpointError) as error:
+            await self._in_thread(self._parts.store.use, self.graph)
+            self.post(ev.RescaleNotRecorded(str(error)))
+        else:
+            self._go_on_as(command.graph)
+            self.post(ev.RescaleRecorded())
+
+    async def _record_upgrade(self, command: cmd.RecordUpgrade) -> None:
+        """As a rescale's, where there is a new run; else the record alone."""
+        store, graph = self._parts.store, command.graph
+        try:
+            if graph is not None:
+                await self._in_thread(store.continue_as, self.record.job_id, command.run_id, graph, command.trial)
+            await self._hooks.upgraded(self, command)
+        except LeadershipLostError as error:
+            self._hooks.leadership_lost(error)
+        except (PenstockError, FailpointError) as error:
+            await self._in_thread(store.use, self.graph)
+            self.post(ev.UpgradeNotRecorded(str(error)))
+        else:
+            if graph is not None:
+                self._go_on_as(graph)
+            self.post(ev.UpgradeRecorded())
+
+    def _go_on_as(self, graph: JobGraph) -> None:
+        self._enumerators.close()
+        self.graph, self._enumerators = graph, Enumerators(graph, self.post)
+
+    async def _renew_lease(self) -> None:
+        """Renew in a thread beside the store thread, which may be busy with a slow append."""
+        while not self._closed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self._parts.store.lease_ttl_ms / 3000)
+                return
+            try:
+                await asyncio.to_thread(self._parts.store.renew)
+            except LeadershipLostError as error:
+                if not self._closed:
+                    self._hooks.leadership_lost(error)
+                return
+            except PenstockError as error:
+                if self.master is not None:
+                    self.master.story.add(self._parts.clock.now_ms(), "lease", f"not renewed: {error}")
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fault(error)
+
+    def _fault(self, error: BaseException) -> None:
+        self._closed = True
+        self._hooks.fault(error)
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self._thread, call, *arguments)

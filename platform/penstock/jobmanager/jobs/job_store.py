@@ -1,0 +1,263 @@
+"""The store side of one job: lease, manifest log, deletions, savepoints to start from; blocking calls.
+
+Used by `jobmanager.jobs.job_driver`, which runs every call of one job in one thread, in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.checkpoint.job_lease import JobLease, LeaseHolder
+from penstock.checkpoint.log import LogEntry, ManifestLog
+from penstock.checkpoint.manifest import Manifest, decode_manifest
+from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths, check_source, current_history, live_entries
+from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.stores import join_uri, open_job_store, open_store, same_place
+from penstock.checkpoint.sweeper import SWEPT_PREFIXES
+from penstock.checkpoint.trials import Trial, trial_of
+from penstock.core import failpoints
+from penstock.core.clock import Clock
+from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StateMismatchError, StorageError
+from penstock.core.rand import Rand
+from penstock.graph.job_graph import JobGraph
+from penstock.graph.state_check import check_states, require_fit
+
+_CLAIM_KEY = "claimed.json"
+
+
+class StartFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run's state comes from."""
+
+    from_uri: str = ""
+    fresh: bool = False
+    claim: bool = True
+    accept_duplicates: bool = False
+    allow_non_restored_state: tuple[str, ...] = ()
+
+
+class JobStore:
+    """One job's folder, held under its lease."""
+
+    def __init__(self, graph: JobGraph, start: StartFrom, holder: LeaseHolder, clock: Clock, rand: Rand) -> None:
+        """Nothing is contacted yet."""
+        self._graph = graph
+        self._start = start
+        self._clock = clock
+        self._rand = rand
+        self._store = open_job_store(graph.settings.checkpoint_root, graph.name)
+        self._lease = JobLease(self._store, holder, clock)
+        self._holder = holder
+        self._log: ManifestLog | None = None
+        self._source: Manifest | None = None
+        self._generation = 0
+
+    @property
+    def uri(self) -> str:
+        """The job's folder."""
+        return self._store.uri
+
+    @property
+    def lease_ttl_ms(self) -> int:
+        """How long a renewal lasts."""
+        return self._lease.ttl_ms
+
+    def acquire(self, job_id: str, run_id: str) -> int:
+        """Take the lease, and the savepoint to start from; return the job's generation.
+
+        Raises:
+            JobIdentityError: somebody else holds the job, or has claimed the savepoint.
+            NotFoundError: there is no such savepoint.
+            StateMismatchError: its state does not fit the job, or going back to it would publish output a second time.
+        """
+        if self._start.from_uri:
+            self._source = self._read_source()
+            self._refuse_fork_of_backfill(self._source)
+        generation = self._lease.acquire(job_id).generation
+        try:
+            self._refuse_continued(generation)
+            if self._source is not None:
+                # asked again at the start of the job; here so that the submitter is told, and before the claim
+                entries = ManifestLog(self._store, generation, self._clock, self._rand).read()
+                check_source(entries, self._source, run_id, accept_duplicates=self._start.accept_duplicates)
+                if not any(e.manifest.kind == "checkpoint" and e.manifest.run_id == run_id for e in entries):
+                    self._check_states(self._source)  # after the run's first checkpoint the savepoint no longer counts
+            if self._source is not None and self._start.claim:
+                self._claim(self._source, job_id, run_id)
+        except BaseException:
+            self._lease.release()
+            raise
+        return generation
+
+    def seal(self, job_id: str, run_id: str, generation: int) -> None:
+        """Append this leader's first entry; a run's first seal says where it starts from."""
+        log = ManifestLog(self._store, generation, self._clock, self._rand)
+        live = [entry.manifest for entry in live_entries(log.read())]
+        sealed = any(m.kind == "seal" and m.run_id == run_id for m in live)
+        note = ""
+        if not sealed and self._start.fresh:
+            note = FRESH
+        elif not sealed and self._start.from_uri:
+            note = FROM + self._start.from_uri
+        log.seal(_tried(self._seal_entry(job_id, run_id, generation, note), trial_of(live, run_id)))
+        self._log, self._generation = log, generation
+
+    def continue_as(self, job_id: str, run_id: str, graph: JobGraph, trial: Trial | None = None) -> None:
+        """Append the seal of a run that continues this one under the same leader, as `graph`, perhaps on trial."""
+        self._opened().append(_tried(self._seal_entry(job_id, run_id, self._generation, ""), trial))
+        self._start, self._source = StartFrom(), None
+        self.use(graph)
+
+    def use(self, graph: JobGraph) -> None:
+        """Take `graph` as what the job is now."""
+        self._graph = graph
+
+    def read(self, *, list_files: bool) -> tuple[tuple[LogEntry, ...], tuple[str, ...], Manifest | None]:
+        """Return the entries, the files below the job's folder if asked for, and the savepoint to start from."""
+        entries = self._opened().read()
+        files: tuple[str, ...] = ()
+        if list_files:
+            files = tuple(key for prefix in SWEPT_PREFIXES for key in self._store.list(prefix))
+        self._note_rescale(entries)
+        return entries, files, self._source
+
+    def append(self, tag: str, manifest: Manifest) -> LogEntry:
+        """Append an entry, passing the failpoints."""
+        where: dict[str, Any] = {"tag": tag, "checkpoint": manifest.checkpoint_id}
+        if manifest.kind != "end":
+            failpoints.hit("jobmanager.before_manifest", **where)
+        if manifest.barrier in ("stop", "drain"):
+            failpoints.hit("jobmanager.before_stop", **where)
+        entry = self._opened().append(manifest)
+        failpoints.hit("jobmanager.after_end" if manifest.kind == "end" else "jobmanager.after_manifest", **where)
+        if manifest.barrier in ("stop", "drain"):
+            failpoints.hit("jobmanager.during_stop", **where)
+        return entry
+
+    def delete(self, sequences: tuple[int, ...], files: tuple[str, ...], emptied: tuple[Manifest, ...] = ()) -> None:
+        """Remove what retention gave up: entries first, so that no entry ever names a missing file."""
+        self._opened().delete(sequences, emptied)
+        for path in files:
+            self._store.delete(path)
+
+    def renew(self) -> None:
+        """Extend the lease."""
+        self._lease.renew()
+
+    def release(self) -> None:
+        """Give the lease back."""
+        self._lease.release()
+
+    def _seal_entry(self, job_id: str, run_id: str, generation: int, note: str) -> Manifest:
+        return Manifest(
+            kind="seal",
+            sequence=0,
+            job_id=job_id,
+            job_name=self._graph.name,
+            run_id=run_id,
+            generation=generation,
+            nonce="",
+            created_ms=self._clock.now_ms(),
+            graph_fingerprint=self._graph.fingerprint,
+            note=note,
+        )
+
+    def _opened(self) -> ManifestLog:
+        if self._log is None:
+            msg = "the log is not sealed"
+            raise StorageError(msg, hint="this is a fault of penstock")
+        return self._log
+
+    def _read_source(self) -> Manifest:
+        uri = self._start.from_uri.removesuffix("/manifest.json").rstrip("/")
+        store = open_store(uri)
+        try:
+            data = store.read("manifest.json")
+        except FileNotFoundError as error:
+            msg = f"there is no savepoint at {uri}"
+            raise NotFoundError(msg, hint="pass the folder that `penstock savepoint` or `stop` printed") from error
+        try:
+            return absolute_paths(decode_manifest(data), store.uri)
+        except msgspec.MsgspecError as error:
+            msg = f"{uri}/manifest.json is damaged: {error}"
+            raise SnapshotDamagedError(msg, hint="use another savepoint") from error
+
+    def _refuse_fork_of_backfill(self, source: Manifest) -> None:
+        """A fork leaves staged output to the origin, and a backfill's savepoint has none that would publish it."""
+        if self._start.claim or not source.pending or source.job_id.strip("0"):
+            return
+        msg = f"{self._start.from_uri} is a backfill's: its staged output has no other job that publishes it"
+        raise StateMismatchError(msg, hint="start from it without --no-claim")
+
+    def _check_states(self, source: Manifest) -> None:
+        """Refuse a savepoint whose state does not fit, before it is claimed."""
+        allowed = self._start.allow_non_restored_state
+        pending = source.pending if self._start.claim else ()
+        require_fit(check_states(self._graph, source.subtasks, pending=pending, allow_non_restored=allowed))
+
+    def _claim(self, source: Manifest, job_id: str, run_id: str) -> None:
+        """Own the savepoint's lineage: once only, not beside its running origin, not below what that has published."""
+        store = open_store(self._start.from_uri.removesuffix("/manifest.json").rstrip("/"))
+        mine = {"job_folder": self._store.uri, "job_id": job_id, "run_id": run_id}
+        if store.list(_CLAIM_KEY) and store.read(_CLAIM_KEY) == msgspec.json.encode(mine):
+            self._tell_origin(source, mine)
+            return  # this run goes on under a new leader
+        if not same_place(self._origin(source), self._store):
+            self._check_origin(source)
+        if store.put_if_absent(_CLAIM_KEY, msgspec.json.encode(mine)):
+            self._tell_origin(source, mine)
+            return
+        held = msgspec.json.decode(store.read(_CLAIM_KEY), type=dict[str, str])
+        if held.get("job_folder") != self._store.uri:
+            msg = f"savepoint {self._start.from_uri} was claimed by {held.get('job_folder')} (job {held.get('job_id')})"
+            raise JobIdentityError(msg, hint="fork it with --no-claim, or start from a savepoint of that job")
+
+    def _origin(self, source: Manifest) -> ObjectStore:
+        return open_store(source.origin or join_uri(self._graph.settings.checkpoint_root, source.job_name))
+
+    def _check_origin(self, source: Manifest) -> None:
+        origin = self._origin(source)
+        if not origin.list("lease.json"):
+            return
+        lease = JobLease(origin, self._holder, self._clock)
+        # our own cluster may be the one that runs the origin: its lease is not ours to take either
+        generation = lease.acquire(source.job_id, take_over=False).generation
+        try:
+            entries = ManifestLog(origin, generation, self._clock, self._rand).read()
+            check_source(entries, source, "", accept_duplicates=self._start.accept_duplicates)
+        finally:
+            lease.release()
+
+    def _tell_origin(self, source: Manifest, mine: dict[str, str]) -> None:
+        """Leave word in the origin's folder: its lineage goes on here."""
+        origin = self._origin(source)
+        if not same_place(origin, self._store) and origin.list("lease.json"):
+            origin.put(_CLAIM_KEY, msgspec.json.encode({**mine, "sequence": str(source.sequence)}))
+
+    def _refuse_continued(self, generation: int) -> None:
+        """Do not resume what goes on under another name: both would publish what follows the savepoint."""
+        chosen = self._start.fresh or self._start.from_uri or self._start.accept_duplicates
+        if chosen or not self._store.list(_CLAIM_KEY):
+            return
+        heir = msgspec.json.decode(self._store.read(_CLAIM_KEY), type=dict[str, str])
+        entries = current_history(ManifestLog(self._store, generation, self._clock, self._rand).read())
+        newest = max((e.manifest.sequence for e in entries if e.manifest.kind == "checkpoint"), default=0)
+        if 0 < newest <= int(heir["sequence"]):
+            msg = f"job {self._graph.name!r} goes on as {heir['job_folder']} (job {heir['job_id']}), from its savepoint"
+            raise JobIdentityError(msg, hint="--fresh begins a new history, --accept-duplicates resumes it anyway")
+
+    def _note_rescale(self, entries: tuple[LogEntry, ...]) -> None:
+        newest = next((e.manifest for e in reversed(entries) if e.manifest.kind == "checkpoint"), self._source)
+        if newest is None:
+            return
+        now = {o.uid: v.parallelism for v in self._graph.vertices for o in v.operators}
+        if any(now.get(uid, old) != old for uid, (old, _vertex) in newest.operators.items()):
+            failpoints.hit("jobmanager.during_rescale", checkpoint=newest.checkpoint_id)
+
+
+def _tried(seal: Manifest, trial: Trial | None) -> Manifest:
+    """Return a run's seal that says how the run began."""
+    if trial is None:
+        return seal
+    return msgspec.structs.replace(seal, upgrade_of=trial.base, on_trial=trial.open, held=trial.held)

@@ -1,0 +1,177 @@
+"""Builds the views of a job from its master and its record; called by the dispatcher whenever somebody asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from penstock.checkpoint.job_records import JobRecord
+from penstock.graph.job_graph import JobGraph, JobVertex, KeyGroup
+from penstock.jobmanager.deploy.deployment import Deployment
+from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.jobs.recorded_jobs import start_of
+from penstock.jobmanager.master.job_master import JobMaster
+from penstock.jobmanager.messages.views import (
+    CheckpointsView,
+    EdgeView,
+    ExceptionView,
+    JobDetail,
+    JobSummary,
+    OperatorView,
+    RestoredView,
+    SubtaskView,
+    VertexView,
+)
+
+_ORDER = ("FAILED", "CANCELED", "CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING", "FINISHED")
+
+
+def summary_of(
+    record: JobRecord, graph: JobGraph, master: JobMaster | None, now_ms: int, waits_for: str = ""
+) -> JobSummary:
+    """Return one line about a job; `master` is None for one that ended under an earlier leader, or has not begun.
+
+    `waits_for`: the slots that it has asked for and not got.
+    """
+    if master is None:
+        return JobSummary(
+            job_id=record.job_id,
+            name=record.name,
+            state=record.ended or JobStatus.CREATED.value,
+            run_id=record.run_id,
+            start_ms=record.submitted_ms,
+            end_ms=record.ended_ms,
+            last_modified_ms=record.ended_ms if record.ended else record.submitted_ms,
+            tasks={},
+            restarts=0,
+            error=record.error,
+            stop_uri=record.stop_uri,
+        )
+    history = master.checkpointing.history
+    state = master.status.state
+    return JobSummary(
+        job_id=record.job_id,
+        name=record.name,
+        state=state.value,
+        run_id=record.run_id,
+        start_ms=record.submitted_ms,
+        end_ms=master.status.entered_ms[state] if state.terminal else -1,
+        last_modified_ms=master.status.entered_ms[state],
+        tasks=dict(Counter(_states(graph, master))),
+        restarts=master.restarts,
+        checkpoint_id=history.latest_id,
+        checkpoints_completed=history.completed,
+        checkpoints_failed=history.failed,
+        error=master.error if state is not JobStatus.RUNNING else "",
+        waits_for=waits_for,
+        next_attempt_in_ms=max(0, at_ms - now_ms) if (at_ms := master.next_attempt_ms) >= 0 else -1,
+        checkpoint_failure=history.last_failure,
+        slow_calls=tuple((slow.what, slow.since_ms) for slow in master.slow_work.going_on),
+        restored=_restored(record, history.latest_restored),
+        stop_uri=record.stop_uri,
+    )
+
+
+def detail_of(summary: JobSummary, graph: JobGraph, master: JobMaster | None, now_ms: int) -> JobDetail:
+    """Return a job with its graph."""
+    entered = {JobStatus.CREATED: summary.start_ms} if master is None else master.status.entered_ms
+    return JobDetail(
+        summary=summary,
+        vertices=tuple(_vertex(graph, vertex, master, now_ms) for vertex in graph.vertices),
+        edges=tuple(
+            EdgeView(
+                source=edge.source,
+                target=edge.target,
+                partitioner=str(edge.partitioner.__struct_config__.tag),
+                columns=edge.partitioner.columns if isinstance(edge.partitioner, KeyGroup) else (),
+                input_index=edge.input_index,
+            )
+            for edge in graph.edges
+        ),
+        settings=graph.settings,
+        timestamps={state.value: at_ms for state, at_ms in entered.items()},
+        fingerprint=graph.fingerprint,
+    )
+
+
+def checkpoints_of(record: JobRecord, master: JobMaster | None) -> CheckpointsView:
+    """Return the checkpoint history."""
+    if master is None:
+        return CheckpointsView(completed=0, failed=0, in_progress=0, restored=0, history=())
+    owed = master.checkpointing.pending.values()
+    view = master.checkpointing.history.view((len(owed), sum(c.rows for c in owed), sum(c.size_bytes for c in owed)))
+    return msgspec.structs.replace(view, latest_restored=_restored(record, view.latest_restored))
+
+
+def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[ExceptionView, ...]:
+    """Return the failures, newest first."""
+    if master is None:
+        return (ExceptionView(at_ms=record.ended_ms, error=record.error),) if record.error else ()
+    return tuple(
+        ExceptionView(
+            at_ms=f.at_ms,
+            error=f.error,
+            detail=f.detail,
+            task=f.task,
+            worker_id=f.worker_id,
+            taskmanager_id=f.taskmanager_id,
+        )
+        for f in master.failures
+    )
+
+
+def _restored(record: JobRecord, restored: RestoredView | None) -> RestoredView | None:
+    """Add where the savepoint lies."""
+    if restored is None or not restored.savepoint:
+        return restored
+    return msgspec.structs.replace(restored, uri=start_of(record).from_uri)
+
+
+def _states(graph: JobGraph, master: JobMaster) -> list[str]:
+    if master.deployment is not None:
+        return [e.state for e in master.deployment.executions.values()]
+    last = {JobStatus.FINISHED: "FINISHED", JobStatus.CANCELED: "CANCELED", JobStatus.FAILED: "FAILED"}
+    return [last.get(master.status.state, "CREATED")] * sum(v.parallelism for v in graph.vertices)
+
+
+def _vertex(graph: JobGraph, vertex: JobVertex, master: JobMaster | None, now_ms: int) -> VertexView:
+    deployment = master.deployment if master is not None else None
+    subtasks = tuple(_subtask(vertex, index, master, deployment) for index in range(vertex.parallelism))
+    states = {s.state for s in subtasks}
+    started = [s.start_ms for s in subtasks if s.start_ms >= 0]
+    ended = [s.end_ms for s in subtasks if s.end_ms >= 0]
+    return VertexView(
+        id=vertex.id,
+        name=vertex.name,
+        parallelism=vertex.parallelism,
+        max_parallelism=graph.settings.key_groups,
+        state=next((state for state in _ORDER if state in states), "CREATED"),
+        operators=tuple(OperatorView(uid=o.uid, name=o.name, kind=o.kind) for o in vertex.operators),
+        subtasks=subtasks,
+        start_ms=min(started, default=-1),
+        end_ms=min(max(ended), now_ms) if len(ended) == len(subtasks) else -1,
+    )
+
+
+def _subtask(vertex: JobVertex, index: int, master: JobMaster | None, deployment: Deployment | None) -> SubtaskView:
+    metrics = master.metrics.get(f"{vertex.id}/{index}", {}) if master is not None else {}
+    if deployment is None:
+        last = {"FINISHED", "CANCELED", "FAILED"}
+        state = master.status.state.value if master is not None else "CREATED"
+        return SubtaskView(subtask=index, state=state if state in last else "CREATED", attempt=0, metrics=metrics)
+    execution = deployment.executions[vertex.id, index]
+    worker = deployment.workers.get(execution.worker_id)
+    return SubtaskView(
+        subtask=index,
+        state=execution.state,
+        # The upper bits are the leader's generation, which makes attempts unique in a run.
+        attempt=execution.id.attempt & 0xFFFF,
+        worker_id=execution.worker_id,
+        taskmanager_id=worker.slot.taskmanager_id if worker is not None else "",
+        host=worker.slot.host if worker is not None else "",
+        start_ms=execution.start_ms,
+        end_ms=execution.end_ms,
+        input_ended=execution.input_ended,
+        metrics=metrics,
+    )

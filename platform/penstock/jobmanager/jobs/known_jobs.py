@@ -1,0 +1,93 @@
+"""The jobs a dispatcher knows, and how one is found by what a user calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penstock.checkpoint.job_records import JobRecord
+from penstock.core.errors import JobIdentityError, NotFoundError, UsageError
+from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.jobs.job_driver import JobDriver
+from penstock.jobmanager.master.job_master import JobMaster
+from penstock.jobmanager.messages.events import CancelRequested, Event
+
+
+@dataclass(slots=True)
+class KnownJob:
+    """A job of this cluster, running or ended."""
+
+    record: JobRecord
+    graph: JobGraph
+    driver: JobDriver | None = None
+
+    @property
+    def master(self) -> JobMaster | None:
+        """Who decides, once it has been started under this leader."""
+        return self.driver.master if self.driver is not None else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its log has been read by this leader, and nothing in there ends it."""
+        master = self.master
+        if self.record.ended or master is None or master.checkpointing.last_cut is not None:
+            return False
+        deployment = master.deployment
+        if deployment is None:
+            return master.step in (Step.WAITING, Step.CHANGING)
+        read = deployment.recovered is not None and not deployment.finishing
+        return read and master.step in (Step.STARTING, Step.RUNNING)
+
+    def post(self, event: Event) -> None:
+        """Hand on what a user wants; of a job that is still being recovered all but its end waits for that.
+
+        Raises:
+            UsageError: it does not run.
+        """
+        early = isinstance(event, CancelRequested) and self.master is None
+        if self.driver is None or early or self.record.ended:
+            msg = f"job {self.record.name!r} ({self.record.job_id}) is {self.record.ended or 'not started yet'}"
+            raise UsageError(msg, hint="only a running job takes requests")
+        self.driver.post(event)
+
+
+def find_job(jobs: Mapping[str, KnownJob], name: str) -> KnownJob:
+    """Return the job of that id, name (the newest one, running before ended) or unique beginning of an id.
+
+    Raises:
+        NotFoundError: there is none, or there are several.
+    """
+    found = jobs.get(name)
+    if found is not None:
+        return found
+    named = [j for j in jobs.values() if j.record.name == name]
+    if named:
+        return max(named, key=lambda j: (not j.record.ended, j.record.submitted_ms))
+    begun = [j for j in jobs.values() if len(name) >= 4 and j.record.job_id.startswith(name)]
+    if len(begun) == 1:
+        return begun[0]
+    msg = f"no job {name!r}" if not begun else f"several jobs begin with {name!r}"
+    raise NotFoundError(msg, hint="see `penstock list`")
+
+
+def refuse_running(jobs: Iterable[KnownJob], graph: JobGraph) -> None:
+    """Raise JobIdentityError when a job of that name and checkpoint root runs already."""
+    for job in jobs:
+        same = job.record.name == graph.name
+        if same and not job.record.ended and job.graph.settings.checkpoint_root == graph.settings.checkpoint_root:
+            msg = f"job {graph.name!r} runs already in this cluster as {job.record.job_id}"
+            raise JobIdentityError(msg, hint="stop or cancel it first, or use another job name")
+
+
+def submitted_with(jobs: Iterable[KnownJob], token: str, name: str = "") -> str:
+    """Return the id of the job that was submitted with a token; empty when none was.
+
+    Raises:
+        UsageError: `name` is given, and that is a job of another name.
+    """
+    found = next((job.record for job in jobs if token and job.record.token == token), None)
+    if found is not None and name and found.name != name:
+        msg = f"job {found.name!r} was submitted with token {token!r} already"
+        raise UsageError(msg, hint=f"job {name!r} was not taken in; a token is for one submission of one job")
+    return found.job_id if found is not None else ""

@@ -1,0 +1,130 @@
+"""The jobs a leader finds in its HA store, how they start, and those it forgets; called by dispatcher and driver."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.checkpoint.job_records import JobRecord, delete_record, read_records
+from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.story_records import prune_stories
+from penstock.core.errors import StorageError
+from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
+from penstock.jobmanager.jobs.job_store import StartFrom
+from penstock.jobmanager.messages.commands import OperationEnded, RecordRescale, RecordUpgrade
+from penstock.jobmanager.messages.submit_options import SubmitOptions
+
+#: Ended jobs that are remembered. The token of a forgotten one starts a new job.
+_REMEMBERED = 1000
+
+
+def recorded_jobs(
+    store: ObjectStore, generation: int = 0, remembered: int = _REMEMBERED
+) -> tuple[tuple[JobRecord, JobGraph], ...]:
+    """Return all jobs, oldest first, without those that ended and whose graph this version cannot read.
+
+    Those that have not ended become the jobs of the leader `generation`; see `read_records`.
+
+    Raises:
+        LeadershipLostError: there is a newer leader.
+        StorageError: a record is damaged, or graph or options of a job that has not ended cannot be read; names it.
+    """
+    found = []
+    records = read_records(store, generation)
+    forgotten = forget_oldest(store, records, remembered)
+    for record in records:
+        if record.job_id in forgotten:
+            continue
+        if not record.ended:
+            start_of(record)
+        try:
+            found.append((record, decode_graph(record.graph)))
+        except msgspec.MsgspecError as error:
+            if record.ended:
+                continue
+            msg = f"the graph in {store.uri}/jobs/{record.job_id}.json cannot be read: {error}"
+            raise StorageError(msg, hint="is it of another version? move it away to start without that job") from error
+    return tuple(found)
+
+
+def start_of(record: JobRecord) -> StartFrom:
+    """Return where a job's state comes from, of a record of an earlier version too.
+
+    Raises:
+        StorageError: the options are none of any version; names the job.
+    """
+    options = dict(record.options)
+    if isinstance(options.get("allow_non_restored_state"), bool):
+        del options["allow_non_restored_state"]  # once a switch; what is left behind has had a name since
+    try:
+        return msgspec.convert(options, StartFrom)
+    except msgspec.MsgspecError as error:
+        msg = f"the options of job {record.name!r} in jobs/{record.job_id}.json cannot be read: {error}"
+        raise StorageError(msg, hint="is it of another version? move it away to start without that job") from error
+
+
+def submitted_record(
+    graph: JobGraph, options: SubmitOptions, ids: tuple[str, str], now_ms: int, generation: int
+) -> JobRecord:
+    """Return the record of a job that begins; `ids`: the job's and its first run's."""
+    return JobRecord(
+        job_id=ids[0],
+        name=graph.name,
+        run_id=ids[1],
+        token=options.token,
+        submitted_ms=now_ms,
+        graph=encode_graph(graph),
+        options={k: v for k, v in msgspec.to_builtins(options).items() if k != "token"},
+        generation=generation,
+    )
+
+
+def rescaled_record(record: JobRecord, command: RecordRescale, generation: int) -> JobRecord:
+    """Return the record of a job that goes on as another run with another parallelism, from its own checkpoint."""
+    return msgspec.structs.replace(
+        record,
+        run_id=command.run_id,
+        graph=encode_graph(command.graph),
+        options={},
+        generation=generation,
+        rescale_token=command.request_id,
+    )
+
+
+def upgraded_record(record: JobRecord, command: RecordUpgrade, generation: int) -> JobRecord:
+    """Return the record of a job with an upgrade's state, as another run and version if the command says so."""
+    changed = msgspec.structs.replace(record, upgrade=command.upgrade, generation=generation)
+    if command.graph is None:
+        return changed
+    allowed = command.upgrade.policy.allow_non_restored_state if command.trial is not None else ()
+    return msgspec.structs.replace(
+        changed,
+        run_id=command.run_id,
+        graph=encode_graph(command.graph),
+        options={"allow_non_restored_state": allowed} if allowed else {},
+    )
+
+
+def stopped_record(record: JobRecord, stop: OperationEnded | None) -> JobRecord:
+    """Return the record of a job that has ended with the answer to the stop that has ended it, if one did."""
+    if stop is None:
+        return record
+    return msgspec.structs.replace(record, stop_token=stop.request_id, stop_uri=stop.uri)
+
+
+def forget_oldest(store: ObjectStore, records: Iterable[JobRecord], remembered: int = _REMEMBERED) -> set[str]:
+    """Delete the records of all ended jobs but the last `remembered` to end; return their ids.
+
+    One that cannot be deleted now is found and tried again.
+    """
+    ended = sorted((record for record in records if record.ended), key=lambda record: record.ended_ms)
+    forgotten = {record.job_id for record in ended[:-remembered]}
+    for job_id in forgotten:
+        try:
+            delete_record(store, job_id)
+            prune_stories(store, job_id, 0)
+        except StorageError as error:
+            logging.getLogger(__name__).warning("job %s ended long ago and its record stays: %s", job_id, error)
+    return forgotten

@@ -1,0 +1,177 @@
+"""Disposal of savepoints: removes what one consists of, unless a job still reads from it.
+
+`dispose` blocks and is a function of the stores alone; `Disposals` runs it in a thread for
+`penstock.rest.jobs.savepoint_requests` and remembers what became of it. A job that was started from a savepoint names
+the savepoint's files in its checkpoints until its own have replaced them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from penstock.checkpoint.log import read_entries
+from penstock.checkpoint.manifest import Manifest, decode_manifest
+from penstock.checkpoint.recovery import FROM, present_manifests
+from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.stores import join_uri, open_store
+from penstock.core.errors import NotFoundError, PenstockError, SavepointInUseError, UsageError
+from penstock.core.rand import Rand
+from penstock.core.snapshot import FileRef
+from penstock.jobmanager.cluster.side_threads import SideThreads
+from penstock.jobmanager.jobs.operations import Operations
+from penstock.jobmanager.messages.commands import OperationEnded
+from penstock.jobmanager.messages.views import OperationStatus
+
+_MANIFEST = "manifest.json"
+_CLAIM = "claimed.json"
+_HINT = "pass the folder that `penstock savepoint` or `penstock stop` printed"
+
+
+def dispose(uri: str, job_folders: Iterable[str]) -> None:
+    """Remove the savepoint at `uri`; `job_folders` are those of all jobs that may read from it.
+
+    The manifest goes last, so that a disposal that was cut short can be asked for again.
+
+    Raises:
+        NotFoundError: there is no savepoint. UsageError: it is something else.
+        SavepointInUseError: a job reads from it.
+    """
+    root = uri.removesuffix(f"/{_MANIFEST}").rstrip("/")
+    store = open_store(root)
+    try:
+        manifest = decode_manifest(store.read(_MANIFEST))
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no savepoint at {root}", hint=_HINT) from error
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{root}/{_MANIFEST} is not a savepoint's: {error}", hint=_HINT) from error
+    if manifest.kind != "savepoint":
+        raise UsageError(f"{root} holds a {manifest.kind}, not a savepoint", hint=_HINT)
+    claimed = _claimed_by(store)
+    for folder in dict.fromkeys(filter(None, [claimed, *job_folders])):
+        if _reads(folder, store.uri):
+            msg = f"the job in {folder} still reads from the savepoint {root}"
+            raise SavepointInUseError(
+                msg, hint="take a savepoint of that job first and start it from there, or keep this one"
+            )
+    for path in sorted(_files(manifest)):
+        store.delete(path)
+    store.delete(_CLAIM)
+    store.delete(_MANIFEST)
+
+
+def _claimed_by(store: ObjectStore) -> str:
+    """Return the folder of the job that owns the savepoint's files; empty when none does."""
+    if not store.list(_CLAIM):
+        return ""
+    try:
+        return msgspec.json.decode(store.read(_CLAIM), type=_Claim).job_folder
+    except msgspec.MsgspecError as error:
+        msg = f"{store.uri}/{_CLAIM} is damaged: {error}"
+        raise UsageError(
+            msg, hint="which job owns the savepoint cannot be told: remove it by hand if none does"
+        ) from error
+
+
+class _Claim(msgspec.Struct):
+    """What is read of a claim."""
+
+    job_folder: str = ""
+
+
+class Disposals:
+    """Requests to dispose of savepoints, and what became of them."""
+
+    def __init__(self, job_folders: Callable[[], Iterable[str]], rand: Rand) -> None:
+        """None yet."""
+        self._job_folders = job_folders
+        self._rand = rand
+        self._operations = Operations()
+        self._running: set[asyncio.Task[None]] = set()
+        self._threads = SideThreads("disposal", 2)
+
+    def begin(self, uri: str) -> str:
+        """Start a disposal; return its request id."""
+        request_id = self._rand.token()
+        self._operations.begin(request_id, "")
+        task = asyncio.get_running_loop().create_task(self._run(request_id, uri))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return request_id
+
+    def status(self, request_id: str) -> OperationStatus:
+        """Return what became of a request; raises NotFoundError."""
+        return self._operations.status(request_id)
+
+    async def _run(self, request_id: str, uri: str) -> None:
+        try:
+            await self._threads.call(None, dispose, uri, tuple(self._job_folders()))
+        except PenstockError as error:
+            self._operations.end(OperationEnded(request_id, error=str(error), error_class=type(error).__name__), "")
+        except Exception as error:  # noqa: BLE001 - a store may raise anything, and whoever asked waits for an end
+            self._operations.end(OperationEnded(request_id, error=f"{type(error).__name__}: {error}"), "")
+        else:
+            self._operations.end(OperationEnded(request_id), "")
+
+
+def job_folder(checkpoint_root: str, job_name: str) -> str:
+    """Return the folder whose checkpoints are a job's."""
+    return join_uri(checkpoint_root, job_name)
+
+
+def _reads(folder: str, savepoint: str) -> bool:
+    """Whether a retained checkpoint names a file of the savepoint, or a run begins there that has none yet."""
+    store = open_store(folder)
+    history = present_manifests(read_entries(store, lambda key: _manifest(store, key)))
+    covered = {m.run_id for m in history if m.kind in ("checkpoint", "fence")}
+    for manifest in history:
+        if manifest.kind == "checkpoint" and any(_inside(path, savepoint) for path in _paths(manifest)):
+            return True
+        begins = manifest.kind == "seal" and manifest.note.startswith(FROM) and manifest.run_id not in covered
+        ended = any(m.kind == "end" and m.run_id == manifest.run_id for m in history)
+        if begins and not ended and _same(manifest.note.removeprefix(FROM), savepoint):
+            return True
+    return False
+
+
+def _manifest(store: ObjectStore, key: str) -> Manifest:
+    try:
+        return decode_manifest(store.read(key))
+    except msgspec.MsgspecError as error:
+        msg = f"{store.uri}/{key} is damaged: {error}"
+        raise UsageError(msg, hint="whether that job reads from the savepoint cannot be told") from error
+
+
+def _references(manifest: Manifest) -> Iterable[FileRef]:
+    for part in manifest.subtasks:
+        for state in part.keyed:
+            yield from (segment.file for segment in state.segments)
+        for output in part.committables:
+            yield from output.files
+    for output in manifest.pending:
+        yield from output.files
+
+
+def _paths(manifest: Manifest) -> set[str]:
+    return {ref.path for ref in _references(manifest) if ref.path}
+
+
+def _files(manifest: Manifest) -> set[str]:
+    """Return the files of a savepoint itself: those under its own folder."""
+    return {path for path in _paths(manifest) if "://" not in path and ".." not in path.split("/")}
+
+
+def _inside(path: str, savepoint: str) -> bool:
+    return "://" in path and _plain(path).startswith(f"{_plain(savepoint)}/")
+
+
+def _same(uri: str, savepoint: str) -> bool:
+    return _plain(open_store(uri.removesuffix(f"/{_MANIFEST}").rstrip("/")).uri) == _plain(savepoint)
+
+
+def _plain(uri: str) -> str:
+    """Return one spelling of a place: links of a local folder are followed."""
+    return os.path.realpath(uri.removeprefix("file://")) if uri.startswith("file://") else uri.rstrip("/")

@@ -1,0 +1,435 @@
+"""The master of one job: a pure decider over everything that can happen to it, composed of smaller ones.
+
+Production (`jobmanager.jobs.job_driver`) and the simulator feed it events and execute its commands in order. Whatever
+an old worker says is dropped: every deployment has workers of its own, and none starts before the old ones are known to
+be gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.checkpoint.upgrade_record import UpgradeRecord
+from penstock.core.errors import PenstockError
+from penstock.core.event_log import EventLog
+from penstock.core.rand import Rand
+from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager.change.job_change import InPlace
+from penstock.jobmanager.change.steps import Become, ChangeStep, Failed, Failure, Leave, Measured, Note, Step
+from penstock.jobmanager.change.upgrading import RELEASE_TAG, Situation
+from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand, Checkpointing, JobCanFinish, JobShouldFail
+from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment
+from penstock.jobmanager.deploy.failover import Cause, cause_of, is_lost_connection
+from penstock.jobmanager.deploy.held_slots import HeldSlots
+from penstock.jobmanager.deploy.job_status import JobStatus, StatusMachine
+from penstock.jobmanager.deploy.log_entries import appended_text, end_entry, told_by
+from penstock.jobmanager.deploy.restart import RestartPolicy
+from penstock.jobmanager.deploy.restore_decision import JobIdentity, ended_as, recover, stop_of
+from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
+from penstock.jobmanager.master.slow_work import SlowWork
+from penstock.jobmanager.master.waiting_requests import UserRequest, WaitingRequests
+from penstock.jobmanager.master.worker_reports import Deployed, steps_of
+from penstock.jobmanager.messages import commands as cmd
+from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.placement import Slot
+from penstock.rpc import worker_commands as orders
+
+_LEAVE_TIMEOUT_MS = 10_000
+_END_TAG = "end"
+#: Until a job that must not end starts again, when its restart strategy has given up.
+_KEPT_DELAY_MS = 1_000
+_EXCEPTIONS = 50
+
+
+class JobMaster:
+    """The state of one job under one leader."""
+
+    def __init__(
+        self, graph: JobGraph, identity: JobIdentity, rand: Rand, now_ms: int, upgrade: UpgradeRecord | None = None
+    ) -> None:
+        """Nothing happens before `Start`; `upgrade`: the newest one of the job's record."""
+        self.graph = graph
+        self.identity = identity
+        self.status = StatusMachine(now_ms)
+        self.step = Step.IDLE
+        self.story = EventLog()
+        self.failures: deque[Failure] = deque(maxlen=_EXCEPTIONS)
+        self.checkpointing = Checkpointing(graph.settings.checkpoint_root)
+        self.deployment: Deployment | None = None
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.slow_work = SlowWork()
+        self.restarts = 0
+        self.error = ""
+        self._rand = rand
+        self.alignment = WatermarkAlignment(graph)
+        self._restart = RestartPolicy(graph.settings.restart)
+        self._held = HeldSlots()
+        self.in_place = InPlace(upgrade)
+        self._waiting = WaitingRequests()
+        self._deployments = 0
+        self._deadline_ms: int | None = None
+        self._end_state = JobStatus.FINISHED
+        self._end_written = False
+        self._ever_ran = False
+        #: Between two deployments because of a rescale or an upgrade: no failure, it starts as soon as it can.
+        self._changing = False
+        self._wake_ms: int | None = None
+
+    def handle(self, event: ev.Event, now_ms: int) -> list[cmd.Command]:
+        """Take one event; return what is to be done, in order."""
+        if self.step is Step.DONE:
+            return []
+        if isinstance(event, ev.Tick):
+            self._wake_ms = None
+        commands = self._answers(self._dispatch(event, now_ms), now_ms)
+        commands += self._answers(self._apply(self.in_place.decide(self._situation(now_ms)), now_ms), now_ms)
+        commands += self._settle(now_ms)
+        wake = self._next_wake()
+        if wake is not None and wake != self._wake_ms:
+            self._wake_ms = wake
+            commands.append(cmd.WakeAt(wake))
+        return commands
+
+    @property
+    def next_attempt_ms(self) -> int:
+        """When the job starts again after a failure; -1 when it does not wait for that."""
+        waits = self.step is Step.WAITING and not self._changing
+        return self._deadline_ms if waits and self._deadline_ms is not None else -1
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, event: ev.Event, now_ms: int) -> list[cmd.Command]:
+        match event:
+            case ev.Start():
+                return self._deploy(now_ms, first=True)
+            case ev.LogRead():
+                return self._on_log(event, now_ms)
+            case ev.LogFailed(error, final):
+                return self._fail(Failure(now_ms, error), now_ms, Cause.of(permanent=final))
+            case ev.SlotsGranted(slots):
+                return self._on_slots(slots)
+            case ev.SlotsRefused(reason):
+                if self.in_place.waits_for_slots:
+                    return self.in_place.rescaling.abandon(f"no slots: {reason}")
+                return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
+            case ev.WorkerReported():
+                return self._on_report(event, now_ms)
+            case ev.WorkerLost():
+                return self._on_worker_lost(event, now_ms)
+            case ev.TaskManagerLost(taskmanager_id, reason):
+                return self._on_taskmanager_lost(taskmanager_id, reason, now_ms)
+            case ev.ManifestAppended() | ev.ManifestFailed():
+                return self._on_append(event, now_ms)
+            case ev.SplitsDiscovered() | ev.DiscoveryFailed():
+                return self._on_discovery(event, now_ms)
+            case ev.CancelRequested():
+                return self._cancel(now_ms)
+            case ev.Tick():
+                return self._on_tick(now_ms)
+            case _:
+                return self._wanted(event, now_ms)
+
+    def _on_log(self, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
+        deployment = self.deployment
+        if deployment is None or self.step is not Step.STARTING or deployment.recovered is not None:
+            return []
+        self.story.earlier = self.story.earlier or told_by(event.entries, self.identity.generation)
+        if ended := ended_as(event.entries, self.identity.run_id):
+            return self._ended_before(JobStatus(ended), event, now_ms)
+        try:
+            recovered = recover(self.graph, self.identity, event, deployed_before=self._deployments > 1)
+        except PenstockError as error:
+            return self._fail(Failure(now_ms, f"{type(error).__name__}: {error}"), now_ms, Cause.PERMANENT)
+        self._restart.resumed(recovered.plan.restored, self.identity.run_id)
+        if event.files:
+            named = [entry.manifest for entry in event.entries]
+            self.checkpointing.sweeper.listed(event.files, named, now_ms)
+        self.story.add(now_ms, "recovery", recovered.text)
+        self._deadline_ms = now_ms + recovered.start_timeout_ms
+        decided = self._apply(self.in_place.log_read(recovered.plan, self._situation(now_ms)), now_ms)
+        if recovered.plan.finishing and recovered.plan.trial is not None and recovered.plan.trial.open:
+            return decided  # the log is read again behind the release: only then may the last output go out
+        commands = decided + self.checkpointing.begin(deployment, recovered.plan, now_ms)
+        return commands + deployment.log_read(recovered, now_ms)
+
+    def _on_slots(self, slots: tuple[Slot, ...]) -> list[cmd.Command]:
+        if self.in_place.slots_granted(slots):
+            return []
+        starting = self.deployment if self.step is Step.STARTING else None
+        if starting is None or len(slots) > starting.needed - len(self._held.slots):
+            return [cmd.ReleaseSlots(slots)]  # asked for by a deployment or a rescale that is no more
+        self._held.slots += slots
+        return starting.slots_granted(slots)
+
+    def _on_report(self, event: ev.WorkerReported, now_ms: int) -> list[cmd.Command]:
+        if self.deployment is None:
+            return []
+        job = Deployed(
+            self.graph, self.step, self.metrics, self.deployment, self.checkpointing, self.alignment, self.slow_work
+        )
+        return self._apply(steps_of(job, event.worker_id, event.report, now_ms), now_ms)
+
+    def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
+        worker_id, deployment = lost.worker_id, self.deployment
+        slot = self._held.worker_left(worker_id)
+        failure = Failure(now_ms, f"worker {worker_id} was lost: {lost.reason}", lost.detail, "", worker_id)
+        if deployment is None:
+            if slot is not None and not lost.asked:
+                self._explain(replace(failure, taskmanager_id=slot.taskmanager_id))
+            return []
+        if worker_id not in deployment.workers:
+            return []
+        if self.step in (Step.FINISHING, Step.CANCELLING):
+            deployment.worker_lost(worker_id, "FINISHED" if self.step is Step.FINISHING else "CANCELED")
+            return []
+        deployment.worker_lost(worker_id)
+        return self._fail(failure, now_ms, cause_of(lost.reason))
+
+    def _explain(self, cause: Failure) -> None:
+        """Let the newest failure be the end of a worker, if it was another one's lost connection to that worker."""
+        if self.failures and is_lost_connection(self.failures[0].error, cause.worker_id):
+            self.failures[0], self.error = cause, cause.error
+            self.story.add(cause.at_ms, "failure", f"cause: {cause.error}")
+
+    def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
+        commands = self.in_place.rescaling.taskmanager_lost(taskmanager_id)
+        held = self.deployment.workers if self.deployment is not None else {}
+        for worker in [w for w in held.values() if w.slot.taskmanager_id == taskmanager_id]:
+            text = f"its TaskManager {taskmanager_id} is gone: {reason}"
+            commands += self._on_worker_lost(ev.WorkerLost(worker.worker_id, text), now_ms)
+        self._held.taskmanager_lost(taskmanager_id)
+        return commands
+
+    def _on_append(self, event: ev.ManifestAppended | ev.ManifestFailed, now_ms: int) -> list[cmd.Command]:
+        if event.tag == _END_TAG:
+            self._end_written = True
+            return []
+        if event.tag == RELEASE_TAG:
+            return self._apply(self.in_place.release_answered(event, self._situation(now_ms)), now_ms)
+        if isinstance(event, ev.ManifestAppended):
+            manifest = event.entry.manifest
+            self.story.add(now_ms, "checkpoint", appended_text(event.tag, manifest.sequence))
+            self.in_place.upgrading.checkpointed(manifest)
+            self._restart.checkpointed()
+            return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
+        self.story.add(now_ms, "checkpoint", f"{event.tag} could not be appended: {event.reason}")
+        checkpoint_id = int(event.tag.rpartition(":")[2])
+        return self._apply(self.checkpointing.append_failed(checkpoint_id, event.reason, now_ms), now_ms)
+
+    def _on_discovery(self, event: ev.SplitsDiscovered | ev.DiscoveryFailed, now_ms: int) -> list[cmd.Command]:
+        deployment = self.deployment
+        if deployment is None or event.epoch != deployment.ids.epoch or event.uid not in deployment.assigners:
+            return []
+        if isinstance(event, ev.SplitsDiscovered):
+            return deployment.discovered(event.uid, event.splits)
+        text = f"source {event.uid!r} cannot list its splits: {event.error}"
+        self.story.add(now_ms, "discovery", text)
+        known = deployment.assigners[event.uid].complete
+        return [] if known else self._fail(Failure(now_ms, text), now_ms, Cause.of(permanent=not self._ever_ran))
+
+    def _on_tick(self, now_ms: int) -> list[cmd.Command]:
+        if self._deadline_ms is not None and now_ms >= self._deadline_ms and self.step is Step.STARTING:
+            waiting = self.deployment.waiting_for() if self.deployment is not None else ""
+            text = f"the job did not start in time; it waits for {waiting}"
+            return self._fail(Failure(now_ms, text), now_ms)
+        running = self.deployment if self.step is Step.RUNNING else None
+        commands = [*self._waiting.overdue(now_ms), *(running.tick(now_ms) if running is not None else [])]
+        return commands + self._apply(self.checkpointing.tick(now_ms), now_ms)
+
+    def _wanted(self, event: ev.CutRequested | ev.Change, now_ms: int) -> list[cmd.Command]:
+        between = self._changing and self.step in (Step.CHANGING, Step.WAITING)
+        if (between or self.step in (Step.IDLE, Step.STARTING)) and isinstance(event, UserRequest):
+            self._waiting.add(event, now_ms)
+            return []
+        if isinstance(event, ev.CutRequested):
+            return self._request(event, now_ms)
+        commands = self._apply(self.in_place.handle(event, self._situation(now_ms)), now_ms)
+        if self.step is Step.CHANGING and not self.in_place.unrecorded:
+            self.step, self._deadline_ms = Step.WAITING, now_ms
+        return commands
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def _deploy(self, now_ms: int, *, first: bool = False) -> list[cmd.Command]:
+        number, self._deployments = (self.identity.generation << 16) + self._deployments, self._deployments + 1
+        root = self.graph.settings.checkpoint_root
+        self.deployment = Deployment(self.graph, self.identity.plan_ids(number), root)
+        self.step, self._deadline_ms, self._changing = Step.STARTING, now_ms + START_TIMEOUT_MS, False
+        self.metrics.clear()
+        self.story.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
+        surplus = self._held.trim(self.deployment.needed)
+        return [cmd.ReadLog(list_files=first), *surplus, *self.deployment.begin(self._held.slots)]
+
+    def _settle(self, now_ms: int) -> list[cmd.Command]:
+        """Take the steps whose conditions have become true."""
+        deployment, commands = self.deployment, list[cmd.Command]()
+        if self.step is Step.WAITING and self._held.gone(now_ms) and now_ms >= (self._deadline_ms or 0):
+            return self._deploy(now_ms)
+        if self.step is Step.STARTING and deployment is not None:
+            if deployment.running and deployment.assigned:
+                self.step, self._ever_ran = Step.RUNNING, True
+                self.status.to(JobStatus.RUNNING, now_ms)
+                self.story.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
+                commands += self.in_place.rescaling.running()
+                commands += self._apply(self.checkpointing.start(now_ms), now_ms)
+                for request in self._waiting.take():
+                    commands += self._answers(self._wanted(request, now_ms), now_ms)
+            elif (last := deployment.last_cut) is not None:
+                self.step = Step.RUNNING
+                self._waiting.drop(last.request)  # that one is answered by what follows
+                commands += self._waiting.refuse("the job is about to end")
+                commands += self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
+        if self.step in (Step.FINISHING, Step.CANCELLING) and not self.in_place.recording:
+            open_tasks = deployment is not None and deployment.deployed and deployment.open > 0
+            if not open_tasks or now_ms >= (self._deadline_ms or 0):
+                end = JobStatus.FINISHED if self.step is Step.FINISHING else JobStatus.CANCELED
+                commands += self._close(end, now_ms)
+        if self.step is Step.CLOSING and self._end_written and not self.in_place.recording and self._held.gone(now_ms):
+            self.status.to(self._end_state, now_ms)
+            self.step = Step.DONE
+            self.story.add(now_ms, "end", self._end_state.value)
+            commands += [cmd.ReleaseSlots(), cmd.JobTerminal(self._end_state.value, self.error)]
+        return commands
+
+    def _fail(self, failure: Failure, now_ms: int, cause: Cause = Cause.TRANSIENT) -> list[cmd.Command]:
+        if self.step not in (Step.STARTING, Step.RUNNING):
+            return []
+        worker = self.deployment.workers.get(failure.worker_id) if self.deployment is not None else None
+        if worker is not None:
+            failure = replace(failure, taskmanager_id=worker.slot.taskmanager_id)
+        self.failures.appendleft(failure)
+        self.error = failure.error
+        self.story.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())
+        commands = self._halt(failure.error, now_ms)
+        delay = self._restart.on_failure(cause, now_ms, self._rand.fraction())
+        if self.in_place.upgrading.failed(failure.error, hopeless=delay is None):
+            # a version on trial does not end the job, and neither does a savepoint that cannot be written: the old
+            # one goes on, or this one, behind the release
+            delay = _KEPT_DELAY_MS if delay is None else delay
+        if delay is None:
+            self.status.to(JobStatus.FAILING, now_ms)
+            return commands + self._close(JobStatus.FAILED, now_ms)
+        self.restarts += 1
+        self.status.to(JobStatus.RESTARTING, now_ms)
+        self.step, self._deadline_ms = Step.WAITING, now_ms + delay
+        self.story.add(now_ms, "restart", f"in {delay} ms")
+        return commands
+
+    def _halt(self, reason: str, now_ms: int) -> list[cmd.Command]:
+        """End the deployment: its workers are killed, everything they may still do is fenced or repeatable."""
+        return [*self._waiting.refuse(reason), *self._undeploy(reason, now_ms)]
+
+    def _undeploy(self, reason: str, now_ms: int) -> list[cmd.Command]:
+        commands = self.checkpointing.halt(reason, now_ms)
+        workers = self.deployment.workers.values() if self.deployment is not None else ()
+        self.deployment = None
+        self.slow_work.halted()
+        commands += self.in_place.halted(reason) + self._held.halt(workers, now_ms)
+        return [*commands, cmd.CloseEnumerators()]
+
+    def _cancel(self, now_ms: int) -> list[cmd.Command]:
+        if self.step in (Step.FINISHING, Step.CLOSING) or not self.status.to(JobStatus.CANCELLING, now_ms):
+            return []
+        self.story.add(now_ms, "cancel", "asked for by a user")
+        commands = self.checkpointing.halt("the job was cancelled", now_ms)
+        commands += self.in_place.halted("the job was cancelled") + self.in_place.closed("the job was cancelled")
+        self.step, self._deadline_ms = Step.CANCELLING, now_ms + _LEAVE_TIMEOUT_MS
+        return commands + self._tell_all(orders.CancelTasks(job_id=self.identity.job_id))
+
+    def _finish(self, now_ms: int) -> list[cmd.Command]:
+        self.step, self._deadline_ms = Step.FINISHING, now_ms + _LEAVE_TIMEOUT_MS
+        return self._tell_all(orders.FinishTasks(job_id=self.identity.job_id))
+
+    def _tell_all(self, order: orders.WorkerCommand) -> list[cmd.Command]:
+        if self.deployment is None or not self.deployment.deployed:
+            return []
+        return [cmd.SendToWorker(worker_id, order) for worker_id in self.deployment.workers]
+
+    def _situation(self, now_ms: int) -> Situation:
+        running = self.step is Step.RUNNING and self.deployment is not None and self.deployment.running
+        held = len(self._held.slots)
+        state = self.status.state.value
+        return Situation(self.graph, self.identity, self.step, state, running, held, self.checkpointing, now_ms)
+
+    def _answers(self, commands: list[cmd.Command], now_ms: int) -> list[cmd.Command]:
+        """Look for answers to what a rescale or an upgrade has asked for."""
+        if not any(isinstance(command, cmd.OperationEnded) for command in commands):
+            return commands
+        return self._apply(self.in_place.answers(commands, self._situation(now_ms)), now_ms)
+
+    def _leave(self, step: Leave, now_ms: int) -> list[cmd.Command]:
+        """Leave the deployment for what is being recorded; what users want waits until the job runs again."""
+        for request in self.checkpointing.withdraw():
+            self._waiting.add(request, now_ms)
+        commands = self._undeploy(step.reason, now_ms)
+        self.status.to(JobStatus.RESTARTING, now_ms)
+        self.step, self._changing = Step.CHANGING, True
+        return [*commands, step.record]
+
+    def _become(self, step: Become) -> None:
+        self.graph, self.identity = step.graph, step.identity
+        self.alignment = WatermarkAlignment(self.graph)
+        self._restart = RestartPolicy(self.graph.settings.restart, proven=self._restart.proven)
+        self._held.slots += step.extra
+
+    def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
+        owed = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
+        commands = self.checkpointing.close(f"the job is {state}") + self.in_place.closed(f"the job is {state}")
+        commands += self._halt(f"the job is {state}", now_ms)
+        self.step, self._end_state, self._end_written = Step.CLOSING, state, False
+        entry = end_entry(self.graph, self.identity, state.value, owed, now_ms)
+        return [*commands, cmd.AppendManifest(_END_TAG, entry)]
+
+    def _ended_before(self, state: JobStatus, log: ev.LogRead, now_ms: int) -> list[cmd.Command]:
+        """The leader before us wrote the end of this run, but died before it was recorded: nothing is started again."""
+        self.story.add(now_ms, "recovery", f"the run has ended already: {state}")
+        self.status.to({"CANCELED": JobStatus.CANCELLING, "FAILED": JobStatus.FAILING}.get(state, state), now_ms)
+        self.step, self._end_state, self._end_written = Step.CLOSING, state, True
+        stopped = self.checkpointing.stopped = stop_of(log.entries, self.identity.run_id)
+        if stopped is not None:
+            self._waiting.drop(stopped.request_id)  # asked again of us: it has its answer
+        return [*([stopped] if stopped is not None else []), *self._halt(f"the job is {state}", now_ms)]
+
+    def _request(self, event: ev.CutRequested, now_ms: int) -> list[cmd.Command]:
+        kind, uri = ev.cut_of(event)
+        if obstacle := self.in_place.obstacle(event):
+            return [cmd.OperationEnded(event.request_id, error=obstacle)]
+        self.story.add(now_ms, "request", f"{kind} {uri}".strip())
+        return self._apply(self.checkpointing.request(kind, event.request_id, uri, now_ms), now_ms)
+
+    def _apply(self, decided: Sequence[CheckpointCommand | ChangeStep], now_ms: int) -> list[cmd.Command]:
+        commands: list[cmd.Command] = []
+        for command in decided:
+            match command:
+                case JobShouldFail(reason):
+                    commands += self._fail(Failure(now_ms, reason), now_ms)
+                case Failed(failure, cause):
+                    commands += self._fail(failure, now_ms, cause)
+                case JobCanFinish(cut) if self.in_place.upgrading.wants(cut):
+                    taken = self.in_place.upgrading.cut_taken(cut, self._situation(now_ms))
+                    commands += self._apply(taken, now_ms)
+                case JobCanFinish():
+                    commands += self._finish(now_ms)
+                case Note(kind, text):
+                    self.story.add(now_ms, kind, text)
+                case Measured(tasks):
+                    self.metrics.update(tasks)
+                case Leave():
+                    commands += self._leave(command, now_ms)
+                case Become():
+                    self._become(command)
+                case _:
+                    commands.append(command)
+        return commands
+
+    def _next_wake(self) -> int | None:
+        times = [self.checkpointing.wake_ms(), self.in_place.upgrading.wake_ms(), self._waiting.wake_ms()]
+        if self._held.wake_ms() is not None and self.step in (Step.WAITING, Step.CLOSING):
+            times.append(self._held.wake_ms())
+        elif self.step in (Step.WAITING, Step.STARTING, Step.FINISHING, Step.CANCELLING):
+            times.append(self._deadline_ms)
+        elif self.step is Step.RUNNING and self.deployment is not None:
+            times.append(self.deployment.wake_ms())
+        return min((t for t in times if t is not None), default=None)

@@ -1,0 +1,86 @@
+"""What a worker's report makes a job do, as steps that `jobmanager.master.job_master` takes.
+
+Each report is for one part of the job, which decides by itself what follows. Nothing else of the job is changed here:
+what is to be kept or told of it is among the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.graph.deployment import ExecutionId
+from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Measured, Note, Step
+from penstock.jobmanager.deploy.failover import cause_of
+from penstock.rpc import messages as msg
+
+if TYPE_CHECKING:
+    from penstock.graph.job_graph import JobGraph
+    from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
+    from penstock.jobmanager.deploy.deployment import Deployment
+    from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
+    from penstock.jobmanager.master.slow_work import SlowWork
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """A deployed job and its parts that reports are for."""
+
+    graph: JobGraph
+    step: Step
+    #: The latest of all subtasks.
+    metrics: Mapping[str, dict[str, float]]
+    deployment: Deployment
+    checkpointing: Checkpointing
+    alignment: WatermarkAlignment
+    slow_work: SlowWork
+
+
+def steps_of(job: Deployed, worker_id: str, report: msg.WorkerReport, now_ms: int) -> Sequence[ChangeStep]:
+    """Return what follows from a report; nothing from a worker that is not of the present deployment."""
+    deployment, checkpointing = job.deployment, job.checkpointing
+    if worker_id not in deployment.workers:
+        return []
+    match report:
+        case msg.WorkerReady():
+            return deployment.worker_ready(worker_id, report.endpoint, report.pid)
+        case msg.WorkerMetrics():
+            slow = [Note("slow", line) for line in job.slow_work.reported(worker_id, report.slow, now_ms)]
+            latest = {**job.metrics, **report.tasks}
+            return [Measured(report.tasks), *slow, *job.alignment.limits(latest, deployment, now_ms)]
+        case msg.TaskState():
+            return _task_state(job, worker_id, report, now_ms)
+        case msg.PendingResolved():
+            return _resolved(job, report, now_ms)
+        case msg.InputEnded():
+            where = (report.vertex_id, report.subtask)
+            deployment.executions[where].input_ended = True
+            return checkpointing.input_ended(ExecutionId(*where, report.attempt), now_ms)
+        case msg.CheckpointAck():
+            return checkpointing.acked(report, now_ms)
+        case msg.CheckpointDeclined():
+            return checkpointing.declined(report, now_ms)
+        case msg.OutputPublished():
+            return checkpointing.published(report.committable_ids)
+        case msg.SavepointWritten():
+            return checkpointing.savepoint_written(report)
+
+
+def _task_state(job: Deployed, worker_id: str, report: msg.TaskState, now_ms: int) -> Sequence[ChangeStep]:
+    if report.attempt != job.deployment.ids.attempt:
+        return []
+    measured = [Measured({f"{report.vertex_id}/{report.subtask}": report.metrics})] if report.metrics else []
+    commands = job.deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
+    if report.state != "FAILED" or job.step not in (Step.RUNNING, Step.STARTING):
+        return [*measured, *commands]
+    task = f"{job.graph.vertex(report.vertex_id).name} ({report.subtask + 1})"
+    failure = Failure(now_ms, report.error, report.detail, task, worker_id)
+    return [*measured, Failed(failure, cause_of(report.error))]
+
+
+def _resolved(job: Deployed, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:
+    commands, problem = job.deployment.pending_resolved(report)
+    job.checkpointing.resolved(job.deployment.pending)
+    note = Note("resolved", f"{len(report.published)} committables published before the start")
+    return [note, *([Failed(Failure(now_ms, problem), cause_of(report.error))] if problem else commands)]

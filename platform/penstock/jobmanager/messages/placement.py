@@ -1,0 +1,34 @@
+"""Which subtask runs in which slot; pure. A slot holds at most one subtask of each vertex of its sharing group.
+
+Used by `jobmanager.master.job_master` when a deployment is planned; the plan itself is made by `graph.execution_graph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.graph.job_graph import JobGraph
+from penstock.graph.regions import slots_of
+
+
+class Slot(msgspec.Struct, frozen=True, order=True):
+    """One slot of one TaskManager."""
+
+    taskmanager_id: str
+    index: int
+    host: str = ""
+
+
+def place(graph: JobGraph, workers: Sequence[str]) -> dict[tuple[str, int], str]:
+    """Return the worker of every subtask: `workers[i]` serves the job's i-th slot need.
+
+    Raises:
+        ValueError: fewer workers than the job needs slots (a fault of the caller).
+    """
+    needs = slots_of(graph)
+    if len(workers) < len(needs):
+        msg = f"{len(workers)} workers for {len(needs)} slots"
+        raise ValueError(msg)
+    return {where: worker for need, worker in zip(needs, workers, strict=False) for where in need.subtasks}

@@ -1,0 +1,1 @@
+"""Event logs, spans, profiles and live state of jobs for people; called by the dispatcher and REST."""

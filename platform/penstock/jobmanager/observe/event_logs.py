@@ -1,0 +1,152 @@
+"""The stories of jobs over all their leaders: this one's is written down soon after each decision, others' are read.
+
+Owned by `jobmanager.dispatcher`, on its event loop; the store is asked in threads of its own. No job depends on any of
+this: a store that refuses, or hangs, costs the story, and says so in the process's log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.story_records import prune_stories, read_stories, write_story
+from penstock.core.errors import PenstockError
+from penstock.core.event_log import Entry, with_earlier
+from penstock.core.logs import about
+from penstock.jobmanager.cluster.side_threads import SideThreads
+from penstock.jobmanager.messages.views import StoryEntry
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.store import ObjectStore
+    from penstock.jobmanager.master.job_master import JobMaster
+
+_LOGGER = logging.getLogger("penstock.jobs")
+_NO_ANSWER = "the store does not answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoryTimes:
+    """Seconds that stories take at most."""
+
+    #: Decisions come in bursts: one write for those of so long.
+    gather_s: float = 0.2
+    #: A call of the store.
+    call_s: float = 10.0
+    #: All that is to be written at the end.
+    close_s: float = 15.0
+
+
+_TIMES = StoryTimes()
+
+
+class Stories:
+    """Written and read by job id."""
+
+    def __init__(self, store: ObjectStore, times: StoryTimes = _TIMES) -> None:
+        """Nothing is read before somebody asks."""
+        self._store, self._times = store, times
+        #: Generation of each job's master, and how many of its decisions are written down.
+        self._written: dict[str, tuple[int, int]] = {}
+        self._logged: dict[str, tuple[int, int]] = {}
+        self._due: dict[str, tuple[asyncio.TimerHandle, JobMaster]] = {}
+        #: What all but one generation have told, and which one that is.
+        self._earlier: dict[str, tuple[int, tuple[Entry, ...]]] = {}
+        self._reading: dict[tuple[str, int], asyncio.Task[tuple[Entry, ...]]] = {}
+        self._writing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # one writes: what is late does not overwrite what came after it
+        self._writer, self._readers = SideThreads("story-writer", 1), SideThreads("story-reader", 2)
+
+    def grew(self, job_id: str, master: JobMaster) -> None:
+        """Log what was decided, and write it down soon."""
+        generation, decided = _state(master)
+        before, logged = self._logged.get(job_id, (0, 0))
+        if (before, logged) != (generation, decided):
+            self._logged[job_id] = generation, decided
+            for entry in master.story.since(logged if before == generation else 0):
+                _LOGGER.info("%s: %s", entry.kind, entry.text, extra=about(job_id, master.graph.name))
+        if job_id in self._due or self._written.get(job_id) == _state(master):
+            return
+        loop = asyncio.get_running_loop()
+        self._due[job_id] = loop.call_later(self._times.gather_s, self._begin, job_id, master), master
+
+    async def save(self, job_id: str, master: JobMaster | None) -> None:
+        """Write it down now; goes on when the caller is cancelled, until `close` has waited for it."""
+        if master is not None:
+            await asyncio.shield(self._begin(job_id, master))
+
+    async def _write(self, job_id: str, master: JobMaster) -> None:
+        async with self._writing:
+            # due until here: what was decided meanwhile is written with it
+            timer, _ = self._due.pop(job_id, (None, None))
+            if timer is not None:
+                timer.cancel()
+            if self._written.get(job_id) == _state(master):
+                return
+            generation, decided = _state(master)
+            try:
+                told = master.story.entries()
+                await self._writer.call(self._times.call_s, write_story, self._store, job_id, generation, told)
+                if job_id not in self._written:
+                    await self._writer.call(self._times.call_s, prune_stories, self._store, job_id)
+            except (PenstockError, TimeoutError) as error:
+                _LOGGER.warning("the story of job %s was not written down: %s", job_id, str(error) or _NO_ANSWER)
+            # one that was refused is tried again with the next decision
+            self._written[job_id] = generation, decided
+
+    async def of(self, job_id: str, master: JobMaster | None) -> tuple[StoryEntry, ...]:
+        """Return what was seen and decided by all leaders that are remembered, oldest first."""
+        present = 0 if master is None else master.identity.generation
+        but, earlier = self._earlier.get(job_id, (-1, ()))
+        if but != present:
+            if (job_id, present) not in self._reading:
+                reading = asyncio.get_running_loop().create_task(self._read(job_id, present))
+                self._reading[job_id, present] = reading
+                reading.add_done_callback(lambda _: self._reading.pop((job_id, present)))
+            earlier = await asyncio.shield(self._reading[job_id, present])
+        story = () if master is None else master.story.entries()
+        log = () if master is None else master.story.earlier
+        told = with_earlier(earlier, log, story)
+        return tuple(
+            StoryEntry(at_ms=e.at_ms, kind=e.kind, text=e.text, generation=e.generation or present) for e in told
+        )
+
+    def forget(self, job_id: str) -> None:
+        """Nothing of it is decided any more, and who asks for it reads what was written."""
+        for known in (self._written, self._logged, self._earlier):
+            known.pop(job_id, None)
+
+    async def close(self) -> None:
+        """Write down what is due, unless the store hangs."""
+        for job_id, (_, master) in tuple(self._due.items()):
+            self._begin(job_id, master)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._times.close_s)
+        left = (*self._tasks, *self._reading.values())
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        self._writer.close()
+        self._readers.close()
+
+    async def _read(self, job_id: str, but: int) -> tuple[Entry, ...]:
+        try:
+            told = await self._readers.call(self._times.call_s, read_stories, self._store, job_id, but)
+        except (PenstockError, TimeoutError) as error:
+            _LOGGER.warning("the story of job %s could not be read: %s", job_id, str(error) or _NO_ANSWER)
+            return ()
+        if but:  # else the job has no master here, and nothing says when it is forgotten
+            self._earlier[job_id] = but, told
+        return told
+
+    def _begin(self, job_id: str, master: JobMaster) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._write(job_id, master))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _state(master: JobMaster) -> tuple[int, int]:
+    return master.identity.generation, master.story.decided

@@ -1,0 +1,1 @@
+"""Kernels of aggregates, windows and their accumulators; called by state tables and operators."""

@@ -1,0 +1,71 @@
+"""Kernel of combining before the shuffle: which rows of a batch are of one key and pane.
+
+Called by `state.cells.partials`; what the rows add up to is the business of `kernels.aggregates.aggregate`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernels.compiler.compile import I32, I32_IN, I64, I64_IN, I64_OUT, i8, kernel, njit, tuple_of
+
+_U = np.uint64
+
+
+@njit
+def _group_by_slot(slots: Any, tables: Any, floor: Any) -> Any:
+    """As `group_rows`, where all rows are of one pane."""
+    known, group_of, first_rows = tables
+    count, room = np.int64(0), len(first_rows)
+    for i in range(_U(0), _U(len(slots))):
+        at = _U(slots[i])
+        group = known[at] - floor
+        if group < 0:
+            if count == room:
+                return np.int64(-1)
+            group = count
+            known[at] = floor + group
+            first_rows[_U(count)] = i
+            count += 1
+        group_of[i] = group
+    return count
+
+
+@kernel(i8(I32_IN, I64_IN, I64_IN, tuple_of(I64_OUT, I64_OUT, I64_OUT, I64_OUT), i8))
+def group_rows(slots: I32, times: I64, window: I64, tables: tuple[I64, I64, I64, I64], floor: int) -> int:
+    """Number the groups (slot, pane) in order of their first rows; returns how many, or -1: more than there is room.
+
+    `window` = [length of a pane, start of the first pane, panes]: every time lies in one of them. `tables` = (groups
+    by slot and pane; group of each row; first row of each group; its pane's start). A group that is in the table is
+    `floor` more than its number, and what is less was put there before: nobody need clear the table.
+    """
+    known, group_of, first_rows, panes = tables
+    length, base, count_panes = window[0], window[1], window[2]
+    if count_panes == 1:
+        count = _group_by_slot(slots, (known, group_of, first_rows), floor)
+        panes[: max(count, 0)] = base
+        return int(count)
+    inverse = 1.0 / np.float64(length)
+    count = np.int64(0)
+    for i in range(len(slots)):
+        distance = times[i] - base
+        pane = np.int64(np.float64(distance) * inverse)
+        rest = distance - pane * length
+        if rest < 0:
+            pane -= 1
+        elif rest >= length:
+            pane += 1
+        at = np.int64(slots[i]) * count_panes + pane
+        group = known[at] - floor
+        if group < 0:
+            if count == len(first_rows):
+                return -1
+            group = count
+            known[at] = floor + group
+            first_rows[group] = i
+            panes[group] = base + pane * length
+            count += 1
+        group_of[i] = group
+    return int(count)

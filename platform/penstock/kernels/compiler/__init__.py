@@ -1,0 +1,1 @@
+"""Compiling, bundling and loading of kernels; used by every kernel."""

@@ -1,0 +1,51 @@
+"""Loads every kernel, compiling what the cache on disk lacks; called in the worker template before it forks.
+
+Importing a kernel's module is what compiles it, so nothing is executed here: no thread starts, neither pyarrow's
+compute functions nor Polars are touched.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.kernels.compiler import bundle
+from penstock.kernels.compiler.register import compiled_count, kernels
+
+__all__ = ["compiled_count", "keep", "warm"]
+
+#: One a line: several hands add to it.
+MODULES = (
+    "columns",
+    "values",
+    "hashing",
+    "order",
+    "split",
+    "index",
+    "integer_keys",
+    "accumulate",
+    "aggregate",
+    "pages",
+    "merge",
+    "combine",
+    "rows",
+    "keep",
+    "joins",
+    "running",
+    "cold",
+    "windows",
+)
+
+
+def warm(clock: Clock | None = None) -> float:
+    """Load all kernels and return the seconds it took."""
+    clock = clock or SystemClock()
+    begin = clock.monotonic_ms()
+    for name in MODULES:
+        importlib.import_module(f"penstock.kernels.{name}")
+    return (clock.monotonic_ms() - begin) / 1000
+
+
+def keep() -> None:
+    """Keep what numba has compiled, so that the next process needs no numba; see `kernels.compiler.bundle`."""
+    bundle.save(kernels())

@@ -1,0 +1,1 @@
+"""Kernels that order rows, build rows and join them; called by state tables."""

@@ -1,0 +1,1 @@
+"""Operators that aggregate without windows, and the schemas that windows share with them."""

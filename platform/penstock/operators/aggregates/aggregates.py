@@ -1,0 +1,247 @@
+"""From aggregate functions to accumulators and back.
+
+Which accumulators a window keeps, what a batch adds, what a window shows.
+
+All are associative, so that panes merge, and rows that `operators.aggregates.combine` put together before the shuffle.
+SQL's rules for nulls: an aggregate of no value is null, `count(column)` counts values. Sums and means of integers are
+exact; leaving 64 bits is an error. `mean` = sum and count, `var` and `std` are of a sample (null below two values).
+`first` and `last` go by event time, then by arrival.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.core.aggregate_evolution import Part
+from penstock.core.elements import TS_COLUMN
+from penstock.kernels.keys.hashing import hash_key_columns
+from penstock.kernels.keys.key_columns import FixedColumn, fixed_column, fixed_to_arrow, float_column, key_column
+from penstock.kernels.keys.key_types import is_fixed
+from penstock.operators.aggregates.distinct import WORDS, estimates
+from penstock.operators.aggregates.window_schema import WindowConfig, key_schema, plain_type
+from penstock.state.cells.accumulators import TIMED, AccumulatorInput, AccumulatorSpec, Combine, PaneTableSpec
+from penstock.state.cells.value_heap import ValueHeap, take_values
+
+if TYPE_CHECKING:
+    from penstock.kernels.compiler.compile import F64, I64, U8
+    from penstock.operators.aggregates.window_schema import Aggregate, Grouping
+
+_NONE = np.zeros(0, np.uint8)
+#: Aggregates that are one of the values, of whatever type.
+_APPROXIMATE = "approx_count_distinct"
+_PICKS = ("min", "max", "first", "last")
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """An accumulator some aggregate needs; `count` counts the values of a nullable column."""
+
+    combine: Combine
+    column: str
+    counts: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{'count' if self.counts else self.combine}_{self.column}"
+
+
+class AggregatePlan:
+    """The accumulators of one operator, with or without windows."""
+
+    def __init__(
+        self, config: Grouping, input_schema: pa.Schema, *, single_pane: bool = False, expires: bool = False
+    ) -> None:
+        """Collect what the aggregates need; two that need the same share it. `expires`: rows have a time-to-live."""
+        self._schema = input_schema
+        self._aggregates = config.aggregates
+        self._needs: list[_Need] = []
+        for aggregate in config.aggregates:
+            for need in self._needs_of(aggregate):
+                if need not in self._needs:
+                    self._needs.append(need)
+        keys = key_schema(config, input_schema)
+        accumulators = self._specs(set(keys.names))
+        self._named = dict(zip(self._needs, accumulators, strict=True))
+        parts = tuple(self._part_of(aggregate) for aggregate in config.aggregates if aggregate.column is not None)
+        window = _shown(config) if isinstance(config, WindowConfig) else ""
+        self.spec = PaneTableSpec(
+            keys, accumulators, single_pane, expires=expires, evolves=True, parts=parts, window=window
+        )
+        self._word = dict(zip(self._needs, self.spec.words, strict=True))
+        #: Where strings and the like lie that cells refer to: the table's heap, where there is a table.
+        self.heap = ValueHeap()
+
+    def _needs_of(self, aggregate: Aggregate) -> list[_Need]:
+        column = aggregate.column
+        if column is None:
+            return []
+        field = self._schema.field(column)
+        if aggregate.fn in _PICKS and not is_fixed(plain_type(field.type)):
+            return [_Need(aggregate.fn, column)]  # type: ignore[arg-type]  # null where there was no value
+        count = [_Need("sum", column, counts=True)] if field.nullable else []
+        combines: dict[str, Combine] = {"mean": "sum", "var": "moments", "std": "moments"}
+        if aggregate.fn == "count":
+            return count
+        if aggregate.fn in ("var", "std"):
+            return [_Need("moments", column)]
+        if aggregate.fn == _APPROXIMATE:
+            return [_Need("registers", column)]
+        combine: Combine = combines.get(aggregate.fn, aggregate.fn)  # type: ignore[arg-type]
+        return [_Need(combine, column), *count]
+
+    def _part_of(self, aggregate: Aggregate) -> Part:
+        """Return what an aggregate of a column is made of, for the versions of the job to come."""
+        column, needs = str(aggregate.column), self._needs_of(aggregate)
+        values = [need for need in needs if not need.counts or aggregate.fn == "count"]
+        counts = [need for need in needs if need not in values]
+        nullable = bool(counts) or (aggregate.fn == "count" and bool(needs))
+        picks = aggregate.fn in _PICKS and is_fixed(plain_type(self._schema.field(column).type))
+        return Part(
+            what=f"{aggregate.fn}({column})",
+            columns=tuple(name for need in values for name, _ in self._named[need].columns),
+            count=self._named[counts[0]].name if counts else "",
+            late=not picks and aggregate.fn != "mean",
+            whole=aggregate.fn == "mean" and not counts,
+            absent=f"count_{column}" if not nullable and (picks or aggregate.fn in ("mean", "count")) else "",
+        )
+
+    def _specs(self, taken: set[str]) -> tuple[AccumulatorSpec, ...]:
+        specs = []
+        for need in self._needs:
+            kind = plain_type(self._schema.field(need.column).type)
+            floats = pt.is_floating(kind) or need.combine == "moments"
+            name = need.name
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            if need.combine == "registers":
+                specs.append(AccumulatorSpec(name, "int64", need.combine))
+            elif need.counts or is_fixed(kind):
+                specs.append(AccumulatorSpec(name, "float64" if floats and not need.counts else "int64", need.combine))
+            else:
+                specs.append(AccumulatorSpec(name, "value", need.combine, kind))
+        return tuple(specs)
+
+    def word(self, combine: Combine, column: str) -> int:
+        """Return the place of an accumulator's first word in a cell."""
+        return self._word[_Need(combine, column)]
+
+    def inputs(self, batch: pa.RecordBatch) -> list[AccumulatorInput | None]:
+        """Return what a batch adds to each accumulator."""
+        fixed: dict[str, FixedColumn] = {}
+        floats: dict[str, F64] = {}
+        addresses: dict[str, I64] = {}
+        inputs: list[AccumulatorInput | None] = []
+        for need, spec in zip(self._needs, self.spec.accumulators, strict=True):
+            array = batch.column(need.column)
+            if need.counts:
+                inputs.append(_validity(array))
+                continue
+            if need.combine == "registers":
+                hashes = hash_key_columns((key_column(array),), len(array))
+                inputs.append(AccumulatorInput(hashes, *_bits(array)))
+                continue
+            if pt.is_dictionary(array.type):
+                array = array.dictionary_decode()
+            times = _times(batch) if need.combine in TIMED else None
+            if spec.dtype == "value":
+                if need.column not in addresses:
+                    addresses[need.column] = self.heap.put(array)
+                inputs.append(AccumulatorInput(addresses[need.column], *_bits(array), times))
+                continue
+            as_bits = need.combine in TIMED or spec.dtype == "int64"
+            if as_bits:
+                if need.column not in fixed:
+                    fixed[need.column] = fixed_column(array)
+                column = fixed[need.column]
+                values: I64 | F64 = column.values
+                bitmap, bit_offset = column.bitmap, column.bit_offset
+            else:
+                if need.column not in floats:
+                    floats[need.column] = float_column(array)
+                values = floats[need.column]
+                bitmap, bit_offset = _bits(array)
+            inputs.append(AccumulatorInput(values, bitmap, bit_offset, times))
+        return inputs
+
+    def outputs(self, cells: I64) -> list[pa.Array]:
+        """Return the aggregates of merged cells (word 0 = number of rows)."""
+        return [self._output(a, cells) for a in self._aggregates]
+
+    def _output(self, aggregate: Aggregate, cells: I64) -> pa.Array:
+        if aggregate.column is None:
+            return pa.array(np.ascontiguousarray(cells[:, 0]))
+        field = self._schema.field(aggregate.column)
+        if aggregate.fn in ("var", "std"):
+            return _spread(_column(cells, self._word[_Need("moments", aggregate.column)], 3), aggregate.fn)
+        if aggregate.fn == _APPROXIMATE:
+            word = self._word[_Need("registers", aggregate.column)]
+            return pa.array(estimates(cells[:, word : word + WORDS]))
+        count = cells[:, 0]
+        if aggregate.fn in _PICKS and not is_fixed(plain_type(field.type)):
+            word = self._word_of(aggregate.fn, aggregate.column)
+            return take_values(cells[:, word], self.spec.value_words[word])
+        if field.nullable:
+            count = cells[:, self._word[_Need("sum", aggregate.column, counts=True)]]
+        if aggregate.fn == "count":
+            return pa.array(np.ascontiguousarray(count))
+        valid = (count > 0).astype(np.uint8) if field.nullable else None
+        bits = np.ascontiguousarray(cells[:, self._word_of(aggregate.fn, aggregate.column)])
+        if aggregate.fn == "mean":
+            total = bits.view(np.float64) if pt.is_floating(field.type) else bits
+            return fixed_to_arrow((total / np.maximum(count, 1)).view(np.int64), valid, pa.float64())
+        if aggregate.fn == "sum":
+            return fixed_to_arrow(bits, valid, pa.float64() if pt.is_floating(field.type) else pa.int64())
+        if valid is not None:  # what an accumulator holds that saw nothing need not fit the column's type
+            bits = np.where(valid == 1, bits, 0)
+        return fixed_to_arrow(bits, valid, plain_type(field.type))
+
+    def _word_of(self, fn: str, column: str) -> int:
+        """Return the word of an aggregate's value."""
+        combine: Combine = "sum" if fn == "mean" else fn  # type: ignore[assignment]
+        return self._word[_Need(combine, column)] + (fn in ("first", "last"))
+
+
+def _shown(window: WindowConfig) -> str:
+    """Return what makes panes those of a window."""
+    numbers = {"size": window.size, "slide": window.slide, "offset": window.offset, "step": window.step}
+    if window.slide == window.size:
+        del numbers["slide"]
+    shown = [f"{name} {value / 1_000_000:g} s" for name, value in numbers.items() if value]
+    return ", ".join([*shown, *([window.time_zone] if window.time_zone else [])])
+
+
+def _times(batch: pa.RecordBatch) -> I64:
+    """Event times; without any, all rows count as of one time, so that the order of arrival decides."""
+    if TS_COLUMN not in batch.schema.names:
+        return np.zeros(batch.num_rows, np.int64)
+    times: I64 = batch.column(TS_COLUMN).to_numpy()
+    return times
+
+
+def _bits(array: pa.Array) -> tuple[U8, int]:
+    if array.null_count == 0:
+        return _NONE, 0
+    return np.frombuffer(array.buffers()[0], np.uint8), int(array.offset)
+
+
+def _validity(array: pa.Array) -> AccumulatorInput:
+    if pt.is_null(array.type):
+        array = pa.nulls(len(array), pa.int64())
+    return AccumulatorInput(None, *_bits(array))
+
+
+def _column(cells: I64, word: int, words: int) -> F64:
+    return np.ascontiguousarray(cells[:, word : word + words]).view(np.float64)
+
+
+def _spread(moments: F64, fn: str) -> pa.Array:
+    count, squares = moments[:, 0], moments[:, 2]
+    variance = np.maximum(squares, 0.0) / np.maximum(count - 1.0, 1.0)
+    values = variance if fn == "var" else np.sqrt(variance)
+    return fixed_to_arrow(np.ascontiguousarray(values).view(np.int64), (count >= 2).astype(np.uint8), pa.float64())

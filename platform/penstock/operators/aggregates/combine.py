@@ -1,0 +1,124 @@
+"""Combining before the shuffle: a batch that is on its way to a window becomes one row a key and pane.
+
+The sending side (`Combiner`, put into the outgoing edge by `penstock.task.chain.combining`) and the form of such rows,
+which `operators.windows.window_aggregate` reads. Batch by batch: nothing is kept that a snapshot would have to hold,
+nothing waits that a watermark or barrier could overtake. Lateness is still judged by the window, which the start of the
+pane tells as much as the time of each row. For a window of processing time it is a row a key: the moment the batch
+arrives is that of all its rows, so that their pane is the receiver's business.
+
+What is combined gives the same result as its rows would: sums and counts of integers, minima and maxima, first and
+last. Sums of floats depend on their order, so they are combined only when the job says `combine=all`. Values of any
+length, strings and the like, have columns of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import TS_COLUMN
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.operators.aggregates.aggregates import AggregatePlan
+from penstock.operators.aggregates.window_schema import WindowConfig, parse
+from penstock.operators.rows.columns import TS_FIELD
+from penstock.state.cells.partials import Partials
+from penstock.state.cells.value_heap import ValueHeap, take_values
+
+if TYPE_CHECKING:
+    from penstock.config.settings import JobSettings
+    from penstock.kernels.compiler.compile import I64
+    from penstock.state.cells.accumulators import PaneTableSpec
+
+#: Column of the accumulators, as many words as the window's table has in a cell.
+CELLS_COLUMN = "__cells"
+#: Rows that go by before a batch is tried again, and the most of them: each vain trial doubles the pause.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1 << 19, 1 << 24
+
+
+def combined_schema(keys: tuple[str, ...], schema: pa.Schema, spec: PaneTableSpec) -> pa.Schema:
+    """Return the columns of combined rows on an edge of `schema`.
+
+    The keys, the pane's start, the accumulators, and the values that these refer to.
+    """
+    cells = pa.field(CELLS_COLUMN, pa.binary(8 * spec.width), nullable=False)
+    values = [pa.field(_value_column(word), kind) for word, kind in spec.value_words.items()]
+    return pa.schema([*(schema.field(name) for name in keys), TS_FIELD, cells, *values])
+
+
+def _value_column(word: int) -> str:
+    return f"{CELLS_COLUMN}_{word}"
+
+
+def cells_of(batch: pa.RecordBatch) -> I64:
+    """Return the accumulators of combined rows, a row each; nothing is copied."""
+    column = batch.column(CELLS_COLUMN)
+    width = column.type.byte_width // 8
+    words = np.frombuffer(column.buffers()[1], np.int64)
+    return words[column.offset * width : (column.offset + len(column)) * width].reshape(-1, width)
+
+
+def taken_cells(batch: pa.RecordBatch, spec: PaneTableSpec, heap: ValueHeap) -> I64:
+    """Return the accumulators of combined rows; what they refer to is put into `heap`."""
+    cells = cells_of(batch)
+    if spec.value_words:
+        cells = cells.copy()
+        for word in spec.value_words:
+            cells[:, word] = heap.put(batch.column(_value_column(word)))
+    return cells
+
+
+def combiner_for(config: dict[str, Any], schema: pa.Schema, settings: JobSettings) -> Combiner | None:
+    """Return what combines for a window of that configuration, or None where rows are to go as they are.
+
+    An edge without event time leads to a window of processing time. First and last of these are decided by the moments
+    at which rows arrive, which the sender does not know.
+    """
+    parsed = parse(config)
+    plan = AggregatePlan(parsed, schema)
+    wanted = settings.combine == "all" or (settings.combine == "exact" and plan.spec.exact)
+    timed = TS_COLUMN in schema.names or not plan.spec.timed
+    return Combiner(parsed, plan, schema, settings) if wanted and timed and parsed.combines else None
+
+
+class Combiner:
+    """Decides batch by batch, by what the batches hold alone, so that a replay decides in the same way."""
+
+    def __init__(self, config: WindowConfig, plan: AggregatePlan, schema: pa.Schema, settings: JobSettings) -> None:
+        """Made by `combiner_for`."""
+        self._key = config.key
+        self._plan = plan
+        self._timed = TS_COLUMN in schema.names
+        self._ratio = settings.combine_ratio
+        self._least_rows = max(1, settings.combine_min_rows)
+        self._partials = Partials(plan.spec, config.pane, config.offset)
+        self._pause = _FIRST_PAUSE
+        #: Rows that still go by untried.
+        self._left = 0
+        self.schema = combined_schema(config.key, schema, plan.spec)
+
+    def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Return the batch combined, or None: its rows are to go as they are."""
+        rows = batch.num_rows
+        if rows < self._least_rows:
+            return None
+        if self._left > 0:
+            self._left -= rows
+            return None
+        times = batch.column(TS_COLUMN).to_numpy() if self._timed else np.zeros(rows, np.int64)
+        limit = max(1, int(rows * self._ratio))
+        self._plan.heap = ValueHeap()  # of this batch alone
+        found = self._partials.reduce(key_columns(batch, self._key), times, self._plan.inputs(batch), limit)
+        if found is None:
+            self._left, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+            return None
+        self._pause = _FIRST_PAUSE
+        order, words = pa.array(found.first_rows), self._plan.spec.value_words
+        values = [take_values(found.cells[:, word], kind) for word, kind in words.items()]
+        found.cells[:, list(words)] = 0  # an address means nothing to another process
+        cells = pa.Array.from_buffers(
+            self.schema.field(CELLS_COLUMN).type, len(found.panes), [None, pa.py_buffer(found.cells)], 0
+        )
+        columns = [*(batch.column(name).take(order) for name in self._key), pa.array(found.panes), cells, *values]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)

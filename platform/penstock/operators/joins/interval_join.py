@@ -1,0 +1,102 @@
+"""Interval join (kind `interval_join`): a left row meets the right rows of its key with a time near its own.
+
+A row that is not late meets what the other side has kept and is kept itself until the watermark has passed all that it
+could still meet. So every pair within the bounds of rows that were not late comes out once, as soon as both are there,
+with the later of their times. Where asked for, a row that has met none comes out when it no longer can, and the rows of
+the other side are kept until then, so that no row need say whether it has met one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.joins.join_schema import is_outer, join_schema, parse_interval, parse_sides, validate_join
+from penstock.operators.joins.join_side import Arrived, JoinOperator, JoinOutput, JoinState, below
+from penstock.operators.output_pieces import OutputPieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.core.elements import Batch
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.state.spill.join_run import Run
+
+
+class IntervalJoinOperator(JoinOperator):
+    """Inner or outer join of two keyed inputs by event time."""
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare (and so restore) both sides' rows, and take up the watermark where it was."""
+        config, (left, right) = context.spec.config, context.input_schemas
+        validate_join(config, left, right, context.spec.uid)
+        sides = parse_sides(config)
+        self._interval = parse_interval(config)
+        self._state = JoinState(context, sides, self._interval.shown, self._interval.alone)
+        self._state.check_all_declared()
+        self._keys = list(sides.left), list(sides.right)
+        self._output = JoinOutput(join_schema(config, left, right), sides, left, context.limits.output_rows)
+        self._most_pairs = context.limits.join_pairs
+        self._types = self._state.types
+        self._pieces = OutputPieces(context.limits.output_rows)
+
+    def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
+        """Yield what the rows meet of the other side, and keep them."""
+        arrived = self._state.take(batch, side, out)
+        if arrived is not None:
+            yield from self._meet(arrived, side)
+            self._state.keep(arrived, side)
+
+    def _meet(self, arrived: Arrived, side: int) -> Iterator[Batch]:
+        lower, upper = self._interval.lower, self._interval.upper
+        if side:
+            lower, upper = -upper, -lower
+        keys, own = arrived.columns(self._keys[side]), arrived.columns(self._state.names[side])
+        lows, highs = arrived.times + lower, arrived.times + upper
+        for run, places, slots in self._state.tables[1 - side].asked(arrived.slots, lows, highs):
+            for some, found in run.pairs(slots, lows[places], highs[places], self._most_pairs):
+                asking = places[some]
+                rows, met = pa.array(asking), pa.array(found)
+                mine = [column.take(rows) for column in own]
+                others = [column.take(met) for column in run.values]
+                times = np.maximum(arrived.times[asking], run.times[found])
+                left, right = (others, mine) if side else (mine, others)
+                yield from self._output.add(([key.take(rows) for key in keys], left, right), times)
+        yield from self._output.flush()
+
+    def _pass(self, watermark: int) -> Iterator[Batch]:
+        """Yield the rows that can meet none any more and have met none, forget those that nothing asks for."""
+        for side in (0, 1):
+            if is_outer(self._interval.how, side):
+                yield from self._alone(side, watermark)
+        yield from self._output.flush()
+        self._state.watermarks.advance(watermark)
+        for side, table in enumerate(self._state.tables):
+            table.clean(below(watermark, self._interval.needed(side) + 1))
+        self._state.rows.settle()
+
+    def _alone(self, side: int, watermark: int) -> Iterator[Batch]:
+        """Yield the rows of a side whose time to meet one ends, and that have met none, with the time of that end."""
+        over = self._interval.reach(side) + 1
+        low, high = below(self._state.watermarks.low, over), below(watermark, over)
+        for part in self._state.parts(low, high):
+            run = self._state.tables[side].within(low, high, part)
+            if run is not None:
+                yield from self._alone_of(run, side, over)
+
+    def _alone_of(self, run: Run, side: int, over: int) -> Iterator[Batch]:
+        hashes = self._state.rows.index.hashes_of(run.slots)
+        alone = run.times + over > self._state.marks(hashes)  # else it has come out already
+        lower, upper = self._interval.lower, self._interval.upper
+        lows, highs = run.times + (-upper if side else lower), run.times + (-lower if side else upper)
+        for other, asking, slots in self._state.tables[1 - side].asked(run.slots, lows, highs):
+            alone[asking] &= other.ranges(slots, lows[asking], highs[asking])[1] == 0
+        places = np.flatnonzero(alone).astype(np.int32)
+        for first in range(0, len(places), self._most_pairs):
+            piece = places[first : first + self._most_pairs]
+            chosen, slots = pa.array(piece), run.slots[piece]
+            mine, none = [c.take(chosen) for c in run.values], [pa.nulls(len(piece), t) for t in self._types[1 - side]]
+            left, right = (none, mine) if side else (mine, none)
+            yield from self._output.add((self._state.rows.keys(slots), left, right), run.times[piece] + over)

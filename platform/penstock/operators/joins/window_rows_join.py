@@ -1,0 +1,267 @@
+"""Window join of sessions, of processing time and of wall clocks (kind `window_rows_join`).
+
+For the windows that `operators.joins.window_join` does not know. The rows of both sides are rows of one stream here,
+with a column that says of which side they are, and go through the windows of `operators.windows.window_rows`: sessions
+are made of the rows of both, as in Flink. A window that is over gives all its pairs, and, where asked for, rows whose
+other side is empty.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import TS_COLUMN, Batch
+from penstock.functions.triggers import EventTimeTrigger, ProcessingTimeTrigger
+from penstock.operators.joins.join_schema import (
+    SIDES,
+    JoinSides,
+    is_outer,
+    key_schema_of,
+    parse_sides,
+    require_kind,
+    validate_join_of,
+    value_fields,
+    window_join_schema,
+)
+from penstock.operators.joins.join_side import JoinOutput
+from penstock.operators.late import LateRows
+from penstock.operators.output_pieces import OutputPieces, PutsOutPieces
+from penstock.operators.rows.rows import RowEncoder
+from penstock.operators.windows.window_rows import WindowParts, WindowRowsOperator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.core.elements import Barrier, Watermark, WatermarkStatus
+    from penstock.eventtime.windows import TimeWindow
+    from penstock.functions.evictors import WindowElement
+    from penstock.kernels.compiler.compile import I64
+    from penstock.operators.late import TakesLate
+    from penstock.operators.operator import Collector, OperatorContext, OperatorSnapshot
+    from penstock.operators.output_pieces import Piece
+    from penstock.operators.windows.window_buffer import KeyWindows
+    from penstock.operators.windows.window_index import BufferedWindow
+    from penstock.operators.windows.window_outputs import WindowOutput
+
+
+class BothSides:
+    """Rows of either side as rows of one schema: the key, the side, the left side's columns, the right side's."""
+
+    def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, ...], *, timed: bool) -> None:
+        """`schemas` of the two inputs; `timed`: whether rows keep their event time."""
+        self._sides = sides
+        self.key = key_schema_of(sides, schemas[0])
+        prefix = ""
+        while any(name.startswith((f"{prefix}left_", f"{prefix}right_", f"{prefix}side")) for name in sides.left):
+            prefix += "_"
+        self._kept = tuple(tuple(value_fields(schemas[i], sides.key(i))) for i in (0, 1))
+        named = [
+            [field.with_name(f"{prefix}{title}_{field.name}").with_nullable(True) for field in kept]
+            for title, kept in zip(("left", "right"), self._kept, strict=True)
+        ]
+        time = [pa.field(TS_COLUMN, pa.int64(), nullable=False)] if timed else []
+        self.rows = pa.schema([pa.field(f"{prefix}side", pa.int8(), nullable=False), *named[0], *named[1], *time])
+        self._schema = pa.schema([*self.key, *self.rows])
+        self._schemas = schemas
+
+    def together(self, data: pa.RecordBatch, side: int) -> pa.RecordBatch:
+        """Return rows of a side as rows of both."""
+        rows = data.num_rows
+        columns = [data.column(name) for name in self._sides.key(side)]
+        columns.append(pa.array(np.full(rows, side, np.int8)))
+        for own, kept in enumerate(self._kept):
+            columns += [data.column(f.name) if own == side else pa.nulls(rows, f.type) for f in kept]
+        if TS_COLUMN in self._schema.names:
+            columns.append(data.column(TS_COLUMN))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def as_came(self, data: pa.RecordBatch, side: int) -> pa.RecordBatch:
+        """Return rows that `together` has made of a side as that side has them."""
+        first = len(self.key) + 1 + (len(self._kept[0]) if side else 0)
+        columns = {name: data.column(place) for place, name in enumerate(self._sides.key(side))}
+        columns |= {field.name: data.column(first + place) for place, field in enumerate(self._kept[side])}
+        columns |= {TS_COLUMN: data.column(TS_COLUMN)} if TS_COLUMN in self._schema.names else {}
+        schema = pa.schema([field for field in self._schemas[side] if field.name in columns])
+        return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+    def apart(self, columns: list[pa.Array]) -> tuple[I64, list[pa.Array], list[pa.Array]]:
+        """Return the side of each row, and the columns of both sides."""
+        lefts = 1 + len(self._kept[0])
+        side: I64 = columns[0].to_numpy()
+        return side, columns[1:lefts], columns[lefts : lefts + len(self._kept[1])]
+
+
+class JoinedWindows:
+    """The pairs of windows that are over, made piece by piece."""
+
+    def __init__(self, both: BothSides, output: JoinOutput, bounds: pa.DataType, how: str, most_pairs: int) -> None:
+        """`bounds`: the type of the columns of a window's start and end; `most_pairs` are made at a time."""
+        self._most_pairs = most_pairs
+        self._both = both
+        self._output = output
+        self._bounds = bounds
+        self._how = how
+        self._encoder = RowEncoder(both.rows, "rows of a join")
+        self._fired: list[tuple[int, TimeWindow, list[WindowElement]]] = []
+        #: What is still to be put out.
+        self.waiting: list[Iterator[Batch]] = []
+        self.time_of: Callable[[TimeWindow], int] = lambda window: window.max_timestamp
+
+    def fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, elements: list[WindowElement]) -> None:
+        """Remember what is to be joined."""
+        del known
+        if elements:
+            self._fired.append((key.at, window, elements))
+
+    def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
+        """Nothing is kept."""
+
+    def emit(self, keys: list[pa.Array], out: Collector) -> None:
+        """Join; the pairs wait until there is room for them."""
+        del out
+        if self._fired:
+            fired, self._fired = self._fired, []
+            columns = self._encoder.columns([e.value for *_, elements in fired for e in elements])
+            self.waiting.append(self._pairs(fired, keys, self._both.apart(columns)))
+
+    def _pairs(
+        self,
+        fired: list[tuple[int, TimeWindow, list[WindowElement]]],
+        keys: list[pa.Array],
+        rows: tuple[I64, list[pa.Array], list[pa.Array]],
+    ) -> Iterator[Batch]:
+        side, *columns = rows
+        first = 0
+        for place, window, elements in fired:
+            mine = side[first : first + len(elements)]
+            left, right = np.flatnonzero(mine == 0) + first, np.flatnonzero(mine == 1) + first
+            first += len(elements)
+            for chosen in _met(left, right, self._most_pairs):
+                yield from self._add(keys, place, window, columns, chosen)
+            for alone, other, outer in ((left, right, 0), (right, left, 1)):
+                if len(other) == 0 and is_outer(self._how, outer):
+                    for low in range(0, len(alone), self._most_pairs):
+                        part = alone[low : low + self._most_pairs]
+                        yield from self._add(keys, place, window, columns, (None, part) if outer else (part, None))
+        yield from self._output.flush()
+
+    def _add(
+        self,
+        keys: list[pa.Array],
+        place: int,
+        window: TimeWindow,
+        columns: list[list[pa.Array]],
+        chosen: tuple[I64 | None, I64 | None],
+    ) -> Iterator[Batch]:
+        count = next(len(rows) for rows in chosen if rows is not None)
+        left, right = (
+            [pa.nulls(count, c.type) if rows is None else c.take(pa.array(rows)) for c in own]
+            for own, rows in zip(columns, chosen, strict=True)
+        )
+        key = [column.take(pa.array(np.full(count, place))) for column in keys]
+        ends = [pa.array(np.full(count, bound, np.int64)).view(self._bounds) for bound in window]
+        yield from self._output.add((key, left, [*right, *ends]), np.full(count, window.max_timestamp, np.int64))
+
+
+class WindowRowsJoinOperator(PutsOutPieces, WindowRowsOperator):
+    """Inner or outer join of two keyed inputs by windows that keep their rows."""
+
+    _both: BothSides
+    _joined: JoinedWindows
+    _late_sides: _LateOfSides
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare (and so restore) the rows, windows and timers."""
+        self._pieces = OutputPieces(context.limits.output_rows)
+        super().open(context)
+
+    def _parts(self, context: OperatorContext) -> WindowParts:
+        config, (left, right) = context.spec.config, context.input_schemas
+        processing = config["window"].get("time") == "processing"
+        validate_join_of(config, left, right, context.spec.uid, timed=not processing)
+        sides = parse_sides(config)
+        self._both = BothSides(sides, (left, right), timed=not processing)
+        schema = window_join_schema(config, left, right)
+        output = JoinOutput(schema, sides, left, context.limits.output_rows)
+        how = require_kind(config["how"], "join")
+        bounds, most = schema.field("window_start").type, context.limits.window_pairs
+        self._joined = JoinedWindows(self._both, output, bounds, how, most)
+        trigger = ProcessingTimeTrigger() if processing else EventTimeTrigger()
+        return WindowParts(trigger, None, None, None, self._both.key, self._both.rows)
+
+    def _sink_of(self, parts: WindowParts, *, merges: bool) -> WindowOutput:
+        del parts, merges
+        return self._joined
+
+    def _late_of(self, context: OperatorContext) -> TakesLate:
+        self._late_sides = _LateOfSides(context, self._both)
+        return self._late_sides
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        """Put every row of a side into its windows."""
+        self._late_sides.side = input_index
+        super().process_batch(Batch(self._both.together(batch.data, input_index)), 0, out)
+        self._begin_pieces((), out)
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Join what is over, then pass it on."""
+        behind = _Behind()
+        super().process_watermark(watermark, behind)  # type: ignore[arg-type] # it takes what this call gives
+        self._begin_pieces((watermark,), out)
+
+    def process_status(self, status: WatermarkStatus, out: Collector) -> None:
+        """Pass it on behind all that is to come out before."""
+        self._begin_pieces((status,), out)
+
+    def process_time(self, now_ms: int, out: Collector) -> None:
+        """Join what is over."""
+        super().process_time(now_ms, out)
+        self._begin_pieces((), out)
+
+    def _begin_pieces(self, behind: tuple[Piece, ...], out: Collector) -> None:
+        waiting, self._joined.waiting = self._joined.waiting, []
+        if waiting or behind:
+            self._pieces.begin(itertools.chain(*waiting, behind), out)
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        """Freeze rows, windows and timers; what the rows before the barrier give is out by then."""
+        self._pieces.drain(out)
+        return super().snapshot(barrier, out)
+
+
+class _LateOfSides:
+    """Late rows of either side: they go aside as they came."""
+
+    def __init__(self, context: OperatorContext, both: BothSides) -> None:
+        late = context.spec.config.get("late_to", {})
+        self._late = tuple(LateRows({"late_to": late.get(side)}, context.metrics) for side in SIDES)
+        self._both = both
+        #: Of which side the rows are.
+        self.side = 0
+
+    def take(self, data: pa.RecordBatch, late: np.ndarray, out: Collector) -> None:
+        """Rows of one side are late where `late` is true."""
+        self._late[self.side].take(self._both.as_came(data, self.side), late, out)
+
+
+class _Behind:
+    """Takes the watermark, which is put out behind the pairs."""
+
+    def watermark(self, watermark: Watermark) -> None:
+        """Nothing: the operator puts it out."""
+
+
+def _met(left: I64, right: I64, most: int) -> Iterator[tuple[I64, I64]]:
+    """Yield every pair of the two, at most so many at a time."""
+    if not len(left) or not len(right):
+        return
+    for low in range(0, len(right), most):
+        others = right[low : low + most]
+        step = max(1, most // len(others))
+        for first in range(0, len(left), step):
+            own = left[first : first + step]
+            yield np.repeat(own, len(others)), np.tile(others, len(own))

@@ -1,0 +1,1 @@
+"""Operators of process functions, and the binding of their states to state tables."""

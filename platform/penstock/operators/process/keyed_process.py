@@ -1,0 +1,337 @@
+"""The row path (kinds `process`, `co_process`, `broadcast_process`): a Python function by row, with state by key.
+
+A batch is decoded once, the slots of its keys are found at once, the function runs row by row on Python values, and
+what it has changed is written back into columns behind the batch; so a barrier finds nothing left to encode. Timers
+fire in the same way, a piece of them as a batch. Errors of the function name the line in the user's file.
+"""
+
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark
+from penstock.core.errors import GraphError, PenstockError, UsageError
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.functions.broadcast_state import BROADCAST
+from penstock.functions.process_function import (
+    BroadcastContext,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    OpenContext,
+    ProcessContext,
+    Timers,
+    output_time,
+)
+from penstock.functions.state_handles import Cells, Current
+from penstock.functions.timer_queue import TimerQueue
+from penstock.kernels.keys.hashing import hash_key_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.process.bound_broadcast import BoundBroadcast, require_declared
+from penstock.operators.process.process_output import ProcessOutput
+from penstock.operators.process.process_states import bind_states
+from penstock.operators.process.state_binding import Home
+from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.operators.rows.columns import ts_of, visible, without_ts
+from penstock.operators.rows.garbage import collector_paused
+from penstock.operators.rows.rows import RowDecoder, read_columns
+from penstock.operators.rows.user_functions import load_function, user_error
+from penstock.state.log.ttl import TtlClock
+from penstock.state.tables.value_columns import python_values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.core.elements import Barrier
+    from penstock.core.permits import CommitPermit
+    from penstock.kernels.compiler.compile import I32
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.process.state_binding import BoundState
+    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.tables.row_state import RowState
+    from penstock.state.tables.timer_table import TimerTable
+
+_WATERMARK = "watermark"
+#: What `on_timer` is of a function that has none.
+_NO_TIMERS = tuple(
+    kind.on_timer for kind in (KeyedProcessFunction, KeyedCoProcessFunction, KeyedBroadcastProcessFunction)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What becomes of the rows of an input."""
+
+    #: None: a broadcast stream, whose rows belong to no key.
+    key: tuple[str, ...] | None
+    decoder: RowDecoder
+    process: Callable[[Any, Any], Any]
+    #: What the function is given with a row.
+    context: ProcessContext | BroadcastContext
+
+
+class KeyedProcessOperator(Operator):
+    """Runs one `KeyedProcessFunction`, or a function of two inputs: both keyed, or the second one broadcast."""
+
+    _function: KeyedProcessFunction | KeyedCoProcessFunction | KeyedBroadcastProcessFunction | None
+    _store: KeyedStateStore
+    _state: RowState
+    _states: list[BoundState]
+    _event_table: TimerTable
+    _processing_table: TimerTable
+
+    def open(self, context: OperatorContext) -> None:
+        """Load the function, declare (and so restore) its states and timers."""
+        spec = context.spec
+        self._where = f"process {spec.uid!r}"
+        self._limits = context.limits
+        self._function = None
+        if context.keyed_state is None:
+            raise GraphError(f"{self._where} needs keyed state", hint="key the stream before .process(...)")
+        function, row_type, types = load_function(spec.payload, self._where)
+        self._store = context.keyed_state
+        sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
+        self._output = ProcessOutput(schema_from_text(spec.output_schema), sides, self._where)
+        self._bind(context, function, types)
+        self._ways = _ways(context, function, row_type, self._context)
+        try:
+            function.open(OpenContext(context.job_name, context.subtask, context.parallelism))
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        self._function = function
+
+    def _bind(self, context: OperatorContext, function: Any, types: dict[str, Any]) -> None:
+        config = context.spec.config
+        schema = without_ts(context.input_schemas[0])
+        self._state = self._store.row_state(pa.schema([schema.field(name) for name in config["key"]]), leaves=True)
+        self._current = Current()
+        self._ttl_clock = TtlClock(context.clock)
+        home = Home(self._state, self._current, self._ttl_clock, self._where)
+        self._states = bind_states(function, config, types, home)
+        self._uid, self._first = context.spec.uid, context.subtask == 0
+        saved = {item["state"]: item for s in context.restored if s.name == BROADCAST for item in s.items}
+        require_declared(saved, self._states, self._where)
+        for bound in self._states:
+            if isinstance(bound, BoundBroadcast) and bound.name in saved:
+                bound.restore(saved[bound.name])
+        self._event, self._processing = TimerQueue(), TimerQueue()
+        self._event_table, self._processing_table = self._state.timers("event"), self._state.timers("processing")
+        self._store.check_all_declared()
+        timers = Timers(self._current, self._event, self._processing)
+        self._keys = Cells(self._current)
+        self._context = ProcessContext(self._keys, timers, context.clock, self._output.sides)
+        marks = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
+        # timers that were due at the cut and waited for the next watermark go on waiting
+        self._watermarks = RangeWatermarks.restored(context.hash_range, marks)
+        self._context.watermark = self._watermarks.low
+        self._processing_now = MIN_TIMESTAMP
+        self._next_processing = self._processing_table.next_time()
+        self._ended = False
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        """Call the function for every row."""
+        with collector_paused():
+            # of one way all inputs are alike: they are streams of a union
+            self._process(batch.data, self._ways[input_index if len(self._ways) > 1 else 0], out)
+
+    def _process(self, data: pa.RecordBatch, way: _Way, out: Collector) -> None:
+        if way.key is None:
+            self._process_broadcast(data, way, out)
+            return
+        keys = key_columns(data, way.key)
+        slots = self._state.upsert(keys, hash_key_columns(keys, data.num_rows))
+        local, distinct = self._state.distinct(slots)
+        self._begin(distinct)
+        self._run(way, data, local.tolist())
+        self._end(distinct, out)
+
+    def _process_broadcast(self, data: pa.RecordBatch, way: _Way, out: Collector) -> None:
+        for state in self._states:
+            state.begin_broadcast()
+        self._run(way, data, [-1] * data.num_rows)
+        self._output.emit(out)
+
+    def _run(self, way: _Way, data: pa.RecordBatch, places: list[int]) -> None:
+        process, given, context, current = way.process, way.context, self._context, self._current
+        ts, rows = ts_of(data), way.decoder.rows(data)
+        times = [None] * data.num_rows if ts is None else ts.to_numpy().tolist()
+        emitted, ends, stamps = self._output.rows, self._output.ends, self._output.times
+        add, count = emitted.extend, 0
+        try:
+            for row, current.at, context.timestamp in zip(rows, places, times, strict=True):
+                found = process(row, given)
+                if found is not None:
+                    add(found)
+                    if len(emitted) != count:
+                        count = len(emitted)
+                        ends.append(count)
+                        stamps.append(context.timestamp)
+        except Exception as error:
+            raise user_error(self._where, error) from error
+
+    # --- timers -----------------------------------------------------------------------------------------------------
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Fire the event-time timers the watermark has reached, then pass it on."""
+        if watermark.timestamp > self._context.watermark:
+            self._context.watermark = watermark.timestamp
+            self._watermarks.advance(watermark.timestamp)
+            self._fire(self._event_table, self._event, watermark.timestamp, out)
+        out.watermark(watermark)
+
+    @property
+    def next_timer_ms(self) -> float | None:
+        """When the next processing-time timer is due, as `Clock.now_ms` counts."""
+        if self._next_processing is None or self._ended:
+            return None
+        return -(-self._next_processing // 1000)
+
+    @property
+    def next_event_timer(self) -> int | None:
+        """A time before which no timer of event time is due, in microseconds; None: there is none."""
+        return self._event_table.next_time()
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether the function does something when a timer is due."""
+        return self._function is not None and type(self._function).on_timer not in _NO_TIMERS
+
+    def process_time(self, now_ms: int, out: Collector) -> None:
+        """Fire the processing-time timers that are due by the clock (which never goes back here)."""
+        self._processing_now = max(self._processing_now, now_ms * 1000)
+        self._fire(self._processing_table, self._processing, self._processing_now, out)
+        self._next_processing = self._processing_table.next_time()
+
+    def _fire(self, table: TimerTable, queue: TimerQueue, until: int, out: Collector) -> None:
+        context = self._context
+        fired, known = 0, table.size
+        context.time_domain = "event" if table is self._event_table else "processing"
+        while due := table.take_due(until, self._limits.fired_timers):
+            slots, times = due
+            with collector_paused():
+                local, distinct = self._state.distinct(slots)
+                self._begin(distinct)
+                self._run_timers(queue, times.tolist(), local.tolist())
+                self._end(distinct, out)
+            fired += len(times)
+            if until == MAX_TIMESTAMP and fired > self._limits.timers_at_end + 1000 * known:
+                msg = f"{self._where}: on_timer goes on registering timers at the end of input"
+                raise PenstockError(msg, hint="do not register another one when ctx.at_end is true")
+        context.time_domain = None
+
+    def _run_timers(self, queue: TimerQueue, times: list[int], places: list[int]) -> None:
+        assert self._function is not None  # noqa: S101 - opened
+        on_timer, context, current = self._function.on_timer, self._context, self._current
+        output = self._output
+        emitted, count = output.rows, 0
+        try:
+            for context.timestamp, current.at in queue.fire(times, places):
+                found = on_timer(context.timestamp, context)
+                if found is not None:
+                    emitted.extend(found)
+                    if len(emitted) != count:
+                        count = len(emitted)
+                        output.ends.append(count)
+                        output.times.append(output_time(context))
+        except Exception as error:
+            raise user_error(self._where, error) from error
+
+    # --- a batch of keys --------------------------------------------------------------------------------------------
+
+    def _begin(self, distinct: I32) -> None:
+        self._ttl_clock.tick()
+        for bound in self._states:
+            bound.begin(distinct)
+        state = self._state
+
+        def keys() -> list[Any]:
+            columns = [python_values(array) for array in state.keys(distinct)]
+            return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+        self._keys.begin(keys)
+
+    def _end(self, distinct: I32, out: Collector) -> None:
+        """Write back what the function has changed, and emit what it has yielded."""
+        for state in self._states:
+            state.write_back()
+        self._change(self._event_table, self._event, distinct)
+        if self._processing.times:
+            self._change(self._processing_table, self._processing, distinct)
+        self._next_processing = self._processing_table.next_time()
+        self._state.settle()
+        self._output.emit(out)
+
+    def _change(self, table: TimerTable, queue: TimerQueue, distinct: I32) -> None:
+        if not queue.times:
+            return
+        try:
+            times = np.array(queue.times, np.int64)
+        except OverflowError as error:
+            msg = f"{self._where}: a timer's time is beyond 64 bits of microseconds"
+            raise UsageError(msg, hint="times are microseconds since the epoch") from error
+        places = np.array(queue.places, np.int64)
+        queue.times.clear()
+        queue.places.clear()
+        deleted = places < 0
+        table.change(distinct[np.where(deleted, ~places, places)], times, deleted)
+
+    # --- the rest ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        """Freeze states and timers; the watermark goes with the hash range it holds for."""
+        self._ended = self._ended or barrier.kind.ends_job
+        self._ttl_clock.tick()
+        alike = [state.saved() for state in self._states if isinstance(state, BoundBroadcast)]
+        operator = []
+        if alike and self._first:
+            operator.append(OperatorStateSnapshot(uid=self._uid, name=BROADCAST, mode="union", items=tuple(alike)))
+        if self._context.watermark > MIN_TIMESTAMP:
+            items = self._watermarks.items()
+            operator.append(OperatorStateSnapshot(uid=self._uid, name=_WATERMARK, mode="union", items=items))
+        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=tuple(operator))
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._store.completed(permit.checkpoint_id)
+
+    def finish(self, out: Collector) -> None:
+        """Processing-time timers that are still to come never fire."""
+        self._ended = True
+
+    def close(self) -> None:
+        """Close the function."""
+        function, self._function = getattr(self, "_function", None), None
+        if function is not None:
+            function.close()
+
+
+def _ways(context: OperatorContext, function: Any, row_type: Any, given_context: ProcessContext) -> tuple[_Way, ...]:
+    """Return a way for each input that the function tells apart; of two inputs `row_type` is a pair."""
+    config, schemas = context.spec.config, context.input_schemas
+    computed = config.get("computed", ()), config.get("second_computed", ())
+    schemas = tuple(visible(schema, hidden) for schema, hidden in zip(schemas, computed, strict=False))
+    given: list[tuple[Any, pa.Schema, Any, Any]] = [(config["key"], schemas[0], row_type, "process")]
+    if "second_key" in config:
+        keys = config["key"], config["second_key"]
+        names = ("process1", "process2") if keys[1] is not None else ("process", "process_broadcast")
+        given = list(zip(keys, schemas, row_type, names, strict=True))
+    contexts = given_context, BroadcastContext(given_context)
+    return tuple(
+        _Way(
+            None if key is None else tuple(key),
+            RowDecoder(read_columns(schema, kind), kind),
+            getattr(function, method),
+            contexts[key is None],
+        )
+        for key, schema, kind, method in given
+    )

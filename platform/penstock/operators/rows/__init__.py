@@ -1,0 +1,1 @@
+"""Operators that look at single rows, with columns or with Python functions."""

@@ -1,0 +1,225 @@
+"""Python functions in a stream: `map`, `flat_map`, `filter` by row and `map_batches` by batch.
+
+The one place with a Python loop over rows. The payload is a cloudpickle of (function, row type or None, output row
+type or None). An error in user code becomes one sentence that names the line in the user's file; its traceback starts
+there.
+"""
+
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import pickle
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from penstock.core.elements import TS_COLUMN, Batch
+from penstock.core.errors import PenstockError
+from penstock.core.names import misuse
+from penstock.core.schema import schema_from_text
+from penstock.operators.operator import Operator
+from penstock.operators.rows.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
+from penstock.operators.rows.garbage import collector_paused
+from penstock.operators.rows.rows import RowDecoder, RowEncoder, read_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from penstock.operators.operator import Collector, OperatorContext
+
+
+#: Limits of the one-line error: characters of the exception's text, and invalid fields of a row.
+_MOST_TEXT = 400
+_MOST_FAULTS = 3
+#: What to do where a worker lacks what a function needs.
+LOAD_HINT = "put the module beside the job file, or name its folder: ps.Environment(python_path=[...])"
+
+
+class UserFunctionError(PenstockError):
+    """A user's function raised; `__cause__` is the exception, its traceback beginning in the user's own code."""
+
+
+class FunctionLoadError(PenstockError):
+    """A worker cannot load a function of the user's; no restart helps."""
+
+
+def user_error(where: str, error: BaseException) -> UserFunctionError:
+    """Return `error` as a `UserFunctionError`, with our own frames taken off its traceback; a hint if one is known."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames) and frames.tb_next is not None:
+        frames = frames.tb_next
+    error.with_traceback(frames)
+    place = ""
+    for frame in traceback.extract_tb(frames):
+        place = f" at {frame.filename}:{frame.lineno} in {frame.name}"
+        break
+    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {_in_a_line(error)}{place}", hint=misuse(error))
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return what an exception says; of a row that pydantic refuses, its first fields and what they hold."""
+    from pydantic_core import ValidationError
+
+    if isinstance(error, ValidationError):
+        faults = error.errors(include_url=False)
+        shown = (f"{'.'.join(map(str, f['loc']))}: {f['msg']}, not {f['input']!r:.80}" for f in faults[:_MOST_FAULTS])
+        return f"{error.title}: {'; '.join(shown)}"
+    return " ".join(str(error).split())[:_MOST_TEXT]
+
+
+def load_function(payload: bytes, where: str) -> Any:
+    """Return what the job has pickled of a function.
+
+    Raises:
+        FunctionLoadError: the worker cannot load it.
+    """
+    try:
+        return pickle.loads(payload)
+    except Exception as error:
+        msg = f"{where}: the function cannot be loaded: {type(error).__name__}: {error}"
+        raise FunctionLoadError(msg, hint=LOAD_HINT) from error
+
+
+def _is_ours(frames: TracebackType) -> bool:
+    return str(frames.tb_frame.f_globals.get("__name__", "")).startswith("penstock.operators.")
+
+
+class FunctionOperator(Operator):
+    """What operators of Python functions share: the unpickled function, where it stands, its schemas."""
+
+    def open(self, context: OperatorContext) -> None:
+        spec = context.spec
+        self._uid = spec.uid
+        self._where = f"{spec.kind} {spec.uid!r}"
+        function, row_type, output_type = load_function(spec.payload, self._where)
+        self._function: Callable[[Any], Any] = function
+        self._input_schema = context.input_schemas[0]
+        text = spec.output_schema
+        self._schema = without_ts(schema_from_text(text) if text else self._input_schema)
+        self._prepare(row_type, output_type)
+
+    def _prepare(self, row_type: type | None, output_type: type | None) -> None:
+        del output_type  # its schema is the operator's declared one
+        self._decoder = RowDecoder(read_columns(self._input_schema, row_type), row_type)
+        self._encoder = RowEncoder(self._schema, self._where)
+
+
+class MapOperator(FunctionOperator):
+    """One row for each row; event time follows."""
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        function = self._function
+        with collector_paused():
+            try:
+                rows = [function(row) for row in self._decoder.rows(batch.data)]
+            except Exception as error:
+                raise user_error(self._where, error) from error
+            columns = self._encoder.columns(rows)
+            del rows
+        out.batch(Batch(assemble(columns, self._schema, ts_of(batch.data))))
+
+
+class FlatMapOperator(FunctionOperator):
+    """Any number of rows for each row; each gets the event time of the row it came from."""
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        function = self._function
+        with collector_paused():
+            try:
+                parts = [tuple(function(row)) for row in self._decoder.rows(batch.data)]
+            except Exception as error:
+                raise user_error(self._where, error) from error
+            rows = list(itertools.chain.from_iterable(parts))
+            columns = self._encoder.columns(rows) if rows else []
+            counts = [len(part) for part in parts]
+            del parts, rows
+        if not columns:
+            return
+        ts = ts_of(batch.data)
+        if ts is not None:
+            ts = pa.array(np.repeat(ts.to_numpy(), counts))
+        out.batch(Batch(assemble(columns, self._schema, ts)))
+
+
+class FilterRowsOperator(FunctionOperator):
+    """Keeps rows for which the function is true; the rows themselves stay in Arrow."""
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        function = self._function
+        try:
+            with collector_paused():
+                mask = np.fromiter(
+                    (bool(function(row)) for row in self._decoder.rows(batch.data)), np.bool_, batch.num_rows
+                )
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        kept = int(mask.sum())
+        if kept:
+            out.batch(batch if kept == batch.num_rows else Batch(batch.data.filter(pa.array(mask))))
+
+
+class MapBatchesOperator(FunctionOperator):
+    """Hands whole batches to the function, as a Polars frame when its first parameter is annotated so, else as Arrow.
+
+    The function sees `__ts` when there is event time. It may return it (needed when the number of rows changes),
+    otherwise the times of the input rows are put back by position.
+    """
+
+    def _prepare(self, row_type: type | None, output_type: type | None) -> None:
+        del row_type, output_type  # batches have schemas, not row types
+        self._polars = takes_polars(self._function)
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        given = pl.DataFrame(pl.from_arrow(batch.data)) if self._polars else batch.data
+        try:
+            result = self._function(given)
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        data = self._record_batch(result)
+        if data.num_rows == 0:
+            return
+        ts = ts_of(batch.data)
+        if ts is not None:
+            ts = self._event_times(data, ts)
+        rows = conform(
+            data.drop_columns([TS_COLUMN]) if TS_COLUMN in data.schema.names else data, self._schema, self._where
+        )
+        out.batch(Batch(assemble(rows.columns, self._schema, ts)))
+
+    def _event_times(self, data: pa.RecordBatch, given: pa.Array) -> pa.Array:
+        returned = ts_of(data)
+        if returned is not None:
+            return conform(data.select([TS_COLUMN]), pa.schema([TS_FIELD]), self._where).column(0)
+        if data.num_rows == len(given):
+            return given
+        msg = f"{self._where}: {len(given)} rows gave {data.num_rows} and the result has no {TS_COLUMN!r}"
+        raise ColumnError(msg, hint=f"keep the column {TS_COLUMN!r} in the result, it is the rows' event time")
+
+    def _record_batch(self, result: Any) -> pa.RecordBatch:
+        if isinstance(result, pl.DataFrame):
+            result = result.rechunk().to_arrow()
+        if isinstance(result, pa.Table):
+            batches = result.combine_chunks().to_batches()
+            return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=result.schema)
+        if isinstance(result, pa.RecordBatch):
+            return result
+        msg = f"{self._where}: returned {type(result).__name__}"
+        raise ColumnError(msg, hint="return a pa.RecordBatch, a pa.Table or a pl.DataFrame")
+
+
+def takes_polars(function: Callable[..., Any]) -> bool:
+    """Whether the first parameter of a batch function is annotated as a Polars frame."""
+    try:
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    except (TypeError, ValueError, NameError):
+        return False
+    return bool(parameters) and parameters[0].annotation is pl.DataFrame

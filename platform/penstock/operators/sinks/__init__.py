@@ -1,0 +1,1 @@
+"""The sink operator and its uncommitted epochs."""

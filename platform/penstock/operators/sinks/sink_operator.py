@@ -1,0 +1,299 @@
+"""The end of a chain: hands rows to the outside under the promise of the sink's delivery mode.
+
+`exactly-once`: rows of an epoch are kept in memory, written by the task with the checkpoint, and published once the
+permit for it (or any later checkpoint) has come. `exactly-once-2pc`: the writer's open transaction is what the permit
+ends. `at-least-once` and `none` write at once. Publishing blocks, so it runs off the subtask's thread, one
+publication at a time, in checkpoint order.
+"""
+
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.connector.sink import (
+    CommitOutcome,
+    Committer,
+    SinkContext,
+    SinkFactory,
+    SinkSpec,
+    SinkWriter,
+    load_factory,
+)
+from penstock.connector.staging import encode_chunk
+from penstock.core import failpoints
+from penstock.core.errors import PenstockError
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import Committable
+from penstock.core.views import plain_schema
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.rows.columns import conform
+from penstock.operators.sinks.pending_epochs import PendingOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from penstock.connector.sink import FileReader
+    from penstock.core.elements import Barrier, Batch
+    from penstock.core.permits import CommitPermit
+    from penstock.operators.operator import Collector, OperatorContext
+
+#: Upper bound of one staged chunk, which is published in one transaction.
+CHUNK_BYTES = 64 << 20
+
+
+class SinkOverflowError(PenstockError):
+    """More output is held back than the settings allow and nothing will ever release it."""
+
+
+class EpochBuffer:
+    """Rows since the last barrier, cut into chunks of at most `chunk_bytes`."""
+
+    def __init__(self, schema: pa.Schema, chunk_bytes: int) -> None:
+        self._schema = schema
+        self._chunk_bytes = chunk_bytes
+        self._chunks: list[list[pa.RecordBatch]] = []
+        self._last_bytes = 0
+        self.rows = 0
+        self.size_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Append rows; a batch larger than a chunk is cut."""
+        per_row = max(1, batch.nbytes // batch.num_rows)
+        step = max(1, self._chunk_bytes // per_row)
+        for start in range(0, batch.num_rows, step):
+            self._append(batch.slice(start, step) if batch.num_rows > step else batch)
+        self.rows += batch.num_rows
+
+    def _append(self, batch: pa.RecordBatch) -> None:
+        size = batch.nbytes
+        if not self._chunks or self._last_bytes + size > self._chunk_bytes:
+            self._chunks.append([])
+            self._last_bytes = 0
+        self._chunks[-1].append(batch)
+        self._last_bytes += size
+        self.size_bytes += size
+
+    def take(self) -> tuple[Callable[[], bytes], ...]:
+        """Return one encoder a chunk, to be called in the background, and begin the next epoch."""
+        chunks, self._chunks = self._chunks, []
+        self.rows = self.size_bytes = self._last_bytes = 0
+        return tuple(partial(encode_chunk, self._schema, tuple(chunk)) for chunk in chunks)
+
+
+def sink_context(context: OperatorContext) -> SinkContext:
+    """Return what a sink's connector is told of the subtask."""
+    return SinkContext(
+        job_name=context.job_name,
+        uid=context.spec.uid,
+        run_id=context.run_id,
+        subtask=context.subtask,
+        parallelism=context.parallelism,
+        attempt=context.attempt,
+        clock=context.clock,
+    )
+
+
+def chunk_bytes_of(context: OperatorContext, sink: SinkSpec) -> int:
+    """Return how large a chunk of staged output is."""
+    return int(context.spec.config.get("chunk_bytes") or sink.config.get("chunk_bytes") or CHUNK_BYTES)
+
+
+class SinkOperator(Operator):
+    """Writes to a connector's sink; see the module for the modes."""
+
+    def open(self, context: OperatorContext) -> None:
+        self._context = context
+        spec = msgspec.convert(context.spec.config["sink"], SinkSpec)
+        self._spec = spec
+        self._where = f"sink {context.spec.uid!r}"
+        self._sink_context = sink_context(context)
+        self._pending = PendingOutput()
+        self._pending.prepared(context.held)
+        self._permit: CommitPermit | None = None
+        self._publication: _Publication | None = None
+        factory: SinkFactory = load_factory(spec.factory)
+        self._writer: SinkWriter | None = factory.create_writer(spec, self._sink_context)
+        schema = schema_from_text(spec.schema)
+        self._schema = plain_schema(schema) if self._writer is None else schema  # what waits must not hold a pool
+        self._buffer = EpochBuffer(self._schema, chunk_bytes_of(context, spec))
+        # held in a list, because taking the last element out of it is atomic: exactly one thread closes the committer
+        committer = factory.create_committer(spec, self._sink_context)
+        self._committers: list[Committer] = [] if committer is None else [committer]
+
+    def narrow(self, behind: frozenset[str] | None) -> frozenset[str]:
+        """It takes the columns of its schema alone."""
+        return frozenset(self._schema.names)
+
+    @property
+    def available(self) -> bool:
+        """Whether rows may be fed; False once the pending output has reached its limit. Barriers always pass."""
+        settings, held = self._context.settings, self._pending.held_bytes + self._buffer.size_bytes
+        if settings.checkpoint_interval_ms and held >= self._context.limits.held_output_bytes:
+            return False
+        return (
+            self._pending.size_bytes + self._buffer.size_bytes < settings.sink_pending_max_bytes
+            and len(self._pending) < settings.sink_pending_max_epochs
+        )
+
+    @property
+    def publishing(self) -> bool:
+        """Whether a publication is under way; the task waits for it before it closes a finished subtask."""
+        return self._publication is not None
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        rows = conform(batch.data, self._schema, self._where)
+        if self._writer is not None:
+            self._writer.write(rows)
+            return
+        self._buffer.add(rows)
+        settings = self._context.settings
+        if settings.checkpoint_interval_ms is None and self._buffer.size_bytes >= settings.sink_pending_max_bytes:
+            msg = f"{self._where}: {self._buffer.size_bytes} bytes wait for a checkpoint, and the job takes none"
+            raise SinkOverflowError(msg, hint="set checkpoint_interval, or raise sink_pending_max_bytes")
+
+    def process_watermark(self, watermark: Any, out: Collector) -> None:
+        """Nothing follows a sink."""
+
+    def process_status(self, status: Any, out: Collector) -> None:
+        """Nothing follows a sink."""
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        if self._writer is not None:
+            if self._spec.delivery != "none":
+                self._pending.prepared(self._writer.prepare_commit(barrier.checkpoint_id))
+        elif self._buffer.rows:
+            committable = self._committable(barrier.checkpoint_id)
+            self._pending.stage(committable, self._buffer.take())
+        committables, staged = self._pending.to_snapshot()
+        return OperatorSnapshot(committables=committables, staged=staged)
+
+    def _committable(self, checkpoint_id: int) -> Committable:
+        context = self._sink_context
+        return Committable(
+            id=f"{context.uid}/{context.run_id}/{context.subtask}/{checkpoint_id}",
+            uid=context.uid,
+            run_id=context.run_id,
+            subtask=context.subtask,
+            checkpoint_id=checkpoint_id,
+            transactional_id=context.transactional_id,
+            marker_group=context.transactional_id,
+            rows=self._buffer.rows,
+            size_bytes=self._buffer.size_bytes,
+            created_ms=context.clock.now_ms(),
+        )
+
+    def staged_written(self, committable: Committable) -> None:
+        """The task has written and verified the staged files; `committable` now names them. Subtask thread."""
+        self._pending.written(committable)
+        self._publish_next()
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        if permit.run_id != self._context.run_id:
+            return
+        if self._permit is None or permit.checkpoint_id > self._permit.checkpoint_id:
+            self._permit = permit
+        self._publish_next()
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        """Nothing: its output is pending like any other and leaves with the next permit."""
+
+    def finish(self, out: Collector) -> None:
+        if self._writer is not None and self._spec.delivery in ("at-least-once", "none"):
+            self._writer.prepare_commit(0)
+
+    # --- publishing ------------------------------------------------------------------------------------------------
+
+    def _publish_next(self) -> None:
+        """Start publishing what the newest permit releases, unless a publication is under way."""
+        if self._permit is None or self._publication is not None or not self._committers:
+            return
+        committables = self._pending.releasable(self._permit.checkpoint_id)
+        if not committables:
+            return
+        publication = _Publication(self._committers, self._permit, committables, self._context.read_file)
+        self._publication = publication
+        newest = max(committable.checkpoint_id for committable in committables)
+        what = f"{self._where} ({self._context.subtask}): publishing checkpoint {newest}"
+        self._context.run_async(publication.run, self._published, f"{what} to {self._spec.place or 'its target'}")
+
+    def _published(self, result: Any, error: BaseException | None) -> None:
+        """The publication has ended; back in the subtask's thread, where raising fails the task."""
+        self._publication = None
+        if error is not None:
+            raise error
+        outcomes: tuple[CommitOutcome, ...] = result
+        ids = tuple(outcome.committable_id for outcome in outcomes)
+        self._pending.published(ids)
+        extra = self._context.metrics.extra
+        for outcome in outcomes:
+            extra["numRecordsPublished"] = extra.get("numRecordsPublished", 0.0) + outcome.rows
+        self._context.report_published(ids)
+        self._publish_next()
+        self._context.wake()
+
+    def close(self) -> None:
+        writer, self._writer = getattr(self, "_writer", None), None
+        if writer is not None:
+            writer.close()
+        publication = getattr(self, "_publication", None)
+        if publication is not None:
+            publication.close_after()
+        else:
+            _close_one(getattr(self, "_committers", []))
+
+
+class _Publication:
+    """One call of the committer in a background thread."""
+
+    def __init__(
+        self,
+        committers: list[Committer],
+        permit: CommitPermit,
+        committables: tuple[Committable, ...],
+        read: FileReader,
+    ) -> None:
+        self._committers = committers
+        self._permit = permit
+        self._committables = committables
+        self._read = read
+        self._done = False
+        self._close = False
+
+    def run(self) -> tuple[CommitOutcome, ...]:
+        """Publish. Raises whatever the committer raises."""
+        evidence = {
+            "committables": ",".join(c.id for c in self._committables),
+            "checkpoint": self._permit.checkpoint_id,
+        }
+        try:
+            failpoints.hit("sink.before_publish", **evidence)
+            outcomes = self._committers[0].commit(self._permit, self._committables, self._read)
+            failpoints.hit("sink.after_commit", **evidence)
+        finally:
+            self._done = True
+            if self._close:
+                _close_one(self._committers)
+        return outcomes
+
+    def close_after(self) -> None:
+        """Close the committer once this publication has ended (each side sets its flag before it reads the other's)."""
+        self._close = True
+        if self._done:
+            _close_one(self._committers)
+
+
+def _close_one(committers: list[Committer]) -> None:
+    try:
+        committer = committers.pop()
+    except IndexError:
+        return
+    committer.close()

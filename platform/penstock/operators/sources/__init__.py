@@ -1,0 +1,1 @@
+"""The source operator, event time and watermarks."""

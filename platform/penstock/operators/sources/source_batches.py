@@ -1,0 +1,88 @@
+"""Small batches of a reader put together: behind the source every batch has its price, however few its rows.
+
+A reader that works best on little at a time (Kafka's keeps its messages in the processor's cache) is asked several
+times, and what it gave goes on as one batch. Called by `operators.sources.source_operator` for every poll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.connector.source import PollResult, SourceBatch
+from penstock.core.views import bytes_without_pools, is_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.connector.source import SourceReader
+
+#: Batches that are no larger than this together become one: a copy of so much is cheap.
+TOGETHER_BYTES = 1 << 20
+#: A reader that gave so many rows is asked for more at once.
+WORTH_ANOTHER_ROWS = 4096
+#: From a batch to its bytes.
+Size = Callable[[pa.RecordBatch], int]
+_WHOLE: Size = attrgetter("nbytes")
+
+
+def measure_of(schema: pa.Schema) -> Size:
+    """Return what tells how large batches of `schema` are: of views the pool is not theirs."""
+    return bytes_without_pools if any(map(is_view, schema.types)) else _WHOLE
+
+
+def read_more(reader: SourceReader, rows: int, bytes_of: Size = _WHOLE) -> list[PollResult]:
+    """Poll for at most about `rows` rows, again while the reader has more and it fits together with what there is."""
+    results: list[PollResult] = []
+    size = 0
+    while True:
+        result = reader.poll(rows)
+        results.append(result)
+        given = sum(batch.data.num_rows for batch in result.batches)
+        rows -= given
+        if given < WORTH_ANOTHER_ROWS or rows < given or result.drained:
+            return results
+        own = sum(bytes_of(batch.data) for batch in result.batches)
+        size += own
+        if size + own > TOGETHER_BYTES:
+            return results
+
+
+def together(
+    batches: Sequence[SourceBatch], bytes_of: Size = _WHOLE, most_bytes: int = TOGETHER_BYTES
+) -> Iterable[SourceBatch]:
+    """Return the same rows in the same order, in fewer batches; one with dead letters stays by itself."""
+    if len(batches) <= 1:
+        return batches
+    groups: list[list[SourceBatch]] = []
+    size = 0
+    for batch in batches:
+        own = bytes_of(batch.data) if batch.dead_letters is None else most_bytes + 1
+        if groups and size + own <= most_bytes and batch.data.schema.equals(groups[-1][0].data.schema):
+            groups[-1].append(batch)
+            size += own
+        else:
+            groups.append([batch])
+            size = own
+    return [group[0] if len(group) == 1 else _merged(group) for group in groups]
+
+
+def _merged(group: list[SourceBatch]) -> SourceBatch:
+    places: dict[str, int] = {}
+    for batch in group:
+        for split_id in batch.split_ids:
+            places.setdefault(split_id, len(places))
+    data = pa.concat_batches([batch.data for batch in group])
+    if len(places) == 1:
+        return SourceBatch(data, tuple(places))
+    index = [_index(batch, places) for batch in group]
+    return SourceBatch(data, tuple(places), np.concatenate(index))
+
+
+def _index(batch: SourceBatch, places: dict[str, int]) -> np.ndarray[Any, Any]:
+    own = np.array([places[split_id] for split_id in batch.split_ids], np.int64)
+    return np.full(batch.data.num_rows, own[0]) if batch.split_index is None else np.take(own, batch.split_index)

@@ -1,0 +1,366 @@
+"""The head of a source chain: polls a connector's reader, gives rows their event time, keeps watermarks by split.
+
+The task loop calls `poll` instead of feeding it. What a checkpoint holds are the splits with the reader's positions
+and each split's own watermark, so that after a restore a row is late exactly if it was late before.
+"""
+
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from penstock.connector.sink import load_factory
+from penstock.connector.source import PollResult, SourceContext, SourceFactory, SourceReader, SourceSpec, SourceSplit
+from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG, dead_letters
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark, WatermarkStatus
+from penstock.core.errors import BadRecordError
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.eventtime.split_alignment import SplitAlignment
+from penstock.eventtime.split_watermarks import SplitWatermarks
+from penstock.eventtime.strategy import ALIGNMENT_METRIC, strategy_from_builtins
+from penstock.kernels.aggregates.kept_rows import keep_rows
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.rows.columns import conform, with_ts
+from penstock.operators.sources.event_time import TimestampColumn
+from penstock.operators.sources.exact_watermarks import advance, emit_exact
+from penstock.operators.sources.source_batches import measure_of, read_more, together
+from penstock.operators.sources.source_watermarks import IngestionTime, source_watermarks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.connector.source import SourceBatch
+    from penstock.core.elements import Barrier
+    from penstock.core.permits import CommitPermit
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.sources.event_time import Bools
+    from penstock.operators.sources.source_watermarks import SourceWatermarks
+
+BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
+
+#: 1990: earlier times are more often numbers of another unit than events.
+_DOUBTFUL_BEFORE_US = 631_152_000_000_000
+#: Rows asked of the reader in one poll: large enough for kernels, small enough that a barrier waits only milliseconds.
+POLL_ROWS = 65_536
+#: Names of the saved states.
+SPLITS_STATE = "splits"
+WATERMARK_STATE = "watermark"
+
+
+class SourceOperator(Operator):
+    """Polls splits, emits batches, watermarks and statuses."""
+
+    def open(self, context: OperatorContext) -> None:
+        self._context = context
+        spec = msgspec.convert(context.spec.config["source"], SourceSpec)
+        self._spec = spec
+        #: Rows to ask of the reader in one poll; the task asks for fewer in front of row functions.
+        self.poll_rows = POLL_ROWS
+        self._where = f"source {context.spec.uid!r}"
+        self._policy = bad_record_policy(spec)
+        self._schema = schema_from_text(spec.schema)
+        self._out_schema = with_ts(self._schema)
+        self._bytes_of = measure_of(self._schema)
+        self._strategy = strategy_from_builtins(context.spec.config.get("watermarks"))
+        floor = _restored_floor(context.restored)
+        self._watermarks = SplitWatermarks(self._strategy.idle_timeout_ms, floor)
+        self._open_event_time(context, floor)
+        self._positions: dict[int, tuple[SourceSplit, ...]] = {}
+        self._known: set[str] = set()
+        self._unfinished: set[str] = set()
+        self._assigned = self._no_more = self._ended = self._suspended = self._idle = self._drained = False
+        grouped = bool(self._strategy.alignment_group)
+        self._aligned = SplitAlignment(self._strategy.max_drift_ms * 1000) if grouped else None
+        self._floor_due = self._watermarks.combined > MIN_TIMESTAMP
+        factory: SourceFactory = load_factory(spec.factory)
+        self._reader: SourceReader | None = factory.create_reader(
+            spec,
+            SourceContext(
+                subtask=context.subtask,
+                parallelism=context.parallelism,
+                job_name=context.job_name,
+                uid=context.spec.uid,
+                clock=context.clock,
+                wake=context.wake,
+            ),
+        )
+        for state in context.restored:
+            if state.mode == "split" and state.items:
+                self.add_splits(state.items, no_more=False)
+
+    def _open_event_time(self, context: OperatorContext, floor: int) -> None:
+        strategy = self._strategy
+        self._times: TimestampColumn | None = None
+        self._progress: SourceWatermarks | None = None
+        if not strategy.has_event_time:
+            return
+        strategy.validate(tuple(self._schema.names))
+        if strategy.timestamp:
+            self._times = TimestampColumn(strategy.timestamp, strategy.unit, self._schema)
+        self._progress = source_watermarks(strategy, context.spec.payload, context, self._where, floor)
+
+    # --- what the job and the task say -----------------------------------------------------------------------------
+
+    def add_splits(self, splits: Iterable[Any], *, no_more: bool) -> None:
+        """Start reading these splits (values or their builtins); ids already known are ignored."""
+        parsed = [s if isinstance(s, SourceSplit) else msgspec.convert(s, SourceSplit) for s in splits]
+        fresh = tuple(split for split in parsed if split.id not in self._known)
+        for split in fresh:
+            self._known.add(split.id)
+            self._watermarks.add(split.id, split.watermark, finished=split.finished)
+            if not split.finished:
+                self._unfinished.add(split.id)
+        self._assigned = True
+        self._no_more = self._no_more or no_more
+        if fresh and self._reader is not None:
+            self._reader.add_splits(fresh)
+
+    def suspend(self) -> None:
+        """Emit nothing more."""
+        self._suspended = True
+
+    def align(self, limit: int) -> None:
+        """Wait while the watermark is above `limit` (us)."""
+        if self._aligned is not None:
+            self._aligned.limit = limit
+
+    @property
+    def split_watermarks(self) -> SplitWatermarks | None:
+        """How far its splits are; None without event time."""
+        return self._watermarks if self._strategy.has_event_time else None
+
+    @property
+    def drained(self) -> bool:
+        """Whether the last poll took all there was."""
+        return self._drained
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything was read and the watermark at the end of time was emitted."""
+        return self._ended
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        msg = f"{self._where} has no input"
+        raise TypeError(msg)
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def poll(self, out: Collector, *, backpressured: bool) -> bool:
+        """Emit what one poll of the reader gives, then the minimum watermark when it advanced."""
+        if self._ended or self._suspended or self._reader is None:
+            return False
+        now = self._context.clock.monotonic_ms()
+        if backpressured or (self._aligned is not None and self._aligned.holds(self._watermarks.combined)):
+            self._watermarks.pass_time(now, (), backpressured=True)
+            return False
+        emitted = self._emit_floor(out)
+        results = read_more(self._reader, self.poll_rows, self._bytes_of)
+        self._drained = results[-1].drained
+        for batch in together([batch for result in results for batch in result.batches], self._bytes_of):
+            emitted |= self._emit(batch, out)
+        for result in results:
+            self._take_progress(result, now)
+        emitted |= self._emit_progress(out)
+        return emitted | self._emit_end(out)
+
+    def _take_progress(self, result: PollResult, now: float) -> None:
+        for split_id in result.finished:
+            self._watermarks.finish(split_id)
+            self._unfinished.discard(split_id)
+        paused = frozenset() if self._aligned is None else self._aligned.paused
+        self._watermarks.pass_time(now, frozenset(result.caught_up) - paused, backpressured=False)
+        self._context.metrics.extra.update(result.metrics)
+
+    def _emit(self, source: SourceBatch, out: Collector) -> bool:
+        if source.dead_letters is not None and source.dead_letters.num_rows:
+            self._dead_letters(source.dead_letters, out)
+        if source.data.num_rows == 0:
+            return False
+        data = conform(source.data, self._schema, self._where)
+        index = source.split_index
+        if self._progress is None:
+            out.batch(Batch(data))
+            return True
+        if self._times is None:
+            assert isinstance(self._progress, IngestionTime)  # noqa: S101 - the one strategy without a time column
+            times = self._progress.stamp(data.num_rows)
+        else:
+            times, bad = self._times.read(data)
+            if bad is not None:
+                self._bad_times(source, bad, out)
+                good = ~bad
+                data, times = keep_rows(data, good), times[good]
+                index = None if index is None else index[good]
+                if data.num_rows == 0:
+                    return False
+            if times[0] < _DOUBTFUL_BEFORE_US and (latest := int(times.max())) < _DOUBTFUL_BEFORE_US:
+                self._doubt(len(times), latest // 1000)
+        for split_id in source.split_ids:
+            self._watermarks.active(split_id)
+        self._set_idle(out, idle=False)
+        timed = pa.RecordBatch.from_arrays([*data.columns, pa.array(times)], schema=self._out_schema)
+        origin = (source.split_ids, index)
+        if self._strategy.exact:
+            emit_exact((timed, times), origin, self._progress, self._watermarks, out)
+            return True
+        watermarks = self._progress.after(timed, times, origin)  # before the chain takes the times out of the cache
+        out.batch(Batch(timed))
+        advance(self._watermarks, origin, watermarks)
+        return True
+
+    # --- watermarks and status -------------------------------------------------------------------------------------
+
+    def _emit_floor(self, out: Collector) -> bool:
+        """After a restore: what had been emitted before it, so that lateness downstream is what it was."""
+        if not self._floor_due:
+            return False
+        self._floor_due = False
+        out.watermark(Watermark(self._watermarks.combined))
+        return True
+
+    def _emit_progress(self, out: Collector) -> bool:
+        if self._progress is None or not self._assigned:
+            return False
+        for split_id, news in self._progress.between(self._unfinished):
+            self._watermarks.advance(split_id, news)
+        idle = self._watermarks.idle
+        if not idle:
+            self._set_idle(out, idle=False)
+        watermark = self._watermarks.take_advance()
+        if watermark is not None:
+            out.watermark(Watermark(watermark))
+        if idle and not (self._no_more and not self._unfinished):
+            self._set_idle(out, idle=True)
+        if self._aligned is not None:
+            own = MAX_TIMESTAMP if idle else self._watermarks.combined
+            self._context.metrics.extra[ALIGNMENT_METRIC] = float(own)
+            self._align_splits(self._aligned)
+        return watermark is not None
+
+    def _align_splits(self, aligned: SplitAlignment) -> None:
+        if not hasattr(self._reader, "pause_or_resume_splits"):
+            return  # a connector that cannot pause one of its splits: the subtask waits as a whole
+        pause, resume = aligned.changes(self._watermarks.unfinished, self._watermarks.combined)
+        if (pause or resume) and self._reader is not None:
+            self._reader.pause_or_resume_splits(pause, resume)
+
+    def _set_idle(self, out: Collector, *, idle: bool) -> None:
+        if idle != self._idle:
+            self._idle = idle
+            out.status(WatermarkStatus(idle))
+
+    def _emit_end(self, out: Collector) -> bool:
+        if not self._no_more or self._unfinished:
+            return False
+        self._set_idle(out, idle=False)
+        out.watermark(Watermark(MAX_TIMESTAMP))
+        self._ended = True
+        return True
+
+    def _doubt(self, rows: int, latest_ms: int) -> None:
+        """Count rows of a batch whose times all lie before 1990: numbers of another unit, as seconds read as ms."""
+        assert self._times is not None  # noqa: S101 - only called with event time
+        extra = self._context.metrics.extra
+        if "oldTimestamps" not in extra:
+            text = "%s: event time %r of rows is as early as %d ms after 1970: are its numbers of another unit?"
+            logging.getLogger(__name__).warning(text, self._where, self._times.name, latest_ms)
+        self._count("oldTimestamps", rows)
+        extra["oldTimestampMs"] = float(latest_ms)
+
+    # --- bad records -----------------------------------------------------------------------------------------------
+
+    def _bad_times(self, source: SourceBatch, bad: Bools, out: Collector) -> None:
+        assert self._times is not None  # noqa: S101 - only called with event time
+        rows = np.flatnonzero(bad)
+        self._count("badTimestamps", len(rows))
+        first = int(rows[0])
+        split = source.split_ids[0 if source.split_index is None else int(source.split_index[first])]
+        name = self._times.name
+        values = self._times.raw(source.data)
+        value = values[first].as_py()
+        error = f"event time {name!r} is null or outside the years 1 to 9999"
+        if self._policy == "fail":
+            msg = f"{self._where}: {error}: {value} (in {split})"
+            raise BadRecordError(msg, hint="check the strategy's unit, or set on_bad_record='skip' or 'dead-letter'")
+        if self._policy == "dead-letter":
+            # as plain numbers: a time outside the calendar has no text form
+            raw = source.data.set_column(source.data.schema.get_field_index(name), name, values)
+            taken = keep_rows(raw, bad)
+            lines = pl.DataFrame(pl.from_arrow(taken)).write_ndjson().encode().splitlines()
+            index = np.zeros(len(rows), np.int64) if source.split_index is None else source.split_index[rows]
+            splits = [source.split_ids[i] for i in index.tolist()]
+            self._dead_letters(dead_letters(value=lines, topic=splits, error=[error] * len(rows)), out)
+
+    def _dead_letters(self, letters: pa.RecordBatch, out: Collector) -> None:
+        self._count("deadLetters", letters.num_rows)
+        for field in DEAD_LETTER_SCHEMA:  # a connector may leave out what it does not know
+            if field.nullable and field.name not in letters.schema.names:
+                letters = letters.append_column(field, pa.nulls(letters.num_rows, field.type))
+        out.side(DEAD_LETTER_TAG, Batch(conform(letters, DEAD_LETTER_SCHEMA, self._where)))
+
+    def _count(self, name: str, rows: int) -> None:
+        extra = self._context.metrics.extra
+        extra[name] = extra.get(name, 0.0) + rows
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        if self._reader is None:
+            return OperatorSnapshot()
+        splits = tuple(
+            msgspec.structs.replace(
+                split,
+                watermark=self._watermarks.watermark_of(split.id),
+                finished=split.finished or split.id not in self._unfinished,
+            )
+            for split in self._reader.snapshot()
+        )
+        self._positions[barrier.checkpoint_id] = splits
+        uid = self._context.spec.uid
+        items = tuple(msgspec.to_builtins(split) for split in splits)
+        states = [OperatorStateSnapshot(uid=uid, name=SPLITS_STATE, mode="split", items=items)]
+        if not self._idle and not self._ended:
+            # Before its first watermark too: then nothing has passed downstream, however far the other subtasks are.
+            floor = (self._watermarks.combined,)
+            states.append(OperatorStateSnapshot(uid=uid, name=WATERMARK_STATE, mode="union", items=floor))
+        return OperatorSnapshot(operator=tuple(states))
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        if permit.run_id != self._context.run_id:
+            return
+        splits = self._positions.pop(permit.checkpoint_id, None)
+        for older in [c for c in self._positions if c < permit.checkpoint_id]:
+            del self._positions[older]
+        if splits and self._reader is not None:
+            self._reader.notify_complete(splits)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        self._positions.pop(checkpoint_id, None)
+
+    def close(self) -> None:
+        reader, self._reader = getattr(self, "_reader", None), None
+        if reader is not None:
+            reader.close()
+
+
+def bad_record_policy(spec: SourceSpec) -> BadRecordPolicy:
+    """Return what the source does with bad records: `on_bad_record` of its config, `fail` when it names none."""
+    policy: BadRecordPolicy = spec.config.get("on_bad_record", "fail")
+    return policy
+
+
+def _restored_floor(restored: tuple[OperatorStateSnapshot, ...]) -> int:
+    """The lowest watermark any active subtask had emitted, which is what stood downstream.
+
+    A subtask's own would be wrong: splits may have moved to it from one that was further behind.
+    """
+    emitted = [int(item) for state in restored if state.name == WATERMARK_STATE for item in state.items]
+    return min(emitted, default=MIN_TIMESTAMP)

@@ -1,0 +1,242 @@
+"""Session windows of event time with aggregates (kind `session_aggregate`).
+
+Rows of a key that come at most `gap` after one another are one session, [first, last + gap). It fires when the
+watermark has reached its last microsecond. A row is late when the session it would be in, alone or with those it
+touches, has ended and its allowed lateness is over: it is counted and dropped, or put aside. Rows may come in any order
+and join sessions that were two. Within the allowed lateness a session that has fired is kept; when a batch has added to
+it, it is emitted again, or waits for the watermark if it has grown beyond it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch
+from penstock.core.errors import GraphError, PenstockError
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.kernels.aggregates.window_kernels import assign_panes
+from penstock.kernels.keys.hashing import hash_key_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.operators.aggregates.aggregates import AggregatePlan
+from penstock.operators.aggregates.window_schema import Aggregate, output_schema, parse
+from penstock.operators.late import LateRows
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.state.panes.session_cold import SessionRule
+
+if TYPE_CHECKING:
+    from penstock.core.elements import Barrier, Watermark
+    from penstock.core.permits import CommitPermit
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.operators.aggregates.window_schema import WindowConfig
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.state.cells.hot_panes import Fired
+    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.panes.session_table import SessionTable
+
+_STATE = "sessions"
+#: In the items of the watermark: it is known when sessions are due.
+_WATERMARK, _DUE = "watermark", "due"
+#: First and last time of a session, kept as aggregates behind the user's.
+_BOUNDS = (Aggregate("min", TS_COLUMN, "__first"), Aggregate("max", TS_COLUMN, "__last"))
+
+
+class SessionAggregateOperator(Operator):
+    """Aggregates by key and session."""
+
+    _config: WindowConfig
+    _store: KeyedStateStore
+    _table: SessionTable
+    _watermarks: RangeWatermarks
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare (and so restore) the sessions, and take up the watermark where it was."""
+        if context.keyed_state is None:
+            raise GraphError(f"{context.spec.uid}: a window needs keyed state", hint="key the stream before the window")
+        config, rows = parse(context.spec.config), context.input_schemas[0]
+        self._context = context
+        self._config = config
+        self._schema = output_schema(context.spec.config, rows)
+        bounded = dataclasses.replace(config, aggregates=(*config.aggregates, *_BOUNDS))
+        self._lateness = config.allowed_lateness
+        self._plan = AggregatePlan(bounded, rows)
+        first, last = (self._plan.word(which, TS_COLUMN) for which in ("min", "max"))
+        self._rule = SessionRule(config.size, first, last, self._lateness)
+        self._store = context.keyed_state
+        self._table = self._store.session_table(_STATE, self._plan.spec, self._rule)
+        self._plan.heap = self._table.heap
+        self._table.least_last = self._table.least_open = MIN_TIMESTAMP
+        saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
+        self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
+        self._table.closed_to = self._bound(self._watermarks.low, 0)
+        if not all(_DUE in item for item in saved):
+            self._table.look_for_due()
+        self._window = np.array([config.size, config.size, config.size, 0], np.int64)
+        self._late = LateRows(context.spec.config, context.metrics)
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
+        """Add the rows to their panes; those that may be late are looked at one by one."""
+        data = batch.data
+        times = data.column(TS_COLUMN).to_numpy()
+        late = np.flatnonzero(times <= self._closed_to(data, self._lateness))
+        if len(late) == 0:
+            self._add(data, times)
+        else:
+            self._add_with_late(data, times, late, out)
+        if self._lateness:
+            self._fire_again(data, times, out)
+
+    def _add_with_late(self, data: pa.RecordBatch, times: I64, late: I64, out: Collector) -> None:
+        done = 0
+        for row in late[self._may_touch(data, times, late)].tolist():
+            self._add_between(data, late, (done, row), out)
+            one = data.slice(row, 1)
+            if self._touches(one, times[row : row + 1])[0]:
+                self._add(one, times[row : row + 1])
+            else:
+                self._late.take(one, np.ones(1, np.bool_), out)
+            done = row + 1
+        self._add_between(data, late, (done, len(times)), out)
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Fire the sessions that the watermark closes, then pass it on."""
+        if watermark.timestamp > self._watermarks.low:
+            closed_to = watermark.timestamp - self._config.size + 1
+            if self._lateness and self._table.least_open <= closed_to:
+                self._table.least_open = self._fire_due(closed_to, out)
+            self._take_ended(closed_to, out)
+            self._table.closed_to = closed_to
+            while (back := self._table.bring_due(closed_to)) is not None:
+                if self._lateness:
+                    self._fire_due(closed_to, out, back)
+                self._take_ended(closed_to, out)
+            self._watermarks.advance(watermark.timestamp)
+        out.watermark(watermark)
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:  # noqa: ARG002 - nothing is emitted at a barrier
+        """Freeze the sessions; the watermark goes with the hash range it holds for."""
+        due = {_DUE: 1} if self._table.source.remote else {}
+        items: tuple[Any, ...] = tuple({**item, **due} for item in self._watermarks.items())
+        watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
+        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._store.completed(permit.checkpoint_id)
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _closed_to(self, data: pa.RecordBatch, lateness: int) -> I64 | int:
+        """Return up to which last time a row's session has ended that long ago; after a rescale that differs by key."""
+        if not self._watermarks.differ:
+            return self._bound(self._watermarks.low, lateness)
+        return self._bounds(hash_key_columns(key_columns(data, self._config.key), data.num_rows), lateness)
+
+    def _bound(self, watermark: int, lateness: int) -> int:
+        return watermark if watermark == MIN_TIMESTAMP else watermark - self._config.size + 1 - lateness
+
+    def _bounds(self, hashes: I64, lateness: int) -> I64:
+        """As `_closed_to`, for keys of these hashes."""
+        bounds = np.full(len(hashes), self._bound(self._watermarks.low, lateness), np.int64)
+        for owned, watermark in self._watermarks.ahead():
+            bounds[(hashes >= owned.low) & (hashes <= owned.high)] = self._bound(watermark, lateness)
+        return bounds
+
+    def _may_touch(self, data: pa.RecordBatch, times: I64, late: I64) -> np.ndarray:
+        """Return which of the rows that may be late have a session, or another row of this batch, of their key."""
+        rows = data.take(pa.array(late))
+        keys = key_columns(rows, self._config.key)
+        hashes = hash_key_columns(keys, len(late))
+        others = np.delete(hash_key_columns(key_columns(data, self._config.key), len(times)), late)
+        possible = self._table.touching(keys, hashes, times[late]) | np.isin(hashes, others)
+        if possible.any():  # one that is taken may let another touch its session
+            possible |= np.isin(hashes, hashes[possible])
+        return possible
+
+    def _touches(self, rows: pa.RecordBatch, times: I64) -> np.ndarray:
+        keys = key_columns(rows, self._config.key)
+        return self._table.touching(keys, hash_key_columns(keys, rows.num_rows), times)
+
+    def _add_between(self, data: pa.RecordBatch, late: I64, span: tuple[int, int], out: Collector) -> None:
+        """Add the rows of a stretch that are not late; what becomes of those that are and touch nothing is settled."""
+        first, stop = span
+        dropped = late[(late >= first) & (late < stop)] - first
+        data = data.slice(first, stop - first)
+        if len(dropped):
+            is_late = np.zeros(stop - first, np.bool_)
+            is_late[dropped] = True
+            self._late.take(data, is_late, out)
+            data = data.filter(pa.array(~is_late))
+        if data.num_rows:
+            self._add(data, data.column(TS_COLUMN).to_numpy())
+
+    def _add(self, data: pa.RecordBatch, times: I64) -> None:
+        panes, counts = np.empty(len(times), np.int64), np.zeros(3, np.int64)
+        if assign_panes(times, self._window, MIN_TIMESTAMP, panes, counts):
+            raise PenstockError(
+                f"{self._context.spec.uid}: {int(counts[1])} rows have an event time more than 73,000 years from 1970",
+                hint="event time is microseconds since the epoch; check the unit of the timestamp column",
+            )
+        most = self._table.most_rows
+        for done in range(0, len(times), most):
+            piece = data.slice(done, most)
+            keys, of_piece = key_columns(piece, self._config.key), panes[done : done + most]
+            self._table.update(keys, hash_key_columns(keys, len(of_piece)), of_piece, self._plan.inputs(piece))
+        least = int(times.min())
+        self._table.least_last = min(self._table.least_last, least)
+        self._table.least_open = min(self._table.least_open, least)
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    def _fire_due(self, closed_to: int, out: Collector, back: tuple[I32, I64] | None = None) -> int:
+        """Emit the sessions whose last time is at most `closed_to` and that have not fired before.
+
+        Of the keys that came `back`, or of all in memory. Returns the least last time of those that are still to fire.
+        """
+        slots, cells = self._table.sessions(None if back is None else back[0])
+        last = cells[:, self._rule.last_word]
+        fired = self._bounds(self._table.hashes(slots), 0)
+        if back is not None:
+            fired = np.maximum(fired, back[1][np.searchsorted(back[0], slots)])
+        waiting = last > fired
+        due = waiting & (last <= closed_to)
+        for piece in self._table.fired(slots[due], cells[due]):
+            self._emit(piece, out)
+        return int(last[waiting & ~due].min(initial=MAX_TIMESTAMP))
+
+    def _take_ended(self, closed_to: int, out: Collector) -> None:
+        """Forget the sessions whose allowed lateness is over; without one they come out now."""
+        if self._table.least_last <= closed_to - self._lateness:
+            for piece in self._table.take_ended(closed_to - self._lateness):
+                if not self._lateness:
+                    self._emit(piece, out)
+
+    def _fire_again(self, data: pa.RecordBatch, times: I64, out: Collector) -> None:
+        """Emit sessions that had ended before this batch added to them."""
+        behind = times <= self._closed_to(data, 0)
+        if not behind.any():
+            return
+        rows = data.filter(pa.array(behind))
+        keys = key_columns(rows, self._config.key)
+        hashes = hash_key_columns(keys, rows.num_rows)
+        slots, cells = self._table.sessions_with(keys, hashes, times[behind])
+        ended = cells[:, self._rule.last_word] <= self._bounds(self._table.hashes(slots), 0)
+        for piece in self._table.fired(slots[ended], cells[ended]):
+            self._emit(piece, out)
+
+    def _emit(self, piece: Fired, out: Collector) -> None:
+        starts = np.ascontiguousarray(piece.cells[:, self._rule.first_word])
+        ends = piece.cells[:, self._rule.last_word] + self._config.size
+        time = self._schema.field("window_start").type
+        columns = [
+            *piece.keys,
+            pa.array(starts).view(time),
+            pa.array(ends).view(time),
+            *self._plan.outputs(piece.cells)[: len(self._config.aggregates)],
+            pa.array(ends - 1),
+        ]
+        out.batch(Batch(pa.RecordBatch.from_arrays(columns, schema=self._schema)))

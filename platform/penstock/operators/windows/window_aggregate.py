@@ -1,0 +1,301 @@
+"""Tumbling, sliding and cumulative event-time windows with aggregates (kind `window_aggregate`).
+
+A window fires when the watermark has reached its last microsecond, in order of windows, before the watermark is passed
+on. A row is late when all windows it belongs to are closed (and their allowed lateness is over); it is counted and
+dropped, or put aside. Within the allowed lateness, closed windows that got late rows are emitted again for those keys,
+once a batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark
+from penstock.core.errors import GraphError, PenstockError
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.kernels.aggregates.window_kernels import TIME_LIMIT, assign_panes
+from penstock.kernels.keys.hashing import hash_key_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.operators.aggregates.aggregates import AggregatePlan
+from penstock.operators.aggregates.combine import combined_schema, taken_cells
+from penstock.operators.aggregates.window_schema import WindowConfig, output_schema, parse
+from penstock.operators.late import LateRows
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.operators.windows.window_due import due_windows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.core.elements import Barrier
+    from penstock.core.permits import CommitPermit
+    from penstock.eventtime.windows import TimeWindow
+    from penstock.kernels.compiler.compile import I64
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.state.cells.hot_panes import Fired
+    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.panes.pane_table import PaneTable
+
+_LEFT_OUT = MIN_TIMESTAMP
+_STATE = "panes"
+_WATERMARK = "watermark"
+
+
+class WindowAggregateOperator(Operator):
+    """Aggregates by key and window."""
+
+    _config: WindowConfig
+    _plan: AggregatePlan
+    _schema: pa.Schema
+    _store: KeyedStateStore
+    _table: PaneTable
+    _watermarks: RangeWatermarks
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare (and so restore) the panes, and take up the watermark where it was."""
+        if context.keyed_state is None:
+            raise GraphError(f"{context.spec.uid}: a window needs keyed state", hint="key the stream before the window")
+        self._context = context
+        self._config = parse(context.spec.config)
+        self._schema = output_schema(context.spec.config, context.input_schemas[0])
+        self._plan = AggregatePlan(self._config, context.input_schemas[0])
+        self._store = context.keyed_state
+        self._table = self._store.pane_table(_STATE, self._plan.spec)
+        self._plan.heap = self._table.heap
+        saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
+        self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
+        config = self._config
+        self._window = np.array([config.pane, config.size, config.slide, config.offset], np.int64)
+        self._counts = np.zeros(3, np.int64)
+        self._panes = np.empty(0, np.int64)
+        self._simple = config.plain
+        self._late = LateRows(context.spec.config, context.metrics)
+        #: Columns of rows that come combined.
+        self.combined_schema = combined_schema(config.key, context.input_schemas[0], self._plan.spec)
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
+        """Add the rows to their panes."""
+        data = batch.data
+        if batch.combined:
+            self._merge(data)
+            return
+        if self._simple and self._table.adds_in_one_pass and not self._watermarks.differ:
+            self._add(data, out)
+            return
+        panes = self._assign(data)
+        if self._counts.any():
+            data, panes = self._without_left_out(data, panes, out)
+        keys = key_columns(data, self._config.key)
+        hashes = hash_key_columns(keys, data.num_rows)
+        if self._watermarks.differ:
+            own = self._in_open_windows(data, hashes)
+            if not own.all():
+                self._late.take(data, ~own, out)
+                data, panes = data.filter(pa.array(own)), panes[own]
+                keys = key_columns(data, self._config.key)
+                hashes = hash_key_columns(keys, data.num_rows)
+        if data.num_rows == 0:
+            return
+        self._table.update(keys, hashes, panes, self._plan.inputs(data))
+        if self._config.allowed_lateness:
+            self._fire_again(data, panes, out)
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Fire what the watermark closes, then pass it on."""
+        self._advance(watermark.timestamp, out)
+        out.watermark(watermark)
+
+    def _advance(self, watermark: int, out: Collector) -> None:
+        """Fire what ends at `watermark` or before."""
+        before = self._watermarks.low
+        if watermark > before:
+            panes = self._table.panes()
+            for window in self._due(panes, before, watermark):
+                self._fire(window, panes, out)
+            self._watermarks.advance(watermark)
+            self._table.drop_below(self._first_open_start(watermark))
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:  # noqa: ARG002 - nothing is emitted at a barrier
+        """Freeze the panes; the watermark goes with the hash range it holds for."""
+        items: tuple[Any, ...] = self._watermarks.items()
+        watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
+        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._store.completed(permit.checkpoint_id)
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _add(self, data: pa.RecordBatch, out: Collector) -> None:
+        """Add the rows in one pass: what almost every batch of almost every job goes through."""
+        if data.num_rows == 0:
+            return
+        first_open = self._first_open_start(self._watermarks.low)
+        window = np.array([self._config.pane, self._config.offset, first_open, TIME_LIMIT - 1], np.int64)
+        keys = key_columns(data, self._config.key)
+        times = self._times(data)
+        late, wild = self._table.add(keys, times, window, self._plan.inputs(data))
+        if wild:
+            raise self._impossible(wild)
+        if late and self._late.routed:
+            self._late.take(data, times < first_open, out)
+        else:
+            self._late.count(late)
+
+    def _merge(self, data: pa.RecordBatch) -> None:
+        """Add rows that were combined by key and pane before the shuffle; their time is the start of their pane."""
+        cells = taken_cells(data, self._plan.spec, self._table.heap)
+        panes = data.column(TS_COLUMN).to_numpy()
+        keys = key_columns(data, self._config.key)
+        hashes = hash_key_columns(keys, data.num_rows)
+        kept = panes >= self._first_open_start(self._watermarks.low)
+        if self._watermarks.differ:
+            kept &= self._in_open_windows(data, hashes)
+        if not kept.all():
+            self._late.count(int((cells[~kept, 0] >> 1).sum()))
+            data, panes, cells = data.filter(pa.array(kept)), panes[kept], cells[kept]
+            keys = key_columns(data, self._config.key)
+            hashes = hash_key_columns(keys, data.num_rows)
+        if data.num_rows:
+            self._table.merge(keys, hashes, panes, cells)
+
+    def _times(self, data: pa.RecordBatch) -> I64:
+        """Return the times that decide which windows rows are in."""
+        times: I64 = data.column(TS_COLUMN).to_numpy()
+        return times
+
+    def _impossible(self, rows: int) -> PenstockError:
+        return PenstockError(
+            f"{self._context.spec.uid}: {rows} rows have an event time more than 73,000 years from 1970",
+            hint="event time is microseconds since the epoch; check the unit of the timestamp column",
+        )
+
+    def _assign(self, data: pa.RecordBatch) -> I64:
+        rows = data.num_rows
+        if rows > len(self._panes):
+            self._panes = np.empty(max(rows, 2 * len(self._panes)), np.int64)
+        panes = self._panes[:rows]
+        first_open = self._first_open_start(self._watermarks.low)
+        assign_panes(self._times(data), self._window, first_open, panes, self._counts)
+        return panes
+
+    def _without_left_out(self, data: pa.RecordBatch, panes: I64, out: Collector) -> tuple[pa.RecordBatch, I64]:
+        late, wild, in_gaps = self._counts.tolist()
+        if wild:
+            raise self._impossible(wild)
+        kept = panes != _LEFT_OUT
+        if in_gaps:
+            # a row between windows is late behind the watermark, else it is nobody's
+            times, config = self._times(data), self._config
+            in_window = (times - config.offset) % config.slide < config.size
+            self._late.take(data, ~kept & (in_window | (times <= self._closed_to(data))), out)
+        elif late and self._late.routed:
+            self._late.take(data, ~kept, out)
+        else:
+            self._late.count(late)
+        return data.filter(pa.array(kept)), panes[kept]
+
+    def _closed_to(self, data: pa.RecordBatch) -> I64 | int:
+        """Return up to which time everything is over, after a rescale by row; for rows that are in no window."""
+        low = self._watermarks.low
+        if not self._watermarks.differ:
+            return _less(low, self._config.allowed_lateness)
+        hashes = hash_key_columns(key_columns(data, self._config.key), data.num_rows)
+        closed = np.full(len(hashes), _less(low, self._config.allowed_lateness), np.int64)
+        for owned, watermark in self._watermarks.ahead():
+            inside = (hashes >= owned.low) & (hashes <= owned.high)
+            closed[inside] = _less(watermark, self._config.allowed_lateness)
+        return closed
+
+    def _in_open_windows(self, data: pa.RecordBatch, hashes: I64) -> np.ndarray:
+        """After a rescale: which rows belong to a window that was still open for their key's former subtask."""
+        times = self._times(data)
+        last_start = times - (times - self._config.offset) % self._config.slide
+        is_open = np.ones(len(times), np.bool_)
+        for owned, watermark in self._watermarks.ahead():
+            inside = (hashes >= owned.low) & (hashes <= owned.high)
+            is_open &= ~inside | (last_start >= self._first_open_start(watermark))
+        return is_open
+
+    # --- windows ----------------------------------------------------------------------------------------------------
+
+    def _first_open_start(self, watermark: int) -> int:
+        """Return the start of the first window that still takes rows."""
+        config = self._config
+        closed = watermark - config.size + 1 - config.allowed_lateness
+        start = closed - (closed - config.offset) % config.slide + config.slide
+        return min(max(start, MIN_TIMESTAMP + 1), MAX_TIMESTAMP)
+
+    def _due(self, panes: list[int], before: int, watermark: int) -> list[TimeWindow]:
+        """Return the windows with rows whose last microsecond lies in (before, watermark], in order."""
+        return due_windows(self._config, panes, before, watermark)
+
+    def _fire(self, window: TimeWindow, panes: list[int], out: Collector) -> None:
+        low, high = bisect_left(panes, window.start), bisect_left(panes, window.end)
+        done = [r for r, w in self._watermarks.ahead() if window.max_timestamp <= w]
+        for piece in self._table.fire(panes[low:high]):
+            self._emit(piece if not done else _outside(piece, done), window, out)
+
+    def _bounds(self, window: TimeWindow) -> tuple[int, int, int]:
+        """Return the instants at which a window begins and ends, and the event time of what it emits."""
+        return window.start, window.end, window.max_timestamp
+
+    def _emit(self, piece: Fired, window: TimeWindow, out: Collector) -> None:
+        rows = len(piece.hashes)
+        if rows == 0:
+            return
+        start, end, ts = self._bounds(window)
+        time = self._schema.field("window_start").type
+        columns = [
+            *piece.keys,
+            pa.array(np.full(rows, start, np.int64)).view(time),
+            pa.array(np.full(rows, end, np.int64)).view(time),
+            *self._plan.outputs(piece.cells),
+            pa.array(np.full(rows, ts, np.int64)),
+        ]
+        out.batch(Batch(pa.RecordBatch.from_arrays(columns, schema=self._schema)))
+
+    def _fire_again(self, data: pa.RecordBatch, panes: I64, out: Collector) -> None:
+        """Emit windows anew that had fired before this batch added to them; after a rescale that differs by key."""
+        if not self._watermarks.differ:
+            self._fire_fired(data, panes, self._watermarks.low, out)
+            return
+        hashes = hash_key_columns(key_columns(data, self._config.key), data.num_rows)
+        rest = np.ones(len(hashes), np.bool_)
+        for owned, watermark in self._watermarks.ahead():
+            inside = (hashes >= owned.low) & (hashes <= owned.high)
+            rest &= ~inside
+            self._fire_fired(data.filter(pa.array(inside)), panes[inside], watermark, out)
+        self._fire_fired(data.filter(pa.array(rest)), panes[rest], self._watermarks.low, out)
+
+    def _fire_fired(self, data: pa.RecordBatch, panes: I64, watermark: int, out: Collector) -> None:
+        """Emit, for the keys of these rows, the windows with them that `watermark` has fired and not yet closed."""
+        config = self._config
+        touched = np.unique(panes).tolist()
+        fired = self._due(touched, max(watermark - config.allowed_lateness, MIN_TIMESTAMP), watermark)
+        every = self._table.panes()
+        for window in fired:
+            inside = (panes >= window.start) & (panes < window.end)
+            rows = data.filter(pa.array(inside))
+            keys = key_columns(rows, config.key)
+            low, high = bisect_left(every, window.start), bisect_left(every, window.end)
+            for piece in self._table.fire_keys(keys, hash_key_columns(keys, rows.num_rows), every[low:high]):
+                self._emit(piece, window, out)
+
+
+def _less(watermark: int, lateness: int) -> int:
+    return max(watermark - lateness, MIN_TIMESTAMP)
+
+
+def _outside(piece: Fired, done: Iterable[Any]) -> Fired:
+    """Leave out keys whose former subtask had fired the window already."""
+    kept = np.ones(len(piece.hashes), np.bool_)
+    for owned in done:
+        kept &= (piece.hashes < owned.low) | (piece.hashes > owned.high)
+    mask = pa.array(kept)
+    return type(piece)([k.filter(mask) for k in piece.keys], piece.hashes[kept], piece.cells[kept])

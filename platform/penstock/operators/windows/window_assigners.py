@@ -1,0 +1,123 @@
+"""Which windows a row is in, one row at a time: for windows that keep their rows (`operators.windows.window_engine`).
+
+The compiled windows have the same arithmetic by column.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.eventtime.windows import TimeWindow, cumulative_windows, sliding_windows
+from penstock.operators.aggregates.time_zones import TimeZone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.kernels.compiler.compile import I64
+
+#: Bounds of a zone's windows that are remembered: looking them up takes as long as a row.
+_ZONED_WINDOWS = 8192
+GLOBAL_WINDOW = TimeWindow(MIN_TIMESTAMP, MAX_TIMESTAMP)
+
+
+class WindowAssigner:
+    """A window of the graph, ready to be asked."""
+
+    def __init__(self, config: dict[str, Any], allowed_lateness: int) -> None:
+        """`config` is the window's own, in microseconds."""
+        kind = config["kind"]
+        #: The definition: what makes bounds those of a window.
+        self.shown = _shown(config)
+        self.merges = kind == "session"
+        self.is_global = kind == "global"
+        self.processing = config.get("time") == "processing"
+        self._lateness = 0 if self.processing else allowed_lateness
+        zone = config.get("time_zone")
+        self._zone = None if zone is None else TimeZone(zone)
+        #: Windows of a time, which is one that `times` returns.
+        self.windows_of: Callable[[int], Sequence[TimeWindow]] = _windows_of(kind, config)
+        if self._zone is not None:
+            self.windows_of = _zoned(self._zone, self.windows_of)
+
+    def times(self, instants: I64) -> I64:
+        """Return what `windows_of` takes: of windows in a time zone what the clock there shows."""
+        return instants if self._zone is None else self._zone.local(instants)
+
+    def restored(self, window: TimeWindow) -> TimeWindow:
+        """Return the window of these bounds as `windows_of` does."""
+        if self._zone is None:
+            return window
+        return _instants(self._zone, window, int(self._zone.local(np.array([window.end]))[0]))
+
+    def cleanup_time(self, window: TimeWindow) -> int:
+        """Return when nothing more is known of a window; of the global one never, which is the end of time."""
+        return MAX_TIMESTAMP if self.is_global else min(window.max_timestamp + self._lateness, MAX_TIMESTAMP)
+
+    def is_late(self, window: TimeWindow, watermark: int) -> bool:
+        """Whether a row of that window comes too late."""
+        return not self.processing and not self.is_global and self.cleanup_time(window) <= watermark
+
+    def is_behind(self, time: int, watermark: int) -> bool:
+        """Whether a row of that instant, which is in no window, comes too late."""
+        return not self.processing and time + self._lateness <= watermark
+
+
+class ZonedWindow(TimeWindow):
+    """A window of a wall clock; its rows may go on behind its end, where the clock is set back over it."""
+
+    #: When the clock shows it for the last time.
+    last: int
+
+    @property
+    def max_timestamp(self) -> int:
+        """The largest timestamp inside."""
+        return self.last
+
+
+def _zoned(zone: TimeZone, shown: Callable[[int], Sequence[TimeWindow]]) -> Callable[[int], Sequence[TimeWindow]]:
+    @lru_cache(_ZONED_WINDOWS)
+    def instants(window: TimeWindow) -> TimeWindow:
+        start, end = zone.instant(window.start, last=False), zone.instant(window.end, last=False)
+        return _instants(zone, TimeWindow(start, end), window.end)
+
+    # cumulative windows that end while the clock skips an hour are one
+    return lambda time: list(dict.fromkeys(map(instants, shown(time))))
+
+
+def _instants(zone: TimeZone, window: TimeWindow, end_shown: int) -> ZonedWindow:
+    made = ZonedWindow(*window)
+    made.last = min(zone.instant(end_shown, last=True) - 1, zone.instant(end_shown - 1, last=True))
+    return made
+
+
+def _shown(config: dict[str, Any]) -> str:
+    kind, numbers = config["kind"], {k: v for k, v in config.items() if k.endswith("_us") and v}
+    if kind == "sliding" and numbers.get("slide_us", numbers["size_us"]) == numbers["size_us"]:
+        kind = "tumbling"
+    if kind == "tumbling":
+        numbers.pop("slide_us", None)
+    lengths = [f"{name.removesuffix('_us')} {_seconds(value)} s" for name, value in sorted(numbers.items())]
+    time = ["processing time"] if config.get("time") == "processing" else []
+    return ", ".join([kind, *lengths, *time, *([config["time_zone"]] if config.get("time_zone") else [])])
+
+
+def _seconds(micros: int) -> str:
+    return f"{micros // 1_000_000}.{micros % 1_000_000:06}".rstrip("0").rstrip(".")
+
+
+def _windows_of(kind: str, config: dict[str, Any]) -> Callable[[int], Sequence[TimeWindow]]:
+    if kind == "global":
+        return lambda _: (GLOBAL_WINDOW,)
+    if kind == "session":
+        gap = int(config["gap_us"])
+        return lambda time: (TimeWindow(time, time + gap),)
+    size, offset = int(config["size_us"]), int(config.get("offset_us", 0))
+    if kind == "cumulative":
+        step = int(config["step_us"])
+        return lambda time: cumulative_windows(time, step, size, offset)
+    slide = int(config.get("slide_us", size))
+    return lambda time: sliding_windows(time, size, slide, offset)

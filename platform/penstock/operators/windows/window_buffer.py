@@ -1,0 +1,249 @@
+"""The state of windows that keep their rows: by key its rows, each once, and its windows, which name rows by number.
+
+Both are maps of `state.tables.entry_table`: Python objects between batches, and a log of what changed. The states are
+`rows` (entry: the row's number; values: the input's columns) and `windows` (entry: the bounds; value: MessagePack of
+row numbers, what trigger and function remember, and timers). Keys that left memory, and those of a restore, are columns
+until they are touched: then their rows get their numbers. Used by `operators.windows.window_rows`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.eventtime.windows import TimeWindow
+from penstock.functions.evictors import WindowElement
+from penstock.operators.rows.columns import without_ts
+from penstock.operators.rows.rows import RowEncoder, row_maker
+from penstock.operators.windows.window_index import BufferedWindow, WindowIndex
+from penstock.state.log.row_spec import ENTRY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.operators.windows.window_assigners import WindowAssigner
+    from penstock.state.keyed import KeyedStateStore
+
+_NUMBER = (pa.field(ENTRY, pa.int64()),)
+_BOUNDS = (pa.field(f"{ENTRY}_start", pa.int64()), pa.field(f"{ENTRY}_end", pa.int64()))
+_ROW_BYTES, _WINDOW_BYTES = 200, 1000
+
+
+class KeyWindows:
+    """The rows and windows of one key of a batch."""
+
+    __slots__ = ("at", "rows", "watermark", "windows")
+
+    def __init__(self, at: int, rows: dict[int, WindowElement], windows: WindowIndex, watermark: int) -> None:
+        """`at` is the key's place in the batch."""
+        self.at = at
+        self.rows = rows
+        self.windows = windows
+        self.watermark = watermark
+
+
+class _RowCodec:
+    """Rows as elements; see `state.tables.entry_codec.EntryCodec`."""
+
+    def __init__(self, schema: pa.Schema, row_type: type | None) -> None:
+        rows = without_ts(schema)
+        self._make = row_maker(rows.names, row_type)
+        self._tuples = row_type is None or issubclass(row_type, tuple)
+        self._timed = len(rows) < len(schema)
+        self._encoder = RowEncoder(schema, "rows of a window")
+        self._texts = [i for i, field in enumerate(schema) if not pt.is_primitive(field.type)]
+        self.object_bytes = _ROW_BYTES + 40 * len(schema)
+        #: No number that was read is above this.
+        self.highest = -1
+
+    def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
+        """Return numbers."""
+        highest = max(columns[0], default=-1)
+        self.highest = max(self.highest, highest)
+        return columns[0]
+
+    def encode_keys(self, keys: Sequence[Any]) -> list[pa.Array]:
+        """Return the column of numbers."""
+        return [pa.array(keys, pa.int64())]
+
+    def decode_values(self, columns: list[list[Any]]) -> list[Any]:
+        """Return elements, not yet numbered."""
+        times = columns.pop() if self._timed else [0] * len(columns[0])
+        return [WindowElement(row, time) for row, time in zip(self._make(columns), times, strict=True)]
+
+    def encode_values(self, values: Sequence[Any]) -> list[pa.Array]:
+        """Return the columns of elements."""
+        found = [element.value for element in values]
+        if self._tuples:
+            by_field = zip(self._encoder.schema, zip(*found, strict=True), strict=True)
+            rows = [self._encoder.array(field, column) for field, column in by_field]
+        else:
+            rows = self._encoder.columns(found)
+        return [*rows, pa.array([element.timestamp for element in values], pa.int64())] if self._timed else rows
+
+    def text_bytes(self, columns: Sequence[pa.Array]) -> int:
+        """Return the bytes of strings."""
+        return sum(columns[1 + i].nbytes for i in self._texts) if len(columns) > 1 else 0
+
+    def measured(self, container: Any) -> int:
+        """Return about the bytes of strings."""
+        return len(self._texts) * 60 * len(container)
+
+
+class _WindowCodec:
+    """Windows as `BufferedWindow`."""
+
+    object_bytes = _WINDOW_BYTES
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.msgpack.Decoder(BufferedWindow)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
+        """Return bounds."""
+        return [TimeWindow(start, end) for start, end in zip(*columns, strict=True)]
+
+    def encode_keys(self, keys: Sequence[Any]) -> list[pa.Array]:
+        """Return the columns of bounds."""
+        return [pa.array([window[edge] for window in keys], pa.int64()) for edge in (0, 1)]
+
+    def decode_values(self, columns: list[list[Any]]) -> list[Any]:
+        """Return windows."""
+        return [self._decoder.decode(packed) for packed in columns[0]]
+
+    def encode_values(self, values: Sequence[Any]) -> list[pa.Array]:
+        """Return the column of windows."""
+        return [pa.array([self._encoder.encode(window) for window in values], pa.binary())]
+
+    def text_bytes(self, columns: Sequence[pa.Array]) -> int:
+        """Return the bytes of the rows' numbers, as objects."""
+        return 4 * int(columns[-1].nbytes)
+
+    def measured(self, container: Any) -> int:
+        """Return the bytes of the rows' numbers."""
+        return sum(sys.getsizeof(window.rows) for window in container.values())
+
+
+class WindowBuffer:
+    """Rows and windows of one subtask."""
+
+    def __init__(
+        self,
+        store: KeyedStateStore,
+        key: pa.Schema,
+        schema: pa.Schema,
+        row_type: type | None,
+        assigner: WindowAssigner,
+    ) -> None:
+        """Declare (and so restore) the state; `key`: its columns, `schema`: the rows', with `__ts` if there is any."""
+        self._assigner = assigner
+        self.state = store.row_state(key, leaves=True)
+        self._schema = schema
+        codec = _RowCodec(schema, row_type)
+        self._rows = self.state.entries("rows", (_NUMBER, tuple(schema)), codec, lists=False)
+        packed = (pa.field("window", pa.binary()),)
+        self._codec = _WindowCodec()
+        self._windows = self.state.windows("windows", (_BOUNDS, packed), self._codec, assigner.shown)
+        self.event_timers, self.processing_timers = self.state.timers("event"), self.state.timers("processing")
+        self._places: list[KeyWindows] = []
+        self._slots: I32 = np.empty(0, np.int32)
+        self._removed: list[tuple[int, int]] = []
+        self._changed: dict[tuple[int, TimeWindow], None] = {}
+        self._row_codec = codec
+        #: The number of the next row.
+        self.next_number = codec.highest + 1
+
+    # --- a batch of keys --------------------------------------------------------------------------------------------
+
+    def begin(self, slots: I32, watermarks: list[int]) -> list[KeyWindows]:
+        """Return what is known of these keys, each of which occurs once; it is changed in place until `end`."""
+        self._slots = slots.copy()
+        known = zip(self._rows.containers(slots), self._windows.containers(slots), watermarks, strict=True)
+        self._places = []
+        for at, (held, windows, mark) in enumerate(known):
+            rows = {} if held is None else held
+            self._places.append(KeyWindows(at, rows, self._indexed(rows, windows), mark))
+        # where they stay in the object store, only the rows of keys that came back are known
+        self.next_number = max(self.next_number, self._row_codec.highest + 1)
+        return self._places
+
+    def _indexed(self, rows: dict[int, WindowElement], windows: dict[TimeWindow, BufferedWindow] | None) -> WindowIndex:
+        """Return a key's windows; if they were read from columns, its rows get their numbers, and who holds them."""
+        if isinstance(windows, WindowIndex):
+            return windows
+        for number, element in rows.items():
+            element.number = number
+        for window in (windows or {}).values():
+            for number in window.rows:
+                rows[number].references += 1
+        return WindowIndex(self._assigner, windows)
+
+    def changed(self, key: KeyWindows, window: TimeWindow) -> None:
+        """The window is new, other than it was, or gone."""
+        self._changed[key.at, window] = None
+
+    def forget(self, key: KeyWindows, numbers: list[int]) -> None:
+        """A window no longer holds these rows."""
+        for number in numbers:
+            element = key.rows[number]
+            element.references -= 1
+            if element.references == 0:
+                del key.rows[number]
+                self._removed.append((key.at, number))
+
+    def end(self, first_number: int, places: I32 | None, data: pa.RecordBatch | None) -> None:
+        """Save what has changed; row i of `data`, if any has come, has the number `first_number + i`."""
+        new = self._removed_before(first_number)
+        if data is not None and places is not None:
+            self._save_rows(first_number, places, data)
+        if new:
+            at = np.array([place for place, _ in new], np.int64)
+            self._rows.remove(self._slots[at], [pa.array([number for _, number in new], pa.int64())])
+        self._save_windows()
+        self._rows.changed(self._slots, [place.rows for place in self._places])
+        self._windows.changed(self._slots, [place.windows for place in self._places])
+        self._removed, self._changed, self._places = [], {}, []
+
+    def key_columns(self) -> list[pa.Array]:
+        """Return the key columns of the batch's keys."""
+        return self.state.keys(self._slots)
+
+    def _removed_before(self, first_number: int) -> list[tuple[int, int]]:
+        """Return the removed rows that were there before this batch: others were never saved."""
+        return [(place, number) for place, number in self._removed if number < first_number]
+
+    def _save_rows(self, first_number: int, places: I32, data: pa.RecordBatch) -> None:
+        rows = [place.rows for place in self._places]
+        kept = np.array([first_number + i in rows[at] for i, at in enumerate(places.tolist())], np.bool_)
+        if not kept.any():
+            return
+        data = data.filter(pa.array(kept))
+        columns = [data.column(field.name) for field in self._schema]
+        values = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, self._schema, strict=True)]
+        numbers = pa.array(np.flatnonzero(kept) + first_number)
+        self._rows.put(self._slots[places[kept]], [numbers], values)
+
+    def _save_windows(self) -> None:
+        live = [(at, w) for at, w in self._changed if w in self._places[at].windows]
+        gone = [(at, w) for at, w in self._changed if w not in self._places[at].windows]
+        if gone:
+            self._windows.remove(*self._entries(gone))
+        if live:
+            packed = self._codec.encode_values([self._places[at].windows[window] for at, window in live])
+            slots, bounds = self._entries(live)
+            self._windows.put(slots, bounds, packed)
+
+    def _entries(self, windows: list[tuple[int, TimeWindow]]) -> tuple[I32, list[pa.Array]]:
+        at = np.array([place for place, _ in windows], np.int64)
+        return self._slots[at], self._codec.encode_keys([window for _, window in windows])
+
+    def hashes(self, slots: I32) -> I64:
+        """Return the key hashes of slots."""
+        found: I64 = self.state.index.view().hashes[slots]
+        return found

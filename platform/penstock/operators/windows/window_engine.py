@@ -1,0 +1,198 @@
+"""What happens to a row, or when a timer is due, in windows that keep their rows: Flink's rules, row by row.
+
+A row goes into its windows that are not yet over, sessions grow together first; the trigger then says whether a window
+is computed, and whether its rows are forgotten. A window is forgotten when its allowed lateness is over. Driven by
+`operators.windows.window_rows`; knows of no columns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.eventtime.windows import TimeWindow
+from penstock.functions.timer_queue import TimerQueue
+from penstock.functions.triggers import TriggerResult
+from penstock.operators.windows.window_buffer import KeyWindows
+from penstock.operators.windows.window_index import BufferedWindow, WindowIndex
+
+if TYPE_CHECKING:
+    from penstock.functions.evictors import Evictor, WindowElement
+    from penstock.functions.triggers import Trigger
+    from penstock.operators.windows.window_assigners import WindowAssigner
+    from penstock.operators.windows.window_buffer import WindowBuffer
+
+
+class WindowSink(Protocol):
+    """What computes windows."""
+
+    def fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, elements: list[WindowElement]) -> None:
+        """Compute a window of these rows."""
+
+    def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
+        """The window is over."""
+
+
+class _Context:
+    """What the trigger is given, for one window after another."""
+
+    def __init__(self, no_key: KeyWindows) -> None:
+        self.events, self.processings = TimerQueue(), TimerQueue()
+        self.state: dict[str, Any] = {}
+        self.watermark, self.processing_time = MIN_TIMESTAMP, MIN_TIMESTAMP
+        self.known = BufferedWindow()
+        #: What `known` is, and of which key.
+        self.key = no_key
+        self.window = TimeWindow(0, 0)
+
+    def event(self, timestamp: int) -> None:
+        if timestamp not in self.known.event:
+            self.known.event.add(timestamp)
+            self.register(timestamp, processing=False)
+
+    def processing(self, timestamp: int) -> None:
+        if timestamp not in self.known.processing:
+            self.known.processing.add(timestamp)
+            self.register(timestamp, processing=True)
+
+    def delete(self, timestamp: int, *, processing: bool = False) -> None:
+        times = self.known.processing if processing else self.known.event
+        if timestamp in times:
+            times.discard(timestamp)
+            self.key.windows.no_longer(timestamp, self.window, processing=processing)
+
+    def register(self, timestamp: int, *, processing: bool) -> None:
+        """Let the key's timer of that time become due, and the window be found then."""
+        queue, key = self.processings if processing else self.events, self.key
+        key.windows.wait(timestamp, self.window, processing=processing)
+        if timestamp <= queue.horizon:
+            queue.add_now(timestamp, key.at)
+        else:
+            queue.times.append(timestamp)
+            queue.places.append(key.at)
+
+
+class WindowEngine:
+    """The rules."""
+
+    def __init__(
+        self,
+        assigner: WindowAssigner,
+        trigger: Trigger,
+        evictor: Evictor | None,
+        buffer: WindowBuffer,
+        sink: WindowSink,
+    ) -> None:
+        """`buffer` is told what has changed."""
+        self.assigner = assigner
+        self._trigger = trigger
+        self._evictor = evictor
+        self._buffer = buffer
+        self._sink = sink
+        self.context = _Context(KeyWindows(0, {}, WindowIndex(assigner), MIN_TIMESTAMP))
+        #: Time of the row or timer that is being looked at.
+        self.time = MIN_TIMESTAMP
+
+    def add(self, key: KeyWindows, element: WindowElement, time: int) -> bool:
+        """Take a row whose windows are those of `time` (of the assigner's own); False: it is late."""
+        self.time = element.timestamp
+        windows = self.assigner.windows_of(time)
+        if self.assigner.merges:
+            return self._add_merging(key, element, windows[0])
+        # Flink's rule: where windows leave gaps, a row in none of them is late behind the watermark
+        taken = not windows and not self.assigner.is_behind(element.timestamp, key.watermark)
+        for window in windows:
+            if not self.assigner.is_late(window, key.watermark):
+                taken = True
+                known = key.windows.get(window)
+                self._put(key, window, known or self._new(key, window), element)
+        return taken
+
+    def timer(self, key: KeyWindows, time: int, *, processing: bool) -> None:
+        """A timer of the key is due."""
+        self.time = time
+        trigger = self._trigger
+        hook = trigger.on_processing_time if processing else trigger.on_event_time
+        for window in key.windows.due(time, processing=processing):
+            known = key.windows[window]
+            times = known.processing if processing else known.event
+            over = processing == self.assigner.processing and time == self.assigner.cleanup_time(window)
+            if over or time in times:  # the trigger is asked once more when the window is over
+                times.discard(time)
+                self._bind(key, window, known)
+                self._act(hook(time, window, self.context), key, window, known)
+            if over:
+                self._drop(key, window)
+
+    # --- windows ----------------------------------------------------------------------------------------------------
+
+    def _add_merging(self, key: KeyWindows, element: WindowElement, window: TimeWindow) -> bool:
+        touched = key.windows.touched(window)
+        merged = window
+        if touched:
+            merged = TimeWindow(min(window.start, touched[0].start), max(window.end, touched[-1].end))
+        if self.assigner.is_late(merged, key.watermark):
+            return False
+        if touched == [merged]:
+            self._put(key, merged, key.windows[merged], element)
+            return True
+        parts = [key.windows.take(w) for w in touched]
+        for gone in touched:
+            self._buffer.changed(key, gone)
+        known = self._new(key, merged)
+        if parts:
+            known.rows = sorted(number for part in parts for number in part.rows)
+            self._bind(key, merged, known)
+            self._trigger.on_merge(merged, self.context, [part.trigger for part in parts])
+        self._put(key, merged, known, element)
+        return True
+
+    def _new(self, key: KeyWindows, window: TimeWindow) -> BufferedWindow:
+        known = BufferedWindow()
+        key.windows.put(window, known)
+        cleanup = self.assigner.cleanup_time(window)
+        if cleanup < MAX_TIMESTAMP:
+            self._bind(key, window, known)
+            self.context.register(cleanup, processing=self.assigner.processing)
+        return known
+
+    def _put(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, element: WindowElement) -> None:
+        known.rows.append(element.number)
+        element.references += 1
+        key.rows[element.number] = element
+        self._bind(key, window, known)
+        result = self._trigger.on_element(element.value, element.timestamp, window, self.context)
+        self._act(result, key, window, known)
+
+    def _bind(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
+        context = self.context
+        context.known, context.state, context.key, context.window = known, known.trigger, key, window
+        context.watermark = key.watermark
+
+    def _act(self, result: TriggerResult, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
+        self._buffer.changed(key, window)
+        if TriggerResult.FIRE in result and known.rows:
+            self._fire(key, window, known)
+        if TriggerResult.PURGE in result:
+            self._buffer.forget(key, known.rows)
+            known.rows = []
+            if self.assigner.is_global and known == BufferedWindow():
+                key.windows.take(window)
+
+    def _fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
+        elements = [key.rows[number] for number in known.rows]
+        if self._evictor is None:
+            self._sink.fire(key, window, known, elements)
+            return
+        seen = list(self._evictor.evict_before(elements, window))
+        self._sink.fire(key, window, known, seen)
+        stay = [element.number for element in self._evictor.evict_after(seen, window)]
+        left = set(stay)
+        self._buffer.forget(key, [number for number in known.rows if number not in left])
+        known.rows = stay
+
+    def _drop(self, key: KeyWindows, window: TimeWindow) -> None:
+        known = key.windows.take(window)
+        self._buffer.forget(key, known.rows)
+        self._buffer.changed(key, window)
+        self._sink.clear(key, window, known)

@@ -1,0 +1,105 @@
+"""The windows of one key, found by the times they wait for and by what they touch: never by looking at all of them.
+
+A key may have thousands of windows open (an hour that slides by a second) or as many sessions. Kept from batch to batch
+as the value of the state `windows` (`operators.windows.window_buffer`), where it is a dict like any other; what finds
+windows is made of them when they are restored. Used by `operators.windows.window_engine`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.eventtime.windows import TimeWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.operators.windows.window_assigners import WindowAssigner
+
+_END = attrgetter("end")
+
+
+class BufferedWindow(msgspec.Struct, array_like=True):
+    """What is known of one window of one key."""
+
+    #: Numbers of its rows, in order.
+    rows: list[int] = []
+    #: What the trigger and the function remember.
+    trigger: dict[str, Any] = {}
+    function: dict[str, Any] = {}
+    #: The trigger's timers.
+    event: set[int] = set()
+    processing: set[int] = set()
+
+
+class WindowIndex(dict[TimeWindow, BufferedWindow]):
+    """Windows of a key; change it by `put` and `take` alone."""
+
+    __slots__ = ("_assigner", "_events", "_ordered", "_processings")
+
+    def __init__(self, assigner: WindowAssigner, windows: Mapping[TimeWindow, BufferedWindow] | None = None) -> None:
+        """`windows` are those that were restored."""
+        super().__init__()
+        self._assigner = assigner
+        #: Which windows wait for a time.
+        self._events: dict[int, dict[TimeWindow, None]] = {}
+        self._processings: dict[int, dict[TimeWindow, None]] = {}
+        #: Windows that merge, none of which touches another, so in order of start and end.
+        self._ordered: list[TimeWindow] = []
+        for window, known in (windows or {}).items():
+            self.put(assigner.restored(window), known)
+
+    def put(self, window: TimeWindow, known: BufferedWindow) -> None:
+        """Enter a window with the times it waits for."""
+        self[window] = known
+        for time in known.event:
+            self.wait(time, window, processing=False)
+        for time in known.processing:
+            self.wait(time, window, processing=True)
+        self.wait(self._assigner.cleanup_time(window), window, processing=self._assigner.processing)
+        if self._assigner.merges:
+            insort(self._ordered, window)
+
+    def take(self, window: TimeWindow) -> BufferedWindow:
+        """Take a window out."""
+        known = self.pop(window)
+        self._leave(self._events, known.event, window)
+        self._leave(self._processings, known.processing, window)
+        cleanup = self._processings if self._assigner.processing else self._events
+        self._leave(cleanup, (self._assigner.cleanup_time(window),), window)
+        if self._assigner.merges:
+            del self._ordered[bisect_left(self._ordered, window)]
+        return known
+
+    def wait(self, time: int, window: TimeWindow, *, processing: bool) -> None:
+        """Let a window be found when that time comes."""
+        (self._processings if processing else self._events).setdefault(time, {})[window] = None
+
+    def no_longer(self, time: int, window: TimeWindow, *, processing: bool) -> None:
+        """Let a window not be found when that time comes, unless it is over then."""
+        if processing != self._assigner.processing or time != self._assigner.cleanup_time(window):
+            self._leave(self._processings if processing else self._events, (time,), window)
+
+    def due(self, time: int, *, processing: bool) -> list[TimeWindow]:
+        """Return the windows that wait for a time, in order; they do so no more."""
+        return sorted((self._processings if processing else self._events).pop(time, ()))
+
+    def touched(self, window: TimeWindow) -> list[TimeWindow]:
+        """Return the windows that a window of theirs would merge with, in order."""
+        first = stop = bisect_left(self._ordered, window.start, key=_END)
+        while stop < len(self._ordered) and self._ordered[stop].start <= window.end:
+            stop += 1
+        return self._ordered[first:stop]
+
+    @staticmethod
+    def _leave(waiting: dict[int, dict[TimeWindow, None]], times: Iterable[int], window: TimeWindow) -> None:
+        for time in times:
+            windows = waiting.get(time)
+            if windows is not None and window in windows:
+                del windows[window]
+                if not windows:
+                    del waiting[time]

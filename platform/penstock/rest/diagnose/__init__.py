@@ -1,0 +1,1 @@
+"""What keeps a job from being fast or healthy, for the web interface; called by the routes."""

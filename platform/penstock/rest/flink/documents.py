@@ -1,0 +1,448 @@
+"""Flink's JSON shapes made from the dispatcher's views; numbers are never null, Flink's defaults stand in.
+
+Pure functions, called by the routes in `rest.jobs` and `rest.cluster`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.graph.job_graph import ENDS
+from penstock.jobmanager.deploy.failover import cause_of
+from penstock.rest.flink.java_throwable import serialized_throwable
+
+if TYPE_CHECKING:
+    from penstock.jobmanager.messages.views import (
+        CheckpointsView,
+        CheckpointView,
+        ClusterView,
+        ExceptionView,
+        JobDetail,
+        JobSummary,
+        OperationStatus,
+        RestoredView,
+        SubtaskView,
+        TaskManagerView,
+        VertexView,
+    )
+
+Json = dict[str, Any]
+TASK_STATES = (
+    "CREATED",
+    "SCHEDULED",
+    "DEPLOYING",
+    "INITIALIZING",
+    "RUNNING",
+    "FINISHED",
+    "CANCELING",
+    "CANCELED",
+    "FAILED",
+    "RECONCILING",
+)
+#: A source is unreachable when its outside system has not answered for so long.
+_UNREACHABLE_MS = 5_000
+_MIN_WATERMARK_MS = -(1 << 63) // 1000
+
+
+def overview(cluster: ClusterView, version: str) -> Json:
+    """`/overview`."""
+    states = [job.state for job in cluster.jobs]
+    ended = sum(state in ("FINISHED", "CANCELED", "FAILED") for state in states)
+    return {
+        "taskmanagers": cluster.taskmanagers,
+        "slots-total": cluster.slots,
+        "slots-available": cluster.free_slots,
+        "slots-pending": cluster.pending_slots,
+        "jobs-running": len(states) - ended,
+        "jobs-finished": states.count("FINISHED"),
+        "jobs-cancelled": states.count("CANCELED"),
+        "jobs-failed": states.count("FAILED"),
+        "flink-version": version,
+        "flink-commit": "",
+    }
+
+
+def job_overview(job: JobSummary, now_ms: int) -> Json:
+    """One entry of `/jobs/overview`."""
+    return {
+        "jid": job.job_id,
+        "name": job.name,
+        "state": job.state,
+        "start-time": job.start_ms,
+        "end-time": job.end_ms,
+        "duration": _duration(job.start_ms, job.end_ms, now_ms),
+        "last-modification": job.last_modified_ms,
+        "job-type": "STREAMING",
+        "schedulerType": "Adaptive",
+        "pending-operators": 0,
+        "tasks": {"total": sum(job.tasks.values()), **_task_counts(job.tasks)},
+        # not Flink's
+        "restarts": job.restarts,
+        "stopped-with": job.stop_uri,
+    }
+
+
+def job_detail(detail: JobDetail, now_ms: int) -> Json:
+    """`/jobs/:id`."""
+    summary = detail.summary
+    counts: dict[str, int] = {}
+    for vertex in detail.vertices:
+        counts[vertex.state] = counts.get(vertex.state, 0) + 1
+    return {
+        "jid": summary.job_id,
+        "name": summary.name,
+        "isStoppable": False,
+        "state": summary.state,
+        "job-type": "STREAMING",
+        "schedulerType": "Adaptive",
+        "application-id": summary.job_id,
+        "pending-operators": 0,
+        "start-time": summary.start_ms,
+        "end-time": summary.end_ms,
+        "duration": _duration(summary.start_ms, summary.end_ms, now_ms),
+        "maxParallelism": detail.settings.key_groups,
+        "now": now_ms,
+        "timestamps": {
+            state: detail.timestamps.get(state, 0)
+            for state in (
+                "INITIALIZING", "CREATED", "RUNNING", "FAILING", "FAILED", "CANCELLING", "CANCELED", "FINISHED",
+                "RESTARTING", "SUSPENDED", "RECONCILING",
+            )
+        },
+        "vertices": [vertex_overview(vertex, now_ms) for vertex in detail.vertices],
+        "status-counts": {state: counts.get(state, 0) for state in TASK_STATES},
+        "plan": plan(detail),
+    }  # fmt: skip
+
+
+def vertex_overview(vertex: VertexView, now_ms: int) -> Json:
+    """One vertex of `/jobs/:id`."""
+    counts: dict[str, int] = {}
+    for subtask in vertex.subtasks:
+        counts[subtask.state] = counts.get(subtask.state, 0) + 1
+    return {
+        "id": vertex.id,
+        "slotSharingGroupId": "0" * 32,
+        "name": vertex.name,
+        "maxParallelism": vertex.max_parallelism,
+        "parallelism": vertex.parallelism,
+        "status": vertex.state,
+        "start-time": vertex.start_ms,
+        "end-time": vertex.end_ms,
+        "duration": _duration(vertex.start_ms, vertex.end_ms, now_ms),
+        "tasks": {state: counts.get(state, 0) for state in TASK_STATES},
+        "metrics": io_metrics([subtask.metrics for subtask in vertex.subtasks]),
+    }
+
+
+def io_metrics(metrics: list[dict[str, float]]) -> Json:
+    """Flink's `metrics` object of a vertex or subtask, summed."""
+
+    def total(name: str) -> int:
+        return int(sum(m.get(name, 0) for m in metrics))
+
+    return {
+        "read-bytes": total("numBytesIn"),
+        "read-bytes-complete": True,
+        "write-bytes": total("numBytesOut"),
+        "write-bytes-complete": True,
+        "read-records": total("numRecordsIn"),
+        "read-records-complete": True,
+        "write-records": total("numRecordsOut"),
+        "write-records-complete": True,
+        "accumulated-backpressured-time": total("accumulatedBackPressuredTimeMs"),
+        "accumulated-idle-time": total("accumulatedIdleTimeMs"),
+        "accumulated-busy-time": float(total("accumulatedBusyTimeMs")),
+    }
+
+
+def subtask(view: SubtaskView, now_ms: int) -> Json:
+    """One subtask of `/jobs/:id/vertices/:vertex`."""
+    duration = _duration(view.start_ms, view.end_ms, now_ms)
+    return {
+        "subtask": view.subtask,
+        "status": view.state,
+        "attempt": view.attempt,
+        "endpoint": view.host,
+        "start-time": view.start_ms,
+        "start_time": view.start_ms,
+        "end-time": view.end_ms,
+        "duration": duration,
+        "metrics": io_metrics([view.metrics]),
+        "taskmanager-id": view.taskmanager_id,
+        "status-duration": {
+            state: duration if state == "RUNNING" and view.start_ms >= 0 else -1
+            for state in ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING")
+        },
+    }
+
+
+def plan(detail: JobDetail) -> Json:
+    """`/jobs/:id/plan`'s `plan`."""
+    nodes = []
+    for vertex in detail.vertices:
+        inputs = [
+            {
+                "num": edge.input_index,
+                "id": edge.source,
+                "ship_strategy": {"key_group": "HASH"}.get(edge.partitioner, edge.partitioner.upper()),
+                "exchange": "pipelined_bounded",
+            }
+            for edge in detail.edges
+            if edge.target == vertex.id
+        ]
+        node: Json = {
+            "id": vertex.id,
+            "parallelism": vertex.parallelism,
+            "operator": "",
+            "operator_strategy": "",
+            "description": vertex.name,
+            "optimizer_properties": {},
+        }
+        nodes.append({**node, "inputs": inputs} if inputs else node)
+    return {"jid": detail.summary.job_id, "name": detail.summary.name, "type": "STREAMING", "nodes": nodes}
+
+
+def checkpoints(view: CheckpointsView) -> Json:
+    """`/jobs/:id/checkpoints`."""
+    completed = [entry for entry in view.history if entry.status == "COMPLETED"]
+    restored = None
+    if view.latest_restored is not None:
+        restored = {
+            "id": view.latest_restored.checkpoint_id,
+            "restore_timestamp": view.latest_restored.restored_ms,
+            "is_savepoint": view.latest_restored.savepoint,
+            "external_path": view.latest_restored.uri,
+        }
+    return {
+        "counts": {
+            "restored": view.restored,
+            "total": view.completed + view.failed + view.in_progress,
+            "in_progress": view.in_progress,
+            "completed": view.completed,
+            "failed": view.failed,
+        },
+        "summary": {
+            "checkpointed_size": statistics([entry.new_bytes for entry in completed]),
+            "state_size": statistics([entry.state_bytes for entry in completed]),
+            "end_to_end_duration": statistics([entry.duration_ms for entry in completed]),
+            "alignment_buffered": statistics([entry.buffered_bytes for entry in completed]),
+            "processed_data": statistics([entry.processed_bytes for entry in completed]),
+            "persisted_data": statistics([]),
+        },
+        "latest": {
+            "completed": checkpoint(view.latest_completed) if view.latest_completed else None,
+            "savepoint": checkpoint(view.latest_savepoint) if view.latest_savepoint else None,
+            "failed": checkpoint(view.latest_failed) if view.latest_failed else None,
+            "restored": restored,
+        },
+        "history": [checkpoint(entry) for entry in view.history],
+    }
+
+
+def checkpoint(view: CheckpointView) -> Json:
+    """One entry of the checkpoint history."""
+    document: Json = {
+        "className": {"COMPLETED": "completed", "FAILED": "failed"}.get(view.status, "in_progress"),
+        "id": view.id,
+        "status": view.status,
+        "is_savepoint": view.kind in ("savepoint", "stop", "drain"),
+        "savepointFormat": "CANONICAL" if view.kind in ("savepoint", "stop", "drain") else None,
+        "trigger_timestamp": view.trigger_ms,
+        "latest_ack_timestamp": view.end_ms,
+        "checkpointed_size": view.new_bytes,
+        "state_size": view.state_bytes,
+        "end_to_end_duration": view.duration_ms,
+        "alignment_buffered": view.buffered_bytes,
+        "processed_data": view.processed_bytes,
+        "persisted_data": 0,
+        "num_subtasks": view.total,
+        "num_acknowledged_subtasks": view.acknowledged,
+        "checkpoint_type": "CHECKPOINT" if view.kind in ("checkpoint", "final") else "SAVEPOINT",
+        "tasks": {},
+        # not Flink's: the longest synchronous part of a subtask, and objects put into the store
+        "max_sync_duration": max((subtask.sync_ms for subtask in view.subtasks), default=0.0),
+        "objects_written": view.objects,
+    }
+    if view.status == "COMPLETED":
+        document |= {"external_path": view.path, "discarded": False}
+    if view.status == "FAILED":
+        document |= {"failure_timestamp": view.end_ms, "failure_message": view.failure}
+    return document
+
+
+def exceptions(views: tuple[ExceptionView, ...]) -> Json:
+    """`/jobs/:id/exceptions`."""
+    newest = views[0] if views else None
+    return {
+        "root-exception": (newest.detail or newest.error) if newest else None,
+        "timestamp": newest.at_ms if newest else None,
+        "all-exceptions": [],
+        "truncated": False,
+        "exceptionHistory": {
+            "entries": [
+                {
+                    "exceptionName": view.error,
+                    "stacktrace": view.detail or view.error,
+                    "timestamp": view.at_ms,
+                    "taskName": view.task or None,
+                    "endpoint": view.worker_id or None,
+                    "taskManagerId": view.taskmanager_id or None,
+                    # of Flink's failure enrichers: `permanent`, `user code` or `transient`
+                    "failureLabels": {"cause": cause_of(view.error).value},
+                    "concurrentExceptions": [],
+                }
+                for view in views
+            ],
+            "truncated": False,
+        },
+    }
+
+
+def savepoint_status(status: OperationStatus) -> Json:
+    """`/jobs/:id/savepoints/:request`."""
+    if status.status == "IN_PROGRESS":
+        return {"status": {"id": "IN_PROGRESS"}, "operation": None}
+    if status.status == "FAILED":
+        cause = failure_cause(status.error, status.error_class or "PenstockError")
+        return {"status": {"id": "COMPLETED"}, "operation": {"failure-cause": cause}}
+    return {"status": {"id": "COMPLETED"}, "operation": {"location": status.uri}}
+
+
+def checkpoint_status(status: OperationStatus) -> Json:
+    """`/jobs/:id/checkpoints/:request`."""
+    shown = savepoint_status(status)
+    if status.status == "FAILED":
+        shown["operation"] = {"checkpointId": -1, "failureCause": shown["operation"]["failure-cause"]}
+    elif status.status == "COMPLETED":
+        shown["operation"] = {"checkpointId": -1 if status.checkpoint_id is None else status.checkpoint_id}
+    return shown
+
+
+def failure_cause(error: str, name: str = "PenstockError") -> Json:
+    """Return an error as Flink's clients read it."""
+    return {"class": name, "stack-trace": error, "serialized-throwable": serialized_throwable(name, error, error)}
+
+
+def rescaling_status(status: OperationStatus) -> Json:
+    """`/jobs/:id/rescaling/:request`."""
+    shown = savepoint_status(status)
+    if status.status == "COMPLETED":
+        shown["operation"] = {}
+    return shown
+
+
+def taskmanager(view: TaskManagerView) -> Json:
+    """One entry of `/taskmanagers`."""
+    return {
+        "id": view.taskmanager_id,
+        "path": view.host,
+        "dataPort": 0,
+        "jmxPort": -1,
+        "timeSinceLastHeartbeat": view.last_heartbeat_ms,
+        "slotsNumber": view.slots,
+        "freeSlots": view.free_slots,
+        "totalResource": {"cpuCores": 0.0, "taskHeapMemory": 0, "managedMemory": 0, "networkMemory": 0},
+        "freeResource": {"cpuCores": 0.0, "taskHeapMemory": 0, "managedMemory": 0, "networkMemory": 0},
+        "hardware": {"cpuCores": 0, "physicalMemory": 0, "freeMemory": 0, "managedMemory": 0},
+        "memoryConfiguration": {},
+        "blocked": False,
+        "pid": view.pid,
+    }
+
+
+def progress(detail: JobDetail) -> Json:
+    """`/penstock/jobs/:id/summary`: the figures of a progress display.
+
+    The watermark (ms) is the lowest of all subtasks'.
+    """
+    sources = {edge.target for edge in detail.edges}
+    heads = [vertex for vertex in detail.vertices if vertex.id not in sources]
+    ends = [vertex for vertex in detail.vertices if vertex.operators[-1].kind in ENDS]
+    read = {v.operators[0].uid: _total(v, "numRecordsIn") for v in heads}
+    written = {v.operators[-1].uid: _total(v, "numRecordsOut") for v in ends}
+    marks = [s.metrics.get("currentInputWatermark") for v in detail.vertices if v.id in sources for s in v.subtasks]
+    known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
+    summary = detail.summary
+    return {
+        "state": summary.state,
+        "source-records": sum(read.values()),
+        "records-out": sum(written.values()),
+        # since the last start: by uid of source and sink, and by the name of what dropped late rows
+        "rows-read": read,
+        "rows-written": written,
+        "bad-records": {v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords"))},
+        # how long the outside system of a source has not answered (ms)
+        "sources-unreachable": {
+            v.operators[0].uid: ms for v in heads if (ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
+        },
+        # rows whose event time lies before 1990, and such a time (ms)
+        "doubtful-times": {v.operators[0].uid: doubt for v in heads if (doubt := _doubt(v)) is not None},
+        "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
+        "watermark": min(known) if known and len(known) == len(marks) else None,
+        "checkpoints-completed": summary.checkpoints_completed,
+        "checkpoints-failed": summary.checkpoints_failed,
+        "checkpoint-interval": detail.settings.checkpoint_interval_ms,
+        "restarts": summary.restarts,
+        "error": summary.error,
+        "waits-for": summary.waits_for,
+        "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
+        "checkpoint-failure": summary.checkpoint_failure,
+        "slow-calls": [{"what": what, "since": since_ms} for what, since_ms in summary.slow_calls],
+        # what it last started from: checkpoint id, when that was taken, where it lies if it is a savepoint
+        "restored": _restored(summary.restored),
+        # where the savepoint lies with which a user stopped the job
+        "stopped-with": summary.stop_uri,
+    }
+
+
+def _restored(view: RestoredView | None) -> Json | None:
+    if view is None:
+        return None
+    return {"id": view.checkpoint_id, "taken": view.taken_ms, "uri": view.uri}
+
+
+def _doubt(vertex: VertexView) -> Json | None:
+    rows = _total(vertex, "oldTimestamps")
+    if not rows:
+        return None
+    return {"rows": rows, "example": max(int(s.metrics.get("oldTimestampMs", 0)) for s in vertex.subtasks)}
+
+
+def _most(vertex: VertexView, metric: str) -> int:
+    """Return the largest value of a gauge over all subtasks."""
+    return int(max((subtask.metrics.get(metric, 0) for subtask in vertex.subtasks), default=0))
+
+
+def _total(vertex: VertexView, metric: str) -> int:
+    """Return the sum of a counter over all subtasks."""
+    return int(sum(subtask.metrics.get(metric, 0) for subtask in vertex.subtasks))
+
+
+def _task_counts(tasks: dict[str, int]) -> dict[str, int]:
+    return {state.lower(): tasks.get(state, 0) for state in TASK_STATES}
+
+
+def _duration(start_ms: int, end_ms: int, now_ms: int) -> int:
+    if start_ms < 0:
+        return -1
+    return (end_ms if end_ms >= 0 else now_ms) - start_ms
+
+
+def statistics(values: list[int]) -> Json:
+    """Return Flink's summary of some numbers."""
+    ordered = sorted(values)
+
+    def quantile(part: float) -> float:
+        return float(ordered[min(len(ordered) - 1, int(part * len(ordered)))]) if ordered else 0.0
+
+    return {
+        "min": ordered[0] if ordered else 0,
+        "max": ordered[-1] if ordered else 0,
+        "avg": sum(ordered) // len(ordered) if ordered else 0,
+        "p50": quantile(0.5),
+        "p90": quantile(0.9),
+        "p95": quantile(0.95),
+        "p99": quantile(0.99),
+        "p999": quantile(0.999),
+    }

@@ -1,0 +1,149 @@
+"""Flink's metric queries: lists of ids, values by id, and aggregates over subtasks, jobs or TaskManagers.
+
+Pure functions, called by the routes in `rest.jobs.metric_routes`. Values are text, as Flink sends them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import UsageError
+from penstock.rest.flink.counts import is_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.jobmanager.messages.views import CheckpointsView, ClusterView, JobDetail, SubtaskView, VertexView
+
+Json = dict[str, Any]
+Values = dict[str, float | str]
+#: `operator/<uid>/<metric>`: of one operator of a chain.
+_OPERATOR = "operator/"
+_AGGREGATES = ("min", "max", "avg", "sum", "skew")
+#: What Flink says of a time that has not come.
+_NEVER = -1
+
+
+def asked(values: Mapping[str, float | str], get: str) -> list[Json]:
+    """Return what there is to ask for, or with `get` (ids with commas between) the values of those that there are."""
+    if not get:
+        return [{"id": name} for name in sorted(values)]
+    return [{"id": name, "value": text_of(values[name])} for name in get.split(",") if name in values]
+
+
+def aggregated(groups: Iterable[Mapping[str, float | str]], get: str, agg: str = "") -> list[Json]:
+    """Return the same over several owners: the ids, or of each id that was asked for the aggregates named in `agg`.
+
+    Raises:
+        UsageError: no such aggregate.
+    """
+    kinds = [kind for kind in agg.split(",") if kind] or list(_AGGREGATES)
+    for kind in kinds:
+        if kind not in _AGGREGATES:
+            raise UsageError(f"agg={kind!r} is no aggregate", hint=f"there are: {', '.join(_AGGREGATES)}")
+    found: dict[str, list[float]] = {}
+    for values in groups:
+        for name, value in values.items():
+            if not isinstance(value, str):
+                found.setdefault(name, []).append(value)
+    if not get:
+        return [{"id": name} for name in sorted(found)]
+    return [{"id": name, **_aggregate(found[name], kinds)} for name in get.split(",") if name in found]
+
+
+def subtask_values(vertex: VertexView, view: SubtaskView) -> Values:
+    """Return a subtask's metrics; those of one operator of its chain begin with the operator's name."""
+    names = {operator.uid: operator.name for operator in vertex.operators}
+    found: Values = {}
+    for name, value in view.metrics.items():
+        if name.startswith(_OPERATOR):
+            _, uid, metric = name.split("/")
+            found[f"{names.get(uid, uid)}.{metric}"] = value
+        else:
+            found[name] = value
+    return found
+
+
+def chosen_subtasks(vertex: VertexView, ranges: str) -> list[SubtaskView]:
+    """Return the subtasks that `1-3,5` names, all without it.
+
+    Raises:
+        UsageError: it is no list of numbers and ranges.
+    """
+    wanted: set[int] = set()
+    for part in filter(None, ranges.split(",")):
+        low, _, high = part.partition("-")
+        if not is_count(low) or (high and not is_count(high)) or int(high or low) > 1 << 15:
+            raise UsageError(f"subtasks={part!r} is no number and no range", hint="write for example subtasks=0-3,5")
+        wanted.update(range(int(low), int(high or low) + 1))
+    return [view for view in vertex.subtasks if not wanted or view.subtask in wanted]
+
+
+def vertex_values(vertex: VertexView) -> Values:
+    """Return the metrics of all subtasks, each with the subtask's number before it."""
+    return {
+        f"{view.subtask}.{name}": value
+        for view in vertex.subtasks
+        for name, value in subtask_values(vertex, view).items()
+    }
+
+
+def job_values(detail: JobDetail, checkpoints: CheckpointsView, now_ms: int) -> Values:
+    """Return a job's own metrics: checkpoints, restarts and times, in milliseconds and bytes."""
+    summary, latest, failed = detail.summary, checkpoints.latest_completed, checkpoints.latest_failed
+    restored = checkpoints.latest_restored
+    entered = detail.timestamps.get(summary.state, now_ms)
+    spent = 0 if summary.terminal else now_ms - entered
+    return {
+        "numRestarts": summary.restarts,
+        "fullRestarts": summary.restarts,
+        "slowCalls": len(summary.slow_calls),
+        "uptime": spent if summary.state == "RUNNING" else _NEVER if summary.terminal else 0,
+        "runningTime": spent if summary.state == "RUNNING" else 0,
+        "restartingTime": spent if summary.state == "RESTARTING" else 0,
+        "cancellingTime": spent if summary.state == "CANCELLING" else 0,
+        "failingTime": spent if summary.state == "FAILING" else 0,
+        "totalNumberOfCheckpoints": checkpoints.completed + checkpoints.failed + checkpoints.in_progress,
+        "numberOfCompletedCheckpoints": checkpoints.completed,
+        "numberOfFailedCheckpoints": checkpoints.failed,
+        "numberOfInProgressCheckpoints": checkpoints.in_progress,
+        "lastCheckpointDuration": latest.duration_ms if latest else _NEVER,
+        "lastCheckpointSize": latest.new_bytes if latest else _NEVER,
+        "lastCheckpointFullSize": latest.state_bytes if latest else _NEVER,
+        "lastCompletedCheckpointId": latest.id if latest else _NEVER,
+        "lastCheckpointProcessedData": latest.processed_bytes if latest else 0,
+        "lastCheckpointPersistedData": 0,
+        "lastCheckpointRestoreTimestamp": restored.restored_ms if restored else -1,
+        "lastCheckpointCompletionTimestamp": latest.end_ms if latest else _NEVER,
+        "lastFailedCheckpointTimestamp": failed.end_ms if failed else _NEVER,
+        "numPendingCommittables": checkpoints.pending_count,
+        "numPendingRecords": checkpoints.pending_rows,
+        "numPendingBytes": checkpoints.pending_bytes,
+    }
+
+
+def cluster_values(cluster: ClusterView) -> Values:
+    """Return the JobManager's own metrics."""
+    return {
+        "numRegisteredTaskManagers": cluster.taskmanagers,
+        "taskSlotsTotal": cluster.slots,
+        "taskSlotsAvailable": cluster.free_slots,
+        "numRunningJobs": sum(not job.terminal for job in cluster.jobs),
+        "numSpansExported": cluster.spans[0],
+        "numSpansDropped": cluster.spans[1],
+    }
+
+
+def text_of(value: float | str) -> str:
+    """Return a value as Flink writes it: whole numbers without a point."""
+    if isinstance(value, str):
+        return value
+    return str(int(value)) if float(value).is_integer() else str(float(value))
+
+
+def _aggregate(values: list[float], kinds: list[str]) -> Json:
+    mean = sum(values) / len(values)
+    # Flink's: the mean distance from the mean as a percentage of the mean.
+    skew = 100 * sum(abs(v - mean) for v in values) / len(values) / mean if mean > 0 else 0.0
+    all_of = {"min": min(values), "max": max(values), "avg": mean, "sum": sum(values), "skew": min(100.0, skew)}
+    return {kind: float(all_of[kind]) for kind in kinds}

@@ -1,0 +1,196 @@
+"""Flink's JSON of one vertex: back pressure, watermarks, times, where its subtasks run; numbers are never null.
+
+Pure functions, called by the routes in `rest.jobs.job_routes`.
+"""
+
+from __future__ import annotations
+
+import statistics as st
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import NotFoundError
+from penstock.rest.flink.documents import TASK_STATES, io_metrics, subtask
+
+if TYPE_CHECKING:
+    from penstock.jobmanager.messages.views import JobDetail, SubtaskView, VertexView
+
+Json = dict[str, Any]
+#: Parts of the time above which Flink calls back pressure low, and high.
+_LOW, _HIGH = 0.1, 0.5
+_MIN_WATERMARK_MS = -(1 << 63)
+_AGGREGATED = (
+    "read-bytes", "write-bytes", "read-records", "write-records", "accumulated-backpressured-time",
+    "accumulated-idle-time", "accumulated-busy-time",
+)  # fmt: skip
+
+
+def find_vertex(detail: JobDetail, vertex_id: str) -> VertexView:
+    """Return a vertex of a job; raises NotFoundError."""
+    for vertex in detail.vertices:
+        if vertex.id == vertex_id:
+            return vertex
+    raise NotFoundError(f"job {detail.summary.job_id} has no vertex {vertex_id}", hint="see /jobs/:id for its vertices")
+
+
+def find_subtask(vertex: VertexView, index: int) -> SubtaskView:
+    """Return a subtask of a vertex; raises NotFoundError."""
+    for found in vertex.subtasks:
+        if found.subtask == index:
+            return found
+    raise NotFoundError(f"vertex {vertex.id} has no subtask {index}", hint=f"it has {vertex.parallelism}")
+
+
+def vertex_detail(vertex: VertexView, now_ms: int) -> Json:
+    """`/jobs/:id/vertices/:vertex`."""
+    subtasks = [subtask(view, now_ms) for view in vertex.subtasks]
+    return {
+        "id": vertex.id,
+        "name": vertex.name,
+        "parallelism": vertex.parallelism,
+        "maxParallelism": vertex.max_parallelism,
+        "now": now_ms,
+        "subtasks": subtasks,
+        "aggregated": _aggregated(subtasks),
+    }
+
+
+def back_pressure(vertex: VertexView, now_ms: int) -> Json:
+    """`/jobs/:id/vertices/:vertex/backpressure`: ratios of the last second."""
+    subtasks = [_pressed(view) for view in vertex.subtasks]
+    worst = _level(max((entry["ratio"] for entry in subtasks), default=0.0))
+    return {
+        "status": "ok",
+        "backpressureLevel": worst,
+        "backpressure-level": worst,
+        "end-timestamp": now_ms,
+        "subtasks": subtasks,
+    }
+
+
+def watermarks(vertex: VertexView) -> list[Json]:
+    """`/jobs/:id/vertices/:vertex/watermarks`: in milliseconds, as text."""
+    return [{"id": f"{view.subtask}.currentInputWatermark", "value": str(_watermark(view))} for view in vertex.subtasks]
+
+
+def subtask_times(vertex: VertexView, now_ms: int) -> Json:
+    """`/jobs/:id/vertices/:vertex/subtasktimes`."""
+    return {
+        "id": vertex.id,
+        "name": vertex.name,
+        "now": now_ms,
+        "subtasks": [
+            {
+                "subtask": view.subtask,
+                "endpoint": view.host,
+                "duration": subtask(view, now_ms)["duration"],
+                "timestamps": {state: _entered(view, state) for state in TASK_STATES},
+            }
+            for view in vertex.subtasks
+        ],
+    }
+
+
+def vertex_taskmanagers(vertex: VertexView, now_ms: int) -> Json:
+    """`/jobs/:id/vertices/:vertex/taskmanagers`: its subtasks by the TaskManager they run at."""
+    by_manager: dict[str, list[SubtaskView]] = {}
+    for view in vertex.subtasks:
+        by_manager.setdefault(view.taskmanager_id, []).append(view)
+    return {
+        "id": vertex.id,
+        "name": vertex.name,
+        "now": now_ms,
+        "taskmanagers": [_at(name, views, now_ms) for name, views in sorted(by_manager.items())],
+    }
+
+
+def no_accumulators(vertex: VertexView) -> Json:
+    """`/jobs/:id/vertices/:vertex/accumulators`, in Flink's empty shape."""
+    return {"id": vertex.id, "user-accumulators": []}
+
+
+def no_subtask_accumulators(vertex: VertexView) -> Json:
+    """`/jobs/:id/vertices/:vertex/subtasks/accumulators`, in Flink's empty shape."""
+    listed = [
+        {"subtask": view.subtask, "attempt": view.attempt, "endpoint": view.host, "user-accumulators": []}
+        for view in vertex.subtasks
+    ]
+    return {"id": vertex.id, "parallelism": vertex.parallelism, "subtasks": listed}
+
+
+def _pressed(view: SubtaskView) -> Json:
+    def ratio(state: str) -> float:
+        return round(min(1.0, max(0.0, view.metrics.get(f"{state}TimeMsPerSecond", 0.0) / 1000)), 4)
+
+    level = _level(ratio("backPressured"))
+    return {
+        "subtask": view.subtask,
+        "attempt-number": view.attempt,
+        "backpressureLevel": level,
+        "backpressure-level": level,
+        "ratio": ratio("backPressured"),
+        "idleRatio": ratio("idle"),
+        "busyRatio": ratio("busy"),
+    }
+
+
+def _level(ratio: float) -> str:
+    return "ok" if ratio <= _LOW else "low" if ratio <= _HIGH else "high"
+
+
+def _watermark(view: SubtaskView) -> int:
+    return max(_MIN_WATERMARK_MS, int(view.metrics.get("currentInputWatermark", _MIN_WATERMARK_MS)))
+
+
+def _entered(view: SubtaskView, state: str) -> int:
+    """Return when the subtask came into a state, as far as that is remembered; else Flink's zero."""
+    if state == view.state and state in ("FINISHED", "CANCELED", "FAILED"):
+        return max(0, view.end_ms)
+    return max(0, view.start_ms) if state == "DEPLOYING" else 0
+
+
+def _at(name: str, views: list[SubtaskView], now_ms: int) -> Json:
+    shown = [subtask(view, now_ms) for view in views]
+    counts = {state: sum(view.state == state for view in views) for state in TASK_STATES}
+    started = [view.start_ms for view in views if view.start_ms >= 0]
+    ended = [view.end_ms for view in views if view.end_ms >= 0]
+    start_ms = min(started, default=-1)
+    end_ms = max(ended) if len(ended) == len(views) else -1
+    return {
+        "endpoint": views[0].host,
+        "status": next((state for state in ("FAILED", "RUNNING") if counts[state]), views[0].state),
+        "start-time": start_ms,
+        "end-time": end_ms,
+        "duration": -1 if start_ms < 0 else (end_ms if end_ms >= 0 else now_ms) - start_ms,
+        "metrics": io_metrics([view.metrics for view in views]),
+        "status-counts": counts,
+        "taskmanager-id": name,
+        "aggregated": _aggregated(shown),
+    }
+
+
+def _aggregated(subtasks: list[Json]) -> Json:
+    return {
+        "metrics": {name: _spread([float(entry["metrics"][name]) for entry in subtasks]) for name in _AGGREGATED},
+        "status-duration": {
+            state: _spread([float(entry["status-duration"][state]) for entry in subtasks])
+            for state in ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING")
+        },
+    }
+
+
+def _spread(values: list[float]) -> Json:
+    ordered = sorted(values) or [0.0]
+
+    def part(fraction: float) -> int:
+        return int(ordered[min(len(ordered) - 1, int(fraction * len(ordered)))])
+
+    return {
+        "min": int(ordered[0]),
+        "max": int(ordered[-1]),
+        "avg": int(sum(ordered) / len(ordered)),
+        "sum": int(sum(ordered)),
+        "median": int(st.median(ordered)),
+        "p25": part(0.25),
+        "p75": part(0.75),
+        "p95": part(0.95),
+    }

@@ -1,0 +1,1 @@
+"""Routes and requests that concern one job; added to the application by `server.app`."""

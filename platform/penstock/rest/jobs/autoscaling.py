@@ -1,0 +1,18 @@
+"""The route of the autoscaler's log: what it saw of a job, and did or would do. Added by `penstock.rest.server.app`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from penstock.jobmanager.dispatcher import Dispatcher
+
+
+def add_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
+    """Add the route."""
+
+    @router.get("/penstock/jobs/{job_id}/autoscaler")
+    async def log(job_id: str) -> dict[str, Any]:
+        return dispatcher.changes.scaling_log(job_id)

@@ -1,0 +1,180 @@
+"""The JobManager's process: dispatcher and REST API on one event loop. Called by `penstock jobmanager`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from penstock.config.security import Security, check_listening
+from penstock.core.clock import SystemClock
+from penstock.core.errors import PenstockError
+from penstock.core.logs import say
+from penstock.jobmanager.main import JobManager, run_jobmanager
+from penstock.rest.diagnose.job_watch import JobWatch
+from penstock.rest.server.fast_app import Door
+from penstock.rest.server.guard import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.jobmanager.config import JobManagerConfig
+
+_GRACEFUL_SECONDS = 2
+#: For the head of a request, on a connection that has none under way.
+_HEAD_SECONDS = 10.0
+_MOST_CONNECTIONS = 1000
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is told instead
+
+
+class _RestServer(uvicorn.Server):
+    """Leaves the process's signals to the JobManager."""
+
+    def install_signal_handlers(self) -> None:
+        """Do nothing."""
+
+
+class _PatientForAWhile(H11Protocol):
+    """Ends a connection on which no whole head of a request comes."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait no longer once a request is under way."""
+        super().data_received(data)
+        if self._busy:
+            self._rest()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next one."""
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing to wait for."""
+        self._rest()
+        super().connection_lost(exc)
+
+    @property
+    def _busy(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _wait(self) -> None:
+        self._rest()
+        self._waiting = self.loop.call_later(_HEAD_SECONDS, self._give_up)
+
+    def _rest(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _give_up(self) -> None:
+        if not self._busy:
+            self.transport.close()
+
+
+def run_jobmanager_process(config: JobManagerConfig, announce: Callable[[str], None]) -> int:
+    """Run until SIGTERM, SIGINT, `DELETE /cluster` or the loss of leadership; return the exit code.
+
+    `announce` is called with the addresses, as JSON, once jobs are recovered and both ports listen.
+    """
+    return asyncio.run(_run(config, announce))
+
+
+async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int:
+    for host in (config.settings.rest_host, config.settings.rpc_host):
+        check_listening(config.security, host)
+    serving: list[tuple[_RestServer, asyncio.Task[None]]] = []
+    watching: list[asyncio.Task[None]] = []
+    ended = asyncio.Event()
+
+    async def ready(manager: JobManager) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, manager.shutdown)
+        listener = _listen(config.settings.rest_host, config.settings.rest_port)
+        jobs = JobWatch(manager.dispatcher, SystemClock())
+        watching.append(asyncio.create_task(jobs.run(ended)))
+        security = config.security
+        door = Guard(Door(manager.dispatcher, SystemClock(), manager.shutdown, jobs), security, _log)
+        # What is named is not looked for: the search for faster loops and protocols imports a lot.
+        settings = uvicorn.Config(
+            door,
+            loop="none",
+            http=_PatientForAWhile,
+            ws="none",
+            interface="asgi3",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+        )
+        settings.load()
+        settings.ssl = _tls(security)
+        server = _RestServer(settings)
+        serving.append((server, asyncio.create_task(server.serve(sockets=[listener]))))
+        announce(json.dumps({"rest": _url(listener, tls=security.rest is not None), "rpc": manager.rpc_address}))
+
+    try:
+        return await run_jobmanager(config, ready)
+    finally:
+        ended.set()
+        for watcher in watching:
+            await watcher
+        for server, task in serving:
+            server.should_exit = True
+            await task
+
+
+def _log(text: str) -> None:
+    say("penstock.rest", text, "penstock: ")
+
+
+def _tls(security: Security) -> ssl.SSLContext | None:
+    if security.rest is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(security.rest.certificate, security.rest.key)
+        if security.client_ca is not None:
+            context.load_verify_locations(security.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        msg = f"the certificate of the REST API cannot be used ({security.rest.certificate}): {error}"
+        raise PenstockError(msg, hint="`penstock cluster certs DIR` makes one") from error
+    return context
+
+
+def _url(listener: socket.socket, *, tls: bool) -> str:
+    """Return the address that is told; one that stands for all of them is told as this machine's own."""
+    host, port = listener.getsockname()[:2]
+    name = _EVERYWHERE.get(host, host)
+    return f"{'https' if tls else 'http'}://{f'[{name}]' if ':' in name else name}:{port}"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        msg = f"the REST API cannot listen on {host}:{port}: {error.strerror}"
+        raise PenstockError(msg, hint="choose another --rest-port, or stop what uses it") from error
+    listener.listen(128)
+    return listener

@@ -1,0 +1,1 @@
+"""The same as Spark jobs, and Spark's data source of state; called by the CLI and by Spark."""

@@ -1,0 +1,139 @@
+"""What a snapshot holds: its states by uid and name, with sizes and columns, as its manifest says.
+
+Called by `ps.snapshots.read` and the commands on snapshots; reads no file of state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from penstock.checkpoint.manifest import Manifest
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.errors import NotFoundError, UsageError
+from penstock.core.evolution import FIRST_VALUE_ID, field_id
+from penstock.core.names import near
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
+from penstock.state.log.segment_columns import FIRST_ENTRY, KEY_IDS, NAMESPACE, ROW
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_IDS = {"key": KEY_IDS, "entry": range(FIRST_ENTRY, FIRST_VALUE_ID), "value": range(FIRST_VALUE_ID, 1 << 31)}
+#: States of this beginning are the engine's own beside a user's: timers, the watermark of an input.
+_OWN = "__"
+#: Under this name operators save how far event time is.
+_MARK = "watermark"
+
+
+@dataclass(frozen=True, slots=True)
+class StateContent:
+    """One state of one operator, all its subtasks together."""
+
+    uid: str
+    name: str
+    kind: Literal["keyed", "operator"]
+    keyed: tuple[KeyedStateSnapshot, ...] = ()
+    #: (subtask, its part).
+    operator: tuple[tuple[int, OperatorStateSnapshot], ...] = ()
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Columns of a keyed state's files."""
+        return schema_from_text(self.keyed[0].schema) if self.keyed else None
+
+    @property
+    def rows(self) -> int:
+        """Rows in its files: those that a newer one replaces or a tombstone hides are counted too."""
+        return sum(s.rows for k in self.keyed for s in k.segments) + sum(len(o.items) for _, o in self.operator)
+
+    @property
+    def files(self) -> int:
+        """Its segments."""
+        return sum(len(k.segments) for k in self.keyed)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its segments."""
+        return sum(s.file.length for k in self.keyed for s in k.segments)
+
+    def columns(self, what: Literal["key", "entry", "value"]) -> list[str]:
+        """Return `name type` of the columns of a keyed state: its keys, a list's or map's entries, its values."""
+        return [f"{f.name} {f.type}" for f in self.schema or () if field_id(f) in _IDS[what]]
+
+    @property
+    def identity(self) -> list[str]:
+        """Columns of `ps.snapshots.read` that tell its rows apart."""
+        return ["__subtask", "__index"] if self.schema is None else identity_of(self.schema)
+
+    def as_json(self) -> dict[str, object]:
+        """Return what a listing shows."""
+        return {
+            "uid": self.uid,
+            "state": self.name,
+            "kind": self.kind,
+            "key": self.columns("key") + self.columns("entry"),
+            "value": self.columns("value"),
+            "subtasks": len(self.keyed) + len(self.operator),
+            "files": self.files,
+            "rows": self.rows,
+            "bytes": self.size_bytes,
+        }
+
+
+def identity_of(schema: pa.Schema) -> list[str]:
+    """Return the columns that tell the live rows of a keyed state apart."""
+    named = (*_IDS["key"], *_IDS["entry"])
+    return [f.name for f in schema if field_id(f) in named or f.name in (NAMESPACE, ROW)]
+
+
+def states_of(manifest: Manifest) -> tuple[StateContent, ...]:
+    """Return all states of a snapshot, by uid and name."""
+    keyed: dict[tuple[str, str], list[KeyedStateSnapshot]] = {}
+    operator: dict[tuple[str, str], list[tuple[int, OperatorStateSnapshot]]] = {}
+    for part in manifest.subtasks:
+        for state in part.keyed:
+            keyed.setdefault((state.uid, state.state), []).append(state)
+        for other in part.operator:
+            operator.setdefault((other.uid, other.name), []).append((part.subtask, other))
+    found = [StateContent(*place, "keyed", keyed=tuple(parts)) for place, parts in keyed.items()]
+    found += [StateContent(*place, "operator", operator=tuple(parts)) for place, parts in operator.items()]
+    return tuple(sorted(found, key=lambda state: (state.uid, state.name)))
+
+
+def watermark_of(manifest: Manifest) -> int | None:
+    """Return how far event time was at the snapshot (us): nothing behind that had been fired; None: nowhere.
+
+    What windows and functions have seen, the furthest of them; without any the sources, the one furthest behind.
+    """
+    states = [state for part in manifest.subtasks for state in part.operator if not state.schema]
+    seen = [item[_MARK] for state in states for item in state.items if isinstance(item, dict) and _MARK in item]
+    sent = [item for state in states if state.name == _MARK for item in state.items if isinstance(item, int)]
+    known = [mark for mark in seen or sent if MIN_TIMESTAMP < mark < MAX_TIMESTAMP]
+    return (max if seen else min)(known, default=None)
+
+
+def find_state(manifest: Manifest, uid: str, name: str | None) -> StateContent:
+    """Return one state; the name may be left out where the operator has one of its own only.
+
+    Raises:
+        NotFoundError: there is none of that uid or name; names the nearest.
+        UsageError: the operator has several states and none is named.
+    """
+    states = states_of(manifest)
+    own = [state for state in states if state.uid == uid]
+    if not own:
+        msg = f"the snapshot has no state of uid {uid!r}"
+        raise NotFoundError(msg, hint=near(uid, dict.fromkeys(state.uid for state in states)))
+    if name is not None:
+        found = next((state for state in own if state.name == name), None)
+        if found is None:
+            msg = f"{uid!r} has no state {name!r}"
+            raise NotFoundError(msg, hint=near(name, [state.name for state in own]))
+        return found
+    users = [state for state in own if not state.name.startswith(_OWN)]
+    if len(users or own) > 1:
+        msg = f"{uid!r} has {len(own)} states"
+        raise UsageError(msg, hint=f"name one of them: {', '.join(state.name for state in own)}")
+    return (users or own)[0]

@@ -1,0 +1,97 @@
+"""`ps.snapshots.read`: one state of a snapshot as a Polars LazyFrame, its live rows only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pyarrow as pa
+from polars.io.plugins import register_io_source
+
+from penstock.snapshots.read.content import StateContent, find_state
+from penstock.snapshots.read.opening import Snapshot, open_snapshot
+from penstock.state.log.segment_columns import DELETED, KEY_HASH, SEQ
+from penstock.state.log.segments import read_state
+
+if TYPE_CHECKING:
+    from penstock.core.snapshot import KeyedStateSnapshot
+
+#: Columns that only say where a row stands in the files.
+_PLACE = (KEY_HASH, DELETED, SEQ)
+#: Columns of state that is not keyed.
+OPERATOR_STATE = pa.schema([("__subtask", pa.int64()), ("__index", pa.int64()), ("item", pa.string())])
+
+
+def read(
+    uri: str, *, uid: str, name: str | None = None, checkpoint: int | None = None, with_hash: bool = False
+) -> pl.LazyFrame:
+    """Return the live rows of one state: key columns, `__namespace`, then the value columns.
+
+    `uri` is a savepoint's folder, or a job's folder of checkpoints (`CHECKPOINT_ROOT/JOB`): its newest checkpoint, or
+    the one of sequence `checkpoint`. `uid` is the operator's, `name` the state's (`panes` of a window, `running` of a
+    running aggregate, a process function's own; it may be left out where there is one). State that is not keyed, such
+    as the `splits` of a source, has the columns `__subtask`, `__index` and `item` (JSON). `with_hash=True` adds
+    `__key_hash`. Files are read, and verified against their checksums, when the frame is collected, one subtask after
+    another.
+
+    Raises:
+        NotFoundError: there is no such snapshot or state. UsageError: it has to be said which.
+        SnapshotDamagedError: a file is missing or damaged; raised when the frame is collected.
+    """
+    snapshot = open_snapshot(uri, checkpoint=checkpoint)
+    return frame_of(snapshot, find_state(snapshot.manifest, uid, name), with_hash=with_hash)
+
+
+def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False) -> pl.LazyFrame:
+    """Return the live rows of a state that was found; see `read`."""
+    schema = columns_of(state, with_hash=with_hash)
+    kept = schema.names
+    if state.kind == "operator":
+        return pl.LazyFrame(
+            items_of(state), schema=pl.DataFrame(pl.from_arrow(schema.empty_table())).schema, orient="row"
+        )
+
+    def source(
+        with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
+    ) -> Iterator[pl.DataFrame]:
+        del batch_size
+        left = n_rows
+        for table in live_rows(snapshot, state.keyed):
+            frame = pl.DataFrame(pl.from_arrow(table.select(kept)))
+            if predicate is not None:
+                frame = frame.filter(predicate)
+            if with_columns is not None:
+                frame = frame.select(with_columns)
+            if left is not None:
+                frame = frame.head(left)
+                left -= frame.height
+            yield frame
+            if left == 0:
+                return
+
+    empty = pl.DataFrame(pl.from_arrow(schema.empty_table()))
+    return register_io_source(source, schema=empty.schema, is_pure=True)
+
+
+def live_rows(snapshot: Snapshot, parts: tuple[KeyedStateSnapshot, ...]) -> Iterator[pa.Table]:
+    """Yield the live rows of a keyed state, in the order of hashes, as columns of a segment."""
+    for part in sorted(parts, key=lambda part: part.hash_low):
+        yield from read_state(part, snapshot.read)
+
+
+def columns_of(state: StateContent, *, with_hash: bool = False) -> pa.Schema:
+    """Return the columns that reading a state shows."""
+    if state.schema is None:
+        return OPERATOR_STATE
+    return pa.schema([f for f in state.schema if f.name not in _PLACE or (with_hash and f.name == KEY_HASH)])
+
+
+def items_of(state: StateContent) -> list[tuple[int, int, str]]:
+    """Return the rows of state that is not keyed, with the columns of `OPERATOR_STATE`."""
+    return [
+        (subtask, index, json.dumps(item, separators=(",", ":"), default=str))
+        for subtask, part in state.operator
+        for index, item in enumerate(part.items)
+    ]

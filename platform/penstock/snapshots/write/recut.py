@@ -1,0 +1,191 @@
+"""What a repartition and a change of keys share: states cut anew, and the savepoint that their files become.
+
+Cuts do not depend on each other and have about as many bytes each: they are made here one after the other, or as tasks
+of Spark (`snapshots.on_spark.spark_repartition`), with the same rows in the same parts. The savepoint's place is one
+run's alone until its manifest, which is written last. Called by `snapshots.write.repartition`, `snapshots.write.rekey`
+and what runs these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import pyarrow as pa
+
+from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.stores import read_file
+from penstock.core.keygroup import HashRange, hash_range_of
+from penstock.core.rand import SystemRand
+from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
+from penstock.graph.restore_plan import clip_keyed
+from penstock.snapshots.read.opening import Snapshot, open_target
+from penstock.snapshots.read.snapshot_limits import DEFAULT_LIMITS, SnapshotLimits
+from penstock.snapshots.write.reservation import publish, reserve
+from penstock.snapshots.write.split_points import loads_of, measured_loads, ranges_by_size
+from penstock.state.log.segments import read_state
+from penstock.task.checkpoint.savepoint_copy import SavepointWriter
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one state in a range of hashes that one subtask will own; files are named by `number`."""
+
+    number: int
+    #: The state as the old subtasks have it, by their ranges of hashes, and of that what lies in the range.
+    held: tuple[KeyedStateSnapshot, ...]
+    low: int
+    high: int
+
+    def write(self, source: ObjectStore, target: ObjectStore) -> KeyedStateSnapshot:
+        """Write the rows; the same again writes the same files."""
+        empty = msgspec.structs.replace(
+            self.held[0], hash_low=self.low, hash_high=self.high, segments=(), tombstones=()
+        )
+        return SavepointWriter(source, target, f"{self.number:05d}-").rows(empty, self.rows(source))
+
+    def rows(self, source: ObjectStore) -> Iterator[pa.Table]:
+        """Yield the live rows, sorted by hash."""
+        for state in self.held:
+            yield from read_state(state, lambda ref: read_file(source, ref), HashRange(self.low, self.high))
+
+
+#: Writes all cuts from one store to another, in any order and place; the results are in the order of the cuts.
+Run = Callable[[Sequence[Cut], ObjectStore, ObjectStore], Sequence[KeyedStateSnapshot]]
+#: The keyed states of each subtask: by vertex and number.
+Owned = Mapping[tuple[str, int], tuple[KeyedStateSnapshot, ...]]
+
+
+def in_turn(cuts: Sequence[Cut], source: ObjectStore, target: ObjectStore) -> list[KeyedStateSnapshot]:
+    """Write one cut after the other."""
+    return [cut.write(source, target) for cut in cuts]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """One keyed state of one vertex, as its subtasks have it."""
+
+    vertex_id: str
+    parallelism: int
+    #: By their ranges of hashes.
+    parts: tuple[KeyedStateSnapshot, ...]
+
+    def ranges(self, key_groups: int) -> list[HashRange]:
+        """Return the hashes that each subtask owns."""
+        return [hash_range_of(subtask, self.parallelism, key_groups) for subtask in range(self.parallelism)]
+
+    def cuts(self, snapshot: Snapshot, ranges: Sequence[HashRange], cut_bytes: int, first: int = 0) -> list[list[Cut]]:
+        """Return the cuts of each range of hashes, numbered from `first`; for `cut_bytes` see `SnapshotLimits`.
+
+        Raises:
+            SnapshotDamagedError: a file is missing or damaged.
+        """
+        loads = loads_of(self.parts)
+        if any(loads.within(hashes) > cut_bytes for hashes in ranges):
+            loads = measured_loads(self.parts, snapshot.read)
+        nothing = msgspec.structs.replace(self.parts[0], segments=(), tombstones=())
+        made: list[list[Cut]] = []
+        for within in ranges:
+            own = []
+            for hashes in ranges_by_size(loads, within, cut_bytes):
+                near = tuple(clip for part in self.parts if (clip := clip_keyed(part, hashes)) is not None)
+                own.append(Cut(number=first, held=near or (nothing,), low=hashes.low, high=hashes.high))
+                first += 1
+            made.append(own)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Cuts, and which subtask each of them is for."""
+
+    limits: SnapshotLimits = DEFAULT_LIMITS
+    cuts: list[Cut] = field(default_factory=list)
+    #: Of each subtask, by vertex and number: the cuts of its states, with its hashes.
+    owners: dict[tuple[str, int], list[tuple[list[Cut], HashRange]]] = field(default_factory=dict)
+
+    def add(self, snapshot: Snapshot, state: HeldState, key_groups: int) -> None:
+        """Cut one more state; raises SnapshotDamagedError."""
+        ranges = state.ranges(key_groups)
+        found = state.cuts(snapshot, ranges, self.limits.cut_bytes, len(self.cuts))
+        for subtask, (hashes, own) in enumerate(zip(ranges, found, strict=True)):
+            self.owners.setdefault((state.vertex_id, subtask), []).append((own, hashes))
+            self.cuts.extend(own)
+
+    def owned(self, written: Sequence[KeyedStateSnapshot]) -> Owned:
+        """Return what each subtask has of what was written."""
+        return {
+            place: tuple(joined([written[cut.number] for cut in own], hashes) for own, hashes in states)
+            for place, states in self.owners.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a savepoint is being written, by one run alone."""
+
+    store: ObjectStore
+    run_id: str
+
+
+def take(target_uri: str, what: str) -> Place:
+    """Take an empty place for a run of its own; raises UsageError where it is not empty, or another run's."""
+    place = Place(open_target(target_uri), f"{what}-{SystemRand().token(12)}")
+    reserve(place.store, place.run_id)
+    return place
+
+
+def write_manifest(snapshot: Snapshot, place: Place, owned: Owned, key_groups: int) -> str:
+    """Copy the output that is not yet published and write the manifest, the last of all; return the savepoint's URI.
+
+    Raises:
+        SnapshotDamagedError: a file is missing or damaged.
+        StorageError: the target cannot be written, or was emptied meanwhile.
+    """
+    manifest, target = snapshot.manifest, place.store
+    writer = SavepointWriter(snapshot.store, target)
+    subtasks = tuple(
+        msgspec.structs.replace(
+            part,
+            keyed=owned.get((part.vertex_id, part.subtask), ()),
+            committables=tuple(writer.output(output) for output in part.committables),
+        )
+        for part in manifest.subtasks
+    )
+    made = msgspec.structs.replace(
+        manifest,
+        kind="savepoint",
+        key_groups=key_groups,
+        subtasks=subtasks,
+        pending=tuple(writer.output(output) for output in manifest.pending),
+        note=target.uri,
+        origin=manifest.origin or snapshot.store.uri,
+    )
+    publish(target, place.run_id, lambda: writer.manifest(made))
+    return target.uri
+
+
+def state_bytes(snapshot: Snapshot) -> int:
+    """Return the bytes of the files that a repartition reads."""
+    keyed = (state for part in snapshot.manifest.subtasks for state in part.keyed)
+    return sum(segment.file.length for state in keyed for segment in state.segments)
+
+
+def held_states(subtasks: Sequence[SubtaskSnapshot]) -> list[HeldState]:
+    """Return the keyed states of a snapshot, each with all its parts."""
+    parallelism = Counter(part.vertex_id for part in subtasks)
+    found: dict[tuple[str, str, str], list[KeyedStateSnapshot]] = {}
+    for part in subtasks:
+        for state in part.keyed:
+            found.setdefault((part.vertex_id, state.uid, state.state), []).append(state)
+    return [
+        HeldState(vertex_id, parallelism[vertex_id], tuple(sorted(parts, key=lambda part: part.hash_low)))
+        for (vertex_id, _, _), parts in found.items()
+    ]
+
+
+def joined(parts: Sequence[KeyedStateSnapshot], hashes: HashRange) -> KeyedStateSnapshot:
+    """Return the parts of one subtask's state as one."""
+    segments = tuple(segment for part in parts for segment in part.segments)
+    return msgspec.structs.replace(parts[0], hash_low=hashes.low, hash_high=hashes.high, segments=segments)

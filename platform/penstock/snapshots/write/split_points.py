@@ -1,0 +1,137 @@
+"""How the rows of a state are shared out by ranges of hashes, each with about as many bytes.
+
+Used where a snapshot is cut anew (`snapshots.write.recut`, `snapshots.write.rekey`), where Spark reads one
+(`snapshots.on_spark.spark_entry`) and where many tasks write one (`snapshots.write.parts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.core.keygroup import HashRange
+from penstock.state.log.segment_file import groups_of
+from penstock.state.memory.limits import PRODUCTION
+
+if TYPE_CHECKING:
+    from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
+
+#: Places at which the bytes below are known, at most; between two of them they are taken to be spread evenly.
+_EDGES = 8192
+#: Of places and loads so many at a time.
+_AT_ONCE = 1 << 24
+
+
+def even_ranges(within: HashRange, count: int) -> list[HashRange]:
+    """Cut `within` into `count` ranges, at least one and no more than it has hashes."""
+    hashes = within.high - within.low + 1
+    count = max(1, min(count, hashes))
+    bounds = [within.low + hashes * i // count for i in range(count + 1)]
+    return [HashRange(low, high - 1) for low, high in pairwise(bounds)]
+
+
+def shared_ranges(ranges: Iterable[HashRange]) -> list[HashRange]:
+    """Return the hashes that lie in more than one of `ranges`, as ranges in order that do not touch."""
+    found: list[HashRange] = []
+    reach: int | None = None
+    for own in sorted(ranges):
+        if reach is not None and own.low <= reach:
+            high = min(own.high, reach)
+            if found and own.low <= found[-1].high + 1:
+                found[-1] = HashRange(found[-1].low, max(found[-1].high, high))
+            else:
+                found.append(HashRange(own.low, high))
+        reach = own.high if reach is None else max(reach, own.high)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Bytes in ranges of hashes, which may overlap; within a range they are taken to be spread evenly."""
+
+    lows: np.ndarray
+    highs: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def of(cls, found: Iterable[tuple[int, int, int]]) -> Loads:
+        """Return loads of (lowest hash, highest hash, bytes)."""
+        table = np.array(list(found), np.int64).reshape(-1, 3)
+        return cls(table[:, 0], table[:, 1], table[:, 2])
+
+    def within(self, hashes: HashRange) -> float:
+        """Return about how many bytes lie in a range of hashes."""
+        return float(self.parts(hashes)[2].sum())
+
+    def parts(self, hashes: HashRange) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return of what lies in a range where each begins, from the first hash on, its width, its bytes."""
+        near = (self.highs >= hashes.low) & (self.lows <= hashes.high)
+        lows, highs = self.lows[near], self.highs[near]
+        first, last = np.maximum(lows, hashes.low), np.minimum(highs, hashes.high)
+        width = _distance(first, last) + 1
+        start = _distance(np.full(len(first), hashes.low, np.int64), first)
+        return start, width, self.sizes[near] * (width / (_distance(lows, highs) + 1))
+
+
+def loads_of(held: Sequence[KeyedStateSnapshot]) -> Loads:
+    """Return what the manifest says of a state's files."""
+    return Loads.of(
+        load
+        for state in held
+        for s in state.segments
+        for load in _clipped(s, [(s.hash_min, s.hash_max, s.file.length)])
+    )
+
+
+def measured_loads(held: Sequence[KeyedStateSnapshot], read: Callable[[FileRef], bytes]) -> Loads:
+    """Return what the files of a state say of their row groups; of each file of several the footer is read.
+
+    Raises:
+        SnapshotDamagedError: a file is missing or damaged.
+    """
+    found: list[tuple[int, int, int]] = []
+    for state in held:
+        for segment in state.segments:
+            groups = groups_of(segment, read) if segment.rows > PRODUCTION.group_rows else []
+            whole = (segment.hash_min, segment.hash_max, segment.file.length)
+            found += _clipped(segment, [(g.low, g.high, g.length) for g in groups] or [whole])
+    return Loads.of(found)
+
+
+def _clipped(segment: Segment, loads: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Yield the part of the loads that the segment may be read for."""
+    clip = HashRange(segment.clip_low, segment.clip_high)
+    for low, high, size in loads:
+        common = clip.intersect(HashRange(low, high)) if low <= high else None
+        if common is not None:
+            yield common.low, common.high, size * (common.high - common.low + 1) // (high - low + 1)
+
+
+def ranges_by_size(loads: Loads, within: HashRange, size: int) -> list[HashRange]:
+    """Cut `within` into ranges of as many bytes each, `size` at most; what one hash has is not cut."""
+    start, width, sizes = loads.parts(within)
+    total, hashes = float(sizes.sum()), within.high - within.low + 1
+    count = max(1, min(int(-(-total // max(1, size))), hashes))
+    if count == 1:
+        return [within]
+    edges = np.unique(np.concatenate([[0.0, float(hashes)], start, start + width]))
+    if len(edges) > _EDGES:
+        edges = edges[np.linspace(0, len(edges) - 1, _EDGES).astype(np.int64)]
+    below = np.empty(len(edges))
+    step = max(1, _AT_ONCE // max(1, len(start)))
+    for first in range(0, len(edges), step):
+        some = edges[first : first + step, None]
+        below[first : first + step] = (np.clip((some - start) / width, 0, 1) * sizes).sum(axis=1)
+    wanted = np.rint(np.interp(total * np.arange(1, count) / count, below, edges))
+    inner = {within.low + int(offset) for offset in wanted if 0 < offset < hashes}
+    return [HashRange(low, high - 1) for low, high in pairwise(sorted({within.low, *inner, within.high + 1}))]
+
+
+def _distance(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return `high - low`, which may not fit into 64 bits with a sign."""
+    found: np.ndarray = (high.astype(np.uint64) - low.astype(np.uint64)).astype(np.float64)
+    return found

@@ -1,0 +1,257 @@
+"""What a pane table stores.
+
+The key's schema and a list of accumulators, and how both look as words and as columns of a segment.
+
+A cell is a row of 64-bit words. Word 0 is the number of rows (doubled, plus the dirty bit); every accumulator has one
+to three words, or 64. Made by `operators.windows.window_aggregate`, read by `PaneTable`, the segment writer and
+restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.aggregate_evolution import Part, aggregates_metadata
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.evolution import DEFAULT, FIRST_VALUE_ID, LAST_ID, NULL, default_text
+from penstock.kernels.aggregates import accumulate, merge
+from penstock.kernels.compiler.compile import F64, I64, U8
+from penstock.state.log.segment_columns import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ, segment_field
+
+Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last", "registers"]
+#: What keeps a value by the time of its row.
+TIMED = ("first", "last")
+Dtype: TypeAlias = Literal["int64", "float64", "value"]
+
+#: The number of rows of a cell, in a segment.
+ROWS = "__rows"
+#: Words of the registers of `approx_count_distinct`.
+_REGISTER_WORDS = 64
+_OPS: dict[tuple[str, str], int] = {
+    ("sum", "int64"): merge.SUM_I,
+    ("min", "int64"): merge.MIN_I,
+    ("max", "int64"): merge.MAX_I,
+    ("sum", "float64"): merge.SUM_F,
+    ("min", "float64"): merge.MIN_F,
+    ("max", "float64"): merge.MAX_F,
+    ("moments", "float64"): merge.MOMENTS,
+    ("first", "int64"): merge.FIRST,
+    ("first", "float64"): merge.FIRST,
+    ("last", "int64"): merge.LAST,
+    ("last", "float64"): merge.LAST,
+    ("registers", "int64"): merge.REGISTERS,
+    ("min", "value"): merge.MIN_V,
+    ("max", "value"): merge.MAX_V,
+    ("first", "value"): merge.FIRST,
+    ("last", "value"): merge.LAST,
+}
+#: What the one-pass kernel does with a row; the others (moments, first, last) are none of its business.
+_ROW_OPS: dict[tuple[str, str], int] = {
+    ("sum", "int64"): accumulate.SUM_I,
+    ("min", "int64"): accumulate.MIN_I,
+    ("max", "int64"): accumulate.MAX_I,
+    ("sum", "float64"): accumulate.SUM_F,
+    ("min", "float64"): accumulate.MIN_F,
+    ("max", "float64"): accumulate.MAX_F,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulatorSpec:
+    """One accumulator; `moments` is (count, mean, squared deviations), `first`/`last` are (event time, value).
+
+    `registers` are those of HyperLogLog, eight to a word (`operators.aggregates.distinct`).
+
+    Of `value` the word is an address in the table's `ValueHeap`.
+    """
+
+    name: str
+    dtype: Dtype
+    combine: Combine
+    #: Of a value of any length: what it is in Arrow.
+    value: pa.DataType | None = None
+
+    @property
+    def op(self) -> int:
+        """The kernel's number of (combine, dtype)."""
+        return _OPS[self.combine, self.dtype]
+
+    @property
+    def columns(self) -> tuple[tuple[str, Dtype], ...]:
+        """Name and type of each word's column in a segment."""
+        if self.combine == "moments":
+            return ((f"{self.name}.count", "float64"), (f"{self.name}.mean", "float64"), (f"{self.name}.m2", "float64"))
+        if self.combine == "registers":
+            return tuple((f"{self.name}.{k:02}", "int64") for k in range(_REGISTER_WORDS))
+        if self.combine in TIMED:
+            return ((f"{self.name}.time", "int64"), (self.name, self.dtype))
+        return ((self.name, self.dtype),)
+
+    @property
+    def initial(self) -> tuple[int | float, ...]:
+        """The words of an accumulator that saw nothing."""
+        if self.combine == "moments":
+            return (0.0, 0.0, 0.0)
+        if self.combine == "registers":
+            return (0,) * _REGISTER_WORDS
+        if self.combine == "first":
+            return (MAX_TIMESTAMP, 0)
+        if self.combine == "last":
+            return (MIN_TIMESTAMP, 0)
+        if self.dtype == "value":
+            return (0,)
+        if self.combine == "sum":
+            return (0 if self.dtype == "int64" else 0.0,)
+        if self.dtype == "int64":
+            return (MAX_TIMESTAMP if self.combine == "min" else MIN_TIMESTAMP,)
+        return (float("nan") if self.combine == "min" else float("-inf"),)
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulatorInput:
+    """A batch's values for one accumulator: int64 or float64 by its dtype, None counts the valid rows.
+
+    `times` for first/last.
+    """
+
+    values: I64 | F64 | None
+    bitmap: U8
+    bit_offset: int = 0
+    times: I64 | None = None
+
+
+@dataclass(frozen=True)
+class PaneTableSpec:
+    """Key columns and accumulators of one table."""
+
+    key_schema: pa.Schema
+    accumulators: tuple[AccumulatorSpec, ...]
+    #: Without windows: one pane, which starts at 0 and never closes.
+    single_pane: bool = False
+    #: Whether the last word of a cell is the time of its last access.
+    expires: bool = False
+    #: Whether its aggregates may change from one version of a job to the next; what they are made of, and their window.
+    evolves: bool = False
+    parts: tuple[Part, ...] = ()
+    window: str = ""
+    #: As in `RowSpec`: field ids where a snapshot has them already, the highest ever given, what columns say besides.
+    ids: tuple[int, ...] = ()
+    last_id: int = 0
+    carried: tuple[dict[bytes, bytes], ...] = ()
+
+    @cached_property
+    def words(self) -> tuple[int, ...]:
+        """First word of each accumulator."""
+        starts, at = [], 1
+        for accumulator in self.accumulators:
+            starts.append(at)
+            at += len(accumulator.columns)
+        return tuple(starts)
+
+    @cached_property
+    def width(self) -> int:
+        """Words of a cell."""
+        return 1 + sum(len(a.columns) for a in self.accumulators) + self.expires
+
+    @cached_property
+    def ops(self) -> I64:
+        """(op, word) of each accumulator, as the merge kernel takes them."""
+        pairs = [(a.op, w) for a, w in zip(self.accumulators, self.words, strict=True)]
+        return np.array(pairs, np.int64).reshape(len(pairs), 2)
+
+    @cached_property
+    def initial(self) -> I64:
+        """A cell that saw nothing."""
+        cell = np.zeros(self.width, np.int64)
+        for accumulator, word in zip(self.accumulators, self.words, strict=True):
+            for k, (value, (_, dtype)) in enumerate(zip(accumulator.initial, accumulator.columns, strict=True)):
+                kind = np.dtype(np.int64 if dtype == "value" else dtype)
+                cell[word + k : word + k + 1].view(kind)[0] = value
+        return cell
+
+    @cached_property
+    def in_one_pass(self) -> bool:
+        """Whether the one-pass kernel can add rows to every accumulator."""
+        return all((a.combine, a.dtype) in _ROW_OPS for a in self.accumulators)
+
+    @cached_property
+    def value_words(self) -> dict[int, pa.DataType]:
+        """Words that are addresses of values, and what these are in Arrow."""
+        return {
+            word + len(a.columns) - 1: a.value
+            for a, word in zip(self.accumulators, self.words, strict=True)
+            if a.value is not None
+        }
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether the order in which rows and cells are added makes no difference."""
+        return not any(
+            a.combine == "moments" or (a.combine == "sum" and a.dtype == "float64") for a in self.accumulators
+        )
+
+    @cached_property
+    def timed(self) -> bool:
+        """Whether the time of a row decides which value is kept."""
+        return any(a.combine in TIMED for a in self.accumulators)
+
+    def row_inputs(self, inputs: Sequence[AccumulatorInput | None]) -> I64:
+        """Return a batch's inputs as the one-pass kernel takes them: addresses, valid as long as the inputs live."""
+        rows = []
+        for accumulator, word, given in zip(self.accumulators, self.words, inputs, strict=True):
+            if given is None:
+                continue
+            bitmap = address_of(given.bitmap) if len(given.bitmap) else 0
+            if given.values is None:
+                rows.append((accumulate.COUNT, word, 0, bitmap, given.bit_offset))
+            else:
+                op = _ROW_OPS[accumulator.combine, accumulator.dtype]
+                rows.append((op, word, address_of(given.values), bitmap, given.bit_offset))
+        return np.array(rows, np.int64).reshape(len(rows), accumulate.INPUT_COLUMNS)
+
+    @cached_property
+    def value_columns(self) -> tuple[tuple[str, Dtype], ...]:
+        """Name and type of every word's column, the number of rows first."""
+        age: tuple[tuple[str, Dtype], ...] = ((LAST_ACCESS, "int64"),) if self.expires else ()
+        return ((ROWS, "int64"), *(column for a in self.accumulators for column in a.columns), *age)
+
+    @cached_property
+    def segment_schema(self) -> pa.Schema:
+        """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
+        fixed = [(KEY_HASH, pa.int64(), 1), (NAMESPACE, pa.int64(), 2)]
+        tail = [(DELETED, pa.bool_(), 3), (SEQ, pa.int64(), 4)]
+        columns = self.value_columns[: self.width - self.expires]
+        ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(columns))
+        carried = self.carried or ({},) * len(columns)
+        values = []
+        for word, ((name, dtype), number, more) in enumerate(zip(columns, ids, carried, strict=True)):
+            kind = self.value_words.get(word) or pa.type_for_alias(dtype)
+            said = {**(self._more(word, dtype) if self.evolves else {}), **more}
+            values.append(segment_field(name, kind, number, nullable=dtype == "value", more=said))
+        if self.expires:
+            values.append(segment_field(LAST_ACCESS, pa.int64(), 6))
+        keys = [segment_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
+        last = str(max([self.last_id, *ids])).encode()
+        metadata = {**aggregates_metadata(self.parts, self.window), LAST_ID: last} if self.evolves else None
+        return pa.schema(
+            [segment_field(*fixed[0]), *keys, segment_field(*fixed[1]), *values, *(segment_field(*t) for t in tail)],
+            metadata,
+        )
+
+    def _more(self, word: int, dtype: Dtype) -> dict[bytes, bytes]:
+        """Return what a column says for the jobs to come: what an accumulator is that has seen nothing."""
+        if dtype == "value":
+            return {NULL: b"1"}
+        first = self.initial[word : word + 1].view(np.dtype(dtype))[0].item()
+        return {DEFAULT: default_text(first, pa.type_for_alias(dtype))}
+
+
+def address_of(array: I64 | F64 | U8) -> int:
+    """Return where an array's first element lies."""
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,354 @@
+"""Memory of a pane table.
+
+Pages of cells per (pane, 4096 slots), freezing them without copying, copying them before they change.
+
+Owned and called by one thread. A frozen page is copied (its changed cells only) by the first write after the freeze or
+by `copy_frozen` in between; a page of a dropped pane that is still frozen waits as an orphan until it was copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from penstock.kernels.aggregates import accumulate as one_pass
+from penstock.kernels.aggregates import pages as kernels
+from penstock.kernels.compiler.compile import F64, I32, I64
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
+    from penstock.state.keys.key_index import KeyView
+
+_FIRST_PAGES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Cells with their slots and panes."""
+
+    slots: I32
+    panes: I64
+    cells: I64
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return int(self.slots.nbytes + self.panes.nbytes + self.cells.nbytes)
+
+    def chosen(self, at: NDArray[np.bool_] | I64) -> Rows:
+        """Return a copy of some: those that a mask has, or by their numbers."""
+        return Rows(self.slots[at], self.panes[at], self.cells[at])
+
+
+@dataclass(slots=True)
+class FrozenRows:
+    """The changed cells of one freeze: pages still to be copied, and what was copied so far; `keys` names the slots."""
+
+    number: int
+    keys: KeyView
+    pages: I64
+    #: All cells with rows, not only the changed ones.
+    whole: bool = False
+    #: Pages from here on were not looked at by `copy_frozen`; writes may have had them copied already.
+    cursor: int = 0
+    left: int = 0
+    copied: list[Rows] = field(default_factory=list)
+    #: Bytes of the copies.
+    memory_bytes: int = 0
+
+
+class RowCounts(NamedTuple):
+    """What was not added, and what did not fit."""
+
+    late: int
+    #: Rows of an impossible event time.
+    wild: int
+    overflowed: int
+
+
+class PaneMemory:
+    """Cells by (slot, pane)."""
+
+    def __init__(self, spec: PaneTableSpec) -> None:
+        """Start empty."""
+        self.spec = spec
+        self._width = spec.width
+        pages = 1 if spec.single_pane else _FIRST_PAGES
+        self._cells = np.empty((pages * kernels.PAGE_ROWS, self._width), np.int64)
+        self._meta = np.zeros((pages, kernels.META_COLUMNS), np.int64)
+        self._free = np.arange(pages - 1, -1, -1, dtype=np.int64)
+        self._free_count = pages
+        self._capture = np.empty(pages, np.int64)
+        self._page_table = np.full((4, 1), -1, np.int32)
+        self._pane_index = np.zeros(2 * 16, np.int64)
+        self._pane_rows: dict[int, int] = {}
+        self._free_rows = [3, 2, 1, 0]
+        self._cell = np.empty(0, np.int64)
+        self._frozen: dict[int, FrozenRows] = {}
+
+    @property
+    def cells(self) -> I64:
+        """All cells; replaced when memory grows."""
+        return self._cells
+
+    @property
+    def float_cells(self) -> F64:
+        """The same memory as floats."""
+        return self._cells.view(np.float64)
+
+    @property
+    def panes(self) -> list[int]:
+        """Pane starts that have a page, ascending."""
+        return sorted(self._pane_rows)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the pages in use, and of the tables that find them."""
+        used = len(self._free) - self._free_count
+        return used * kernels.PAGE_ROWS * self._width * 8 + int(self._page_table.nbytes + self._meta.nbytes)
+
+    def bytes_with(self, count: int) -> int:
+        """Return how many bytes cells take with `count` slots in the table's one pane, if not fewer than now."""
+        pages = len(self._free)
+        while pages * kernels.PAGE_ROWS < count:
+            pages *= 2
+        return pages * kernels.PAGE_ROWS * self._width * 8
+
+    def locate(self, slots: I32, panes: I64, slot_count: int) -> I64:
+        """Return the cell of every row, made where missing, ready to be written; reused by the next call."""
+        if len(slots) > len(self._cell):
+            self._cell = np.empty(max(len(slots), 2 * len(self._cell)), np.int64)
+        self._fit_slots(slot_count)
+        cell = self._cell[: len(slots)]
+        state = np.array([0, 0, self._free_count, 0, 0, kernels.DONE], np.int64)
+        while True:
+            tables = (self._pane_index, self._page_table, self._meta, self._free, self._capture)
+            kernels.locate((slots, panes), cell, tables, self._cells, self.spec.initial, state)
+            self._free_count = int(state[2])
+            if state[5] == kernels.DONE:
+                break
+            if state[5] == kernels.NEED_PANES:
+                self._add_pane(int(state[4]))
+            else:
+                self._grow_pages()
+                state[2] = self._free_count
+        if state[3]:
+            self._copy_listed(self._capture[: int(state[3])])
+        return cell
+
+    @property
+    def frozen(self) -> bool:
+        """Whether pages wait to be copied for a freeze."""
+        return bool(self._frozen)
+
+    def accumulate(
+        self, rows: tuple[I32, I64], window: I64, inputs: Sequence[AccumulatorInput | None], slot_count: int
+    ) -> RowCounts:
+        """Add rows (slots, event times) in one pass; nothing may be frozen. `window`: see the kernel."""
+        self._fit_slots(slot_count)
+        work = (self.spec.initial, self.spec.row_inputs(inputs))  # addresses: `inputs` must outlive the calls
+        state = np.array([0, 0, self._free_count, 0, 0, one_pass.DONE, 0], np.int64)
+        while True:
+            tables = (self._pane_index, self._page_table, self._meta, self._free)
+            cells = (self._cells, self.float_cells)
+            one_pass.accumulate(rows, window, tables, cells, work, state)
+            self._free_count = int(state[2])
+            if state[5] == one_pass.DONE:
+                return RowCounts(int(state[1]), int(state[3]), int(state[6]))
+            if state[5] == one_pass.NEED_PANES:
+                self._add_pane(int(state[4]))
+            else:
+                self._grow_pages()
+                state[2] = self._free_count
+
+    def put(self, slots: I32, panes: I64, cells: I64, slot_count: int) -> None:
+        """Overwrite cells with whole rows, in order; pages count as changed only where a row's dirty bit is set."""
+        before = self._meta[:, kernels.DIRTY].copy()
+        cell = self.locate(slots, panes, slot_count)
+        kernels.put_cells(self._cells, cell, np.ascontiguousarray(cells))
+        self._meta[: len(before), kernels.DIRTY] = before
+        self._meta[len(before) :, kernels.DIRTY] = 0
+        dirty = cell[(cells[:, 0] & 1).astype(bool)]
+        self._meta[np.unique(dirty >> kernels.PAGE_BITS), kernels.DIRTY] = 1
+
+    def rewrite(self, cell: I64, cells: I64) -> None:
+        """Overwrite cells that exist; what a freeze still waits for is copied before."""
+        if len(cell) == 0:
+            return
+        pages = np.unique(cell >> kernels.PAGE_BITS)
+        waiting = pages[self._meta[pages, kernels.FROZEN] > 0]
+        if len(waiting):
+            self._meta[waiting, kernels.FROZEN] *= -1
+            self._copy_listed(waiting)
+        kernels.put_cells(self._cells, cell, cells)
+        self._meta[pages, kernels.DIRTY] = 1
+
+    def find(self, slots: I32, pane: int) -> I64:
+        """Return the cell of every slot in a pane, -1 where there is none."""
+        row = self._pane_rows.get(pane)
+        blocks = slots >> kernels.PAGE_BITS
+        if row is None:
+            return np.full(len(slots), -1, np.int64)
+        known = blocks < self._page_table.shape[1]
+        pages = np.where(known, self._page_table[row, np.where(known, blocks, 0)], -1).astype(np.int64)
+        return np.where(pages < 0, -1, (pages << kernels.PAGE_BITS) + (slots & (kernels.PAGE_ROWS - 1)))
+
+    def drop(self, panes: list[int]) -> None:
+        """Forget panes; their pages are free at once, or when they were copied for a freeze."""
+        for pane in panes:
+            row = self._pane_rows.pop(pane)
+            pages = self._page_table[row][self._page_table[row] >= 0].astype(np.int64)
+            self._page_table[row] = -1
+            self._free_rows.append(row)
+            self._meta[pages, kernels.DIRTY] = 0
+            waiting = self._meta[pages, kernels.FROZEN] != 0
+            self._meta[pages[waiting], kernels.ORPHAN] = 1
+            self._release(pages[~waiting])
+        if panes:
+            self._index_panes()
+
+    def window_pages(self, panes: list[int]) -> I32:
+        """Return the pages of these panes, a row per pane that exists."""
+        rows = [self._pane_rows[p] for p in panes if p in self._pane_rows]
+        return np.ascontiguousarray(self._page_table[rows])
+
+    def cells_in_use(self) -> I64:
+        """Return the numbers of all cells that pages in use have."""
+        pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
+        every = (pages[:, np.newaxis] << kernels.PAGE_BITS) + np.arange(kernels.PAGE_ROWS)
+        return np.ascontiguousarray(every.reshape(-1))
+
+    def present(self) -> Rows:
+        """Return copies of all used cells, dirty bits included."""
+        pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
+        out = self._room(int(kernels.count_present(self._cells, pages)))
+        kernels.take_present(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
+        return out
+
+    def counts(self, slots: int) -> I64:
+        """Return how many panes each of the first slots has a row in."""
+        found = np.zeros((-(-slots // kernels.PAGE_ROWS), kernels.PAGE_ROWS), np.int64)
+        rows = self._cells[:, 0].reshape(-1, kernels.PAGE_ROWS)
+        for row in self._pane_rows.values():
+            pages = self._page_table[row, : len(found)]
+            blocks = np.flatnonzero(pages >= 0)
+            found[blocks] += rows[pages[blocks]] > 1
+        return found.reshape(-1)[:slots]
+
+    # --- freezing ---------------------------------------------------------------------------------------------------
+
+    @property
+    def uncopied(self) -> bool:
+        """Whether pages of an earlier freeze wait to be copied."""
+        return bool(self._frozen)
+
+    def freeze(self, number: int, keys: KeyView, *, whole: bool = False) -> FrozenRows | None:
+        """Mark all changed pages as belonging to freeze `number` (> 0); None when nothing changed.
+
+        `whole`: all pages, changed or not; only when no page is `uncopied`.
+        """
+        pages = np.nonzero(self._meta[:, kernels.DIRTY])[0].astype(np.int64)
+        if len(pages) == 0:
+            return None
+        if whole:
+            pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
+        # a page that an earlier freeze still waits for was not written since, or it would have been copied
+        self._meta[pages, kernels.FROZEN] = number
+        self._meta[pages, kernels.DIRTY] = 0
+        frozen = FrozenRows(number, keys, pages, whole, 0, len(pages))
+        self._frozen[number] = frozen
+        return frozen
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Copy up to `limit` pages of the freezes numbered at most `up_to`; True when none is left."""
+        for frozen in [f for n, f in sorted(self._frozen.items()) if n <= up_to]:
+            while frozen.left and limit > 0:
+                piece = frozen.pages[frozen.cursor : frozen.cursor + limit]
+                frozen.cursor += len(piece)
+                pages = piece[self._meta[piece, kernels.FROZEN] == frozen.number]
+                limit -= len(pages)
+                self._copy(frozen, pages)
+            if frozen.left:
+                return False
+        return True
+
+    def copy_all_frozen(self) -> None:
+        """Copy whatever waits, before pages are moved."""
+        if self._frozen:
+            self.copy_frozen(len(self._free), max(self._frozen))
+
+    def _copy_listed(self, pages: I64) -> None:
+        numbers = -self._meta[pages, kernels.FROZEN]
+        for number in np.unique(numbers).tolist():
+            self._copy(self._frozen[number], pages[numbers == number])
+
+    def _copy(self, frozen: FrozenRows, pages: I64) -> None:
+        if len(pages) == 0:
+            return
+        count, take = (
+            (kernels.count_present, kernels.take_rows) if frozen.whole else (kernels.count_dirty, kernels.take_dirty)
+        )
+        out = self._room(int(count(self._cells, pages)))
+        taken = take(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
+        if taken < len(out.slots):  # of deletions nothing is left to be said
+            out = Rows(out.slots[:taken], out.panes[:taken], out.cells[:taken])
+        frozen.copied.append(out)
+        frozen.memory_bytes += out.memory_bytes
+        self._meta[pages, kernels.FROZEN] = 0
+        self._release(pages[self._meta[pages, kernels.ORPHAN] == 1])
+        frozen.left -= len(pages)
+        if frozen.left == 0:
+            del self._frozen[frozen.number]
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def _room(self, rows: int) -> Rows:
+        return Rows(np.empty(rows, np.int32), np.empty(rows, np.int64), np.empty((rows, self._width), np.int64))
+
+    def _release(self, pages: I64) -> None:
+        self._free[self._free_count : self._free_count + len(pages)] = pages
+        self._free_count += len(pages)
+
+    def _grow_pages(self) -> None:
+        old = len(self._free)
+        cells = np.empty((2 * old * kernels.PAGE_ROWS, self._width), np.int64)
+        cells[: len(self._cells)] = self._cells
+        self._cells = cells
+        self._meta = np.concatenate([self._meta, np.zeros_like(self._meta)])
+        self._free = np.concatenate([self._free, np.empty(old, np.int64)])
+        self._capture = np.concatenate([self._capture, np.empty(old, np.int64)])
+        self._release(np.arange(2 * old - 1, old - 1, -1, dtype=np.int64))
+
+    def _fit_slots(self, slot_count: int) -> None:
+        need = (slot_count + kernels.PAGE_ROWS - 1) >> kernels.PAGE_BITS
+        rows, have = self._page_table.shape
+        if need > have:
+            wider = np.full((rows, max(need, 2 * have)), -1, np.int32)
+            wider[:, :have] = self._page_table
+            self._page_table = wider
+
+    def _add_pane(self, pane: int) -> None:
+        if not self._free_rows:
+            rows = len(self._page_table)
+            self._page_table = np.concatenate([self._page_table, np.full_like(self._page_table, -1)])
+            self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
+        row = self._free_rows.pop()
+        self._pane_rows[pane] = row
+        if 4 * len(self._pane_rows) > len(self._pane_index):
+            self._index_panes()
+        else:
+            kernels.enter_pane(self._pane_index, pane, row)
+
+    def _index_panes(self) -> None:
+        size = 32
+        while size < 8 * len(self._pane_rows):
+            size *= 2
+        self._pane_index = np.zeros(size, np.int64)
+        for pane, row in self._pane_rows.items():
+            kernels.enter_pane(self._pane_index, pane, row)

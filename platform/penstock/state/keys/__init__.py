@@ -1,0 +1,1 @@
+"""Indexes of keys; used by state tables and by compaction."""

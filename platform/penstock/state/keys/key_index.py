@@ -1,0 +1,293 @@
+"""The key index of a table: key columns -> dense slot numbers, append-only until it is rebuilt.
+
+Slots are numbered in order of first arrival. The 64-bit hash finds a candidate, the full key decides. Arrays only ever
+grow at their end and are replaced, never moved in place: a `KeyView` taken at a freeze stays valid while the owner goes
+on. Called by `PaneTable` in the owner's thread; views are read by any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.kernels.compiler.compile import I32, I64, U8
+from penstock.kernels.keys import hash_index as kernels
+from penstock.kernels.keys import integer_keys
+from penstock.kernels.keys.hashing import hash_key_columns
+from penstock.kernels.keys.key_columns import (
+    BytesColumn,
+    FixedColumn,
+    KeyColumns,
+    bytes_to_arrow,
+    fixed_to_arrow,
+)
+from penstock.kernels.keys.key_types import is_fixed
+from penstock.state.keys.dense_keys import DenseKeys
+
+_FIRST_SLOTS = 1024
+_FIRST_BYTES = 16 * _FIRST_SLOTS
+_ENTRIES_A_SLOT = 4
+#: A batch is better off without the table of near keys if more than one in so many of its rows has another key.
+_FAR_PART = 8
+
+
+@dataclass(slots=True)
+class _FixedStore:
+    """Canonical int64 keys by slot."""
+
+    values: I64
+    valid: U8
+    nulls: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.values.nbytes + self.valid.nbytes)
+
+    def grow(self, capacity: int) -> None:
+        self.values = _grown(self.values, capacity)
+        self.valid = _grown(self.valid, capacity)
+
+    def append(self, column: FixedColumn, rows: I32, first_slot: int) -> None:
+        store = (self.values, self.valid)
+        self.nulls += kernels.append_fixed((column.values, column.bitmap), column.bit_offset, rows, first_slot, store)
+
+    def differ(self, column: FixedColumn, rows: I32, slots: I32, bad: U8) -> int:
+        store = (self.values, self.valid)
+        source = (column.values, column.bitmap)
+        return int(kernels.differ_fixed(source, column.bit_offset, (rows, slots), store, bad))
+
+
+@dataclass(slots=True)
+class _BytesStore:
+    """Keys of any length by slot, one behind the other."""
+
+    data: U8
+    starts: I64
+    valid: U8
+    nulls: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.data.nbytes + self.starts.nbytes + self.valid.nbytes)
+
+    def grow(self, capacity: int) -> None:
+        self.starts = _grown(self.starts, capacity + 1)
+        self.valid = _grown(self.valid, capacity)
+
+    def append(self, column: BytesColumn, rows: I32, first_slot: int) -> None:
+        need = int(self.starts[first_slot]) + int(kernels.bytes_of_rows(column.offsets, rows))
+        if need > len(self.data):
+            self.data = _grown(self.data, max(need, 2 * len(self.data)))
+        source = (column.data, column.offsets, column.bitmap)
+        store = (self.data, self.starts, self.valid)
+        self.nulls += kernels.append_bytes(source, column.bit_offset, rows, first_slot, store)
+
+    def differ(self, column: BytesColumn, rows: I32, slots: I32, bad: U8) -> int:
+        source = (column.data, column.offsets, column.bitmap)
+        store = (self.data, self.starts, self.valid)
+        return int(kernels.differ_bytes(source, column.bit_offset, (rows, slots), store, bad))
+
+
+_Store: TypeAlias = _FixedStore | _BytesStore
+
+
+@dataclass(frozen=True, slots=True)
+class KeyView:
+    """The keys of an index as of one moment; safe in any thread."""
+
+    schema: pa.Schema
+    hashes: I64
+    #: (values, starts or None, valid, nulls) of each key column.
+    columns: tuple[tuple[I64 | U8, I64 | None, U8, int], ...]
+
+    def gather(self, slots: I32) -> list[pa.Array]:
+        """Return the key columns of the given slots."""
+        slots = np.ascontiguousarray(slots, np.int32)
+        arrays = []
+        for field, (values, starts, stored_valid, nulls) in zip(self.schema, self.columns, strict=True):
+            valid = stored_valid[slots] if nulls else None
+            if starts is None:
+                arrays.append(fixed_to_arrow(values[slots], valid, field.type))  # type: ignore[arg-type]
+                continue
+            size = int((starts[slots + 1] - starts[slots]).sum()) if len(slots) else 0
+            data, offsets = np.empty(size, np.uint8), np.empty(len(slots) + 1, np.int64)
+            kernels.gather_bytes(values, starts, slots, data, offsets)
+            arrays.append(bytes_to_arrow(data, offsets, valid, field.type))
+        return arrays
+
+
+class KeyIndex:
+    """Key columns -> slot numbers 0, 1, 2..."""
+
+    def __init__(self, schema: pa.Schema, *, small: bool = False) -> None:
+        """`schema` has the key columns alone; dictionary columns count as their values.
+
+        `small` takes a third less memory, and more probes.
+        """
+        self._entries_a_slot = _ENTRIES_A_SLOT // 2 if small else _ENTRIES_A_SLOT
+        self.schema = plain_key_schema(schema)
+        self.count = 0
+        self._table = np.zeros(self._entries_a_slot * _FIRST_SLOTS, np.uint64)
+        self._hashes = np.empty(_FIRST_SLOTS, np.int64)
+        self._stores: list[_Store] = [_new_store(field.type) for field in self.schema]
+        self._dense = DenseKeys()
+        self._slots = np.empty(0, np.int32)
+        self._created = np.empty(0, np.int32)
+        self._every_row = np.empty(0, np.int32)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of tables, hashes and keys."""
+        tables = int(self._table.nbytes + self._hashes.nbytes + self._dense.places.nbytes)
+        return tables + sum(s.memory_bytes for s in self._stores)
+
+    def bytes_with(self, count: int) -> int:
+        """Return how many bytes it takes with `count` slots, if these are not fewer than now."""
+        have = capacity = len(self._hashes)
+        while capacity <= count:
+            capacity *= 2
+        return self.memory_bytes * capacity // have
+
+    def view(self) -> KeyView:
+        """Return the keys as of now."""
+        columns = tuple(
+            (s.values, None, s.valid, s.nulls) if isinstance(s, _FixedStore) else (s.data, s.starts, s.valid, s.nulls)
+            for s in self._stores
+        )
+        return KeyView(self.schema, self._hashes, columns)
+
+    def hashes_of(self, slots: I32) -> I64:
+        """Return the hashes of slots."""
+        return self._hashes[slots]
+
+    @property
+    def hashes(self) -> I64:
+        """The hashes of all slots, in slot order."""
+        return self._hashes[: self.count]
+
+    def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of every row, made where the key is new. The array is reused by the next call."""
+        rows = len(hashes)
+        self._reserve(rows)
+        slots = self._slots[:rows]
+        state = np.array([0, self.count, len(self._hashes), self.count], np.int64)
+        while kernels.probe((self._table, self._hashes), hashes, slots, self._created, state) < rows:
+            self._store_new(keys, state)
+        self._store_new(keys, state, full=False)
+        if not self._hash_decides(keys):
+            self._resolve(keys, hashes, slots)
+        return slots
+
+    def slots_of(self, keys: KeyColumns, rows: int) -> I32:
+        """As `upsert`, hashing the keys too: of one integer key in the same pass. The array is reused by the next."""
+        if not self._hash_decides(keys):
+            return self.upsert(keys, hash_key_columns(keys, rows))
+        self._reserve(rows)
+        slots = self._slots[:rows]
+        values = keys[0].values  # type: ignore[union-attr]  # one fixed column, or the hash would not decide
+        dense = self._dense
+        state = np.array([0, self.count, len(self._hashes), self.count, dense.first, 0], np.int64)
+        while self._probe_integers(values, slots, state) < rows:
+            self._store_new(keys, state)
+        self._store_new(keys, state, full=False)
+        if _FAR_PART * int(state[5]) > rows:
+            dense.leave_out()
+        dense.follow(self._stores[0].values[: self.count])  # type: ignore[union-attr]  # as above
+        return slots
+
+    def leave_out_near_keys(self) -> bool:
+        """Give back what makes keys close together faster, for a while; False: there was nothing."""
+        return self._dense.leave_out()
+
+    def _probe_integers(self, values: I64, slots: I32, state: I64) -> int:
+        if self._dense.worth:
+            index = (self._table, self._hashes, self._dense.places)
+            return int(integer_keys.probe_dense(index, values, slots, self._created, state))
+        return int(integer_keys.probe_integers((self._table, self._hashes), values, slots, self._created, state))
+
+    def find(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of the one key given, nothing where it has none: unlike `upsert` this makes no slot."""
+        places, low, wanted = len(self._table) - 1, len(self._table) // 2 - 1, int(hashes[0])
+        row, at = np.zeros(1, np.int32), int(hashes[0]) & places
+        while entry := int(self._table[at]):
+            slot = np.array([(entry & low) - 1], np.int32)
+            if int(self._hashes[slot[0]]) == wanted and len(self._unequal(keys, row, slot)) == 0:
+                return slot
+            at = (at + 1) & places
+        return np.empty(0, np.int32)
+
+    def _resolve(self, keys: KeyColumns, hashes: I64, slots: I32) -> None:
+        """Move rows that share a hash with another key on, until every row's slot holds its own key."""
+        rows = self._every_row[: len(slots)]
+        while True:
+            rows = self._unequal(keys, rows, slots)
+            if len(rows) == 0:
+                return
+            state = np.array([0, self.count, len(self._hashes), self.count], np.int64)
+            while kernels.probe_next((self._table, self._hashes), hashes, (rows, slots), self._created, state) < len(
+                rows
+            ):
+                self._store_new(keys, state)
+            self._store_new(keys, state, full=False)
+
+    def _unequal(self, keys: KeyColumns, rows: I32, slots: I32) -> I32:
+        bad = np.zeros(len(rows), np.uint8)
+        found = 0
+        for column, store in zip(keys, self._stores, strict=True):
+            found += store.differ(column, rows, slots, bad)  # type: ignore[arg-type]
+        return rows[kernels.places(bad)] if found else rows[:0]
+
+    def _hash_decides(self, keys: KeyColumns) -> bool:
+        """One int64 key: the hash is a bijection, unless a null (the bare seed) is about."""
+        return (
+            len(keys) == 1 and isinstance(keys[0], FixedColumn) and not keys[0].nullable and self._stores[0].nulls == 0
+        )
+
+    def _store_new(self, keys: KeyColumns, state: I64, *, full: bool = True) -> None:
+        """Store the keys of the slots just made; when the table is full, double it."""
+        first, count = self.count, int(state[1])
+        rows = self._created[: count - first]
+        if count > first:
+            for column, store in zip(keys, self._stores, strict=True):
+                store.append(column, rows, first)  # type: ignore[arg-type]
+            self.count = count
+        if full:
+            capacity = 2 * len(self._hashes)
+            self._hashes = _grown(self._hashes, capacity)
+            for store in self._stores:
+                store.grow(capacity)
+            self._table = np.zeros(self._entries_a_slot * capacity, np.uint64)
+            kernels.rehash(self._table, self._hashes, self.count)
+            state[2] = capacity
+        state[3] = self.count
+
+    def _reserve(self, rows: int) -> None:
+        if rows > len(self._slots):
+            size = max(rows, 2 * len(self._slots), 4096)
+            self._slots = np.empty(size, np.int32)
+            self._created = np.empty(size, np.int32)
+            self._every_row = np.arange(size, dtype=np.int32)
+
+
+def plain_key_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with dictionary columns as their values."""
+    return pa.schema(
+        [pa.field(f.name, f.type.value_type, f.nullable) if pt.is_dictionary(f.type) else f for f in schema]
+    )
+
+
+def _new_store(data_type: pa.DataType) -> _Store:
+    valid = np.zeros(_FIRST_SLOTS, np.uint8)
+    if is_fixed(data_type):
+        return _FixedStore(np.zeros(_FIRST_SLOTS, np.int64), valid)
+    return _BytesStore(np.empty(_FIRST_BYTES, np.uint8), np.zeros(_FIRST_SLOTS + 1, np.int64), valid)
+
+
+def _grown(array: np.ndarray, capacity: int) -> np.ndarray:
+    bigger = np.empty(capacity, array.dtype)
+    bigger[: len(array)] = array
+    return bigger

@@ -1,0 +1,99 @@
+"""`RunKeys`: the keys of rows that lie in a file of their own, numbered in the order of their hashes.
+
+Rows of joins in memory name their keys by slots of the operator's index. Those in a file bring their keys with them, so
+that none of these has to be in memory: the keys that ask are looked up by hash, and compared. Used by
+`state.spill.join_spill` and `state.tables.join_buffer`; any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.kernels.keys.key_columns import key_column
+from penstock.state.keys.key_index import KeyIndex
+
+if TYPE_CHECKING:
+    from penstock.core.keygroup import HashRange
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+
+
+class Keys(Protocol):
+    """Keys by number: of an index (`key_index.KeyView`) or of a file."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The key columns."""
+
+    @property
+    def hashes(self) -> I64:
+        """The hash of each."""
+
+    def gather(self, slots: I32) -> list[pa.Array]:
+        """Return the key columns of numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """Keys, each once, in ascending order of their hashes."""
+
+    schema: pa.Schema
+    hashes: I64
+    arrays: list[pa.Array]
+
+    @classmethod
+    def of(cls, keys: Keys, slots: I32) -> tuple[RunKeys, I32]:
+        """Return the keys of rows, and which of them each row has."""
+        distinct, places = in_order(keys, slots)
+        return cls(keys.schema, keys.hashes[distinct], keys.gather(distinct)), places
+
+    def gather(self, slots: I32) -> list[pa.Array]:
+        """Return the key columns of numbers."""
+        chosen = pa.array(slots)
+        return [array.take(chosen) for array in self.arrays]
+
+    def between(self, part: HashRange) -> tuple[int, int]:
+        """Return the first number in a range of hashes, and the first one behind it."""
+        first = np.searchsorted(self.hashes, part.low)
+        return int(first), int(np.searchsorted(self.hashes, part.high, side="right"))
+
+    def numbers_of(self, keys: Keys, slots: I32) -> I32:
+        """Return the number of each of some keys, in ascending order of their hashes; -1: it is not among these."""
+        numbers = np.full(len(slots), -1, np.int32)
+        hashes = keys.hashes[slots]
+        first, stop = np.searchsorted(hashes, self.hashes[0]), np.searchsorted(hashes, self.hashes[-1], side="right")
+        asking, hashes = slots[first:stop], hashes[first:stop]
+        firsts = np.searchsorted(self.hashes, hashes)
+        counts = np.searchsorted(self.hashes, hashes, side="right") - firsts
+        for further in range(int(counts.max(initial=0))):  # more than one: of keys whose hashes are the same
+            some = np.flatnonzero(counts > further)
+            found = (firsts[some] + further).astype(np.int32)
+            same = _same(keys, asking[some], self, found)
+            numbers[first + some[same]] = found[same]
+        return numbers
+
+
+def in_order(keys: Keys, slots: I32) -> tuple[I32, I32]:
+    """Return the distinct keys of rows in ascending order of their hashes, and which of these each row has."""
+    distinct, places = np.unique(slots, return_inverse=True)
+    order = np.argsort(keys.hashes[distinct], kind="stable")
+    number = np.empty(len(order), np.int32)
+    number[order] = np.arange(len(order), dtype=np.int32)
+    return distinct[order], number[places]
+
+
+def columns_of(keys: Keys, slots: I32) -> KeyColumns:
+    """Return the key columns of numbers as an index takes them."""
+    arrays = zip(keys.gather(slots), keys.schema.names, strict=True)
+    return tuple(key_column(array, name) for array, name in arrays)
+
+
+def _same(keys: Keys, slots: I32, others: Keys, found: I32) -> np.ndarray:
+    """Return which keys equal those opposite, which have the same hashes."""
+    index, hashes = KeyIndex(keys.schema), others.hashes[found]
+    own = index.upsert(columns_of(keys, slots), hashes).copy()
+    return np.asarray(own == index.upsert(columns_of(others, found), hashes))

@@ -1,0 +1,61 @@
+"""Merging a run of committed segments of one state in the background, in bounded memory. Made by `state.store`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.core.keygroup import ALL_HASHES
+from penstock.state.log.segment_file import SegmentFile
+from penstock.state.log.segments import SegmentWriter, merge_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from penstock.core.snapshot import FileRef, Segment
+    from penstock.state.log.encoded_segment import EncodedSegment
+    from penstock.state.log.frozen import FrozenSource
+
+
+class CompactionJob:
+    """A run of committed segments to be merged; see `keyed.CompactionJob`."""
+
+    def __init__(self, source: FrozenSource, inputs: tuple[Segment, ...], tier: int, folder: Path) -> None:
+        """Remember the tombstones as of now: later ones hide rows of the merged segment by their position."""
+        self.state = source.state
+        self._folder = folder
+        self._limits = source.limits
+        self._inputs = inputs
+        self._tier = tier
+        self._schema = source.spec.segment_schema
+        self._tombstones = source.log.tombstones
+        self._oldest = source.log.is_oldest(inputs)
+        self._expired = None if source.ttl is None else source.ttl.deadline
+        self.result: EncodedSegment | None = None
+
+    @property
+    def inputs(self) -> tuple[Segment, ...]:
+        """The segments that are merged, oldest first."""
+        return self._inputs
+
+    def run(self, read: Callable[[FileRef], bytes]) -> EncodedSegment:
+        """Read, merge, encode, a range of hashes at a time; the result stands at the position of the newest input."""
+        files = [SegmentFile(segment, read, self._limits) for segment in self._inputs]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{self.state}-{self._inputs[-1].position}.merging"
+        writer = SegmentWriter(self._schema, self._inputs[-1].position, self._tier, path=path, limits=self._limits)
+        try:
+            for table in merge_segments(
+                files,
+                self._tombstones,
+                self._schema,
+                within=ALL_HASHES,
+                keep_deleted=not self._oldest,
+                expired=self._expired,
+            ):
+                writer.add(table)
+            self.result = writer.finish()
+        finally:
+            writer.close()
+            path.unlink(missing_ok=True)
+        return self.result

@@ -1,0 +1,134 @@
+"""What a state of the row path stores: the key's columns and the value's, and how both look in a segment.
+
+Made by `penstock.operators.process.keyed_process` from what a process function declares; read by the tables, the
+segment writer and restore. A timer is a row without value columns whose namespace is its time; an element of a list or
+an entry of a map is a row whose entry columns say which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.core.aggregate_evolution import WINDOW
+from penstock.core.evolution import EVOLVES, FIRST_VALUE_ID, LAST_ID, MIGRATES, MIGRATES_BY, NULL
+from penstock.core.schema import schema_to_text
+from penstock.state.log.segment_columns import (
+    DELETED,
+    FIRST_ENTRY,
+    KEY_HASH,
+    LAST_ACCESS,
+    NAMESPACE,
+    ROW,
+    SEQ,
+    segment_field,
+)
+
+if TYPE_CHECKING:
+    from penstock.state.log.migration import Migration
+
+#: States of this name and an ending hold timers.
+TIMERS = "__timers_"
+#: The entry column of a list or of a map with plain keys; with others their names begin with it.
+ENTRY = "__entry"
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """Key columns and value columns of one state."""
+
+    key_schema: pa.Schema
+    #: Value columns as the function declares them; in a segment each may be null (a deleted row has no value).
+    values: tuple[pa.Field, ...] = ()
+    #: Of a list its index, of a map its key: columns that tell the rows of one key apart.
+    entries: tuple[pa.Field, ...] = ()
+    #: Whether every row has the time of its last access.
+    ttl: bool = False
+    #: Whether the value columns may be others than those that were saved (`core.evolution`).
+    evolves: bool = False
+    #: Field ids of the values where a snapshot has them already, and the highest that was ever given.
+    ids: tuple[int, ...] = ()
+    last_id: int = 0
+    #: Of each value what its metadata says besides, carried on from that snapshot.
+    carried: tuple[dict[bytes, bytes], ...] = ()
+    #: What makes values of an older version's columns those of today, where that is no evolution.
+    migration: Migration | None = None
+    #: The definition of the windows that it is the state of, if it is of any.
+    window: str = ""
+
+    @property
+    def stored(self) -> tuple[pa.Field, ...]:
+        """Value columns, and the time of last access behind them."""
+        return (*self.values, pa.field(LAST_ACCESS, pa.int64())) if self.ttl else self.values
+
+    @property
+    def stored_names(self) -> tuple[str, ...]:
+        """The names of `stored` in a segment."""
+        return (*self.value_names, LAST_ACCESS) if self.ttl else self.value_names
+
+    @cached_property
+    def segment_schema(self) -> pa.Schema:
+        """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
+        keys = [segment_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
+        ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(self.values))
+        carried = self.carried or ({},) * len(self.values)
+        values = [
+            segment_field(name, f.type, number, nullable=True, more={**self._more(f), **more})
+            for name, f, number, more in zip(self.value_names, self.values, ids, carried, strict=True)
+        ]
+        entries = [segment_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
+        head, namespace = segment_field(KEY_HASH, pa.int64(), 1), segment_field(NAMESPACE, pa.int64(), 2)
+        access = [segment_field(LAST_ACCESS, pa.int64(), 6, nullable=True)] if self.ttl else []
+        tail = [segment_field(DELETED, pa.bool_(), 3), segment_field(SEQ, pa.int64(), 4)]
+        columns = [head, *keys, namespace, *entries, *values, *access, *tail]
+        last = max([self.last_id, *ids], default=0)
+        said = {WINDOW: self.window.encode()} if self.window else {}
+        return pa.schema(columns, {EVOLVES: b"1", LAST_ID: str(last).encode()} if self.evolves else said or None)
+
+    @property
+    def declared_schema(self) -> pa.Schema:
+        """As `segment_schema`, with what `penstock check` has to know of a migration."""
+        schema, migration = self.segment_schema, self.migration
+        if migration is None:
+            return schema
+        more = {MIGRATES: schema_to_text(migration.was).encode(), MIGRATES_BY: migration.by.encode()}
+        return schema.with_metadata({**(schema.metadata or {}), **more})
+
+    def _more(self, field: pa.Field) -> dict[bytes, bytes]:
+        """Return what a value column says for the jobs to come."""
+        if not self.evolves:
+            return {}
+        return {**(field.metadata or {}), **({NULL: b"1"} if field.nullable else {})}
+
+    @cached_property
+    def value_names(self) -> tuple[str, ...]:
+        """The value columns' names in a segment: a key column's name gets an underscore."""
+        taken = set(self.key_schema.names)
+        names = []
+        for field in self.values:
+            name = field.name
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            names.append(name)
+        return tuple(names)
+
+
+@dataclass(frozen=True)
+class TimedSpec:
+    """Key and value columns of a state whose rows are told apart by their time and a number."""
+
+    rows: RowSpec
+    #: What the schema says of the join; see `core.join_evolution`.
+    join: tuple[tuple[bytes, bytes], ...] = ()
+
+    @cached_property
+    def segment_schema(self) -> pa.Schema:
+        """Columns of this state's Parquet files: those of a value by key, and `__row` behind the namespace."""
+        plain = self.rows.segment_schema
+        number = pa.field(ROW, pa.int64(), True, {"id": "5", "PARQUET:field_id": "5"})
+        schema = plain.insert(plain.get_field_index(NAMESPACE) + 1, number)
+        return schema.with_metadata({**(plain.metadata or {}), **dict(self.join)}) if self.join else schema

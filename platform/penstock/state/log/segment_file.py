@@ -1,0 +1,212 @@
+"""Reading a segment: the footer first, then row groups as they are asked for, each verified by a checksum of its own.
+
+Row groups are ranges of the hash, so whoever wants a range of keys reads the bytes of a few groups. A small file is
+read at once, and so is one of an earlier version, whose groups have no checksums. Called by restore, compaction, the
+savepoint writer, the offline tools and remote state; any thread.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.core.errors import SnapshotDamagedError
+from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
+from penstock.core.range_file import RangeFile
+from penstock.core.snapshot import FileRef
+from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.core.snapshot import Segment
+
+#: Name in the file's metadata of `[[offset, length, crc32, first hash, last hash, rows], ...]`, one a row group.
+GROUPS = b"penstock.row_groups"
+#: Name in the file's metadata of the namespaces of its rows, `[...]`, if they are few.
+NAMESPACES = b"penstock.namespaces"
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A range of hashes, and where its rows lie in the file."""
+
+    number: int
+    offset: int
+    length: int
+    crc: int
+    low: int
+    high: int
+    rows: int
+
+
+class SegmentFile:
+    """One segment, opened."""
+
+    def __init__(self, segment: Segment, read: Callable[[FileRef], bytes], limits: StateLimits = PRODUCTION) -> None:
+        """Read the footer, or a small file at once; `read` returns (a part of) a file, and checks a checksum it has.
+
+        Raises:
+            SnapshotDamagedError: the file is missing or damaged.
+        """
+        self.segment = segment
+        self.limits = limits
+        self._read = read
+        self._data: bytes | None = None
+        file = segment.file
+        if file.inline is not None or file.length < limits.whole_file_bytes or not segment.footer_length:
+            self._data = read(file)
+            self._metadata = pq.read_metadata(_whole(self._data))
+        else:
+            self._metadata = _footer_of(segment, read)
+        self.groups = self._groups()
+
+    @property
+    def namespaces(self) -> set[int] | None:
+        """The namespaces of its rows; None: the footer does not name them."""
+        text = (self._metadata.metadata or {}).get(NAMESPACES)
+        return None if text is None else set(json.loads(text))
+
+    def within(self, wanted: HashRange) -> list[RowGroup]:
+        """Return the row groups that may have rows in a range, in the order of the file."""
+        return [g for g in self.groups if g.low <= wanted.high and wanted.low <= g.high]
+
+    def namespaces_of(self, group: RowGroup) -> tuple[int, int]:
+        """Return the lowest and the highest namespace of a row group, or of the file where the footer does not say."""
+        return self.span(group, NAMESPACE) or (self.segment.namespace_min, self.segment.namespace_max)
+
+    def span(self, group: RowGroup, name: str) -> tuple[int, int] | None:
+        """Return the lowest and the highest value of a row group's column; None where the footer does not say."""
+        about = self._metadata.row_group(group.number)
+        for number in range(about.num_columns):
+            column = about.column(number)
+            stats = column.statistics if column.path_in_schema == name else None
+            if stats is not None and stats.has_min_max:
+                return stats.min, stats.max
+        return None
+
+    def tables(self, wanted: HashRange) -> Iterator[pa.Table]:
+        """Yield the rows whose hash lies in the range, a row group at a time; groups outside are not read.
+
+        Raises:
+            SnapshotDamagedError: the file is missing or damaged.
+        """
+        for run in runs_of(self.within(wanted), self.limits.run_bytes):
+            data = self.fetch(run)
+            for table in self.decode(run, data):
+                part = rows_within(table, wanted)
+                if part.num_rows:
+                    yield part
+
+    def fetch(self, run: Sequence[RowGroup]) -> bytes:
+        """Return the bytes of neighbouring row groups, verified; empty if the file is in memory."""
+        if self._data is not None:
+            return b""
+        file, first, last = self.segment.file, run[0], run[-1]
+        length = last.offset + last.length - first.offset
+        data = self._read(FileRef(path=file.path, offset=file.offset + first.offset, length=length))
+        view = memoryview(data)
+        for group in run:
+            start = group.offset - first.offset
+            if zlib.crc32(view[start : start + group.length]) != group.crc:
+                where = f"{file.path} is damaged: row group {group.number} of the part at {file.offset}"
+                msg = f"{where} has another checksum"
+                raise SnapshotDamagedError(msg, hint="restore an older savepoint")
+        return data
+
+    def decode(self, run: Sequence[RowGroup], data: bytes) -> Iterator[pa.Table]:
+        """Yield the rows of row groups from what `fetch` returned for them."""
+        if self._data is not None:
+            file = pq.ParquetFile(_whole(self._data))
+        else:
+            source = RangeFile(self.segment.file.length, _part(data, run[0].offset))
+            file = pq.ParquetFile(source, metadata=self._metadata)
+        for group in run:
+            yield file.read_row_group(group.number, use_threads=False)
+
+    def _groups(self) -> list[RowGroup]:
+        metadata = self._metadata
+        places = (metadata.metadata or {}).get(GROUPS)
+        if places is not None:
+            return _groups_at(places)
+        if self._data is None:
+            msg = f"{self.segment.file.path} does not say where its row groups are"
+            raise SnapshotDamagedError(msg, hint="restore an older savepoint")
+        groups = []
+        for number in range(metadata.num_row_groups):
+            about = metadata.row_group(number)
+            stats = about.column(0).statistics  # the hash is the first column
+            known = stats is not None and stats.has_min_max
+            low, high = (stats.min, stats.max) if known else (HASH_MIN, HASH_MAX)
+            groups.append(RowGroup(number, 0, 0, 0, low, high, about.num_rows))
+        return groups
+
+
+def groups_of(segment: Segment, read: Callable[[FileRef], bytes]) -> list[RowGroup]:
+    """Return where a segment's row groups lie, of which nothing but the footer is read; none where it does not say.
+
+    Raises:
+        SnapshotDamagedError: the file is missing or damaged.
+    """
+    if not segment.footer_length or segment.file.inline is not None:
+        return []
+    return _groups_at((_footer_of(segment, read).metadata or {}).get(GROUPS, b"[]"))
+
+
+def _footer_of(segment: Segment, read: Callable[[FileRef], bytes]) -> pq.FileMetaData:
+    file = segment.file
+    start = file.offset + file.length - segment.footer_length
+    footer = FileRef(path=file.path, offset=start, length=segment.footer_length, checksum=segment.footer_checksum)
+    return pq.read_metadata(io.BytesIO(read(footer)))
+
+
+def _groups_at(places: bytes) -> list[RowGroup]:
+    return [RowGroup(number, *place) for number, place in enumerate(json.loads(places))]
+
+
+def _whole(data: bytes) -> pa.BufferReader:
+    """Return a file in memory, or mapped, to be read without a copy of it."""
+    return pa.BufferReader(pa.py_buffer(data))
+
+
+def rows_within(table: pa.Table, wanted: HashRange) -> pa.Table:
+    """Return the rows of a table, sorted by hash, that lie in a range."""
+    hashes = table.column(KEY_HASH).to_numpy()
+    first = int(np.searchsorted(hashes, wanted.low, side="left"))
+    stop = int(np.searchsorted(hashes, wanted.high, side="right"))
+    return table.slice(first, max(0, stop - first))
+
+
+def runs_of(groups: Sequence[RowGroup], most_bytes: int) -> Iterator[list[RowGroup]]:
+    """Cut row groups into runs of neighbours that are worth one read, of at most so many bytes."""
+    run: list[RowGroup] = []
+    size = 0
+    for group in groups:
+        if run and (group.number != run[-1].number + 1 or size + group.length > most_bytes):
+            yield run
+            run, size = [], 0
+        run.append(group)
+        size += group.length
+    if run:
+        yield run
+
+
+def _part(data: bytes, start: int) -> Callable[[int, int], bytes]:
+    """Return what fetches ranges of a file of which only `data`, from `start` on, is there."""
+
+    def fetch(offset: int, length: int) -> bytes:
+        first, stop = offset - start, offset - start + length
+        if first < 0 or stop > len(data):
+            msg = f"bytes {offset} to {offset + length} of a segment were not fetched"
+            raise ValueError(msg)
+        return data[first:stop]
+
+    return fetch

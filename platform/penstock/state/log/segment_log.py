@@ -1,0 +1,207 @@
+"""The log of one state of one subtask attempt: a pure decider over positions (PROTOCOLS 3).
+
+Once frozen, a segment belongs to the log, whatever becomes of a checkpoint. A view (what an ack names) is base and all
+segments up to its barrier, with the tombstones as they stood then. Compaction replaces a run of committed segments in
+later views only. Called by `penstock.state.store` in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.core.keygroup import HashRange
+from penstock.core.snapshot import Segment, Tombstone
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TIERS = 4
+
+
+@dataclass(slots=True)
+class Entry:
+    """A place in the log; `segment` is None until it is durable."""
+
+    position: int
+    segment: Segment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """What stood in the log at one barrier; entries become durable later, nothing else in a view changes."""
+
+    entries: tuple[Entry, ...]
+    tombstones: tuple[Tombstone, ...]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Positions that are not durable yet."""
+        return tuple(e.position for e in self.entries if e.segment is None)
+
+    def named(self) -> tuple[tuple[Segment, ...], tuple[Tombstone, ...]]:
+        """Return the segments and tombstones an ack of this barrier names.
+
+        Raises:
+            RuntimeError: a segment of the view is not durable.
+        """
+        if self.missing:
+            raise RuntimeError(
+                f"segments at positions {self.missing} are not durable: the barrier cannot be acknowledged"
+            )
+        segments = tuple(s for e in self.entries if (s := e.segment) is not None and not _covered(s, self.tombstones))
+        return segments, tuple(t for t in self.tombstones if any(_touches(t, s) for s in segments))
+
+
+@dataclass(slots=True)
+class SegmentLog:
+    """Segments and tombstones of one state, oldest first."""
+
+    hash_range: HashRange
+    entries: list[Entry] = field(default_factory=list)
+    tombstones: tuple[Tombstone, ...] = ()
+    limits: StateLimits = PRODUCTION
+    _last: int = 0
+    #: Positions up to here are named by a complete checkpoint (or were restored from one).
+    _committed: int = 0
+    _compacting: bool = False
+
+    def restore(self, segments: Iterable[Segment], tombstones: Iterable[Tombstone]) -> None:
+        """Begin with what a checkpoint names; new positions stand above all of it."""
+        ordered = sorted(segments, key=lambda s: (s.position, s.writer, s.clip_low))
+        self.entries = [Entry(s.position, s) for s in ordered]
+        self.tombstones = tuple(sorted(tombstones, key=lambda t: t.position))
+        self._last = max([s.position for s in ordered] + [t.position for t in self.tombstones], default=0)
+        self._committed = self._last
+
+    @property
+    def rows(self) -> int:
+        """Rows of all durable segments, about: of a clipped one its part."""
+        return sum(_rows_of(e.segment) for e in self.entries if e.segment is not None)
+
+    def next_position(self) -> int:
+        """Take the next place in order."""
+        self._last += 1
+        return self._last
+
+    def append(self, position: int) -> None:
+        """A segment was frozen at the place just taken."""
+        self.entries.append(Entry(position))
+
+    def view(self) -> LogView:
+        """A barrier passes: everything frozen so far belongs before it."""
+        return LogView(tuple(self.entries), self.tombstones)
+
+    def uploaded(self, position: int, segment: Segment) -> None:
+        """The segment at `position` is durable; a second upload of it changes nothing."""
+        for entry in self.entries:
+            if entry.position == position and entry.segment is None:
+                entry.segment = segment
+        self._prune()  # no later view names what a tombstone covers meanwhile, so its file will be deleted
+
+    def completed(self, view: LogView) -> None:
+        """A checkpoint that names the view is complete: its segments may be compacted."""
+        self._committed = max([self._committed, *(e.position for e in view.entries)])
+
+    def add_tombstone(self, hidden: HashRange, namespace_low: int, namespace_high: int) -> None:
+        """Hide all that stands so far in the ranges; what a newer tombstone hides as well needs no older one."""
+        new = Tombstone(
+            position=self.next_position(),
+            hash_low=hidden.low,
+            hash_high=hidden.high,
+            namespace_low=namespace_low,
+            namespace_high=namespace_high,
+        )
+        self.tombstones = (*(t for t in self.tombstones if not self._subsumed(t, new)), new)
+        self._prune()
+
+    def compaction(self) -> tuple[tuple[Segment, ...], int] | None:
+        """Return a run of committed segments to merge and the tier of the result.
+
+        When a tier is full and none is running.
+        """
+        if self._compacting:
+            return None
+        ready = [e.segment for e in self.entries if e.segment is not None and e.position <= self._committed]
+        for tier in range(TIERS):
+            places = [i for i, s in enumerate(ready) if min(s.tier, TIERS - 1) == tier]
+            if len(places) >= self.limits.segments_per_tier:
+                stop = places[-1] + 1
+                while stop < len(ready) and ready[stop].position == ready[stop - 1].position:
+                    stop += (
+                        1  # of two writers before a rescale: the merged position must not tie with one of its own rows
+                    )
+                self._compacting = True
+                return tuple(ready[places[0] : stop]), min(tier + 1, TIERS - 1)
+        return None
+
+    def compacted(self, inputs: tuple[Segment, ...], merged: Segment | None) -> None:
+        """The merged segment is durable and takes the run's place; None: given up, nothing changes."""
+        self._compacting = False
+        if merged is None:
+            return
+        gone = {id(s) for s in inputs}
+        place = next((i for i, e in enumerate(self.entries) if id(e.segment) in gone), None)
+        if place is None:  # the whole run was dropped under a tombstone meanwhile
+            return
+        kept = [e for e in self.entries if id(e.segment) not in gone]
+        kept.insert(place, Entry(merged.position, merged))
+        self.entries = kept
+        self._prune()
+
+    def is_oldest(self, inputs: tuple[Segment, ...]) -> bool:
+        """Whether nothing stands before the run, so that deletions in it have nothing left to hide."""
+        return bool(self.entries) and self.entries[0].segment is inputs[0]
+
+    def _prune(self) -> None:
+        """Forget segments that lie wholly under a tombstone, and tombstones that hide nothing.
+
+        Open views keep theirs.
+        """
+        self.entries = [e for e in self.entries if e.segment is None or not _covered(e.segment, self.tombstones)]
+        if self._compacting:  # the merged segment may yet bring back what a tombstone has to hide
+            return
+        self.tombstones = tuple(
+            t
+            for t in self.tombstones
+            if any(e.position < t.position if e.segment is None else _touches(t, e.segment) for e in self.entries)
+        )
+
+    def _subsumed(self, old: Tombstone, new: Tombstone) -> bool:
+        mine = HashRange(old.hash_low, old.hash_high).intersect(self.hash_range)
+        return mine is None or (
+            new.hash_low <= mine.low
+            and mine.high <= new.hash_high
+            and new.namespace_low <= old.namespace_low
+            and old.namespace_high <= new.namespace_high
+        )
+
+
+def _rows_of(segment: Segment) -> int:
+    low, high = max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
+    if low > high:
+        return 0
+    return -(-segment.rows * (high - low + 1) // (segment.hash_max - segment.hash_min + 1))
+
+
+def _touches(stone: Tombstone, segment: Segment) -> bool:
+    return (
+        segment.position < stone.position
+        and max(segment.hash_min, segment.clip_low) <= stone.hash_high
+        and stone.hash_low <= min(segment.hash_max, segment.clip_high)
+        and segment.namespace_min <= stone.namespace_high
+        and stone.namespace_low <= segment.namespace_max
+    )
+
+
+def _covered(segment: Segment, stones: Iterable[Tombstone]) -> bool:
+    low, high = max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
+    return low > high or any(
+        segment.position < t.position
+        and t.hash_low <= low
+        and high <= t.hash_high
+        and t.namespace_low <= segment.namespace_min
+        and segment.namespace_max <= t.namespace_high
+        for t in stones
+    )

@@ -1,0 +1,383 @@
+"""Segments: Parquet files of state rows sorted by `__key_hash`; writing, and merging by order (`segment_file` reads).
+
+Order is (position in the log, `__seq`): of the rows of one (key, namespace) the last one counts, rows that stand before
+a tombstone in whose ranges they lie are gone. Called by freeze, restore, compaction, the savepoint writer and the
+offline tools; any thread.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import zlib
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from penstock.core.evolution import FIRST_VALUE_ID, conform
+from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
+from penstock.core.schema import schema_from_text
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.log.encoded_segment import EncodedSegment
+from penstock.state.log.entry_order import last_entries
+from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, LAST_ACCESS, NAMESPACE, ROW, SEQ
+from penstock.state.log.segment_file import GROUPS, NAMESPACES, SegmentFile
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
+    from penstock.kernels.compiler.compile import I64
+
+#: A smaller file is read back instead of mapped.
+_MAPPED_BYTES = 128 << 10
+#: A file names the namespaces of its rows if they are no more than these.
+_NAMED = 1024
+#: Hash, namespace, deleted, seq: a state without any others has timers.
+_FIXED_COLUMNS = 4
+_ENTRY_IDS = range(FIRST_ENTRY, FIRST_VALUE_ID)
+
+
+class SegmentWriter:
+    """Writes one segment; rows must come in the order of their hash."""
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        position: int,
+        tier: int = 0,
+        *,
+        path: Path | None = None,
+        wide: bool = False,
+        limits: StateLimits = PRODUCTION,
+    ) -> None:
+        """Start a file of `schema` (see `PaneTableSpec.segment_schema`), in memory or under `path`."""
+        self._group_rows = limits.wide_group_rows if wide else limits.group_rows
+        self._schema = schema
+        self._position = position
+        self._tier = tier
+        self._path = path
+        self._out: BinaryIO = io.BytesIO() if path is None else path.open("w+b")
+        self._sink = _Sink(self._out)
+        self._writer = pq.ParquetWriter(self._sink, schema, use_dictionary=False, **_layout(schema))
+        self._groups: list[tuple[int, ...]] = []
+        #: Of timers a row group has those of a span of time, so that those that are due are few groups.
+        self._times = len(schema) == len(key_names(schema)) + _FIXED_COLUMNS
+        self._named: set[int] | None = set()
+        self._rows = 0
+        self._hashes = [HASH_MAX, HASH_MIN]
+        self._namespaces = [HASH_MAX, HASH_MIN]
+
+    def add(self, table: pa.Table) -> None:
+        """Append rows; `__seq` is counted anew."""
+        rows = table.num_rows
+        if rows == 0:
+            return
+        place = self._schema.get_field_index(SEQ)
+        seq = pa.array(np.arange(self._rows, self._rows + rows))
+        table = table.set_column(place, self._schema.field(place), seq)
+        self._rows += rows
+        for column, span in ((KEY_HASH, self._hashes), (NAMESPACE, self._namespaces)):
+            values = table.column(column).to_numpy()
+            span[0], span[1] = min(span[0], int(values.min())), max(span[1], int(values.max()))
+        if self._named is not None:
+            namespaces = table.column(NAMESPACE).to_numpy()
+            several = (namespaces != namespaces[0]).any()  # most tables are of one window
+            self._named.update(np.unique(namespaces if several else namespaces[:1]).tolist())
+            self._named = self._named if len(self._named) <= _NAMED else None
+        if self._times and rows > self._group_rows:
+            table = _by_time(table, self._group_rows)
+        for first in range(0, rows, self._group_rows):
+            start, group = self._sink.begin(), table.slice(first, self._group_rows)
+            self._writer.write_table(group, row_group_size=self._group_rows)
+            low, high = (group.column(KEY_HASH)[i].as_py() for i in (0, -1))
+            self._groups.append((start, self._sink.size - start, self._sink.crc, low, high, group.num_rows))
+
+    def finish(self) -> EncodedSegment:
+        """Return the file; without any row its ranges are empty (lowest above highest).
+
+        One under a path has no name any more and is mapped: its bytes are the page cache's, not this process's.
+        """
+        about: dict[bytes, list[Any]] = {GROUPS: self._groups}
+        if self._named is not None:
+            about[NAMESPACES] = sorted(self._named)
+        self._writer.add_key_value_metadata({k: json.dumps(v, separators=(",", ":")) for k, v in about.items()})
+        start = self._sink.begin()
+        self._writer.close()
+        data = self._data()
+        return EncodedSegment(
+            position=self._position,
+            data=data,
+            rows=self._rows,
+            hash_min=self._hashes[0],
+            hash_max=self._hashes[1],
+            namespace_min=self._namespaces[0],
+            namespace_max=self._namespaces[1],
+            tier=self._tier,
+            footer_length=len(data) - start,
+            footer_checksum=f"crc32:{self._sink.crc:08x}",
+        )
+
+    def close(self) -> None:
+        """Close the file, also of a segment that was given up; idempotent."""
+        if not self._out.closed:
+            self._writer.close()
+            self._out.close()
+
+    def _data(self) -> bytes:
+        if isinstance(self._out, io.BytesIO):
+            return self._out.getvalue()
+        assert self._path is not None  # noqa: S101 - for the type checker
+        with self._out as out:
+            out.flush()
+            self._path.unlink()
+            if out.tell() < _MAPPED_BYTES:
+                out.seek(0)
+                return out.read()
+            return _mapped(out)
+
+
+def mapped(path: Path) -> bytes:
+    """Return a file that is not empty: its bytes are the page cache's, not this process's, also when it is removed.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    with path.open("rb") as file:
+        return _mapped(file)
+
+
+def _mapped(file: BinaryIO) -> bytes:
+    return cast("bytes", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # written and sliced as bytes are
+
+
+def _by_time(table: pa.Table, group_rows: int) -> pa.Table:
+    """Return rows, sorted by hash, group by group of the times; the rows of a group are sorted by hash."""
+    group = np.empty(table.num_rows, np.int64)
+    group[np.argsort(table.column(NAMESPACE).to_numpy(), kind="stable")] = np.arange(table.num_rows) // group_rows
+    return table.take(pa.array(np.argsort(group, kind="stable")))
+
+
+class _Sink:
+    """Where a file is written, and the checksum of what came since the last `begin`."""
+
+    closed = False
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.size = 0
+        self.crc = 0
+
+    def begin(self) -> int:
+        """Start a new checksum; returns the place in the file."""
+        self.crc = 0
+        return self.size
+
+    def write(self, data: bytes) -> int:
+        """Write all of it."""
+        self.crc = zlib.crc32(data, self.crc)
+        self.size += len(data)
+        return self._out.write(data)
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Return the place in the file."""
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """The file is closed by whoever opened it."""
+
+
+def _layout(schema: pa.Schema) -> dict[str, Any]:
+    """Return encodings and compressions: integers by their differences, the rest by zstd; hashes are noise."""
+    packed = [f.name for f in schema if f.name != KEY_HASH and pt.is_int64(f.type)]
+    rest = {f.name: "zstd" for f in schema if f.name != KEY_HASH and not pt.is_int64(f.type)}
+    return {
+        "column_encoding": dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+        "compression": {**rest, KEY_HASH: "none", **dict.fromkeys(packed, "none")},
+        "compression_level": dict.fromkeys(rest, 1),
+    }
+
+
+def key_names(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the key columns of a segment's schema, by their field ids."""
+    return _names(schema, KEY_IDS)
+
+
+def entry_names(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns that tell a key's elements of a list or entries of a map apart; none for other states."""
+    return _names(schema, _ENTRY_IDS)
+
+
+def _names(schema: pa.Schema, ids: range) -> tuple[str, ...]:
+    return tuple(f.name for f in schema if int((f.metadata or {}).get(b"id", b"0")) in ids)
+
+
+def clip_of(segment: Segment, within: HashRange) -> HashRange | None:
+    """Return the part of `within` that the segment may be read for."""
+    return HashRange(segment.clip_low, segment.clip_high).intersect(within)
+
+
+def visible_rows(hashes: I64, namespaces: I64, position: int, tombstones: Iterable[Tombstone]) -> np.ndarray:
+    """Return which rows of a segment at `position` no tombstone hides."""
+    visible = np.ones(len(hashes), np.bool_)
+    for stone in tombstones:
+        if stone.position > position:
+            hidden = (hashes >= stone.hash_low) & (hashes <= stone.hash_high)
+            hidden &= (namespaces >= stone.namespace_low) & (namespaces <= stone.namespace_high)
+            visible &= ~hidden
+    return visible
+
+
+def read_visible(file: SegmentFile, tombstones: Sequence[Tombstone], within: HashRange) -> Iterator[pa.Table]:
+    """Yield the segment's rows within its clip and the range that no tombstone hides, a row group at a time.
+
+    Deletions are still among them.
+    """
+    clip = clip_of(file.segment, within)
+    if clip is None:
+        return
+    for table in file.tables(clip):
+        shown = without_hidden(table, file.segment.position, tombstones)
+        if shown.num_rows:
+            yield shown
+
+
+def without_hidden(table: pa.Table, position: int, tombstones: Sequence[Tombstone]) -> pa.Table:
+    """Return the rows of a segment at `position` that no tombstone hides."""
+    if not tombstones:
+        return table
+    hashes, namespaces = table.column(KEY_HASH).to_numpy(), table.column(NAMESPACE).to_numpy()
+    visible = visible_rows(hashes, namespaces, position, tombstones)
+    return table if visible.all() else table.filter(pa.array(visible))
+
+
+def merge_segments(
+    files: Sequence[SegmentFile],
+    tombstones: Sequence[Tombstone],
+    schema: pa.Schema,
+    *,
+    within: HashRange,
+    keep_deleted: bool,
+    expired: int | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the newest visible row of every (key, namespace), sorted by hash, in pieces of bounded size.
+
+    Of the files, whose sizes hold, what is read is what a piece needs. With a time-to-live, what was last accessed at
+    `expired` or before is deleted.
+    """
+    ordered = sorted(files, key=lambda file: file.segment.position)
+    span = _span([file.segment for file in ordered], within)
+    if span is None:
+        return
+    limits = ordered[0].limits
+    total = sum(file.segment.rows for file in ordered)
+    parts = max(1, -(-total // limits.merged_rows))
+    step = (span.high - span.low + 1) // parts + 1
+    low = span.low
+    while low <= span.high:
+        piece = HashRange(low, min(low + step - 1, span.high))
+        tables = [table for file in ordered for table in read_visible(file, tombstones, piece)]
+        for part in _cut(tables, limits.merged_bytes):
+            every = pa.concat_tables([conform(table, schema) for table in part])
+            merged = newest_rows(
+                every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted
+            )
+            if merged.num_rows:
+                yield merged
+        low = piece.high + 1
+
+
+def _span(segments: Sequence[Segment], within: HashRange) -> HashRange | None:
+    """Return the part of a range in which the segments have rows."""
+    ranges = [clip_of(s, HashRange(s.hash_min, s.hash_max)) for s in segments if s.rows]
+    low, high = min((r.low for r in ranges if r), default=1), max((r.high for r in ranges if r), default=0)
+    return HashRange(low, high).intersect(within) if low <= high else None
+
+
+def _cut(tables: list[pa.Table], most_bytes: int) -> Iterator[list[pa.Table]]:
+    """Yield the rows hash range by hash range, so few that they can be merged; those of one hash stay together.
+
+    Each of the tables is sorted by hash.
+    """
+    if sum(table.nbytes for table in tables) > most_bytes:
+        columns = [table.column(KEY_HASH).to_numpy() for table in tables]
+        hashes = np.sort(np.concatenate(columns))
+        middle = int(hashes[len(hashes) // 2])
+        if middle == hashes[0] and middle < hashes[-1]:
+            middle = int(hashes[np.searchsorted(hashes, middle, side="right")])
+        if middle > hashes[0]:
+            stops = [int(np.searchsorted(column, middle)) for column in columns]
+            yield from _cut([t.slice(0, stop) for t, stop in zip(tables, stops, strict=True) if stop], most_bytes)
+            above = [t.slice(stop) for t, stop in zip(tables, stops, strict=True) if stop < t.num_rows]
+            yield from _cut(above, most_bytes)
+            return
+    if tables:
+        yield tables
+
+
+def _expired(table: pa.Table, until: int) -> pa.Table:
+    """Return the rows with those deleted that were last accessed at `until` or before."""
+    old = pc.less_equal(table.column(LAST_ACCESS), until).fill_null(False)
+    place = table.schema.get_field_index(DELETED)
+    return table.set_column(place, table.schema.field(place), pc.or_(table.column(DELETED), old))
+
+
+def newest_rows(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa.Table:
+    """Keep the last row of every (key, namespace), or (key, namespace, `__row`) or entry; rows come in order."""
+    names = (*key_names(schema), *(name for name in (NAMESPACE, ROW) if name in schema.names))
+    batch = table.combine_chunks().to_batches(max_chunksize=table.num_rows)[0]
+    hashes = table.column(KEY_HASH).to_numpy()
+    namespaces = table.column(NAMESPACE).to_numpy()
+    mixed = hashes ^ (namespaces.view(np.uint64) * np.uint64(0x9E3779B185EBCA87)).view(np.int64)
+    if ROW in names:  # not part of the hash, and the same key may have many
+        mixed ^= (table.column(ROW).to_numpy().view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)).view(np.int64)
+    index = KeyIndex(pa.schema([schema.field(n) for n in names]))
+    slots = index.upsert(key_columns(batch, names), mixed)
+    entries = [batch.column(name) for name in entry_names(schema)]
+    if entries:
+        last = last_entries(slots, entries)
+    else:
+        last = np.empty(index.count, np.int64)
+        last[slots] = np.arange(len(slots))  # of equal slots the last assignment stays
+    if not keep_deleted:
+        deleted = table.column(DELETED).to_numpy()
+        last = last[~deleted[last]]
+    last = last[np.lexsort((last, hashes[last]))]
+    return table.take(pa.array(last))
+
+
+def read_state(
+    snapshot: KeyedStateSnapshot,
+    read: Callable[[FileRef], bytes],
+    within: HashRange | None = None,
+    limits: StateLimits = PRODUCTION,
+) -> Iterator[pa.Table]:
+    """Yield the rows a snapshot of one state means, sorted by hash.
+
+    What a savepoint writes and the offline reader shows.
+
+    `read` returns the bytes of a file or of a part of it, verified where the reference has a checksum.
+    """
+    schema = schema_from_text(snapshot.schema)
+    own = HashRange(snapshot.hash_low, snapshot.hash_high)
+    asked = own if within is None else own.intersect(within)
+    if asked is None:
+        return
+    files = [SegmentFile(s, read, limits) for s in snapshot.segments if clip_of(s, asked) is not None]
+    yield from merge_segments(files, snapshot.tombstones, schema, within=asked, keep_deleted=False)

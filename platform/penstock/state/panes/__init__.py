@@ -1,0 +1,1 @@
+"""Tables of windows, running aggregates and sessions; opened by `state.store`."""

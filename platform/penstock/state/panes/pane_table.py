@@ -1,0 +1,362 @@
+"""`PaneTable`: accumulators by (key, pane), the state of window aggregates.
+
+One key index, dense pages of cells per pane. Owned by one subtask thread. `update` adds a batch, `fire` merges the
+panes of a window, `drop_below` forgets closed panes, `freeze` gives a consistent cut without copying. With a cold
+store, keys that were not seen for long move there when memory runs out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.errors import PenstockError
+from penstock.kernels.aggregates import merge
+from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
+from penstock.state.cells.adding import add_rows
+from penstock.state.cells.hot_panes import Fired, HotPanes, canonical, overflow
+from penstock.state.cells.pane_rows import table_to_rows
+from penstock.state.keys.key_counts import KeyCounts
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.log.frozen import FrozenSource, FrozenTable
+from penstock.state.memory.recency import past_part
+from penstock.state.panes.cold_merge import fire_with_cold, pane_rows
+from penstock.state.panes.pane_changes import Changes
+from penstock.state.panes.pane_eviction import Bounds
+from penstock.state.panes.table_context import TableHome
+from penstock.state.remote.remote_panes import RemoteRows
+from penstock.state.spill.cold_panes import ColdPanes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.cells.value_heap import ValueHeap
+    from penstock.state.log.frozen import FrozenSegment
+
+_MANY = 1 << 31
+
+
+class PaneTable:
+    """Accumulators by key and pane."""
+
+    def __init__(self, source: FrozenSource, spec: PaneTableSpec, home: TableHome) -> None:
+        """An empty table; `load` fills it at a restore."""
+        self.source = source
+        # with the field ids of the snapshot it is restored from
+        self.spec = source.spec if isinstance(source.spec, PaneTableSpec) else spec
+        self._home = home
+        self._limits = source.limits
+        in_file = home.cold is not None and home.cold.in_file
+        self._hot = HotPanes(self.spec, small=in_file)
+        source.memory = self._hot.memory
+        self._cold = None if home.cold is None else ColdPanes(home.cold)
+        #: Where the table stays within them whatever comes: its cold rows have a file.
+        bounds = Bounds(home.budget, self._holder, self._limits)
+        self._bounds = bounds if in_file else None
+        encoding = bounds if in_file or self.spec.value_words else None
+        self._changes = Changes(source, self.spec, home.directory, encoding)
+        self._remote = home.cold if isinstance(home.cold, RemoteRows) else None
+        if self._remote is not None:
+            self._remote.follow(self._changes)
+        self._check_dead_at = self._limits.dead_keys
+
+    @property
+    def heap(self) -> ValueHeap:
+        """What the words of strings and the like refer to; always the same."""
+        return self._hot.heap
+
+    @property
+    def most_rows(self) -> int:
+        """Most rows to be given to a running table at a time; asked anew each time, as it changes."""
+        most = _MANY if self._bounds is None else self._bounds.piece
+        return most if self._remote is None else min(most, self._remote.next_rows())
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def update(self, keys: KeyColumns, hashes: I64, panes: I64, inputs: Sequence[AccumulatorInput | None]) -> None:
+        """Add a batch: one key, hash and pane start a row, one input an accumulator (None: nothing to add).
+
+        Raises:
+            PenstockError: an integer sum left 64 bits, or the state left its memory (hashmap backend).
+        """
+        cell = self._cells_of(keys, hashes, panes)
+        overflowed = add_rows(self.spec, (self._hot.memory.cells, self._hot.memory.float_cells), cell, inputs)
+        if overflowed is not None:
+            raise overflow(overflowed)
+        self._settle()
+
+    def merge(self, keys: KeyColumns, hashes: I64, panes: I64, cells: I64) -> None:
+        """Add rows that were combined before: one key, hash, pane start and cell each.
+
+        Raises:
+            PenstockError: as `update`.
+        """
+        cell = self._cells_of(keys, hashes, panes)
+        if merge.merge_cells(self._hot.memory.cells, cell, cells, self.spec.ops):
+            raise overflow("a sum of a window")
+        self._settle()
+
+    @property
+    def adds_in_one_pass(self) -> bool:
+        """Whether `add` can be used now: all accumulators are simple, nothing is frozen or cold."""
+        return self._cold is None and self.spec.in_one_pass and not self._hot.memory.frozen
+
+    def add(
+        self, keys: KeyColumns, times: I64, window: I64, inputs: Sequence[AccumulatorInput | None]
+    ) -> tuple[int, int]:
+        """As `update`, by event times: leaves out rows that are late or of impossible time and returns how many.
+
+        `window` = [length of a pane, offset, first open start, latest possible time].
+
+        Raises:
+            PenstockError: as `update`.
+        """
+        index = self._hot.index
+        slots = index.slots_of(keys, len(times))
+        counts = self._hot.memory.accumulate((slots, times), window, inputs, index.count)
+        if counts.overflowed:
+            raise overflow("a sum of a window")
+        self._settle()
+        return counts.late, counts.wild
+
+    def panes(self) -> list[int]:
+        """Return the starts of all panes that hold rows, ascending."""
+        hot = self._hot.memory.panes
+        return hot if self._cold is None else sorted({*hot, *self._cold.panes})
+
+    def fire(self, panes: list[int]) -> Iterator[Fired]:
+        """Yield every key with a row in these panes, its accumulators merged, in pieces of at most 65 536 rows.
+
+        The arrays of a piece are its own, but strings and the like that its words refer to are there until the next.
+        The table must not be written between pieces.
+        """
+        if self._cold is not None and self._cold.holds(panes):
+            yield from fire_with_cold(self._hot, self._cold, panes, self.source.hash_range)
+            return
+        yield from self._hot.fire(panes)
+
+    def fire_keys(self, keys: KeyColumns, hashes: I64, panes: list[int]) -> Iterator[Fired]:
+        """As `fire`, for the given keys alone (each once in the result)."""
+        # An index of their own: the window may hold more keys than the table has in memory, and must not bring them in.
+        asked = KeyIndex(self.spec.key_schema)
+        asked.upsert(keys, hashes)
+        count = asked.count
+        for piece in self.fire(panes):
+            chosen = asked.upsert(canonical(self.spec, piece.keys), piece.hashes) < count
+            if chosen.any():
+                mask = pa.array(chosen)
+                yield Fired([k.filter(mask) for k in piece.keys], piece.hashes[chosen], piece.cells[chosen])
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the rows of one key, its first `most` panes; see `state.store.StateTable`."""
+        return pane_rows((self._hot, self._cold), keys, hashes, most)
+
+    def counts(self) -> KeyCounts:
+        """Return how many panes every key has in memory."""
+        hashes = self._hot.index.hashes
+        return KeyCounts(hashes, self._hot.memory.counts(len(hashes)), ((self._hot.index.view(), len(hashes)),))
+
+    def drop_below(self, pane: int) -> None:
+        """Forget all panes that start before `pane`: their pages become free, the log gets one tombstone."""
+        gone = [p for p in self._hot.memory.panes if p < pane]
+        cold_gone = [] if self._cold is None else [p for p in self._cold.panes if p < pane]
+        if not gone and not cold_gone:
+            return
+        self._hot.memory.drop(gone)
+        if self._cold is not None:
+            self._cold.drop_below(pane)
+        self.source.log.add_tombstone(self.source.hash_range, MIN_TIMESTAMP, pane - 1)
+        if self._hot.index.count >= self._check_dead_at:
+            self._drop_dead_keys()
+        self._report()
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table as it is."""
+        self._changes.freeze_evicted()
+        self._freeze_dirty()
+        return FrozenTable(self.source, self.source.log.view(), self._changes.undurable())
+
+    def load(self, table: pa.Table) -> None:
+        """Put restored rows in, newest last."""
+        most = self.most_rows
+        for first in range(0, table.num_rows, most):
+            self._load(table.slice(first, most))
+
+    def _load(self, table: pa.Table) -> None:
+        self._make_room(table.num_rows)
+        keys, hashes, panes, cells = table_to_rows(self.spec, table, self.heap)
+        self._restored(cells)
+        slots = self._upsert(keys, hashes)
+        if self._cold is not None:
+            self._cold.note_slots(slots, self._hot.index.count)
+            deleted = cells[:, 0] == 0
+            if deleted.any():
+                self._cold.forget(self._hot.index.view(), slots[deleted], panes[deleted])
+        self._hot.memory.put(slots, panes, cells, self._hot.index.count)
+        self._settle()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of index, pages and rows waiting for an upload."""
+        return self._hot_bytes() + self._changes.memory_bytes
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._home.budget.report(self._holder, 0)
+        self._home.budget.work(f"{self._holder}/frozen", 0)
+        self._changes.close()
+
+    @property
+    def _holder(self) -> str:
+        return f"{self.source.writer}/{self.source.uid}/{self.source.state}"
+
+    def _freeze_dirty(self) -> FrozenSegment | None:
+        whole = self._worth_whole()
+        return self._changes.freeze(self._hot, whole=whole, pinned=self.heap.pinned)
+
+    def _cells_of(self, keys: KeyColumns, hashes: I64, panes: I64) -> I64:
+        """Return the cell of every row, made or brought in where it is not in memory."""
+        slots = self._upsert(keys, hashes)
+        cell = self._hot.memory.locate(slots, panes, self._hot.index.count)
+        if self._cold is not None:
+            self._fetch(slots, panes, cell)
+        return cell
+
+    def _upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of every row, made where the key is new; the array is reused by the next call."""
+        return self._hot.index.upsert(keys, hashes)
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def _hot_bytes(self) -> int:
+        if self._bounds is None or self._cold is None:
+            return self._hot.memory_bytes
+        return self._hot.bytes_with(self._hot.index.count - 1) + self._cold.memory_bytes  # free cells are memory, too
+
+    def _report(self) -> None:
+        self._home.budget.report(self._holder, self._hot_bytes())
+        if self._changes.pending:
+            self._home.budget.work(f"{self._holder}/frozen", self._changes.memory_bytes)
+
+    def _make_room(self, rows: int) -> None:
+        """Let keys leave before so many rows are taken in."""
+        bounds, cold = self._bounds, self._cold
+        if bounds is not None and cold is not None and bounds.full(self._hot, cold, rows):
+            self._evict()
+
+    def _restored(self, cells: I64) -> None:
+        """These cells are restored."""
+
+    def _worth_whole(self) -> bool:
+        """Whether all rows are to be saved, in place of older ones."""
+        return False
+
+    def _settle(self) -> None:
+        self._report()
+        if self._cold is not None:
+            if self._is_full():
+                self._evict()
+            return
+        budget = self._home.budget
+        if self.spec.value_words and (budget.exceeded or self.heap.full):
+            self._compact_heap()
+            self._report()
+        if budget.exceeded and self._hot.index.leave_out_near_keys():
+            self._report()
+        if budget.exceeded:
+            raise PenstockError(
+                f"keyed state of {self.source.uid} needs {budget.used_bytes:,} bytes,"
+                f" managed_memory_bytes allows {budget.limit_bytes:,}",
+                hint="raise managed_memory_bytes or the parallelism, or set state_backend=rocksdb to use the disk",
+            )
+
+    def _is_full(self) -> bool:
+        """Whether keys have to leave memory.
+
+        Leaving values behind that nothing refers to is enough if they will not soon take as much again: it looks at
+        every cell.
+        """
+        full = self._too_many(self._hot_bytes())
+        if self.spec.value_words and (full or self.heap.full):
+            self._compact_heap()
+            self._report()
+            full = full and self._too_many(2 * self._hot_bytes())
+        return full
+
+    def _too_many(self, hot_bytes: int) -> bool:
+        """Whether so many bytes of keys and cells are too many; values need as much again while they are moved."""
+        if self._hot.index.count > self._limits.hot_keys:
+            return True
+        budget = self._home.budget
+        return (
+            past_part(budget, self._holder, hot_bytes) if self.spec.value_words else budget.should_shrink(self._holder)
+        )
+
+    def _compact_heap(self) -> None:
+        """Keep the values alone that a cell refers to; cells that are frozen were copied and have the memory pinned."""
+        memory = self._hot.memory
+        memory.copy_all_frozen()
+        named = np.ix_(memory.cells_in_use(), np.array(list(self.spec.value_words)))
+        memory.cells[named] = self.heap.compact(memory.cells[named])
+
+    def _drop_dead_keys(self) -> None:
+        """Rebuild without the keys that have no row left, if they are at least half of all."""
+        count = self._hot.index.count
+        alive = np.zeros(count, np.bool_)
+        alive[self._hot.memory.present().slots] = True
+        living = int(alive.sum())
+        if 2 * living <= count:
+            self._rebuild(alive)
+            self._check_dead_at = 2 * living + self._limits.dead_keys
+        else:
+            self._check_dead_at = count + max(self._limits.dead_keys, count // 2)
+
+    def _rebuild(self, keep: np.ndarray) -> None:
+        """Keep these slots alone; what is frozen was copied and has its own view of the old keys."""
+        self._hot.memory.copy_all_frozen()
+        kept = np.nonzero(keep)[0].astype(np.int32)
+        self._hot = self._hot.rebuilt(kept)
+        self.source.memory = self._hot.memory
+        if self._cold is not None:
+            self._cold.moved(kept)
+        if self.spec.value_words:
+            self._compact_heap()
+
+    def _fetch(self, slots: I32, panes: I64, cell: I64) -> None:
+        """Bring in the cold rows of cells that are about to be written for the first time."""
+        assert self._cold is not None  # noqa: S101 - for the type checker
+        self._cold.note_slots(slots, self._hot.index.count)
+        self._cold.fetch(self._hot.index.view(), (slots, panes), (self._hot.memory.cells, cell), self.heap)
+
+    def _evict(self) -> None:
+        """Move the keys that were not touched for longest to the cold store.
+
+        Changed rows are saved for the next barrier first.
+        """
+        assert self._cold is not None  # noqa: S101
+        if self._bounds is not None:
+            self._evict_in_pieces(self._bounds, self._cold)
+            return
+        segment = self._freeze_dirty()
+        self._hot.memory.copy_all_frozen()
+        if segment is not None:
+            self._changes.spill(segment)
+        keep, keys = self._cold.recent(self._hot.index.count), self._hot.index.view()
+        rows = self._hot.memory.present()
+        out = ~keep[rows.slots]
+        self._cold.put(keys, rows.chosen(out))
+        self._rebuild(keep)
+        self._report()
+
+    def _evict_in_pieces(self, bounds: Bounds, cold: ColdPanes) -> None:
+        self._hot.memory.copy_all_frozen()
+        self._hot = bounds.evict(self._hot, cold, self._changes.place(cold))
+        self.source.memory = self._hot.memory
+        self._report()

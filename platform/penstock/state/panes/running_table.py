@@ -1,0 +1,141 @@
+"""`RunningTable`: a pane table with one pane that never closes, the state of running aggregates and deduplication.
+
+`run` and `keep` give an answer a row. With a time-to-live the last word of a cell is when its row was last written;
+what has expired begins anew when its key has a row, and is removed bit by bit behind every batch. Owned by one subtask
+thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.kernels.aggregates import merge
+from penstock.kernels.aggregates import running_kernels as running
+from penstock.state.cells.adding import run_input
+from penstock.state.cells.hot_panes import overflow
+from penstock.state.log.segment_columns import LAST_ACCESS
+from penstock.state.panes.pane_ages import SWEEP, SWEEP_AT_FREEZE, PaneAges
+from penstock.state.panes.pane_table import PaneTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.kernels.compiler.compile import I64, U8
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
+    from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
+    from penstock.state.log.ttl import Ttl
+    from penstock.state.panes.table_context import TableHome
+
+
+class RunningTable(PaneTable):
+    """Accumulators by key."""
+
+    def __init__(self, source: FrozenSource, spec: PaneTableSpec, home: TableHome, ttl: Ttl | None = None) -> None:
+        """An empty table; `load` fills it at a restore. `ttl`: where the spec says that rows expire."""
+        source.ttl = self._ttl = ttl
+        super().__init__(source, spec, home)
+        self._ages = None if ttl is None else PaneAges(ttl, self.spec)
+        #: Rows that were clean before, since the last freeze.
+        self._changed = 0
+        self._zeros = np.zeros(0, np.int64)
+        #: Memory that the words of the last answer refer to.
+        self._answered: tuple[I64, ...] = ()
+
+    def pieces(self, data: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Begin a batch: yield its rows, as many as the table takes at a time; a piece is taken in before the next."""
+        if self._ttl is not None:
+            self._ttl.clock.tick()
+        done = 0
+        while done < data.num_rows:
+            part = data.slice(done, self.most_rows)
+            yield part
+            done += part.num_rows
+
+    def run(self, keys: KeyColumns, hashes: I64, inputs: Sequence[AccumulatorInput | None]) -> I64:
+        """As `update` into the one pane; returns the words as of each row: `[word, row]`.
+
+        Words that refer to strings and the like are good until the next call.
+
+        Raises:
+            PenstockError: as `update`.
+        """
+        cell = self._cells_of_one_pane(keys, hashes)
+        if self._ages is not None:
+            self._ages.stamp(self._hot.memory, cell)
+        words = np.empty((self.spec.width, len(cell)), np.int64)
+        self._changed += int(running.run_rows(self._hot.memory.cells, cell, words[0]))
+        for accumulator, word, values in zip(self.spec.accumulators, self.spec.words, inputs, strict=True):
+            if values is not None and run_input(accumulator, (self._hot.memory, words), word, cell, values):
+                raise overflow(accumulator.name)
+        self._answered = self.heap.pinned
+        self._sweep(SWEEP)
+        self._settle()
+        return words
+
+    def keep(self, keys: KeyColumns, hashes: I64, order: I64, *, last: bool) -> U8:
+        """Return of every row whether it replaces its key's row; the table's one accumulator is the kept row's order.
+
+        Raises:
+            PenstockError: the state left its memory (hashmap backend).
+        """
+        cell = self._cells_of_one_pane(keys, hashes)
+        kept = np.empty(len(cell), np.uint8)
+        op = merge.LAST if last else merge.FIRST
+        self._changed += int(running.keep_rows(self._hot.memory.cells, op, cell, order, kept))
+        if self._ages is not None:
+            self._ages.stamp(self._hot.memory, cell[kept.view(np.bool_)])
+        self._sweep(SWEEP)
+        self._settle()
+        return kept
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the row of one key, if it has not expired; see `state.store.StateTable`."""
+        found, ttl = super().look_up(keys, hashes, most), self.source.ttl
+        return found if ttl is None else found.filter(pa.array(found.column(LAST_ACCESS).to_numpy() > ttl.deadline))
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table as it is, with a part of what has expired cleaned up."""
+        self._sweep(SWEEP_AT_FREEZE)
+        return super().freeze()
+
+    def _freeze_dirty(self) -> FrozenSegment | None:
+        segment = super()._freeze_dirty()
+        self._changed = 0
+        return segment
+
+    def _cells_of_one_pane(self, keys: KeyColumns, hashes: I64) -> I64:
+        rows = len(hashes)
+        self._make_room(rows)
+        if rows > len(self._zeros):
+            self._zeros = np.zeros(max(rows, 2 * len(self._zeros)), np.int64)
+        cell = self._cells_of(keys, hashes, self._zeros[:rows])
+        if self._ages is not None:
+            self._ages.renew(self._hot.memory, cell)
+        return cell
+
+    def _restored(self, cells: I64) -> None:
+        if self._ages is not None:
+            self._ages.restored(cells)
+            if self._cold is not None:  # nobody looks for it there
+                self._ages.leave_out(cells)
+
+    def _sweep(self, limit: int) -> None:
+        """Forget what has expired among the next keys in memory; cold ones wait until their key has a row."""
+        if self._ages is None or self._cold is not None:
+            return
+        self._ages.sweep(self._hot.memory, self._hot.index.count, limit)
+        if self._hot.index.count >= self._check_dead_at:
+            self._drop_dead_keys()
+
+    def _worth_whole(self) -> bool:
+        """Whether so many rows have changed that all of them are saved.
+
+        It is less than merging segments later that hold the same keys again and again, and a restore reads it once.
+        """
+        cold = self._cold is not None and bool(self._cold.panes)
+        most = 2 * self._changed >= self._hot.index.count and self._changed > 0
+        return most and bool(self.source.log.entries) and not cold and not self._hot.memory.uncopied

@@ -1,0 +1,98 @@
+"""When sessions are due, where they stay in the object store: timers by key, in a log of their own.
+
+Of a key that is not in memory the log of timers has one that is due no later than any of its sessions, so that a
+watermark reads what it closes and nothing else. A session that goes on has its timer left where it is: when that is due
+the key is looked at, and gets another one at the next barrier, or when it leaves memory. Used by
+`state.panes.session_table` in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.core.elements import MAX_TIMESTAMP
+from penstock.kernels.keys.key_columns import key_column
+from penstock.state.spill.cold_timers import DueTimers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.tables.row_state import RowState
+    from penstock.state.tables.timer_table import TimerTable
+
+#: Timers that are forgotten at a time.
+_MANY = 65_536
+
+
+class LoggedDue:
+    """Timers of the keys of sessions; see `session_cold.DueKeys`."""
+
+    _timers: TimerTable
+
+    def __init__(self, state: RowState) -> None:
+        """`state` is for the timers alone."""
+        self._state = state
+        #: Of every slot of the table of sessions the first timer that is known to be there; none: the end of time.
+        self._asked: I64 = np.empty(0, np.int64)
+
+    def declare(self) -> None:
+        """Declare (and so restore) the timers; behind the table, as a barrier freezes the states in that order."""
+        self._timers = self._state.timers("due")
+
+    def put(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Register a timer for each of these keys."""
+        if len(slots):
+            arrays = keys.gather(slots)
+            names = self._state.index.schema.names
+            columns = tuple(key_column(array, name) for array, name in zip(arrays, names, strict=True))
+            own = self._state.upsert(columns, keys.hashes[slots]).copy()
+            self._timers.change(own, times, np.zeros(len(own), np.bool_))
+            self._state.settle()
+
+    def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Timers of keys that come back stay: a key may be looked at once too often."""
+
+    def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
+        """Take timers out that are due, about `limit`; None when none is."""
+        found = self._timers.take_due(until, limit)
+        if found is None:
+            return None
+        slots, times = found
+        arrays = self._state.keys(slots)
+        columns = tuple(key_column(array, name) for array, name in zip(arrays, key_schema.names, strict=True))
+        due = DueTimers(columns, self._state.index.view().hashes[slots], times, until)
+        self._state.settle()
+        return due
+
+    def save(self, keys: KeyView, slots: I32, due: I64) -> None:
+        """Have a timer for each of these slots of keys in memory that is due by then."""
+        self._fit(len(keys.hashes))
+        least = np.full(len(self._asked), MAX_TIMESTAMP, np.int64)
+        np.minimum.at(least, slots, due)
+        new = np.flatnonzero(least < self._asked).astype(np.int32)
+        self.put(keys, new, least[new])
+        self._asked[new] = least[new]
+
+    def came(self, slots: I32, count: int) -> None:
+        """The timers of these slots were taken out; there are `count` slots."""
+        self._fit(count)
+        self._asked[slots] = MAX_TIMESTAMP
+
+    def moved(self, kept: I32) -> None:
+        """The slots were numbered anew: there are these alone, in this order."""
+        self._fit(int(kept.max(initial=-1)) + 1)
+        self._asked = self._asked[kept]
+
+    def clear(self) -> None:
+        """Forget all timers: another backend needs none, and would not go on with them."""
+        while self._timers.take_due(MAX_TIMESTAMP, _MANY) is not None:
+            self._state.settle()
+
+    def _fit(self, count: int) -> None:
+        missing = count - len(self._asked)
+        if missing > 0:
+            self._asked = np.concatenate([self._asked, np.full(missing, MAX_TIMESTAMP, np.int64)])

@@ -1,0 +1,327 @@
+"""`SessionTable`: a pane table whose panes are as long as the gap of session windows.
+
+Rows of one pane are always of one session, so adding rows is what it is for any window; which panes of a key belong
+together is found when the watermark advances. An open session that would keep an old pane alive is moved into its
+newest pane, so a session takes a few cells however long it lasts. With a cold store, keys that were not touched for
+longest leave memory with all their sessions (`state.panes.session_cold`). Owned by one subtask thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.kernels.aggregates import merge
+from penstock.kernels.aggregates import pages as kernels
+from penstock.state.cells.hot_panes import CHUNK, Fired, overflow
+from penstock.state.cells.pane_memory import Rows
+from penstock.state.cells.pane_rows import rows_to_table, table_to_rows
+from penstock.state.cells.value_heap import ValueHeap
+from penstock.state.keys.hash_ranges import even_parts
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.memory.recency import Recency
+from penstock.state.panes.pane_eviction import Bounds
+from penstock.state.panes.pane_table import PaneTable
+from penstock.state.panes.session_cold import ColdSessions, SessionRule
+from penstock.state.remote.remote_records import RecordForm, RemoteRecords
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.cells.accumulators import PaneTableSpec
+    from penstock.state.log.frozen import FrozenSource, FrozenTable
+    from penstock.state.panes.session_cold import Returned
+    from penstock.state.panes.session_due import LoggedDue
+    from penstock.state.panes.table_context import TableHome
+    from penstock.state.remote.remote_keys import KeyTiers
+
+#: Most keys that come back together because they are due.
+_DUE_KEYS = 65_536
+#: Rows that are read together to see when they are due, about.
+_LOOKED_ROWS = 250_000
+
+
+class SessionTable(PaneTable):
+    """Accumulators by key and session."""
+
+    def __init__(
+        self,
+        source: FrozenSource,
+        spec: PaneTableSpec,
+        home: TableHome,
+        rule: SessionRule,
+        *,
+        leaves: KeyTiers | None = None,
+        due: LoggedDue | None = None,
+    ) -> None:
+        """An empty table; without `leaves` all keys stay in memory, with `due` they may be remote."""
+        super().__init__(source, spec, home)
+        self.rule = rule
+        #: No open session's last time is below this, nor that of one that has yet to fire below the other.
+        self.least_last = self.least_open = MAX_TIMESTAMP
+        #: Sessions whose last time is at most this have fired.
+        self.closed_to = MIN_TIMESTAMP
+        #: Panes that start before this have been looked through, but for keys that are not in memory.
+        self._drop_to = MIN_TIMESTAMP
+        #: What fetches keys from the object store, what it reads there, and when they are due.
+        self._fetches = None if leaves is None else leaves.remote
+        self._logged = None if self._fetches is None else due
+        self._leaves = None if leaves is None else ColdSessions(leaves.local, self.spec, self._logged)
+        if self._fetches is not None and self._leaves is not None:
+            form = RecordForm(self.spec.key_schema, self._leaves.columns, self._leaves.records)
+            self._log = RemoteRecords(source, self._fetches.reader, self._changes.frozen_within, form)
+            self._fetches.enter(self._log)
+        self._recency = Recency(home.budget, self._holder, source.limits)
+        #: What came back with the keys of the last call of `_upsert`.
+        self._returned: Returned | None = None
+
+    def take_ended(self, closed_to: int) -> Iterator[Fired]:
+        """Yield the sessions whose last time is at most `closed_to`, merged, and forget them; to be exhausted.
+
+        Those of keys in memory alone. Afterwards no pane that ends by then holds anything there; they are dropped when
+        all keys have been looked at (`bring_due`).
+        """
+        rule, memory, keys = self.rule, self._hot.memory, self._hot.index.view()
+        panes = memory.panes
+        pages = memory.window_pages(panes)
+        drop_below = (closed_to + 1) // rule.gap * rule.gap
+        going = sum(p < drop_below for p in panes)
+        numbers = np.array([rule.gap, closed_to, rule.first_word, rule.last_word, going], np.int64)
+        room = max(CHUNK, len(panes) * kernels.PAGE_ROWS)
+        slots, gone, kept = np.empty(room, np.int32), np.empty(room, np.int64), np.empty(room, np.int64)
+        ended_cells = np.empty((room, self.spec.width), np.int64)
+        kept_cells = np.empty((room, self.spec.width), np.int64)
+        ended, opened = (slots, ended_cells, gone), (kept, kept_cells)
+        state = np.array([0, 0, 0, 0, 0, MAX_TIMESTAMP], np.int64)
+        while len(pages) and state[0] < pages.shape[1]:
+            state[2:5] = 0
+            count = merge.take_sessions(memory.cells, pages, (self.spec.ops, numbers), ended, opened, state)
+            if state[1]:
+                raise overflow("a session over several panes")
+            self._empty(gone[: state[3]])
+            memory.rewrite(kept[: state[4]], kept_cells[: state[4]])
+            if count:
+                found = slots[:count].copy()
+                yield Fired(keys.gather(found), keys.hashes[found], ended_cells[:count].copy())
+        self.least_last = int(state[5])
+        self._drop_to = max(self._drop_to, drop_below)
+
+    def sessions(self, slots: I32 | None = None) -> tuple[I32, I64]:
+        """Return every session of these keys (None: of all in memory), merged: its slot and its cell.
+
+        Word 0 of a cell is the number of rows, as in `Fired`. Nothing is changed.
+        """
+        rule, memory, gap = self.rule, self._hot.memory, self.rule.gap
+        slots = np.arange(self._hot.index.count, dtype=np.int32) if slots is None else slots
+        lows, numbers = np.zeros(len(slots), np.int64), np.full(len(slots), -1, np.int64)
+        owners: list[I64] = [np.empty(0, np.int64)]
+        given: list[I64] = [np.empty((0, self.spec.width), np.int64)]
+        targets: list[I64] = [np.empty(0, np.int64)]
+        count = 0
+        for pane in reversed(memory.panes):  # the newest first, as its cell may have taken up older ones
+            cell = memory.find(slots, pane)
+            there = np.flatnonzero((cell >= 0) & (memory.cells[cell, 0] > 1))
+            cells = memory.cells[cell[there]]
+            alone = (numbers[there] < 0) | (cells[:, rule.last_word] + gap < lows[there])
+            fresh = there[alone]
+            numbers[fresh] = count + np.arange(len(fresh))
+            count += len(fresh)
+            first = cells[:, rule.first_word]
+            lows[there] = np.where(alone, first, np.minimum(lows[there], first))
+            owners.append(fresh)
+            given.append(cells)
+            targets.append(numbers[there])
+        merged = np.repeat(self.spec.initial[np.newaxis], count, axis=0)
+        every = np.concatenate(given)
+        if merge.merge_cells(merged, np.concatenate(targets), every, self.spec.ops):
+            raise overflow("a session over several panes")
+        merged[:, 0] >>= 1
+        return slots[np.concatenate(owners)], merged
+
+    def sessions_with(self, keys: KeyColumns, hashes: I64, times: I64) -> tuple[I32, I64]:
+        """Return the sessions, as `sessions` does, that hold a row of one of these keys and times."""
+        rule, slots = self.rule, self._upsert(keys, hashes).copy()
+        owners, cells = self.sessions(np.unique(slots))
+        count = len(owners)
+        order = np.lexsort(
+            (
+                np.append(np.zeros(count, np.int8), np.ones(len(times), np.int8)),
+                np.append(cells[:, rule.first_word], times),
+                np.append(owners, slots),
+            )
+        )
+        newest = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
+        before = np.where(newest >= 0, order[newest], -1)[order >= count]  # the session that begins last before a row
+        rows = order[order >= count] - count
+        inside = before >= 0
+        before, rows = before[inside], rows[inside]
+        held = (owners[before] == slots[rows]) & (times[rows] <= cells[before, rule.last_word])
+        found = np.unique(before[held])
+        return owners[found], cells[found]
+
+    def fired(self, slots: I32, cells: I64) -> Iterator[Fired]:
+        """Yield sessions in pieces of at most 65 536."""
+        keys = self._hot.index.view()
+        for first in range(0, len(slots), CHUNK):
+            piece = slots[first : first + CHUNK]
+            yield Fired(keys.gather(piece), keys.hashes[piece], cells[first : first + CHUNK])
+
+    def hashes(self, slots: I32) -> I64:
+        """Return the key hashes of slots."""
+        found: I64 = self._hot.index.view().hashes[slots]
+        return found
+
+    def touching(self, keys: KeyColumns, hashes: I64, times: I64) -> np.ndarray:
+        """Return which rows lie in, or at most a gap from, an open session of their key."""
+        rule, slots = self.rule, self._upsert(keys, hashes).copy()
+        found = np.zeros(len(slots), np.bool_)
+        cells = self._hot.memory.cells
+        for pane in self._hot.memory.panes:
+            cell = self._hot.memory.find(slots, pane)
+            there = (cell >= 0) & (cells[cell, 0] > 1)
+            first, last = cells[cell, rule.first_word], cells[cell, rule.last_word]
+            found |= there & (times >= first - rule.gap) & (times <= last + rule.gap)
+        return found
+
+    def _empty(self, cell: I64) -> None:
+        """Forget single cells; the next segment says so."""
+        blank = np.repeat(self.spec.initial[np.newaxis], len(cell), axis=0)
+        blank[:, 0] = 1
+        self._hot.memory.rewrite(cell, blank)
+
+    # --- keys that leave memory -------------------------------------------------------------------------------------
+
+    @property
+    def most_rows(self) -> int:
+        """Most rows to be given to the table at a time."""
+        return (
+            super().most_rows if self._leaves is None else Bounds(self._home.budget, self._holder, self._limits).piece
+        )
+
+    def bring_due(self, closed_to: int) -> tuple[I32, I64] | None:
+        """Make room, then bring back keys that are due before all that `closed_to` closes has been done; None: none is.
+
+        As many as there is room for: to be called again when that was done for those that are here. Returns their
+        slots, and which of their sessions had fired before they left: those whose last time is at most that.
+        """
+        due = None
+        if self._leaves is not None:
+            self._settle()
+            due = self._leaves.take_due(closed_to, self._recency.at_once(_DUE_KEYS))
+        if self._fetches is not None:
+            # what has fired just now and is kept must not be read anew, as the log does not say that it has
+            self._fetches.held = due is not None and self.rule.lateness > 0
+        if due is None:
+            self.drop_below(self._drop_to)
+            return None
+        known = self._hot.index.count
+        slots = np.unique(self._upsert(due.keys, due.hashes))
+        if self._logged is not None:
+            self._logged.came(slots, self._hot.index.count)
+        fired = np.full(self._hot.index.count, MIN_TIMESTAMP, np.int64)
+        fired[:known] = closed_to  # what has been in memory was looked at before
+        if self._returned is not None:
+            fired[self._returned.rows.slots] = self._returned.closed_to
+            self._returned = None
+        return slots, fired[slots]
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the cells of one key, its first `most` panes; see `state.store.StateTable`."""
+        found = super().look_up(keys, hashes, most)
+        if found.num_rows or self._leaves is None:
+            return found
+        if self._fetches is not None:
+            self._fetches.ensure(hashes, self._hot.index, self._hot.index.count)
+        asked = KeyIndex(self.spec.key_schema)
+        slots = asked.upsert(keys, hashes).copy()
+        heap = ValueHeap()
+        rows = self._leaves.look_up(asked.view(), slots, heap)
+        if rows is None:
+            return found
+        first = np.argsort(rows.panes)[:most]
+        return rows_to_table(self.spec, asked.view(), rows.chosen(first))
+
+    def _upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+        known = self._hot.index.count
+        slots = super()._upsert(keys, hashes)
+        self._returned, count = None, self._hot.index.count
+        if self._leaves is not None:
+            self._recency.touch(slots, count)
+            if count > known and self._fetches is not None:
+                self._fetches.ensure(self._hot.index.hashes[known:], self._hot.index, known)
+            if count > known:
+                self._bring_in(self._leaves, np.arange(known, count, dtype=np.int32))
+        return slots
+
+    def _bring_in(self, cold: ColdSessions, slots: I32) -> None:
+        self._returned = cold.take(self._hot.index.view(), slots, self.heap)
+        if self._returned is not None:
+            rows = self._returned.rows
+            self._hot.memory.put(rows.slots, rows.panes, rows.cells, self._hot.index.count)
+            least = int(rows.cells[:, self.rule.last_word].min())
+            self.least_last, self.least_open = min(self.least_last, least), min(self.least_open, least)
+
+    # --- keys in the object store -----------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table as it is, with timers for the keys in memory: a restore has none there."""
+        if self._logged is not None:
+            rows = self._hot.memory.present()
+            live = rows.cells[:, 0] > 1
+            rows = rows.chosen(live)
+            self._logged.save(self._hot.index.view(), rows.slots, self.rule.due(rows, self.closed_to))
+        return super().freeze()
+
+    def look_for_due(self) -> None:
+        """Read all that was restored, to know when it is due: it was saved where that did not have to be known."""
+        if self._logged is None or self._log.log.rows == 0:
+            return
+        parts = even_parts(self.source.hash_range, 1 + self._log.log.rows // _LOOKED_ROWS)
+        for batch in self._log.pieces(parts):
+            keys, hashes, panes, cells = table_to_rows(self.spec, pa.Table.from_batches([batch]), ValueHeap())
+            index = KeyIndex(self.spec.key_schema)
+            slots = index.upsert(keys, hashes).copy()
+            self._logged.put(index.view(), slots, self.rule.due(Rows(slots, panes, cells), self.closed_to))
+
+    def _hot_bytes(self) -> int:
+        return super()._hot_bytes() + self._recency.memory_bytes
+
+    def _settle(self) -> None:
+        if self._leaves is None:
+            super()._settle()
+            return
+        full = self._is_full()
+        while self._hot.index.count and full:
+            keys, before = self._hot.index.count, self._hot_bytes()
+            self._let_go(self._leaves)
+            held = self._hot_bytes()
+            full = self._too_many(held)
+            self._recency.left(keys - self._hot.index.count, before - held)
+        self._report()
+
+    def _too_many(self, hot_bytes: int) -> bool:
+        return self._recency.full(hot_bytes, self._hot.index.count)
+
+    def _let_go(self, cold: ColdSessions) -> None:
+        """Move the keys that were not touched for longest to the cold store; changes are saved first."""
+        segment = self._freeze_dirty()
+        self._hot.memory.copy_all_frozen()
+        if segment is not None:
+            self._changes.spill(segment)
+        keep, rows = self._recency.staying(self._hot.index.count), self._hot.memory.present()
+        out = ~keep[rows.slots] & (rows.cells[:, 0] > 1)
+        rows = rows.chosen(out)
+        cold.put(self._hot.index.view(), rows, self.rule.due(rows, self.closed_to), self.closed_to)
+        self._rebuild(keep)
+
+    def _rebuild(self, keep: np.ndarray) -> None:
+        super()._rebuild(keep)
+        if self._leaves is not None:
+            self._recency.moved(np.flatnonzero(keep).astype(np.int32))
+        if self._logged is not None:
+            self._logged.moved(np.flatnonzero(keep).astype(np.int32))

@@ -1,0 +1,191 @@
+"""Ranged reads of one state's log in the object store: its segments are opened once, row groups read as they are asked.
+
+Several reads are under way at a time; of what is read at once the number of rows is bounded by the caller. Called by
+`state.remote.remote_pane_log`, `state.remote.remote_keys`, `state.remote.remote_runs` and `state.remote.remote_timers`
+in the owner's thread; `base` in any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.state.keys.hash_ranges import inside
+from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
+from penstock.state.log.segment_file import RowGroup, SegmentFile, runs_of
+from penstock.state.log.segments import clip_of, read_visible, without_hidden
+from penstock.state.remote.fetch_ranges import Pieces
+
+if TYPE_CHECKING:
+    from penstock.core.keygroup import HashRange
+    from penstock.core.snapshot import FileRef, Segment, Tombstone
+    from penstock.kernels.compiler.compile import I64
+    from penstock.state.log.frozen import FrozenSource
+
+#: Runs pieces of work, several at a time if it can, and returns what each returned, in order.
+Gather: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How files are read: `read` as for `SegmentFile`, several at a time by `gather`."""
+
+    read: Callable[[FileRef], bytes]
+    gather: Gather
+
+
+def pieces_of(regions: Sequence[HashRange], logs: Sequence[RemoteLog]) -> Pieces:
+    """Return the pieces of states that are fetched together; cut by the largest: of others fewer rows lie in one."""
+    largest = max(logs, key=lambda log: log.rows, default=None)
+    restored = largest is not None and largest.rows > 0
+    cuts = largest.cuts() if largest is not None and restored else np.empty(0, np.int64)
+    return Pieces(regions, cuts, here=not restored)
+
+
+def together(pieces: Pieces, logs: Sequence[RemoteLog], rows: int) -> int:
+    """Return how many pieces to fetch at a time, so that about so many rows of a state come."""
+    least = max((log.limits.group_rows for log in logs), default=1)
+    return max(1, rows * pieces.count // max(most_rows(logs), least))
+
+
+def most_rows(logs: Sequence[RemoteLog]) -> int:
+    """Return the rows of the largest state."""
+    return max((log.rows for log in logs), default=0)
+
+
+class RemoteLog:
+    """The durable segments of one state's log, opened as they are needed."""
+
+    def __init__(self, source: FrozenSource, reader: Reader) -> None:
+        """Open nothing."""
+        self._source = source
+        self.limits = source.limits
+        self._reader = reader
+        self._files: dict[tuple[str, int, int], SegmentFile] = {}
+
+    @property
+    def rows(self) -> int:
+        """Rows of all durable segments, of which some may hide others."""
+        return self._source.log.rows
+
+    def files(self) -> list[SegmentFile]:
+        """Return all durable segments, opened, oldest first; those that left the log are forgotten.
+
+        Raises:
+            StorageError: the object store cannot be read.
+            SnapshotDamagedError: a file is missing or damaged.
+        """
+        segments = [entry.segment for entry in self._source.log.entries if entry.segment is not None]
+        keys = [_key(segment) for segment in segments]
+        missing = [i for i, key in enumerate(keys) if key not in self._files]
+        opened = self._reader.gather(
+            [partial(SegmentFile, segments[i], self._reader.read, self.limits) for i in missing]
+        )
+        new = {keys[i]: file for i, file in zip(missing, opened, strict=True)}
+        self._files = {key: new.get(key) or self._files[key] for key in keys}
+        return [self._files[key] for key in keys]
+
+    def newest_access(self) -> I64:
+        """Return of each row group the newest time of last access (microseconds), where the footers say.
+
+        Opens all segments, as `cuts` does.
+        """
+        spans = [file.span(group, LAST_ACCESS) for file in self.files() for group in file.groups]
+        return np.array([span[1] for span in spans if span is not None], np.int64)
+
+    def cuts(self) -> I64:
+        """Return the hashes at which to cut: about a row group of each segment lies between two of them.
+
+        Opens all segments, which is all that a restore reads.
+        """
+        large = [file for file in self.files() if len(file.groups) > 1]
+        lows = np.array(sorted(group.low for file in large for group in file.groups), np.int64)
+        firsts = np.array(sorted(file.groups[0].low for file in large), np.int64)
+        lasts = np.array(sorted(file.groups[-1].high for file in large), np.int64)
+        beside = np.searchsorted(firsts, lows, side="right") - np.searchsorted(lasts, lows, side="left")
+        cuts, held = [], 0
+        for low, files_there in zip(lows.tolist(), beside.tolist(), strict=True):
+            if held >= files_there:
+                cuts.append(low)
+                held = 0
+            held += 1
+        return np.array(cuts, np.int64)
+
+    def tables(self, ranges: Sequence[HashRange]) -> list[list[pa.Table]]:
+        """Return the visible rows in some ranges, of each durable segment, oldest first; see `files`."""
+        files, chosen = self.files(), []
+        for file in files:
+            clips = _clips(file, ranges)
+            numbers = sorted({g.number for clip in clips for g in file.within(clip)})
+            chosen.append([file.groups[n] for n in numbers])
+        return self.groups(files, chosen, ranges)
+
+    def groups(
+        self, files: Sequence[SegmentFile], chosen: Sequence[Sequence[RowGroup]], ranges: Sequence[HashRange]
+    ) -> list[list[pa.Table]]:
+        """Return the visible rows in some ranges of the chosen row groups of each file."""
+        work: list[Callable[[], list[pa.Table]]] = []
+        owner: list[int] = []
+        tombstones = self._source.log.tombstones
+        for number, (file, groups) in enumerate(zip(files, chosen, strict=True)):
+            clips = _clips(file, ranges)
+            for run in runs_of(groups, self.limits.run_bytes):
+                work.append(partial(_decoded, file, run, clips, tombstones))
+                owner.append(number)
+        tables: list[list[pa.Table]] = [[] for _ in files]
+        for number, found in zip(owner, self._reader.gather(work), strict=True):
+            tables[number] += found
+        return tables
+
+    def base(self, ranges: Sequence[HashRange]) -> Callable[[], Iterator[pa.Table]]:
+        """Return work for any thread: the rows in ranges in which nothing has changed since the restore."""
+        files, tombstones = self.files(), self._source.log.tombstones
+
+        def read() -> Iterator[pa.Table]:
+            for file in files:
+                for wanted in ranges:
+                    yield from read_visible(file, tombstones, wanted)
+
+        return read
+
+    def closed(self, segment: Segment, namespace: int) -> bool:
+        """Whether a tombstone hides all that a segment may have of a namespace."""
+        low, high = max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
+        return any(
+            t.position > segment.position
+            and t.hash_low <= low
+            and high <= t.hash_high
+            and t.namespace_low <= namespace <= t.namespace_high
+            for t in self._source.log.tombstones
+        )
+
+
+def one_by_one(work: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Do pieces of work one after another."""
+    return [piece() for piece in work]
+
+
+def _clips(file: SegmentFile, ranges: Sequence[HashRange]) -> list[HashRange]:
+    return [c for wanted in ranges if (c := clip_of(file.segment, wanted)) is not None]
+
+
+def _decoded(
+    file: SegmentFile, run: list[RowGroup], clips: list[HashRange], tombstones: Sequence[Tombstone]
+) -> list[pa.Table]:
+    """Fetch neighbouring row groups and return the visible rows of them that lie in the ranges."""
+    tables = []
+    for table in file.decode(run, file.fetch(run)):
+        chosen = inside(table.column(KEY_HASH).to_numpy(), clips)
+        part = table if chosen.all() else table.filter(pa.array(chosen))
+        tables.append(without_hidden(part, file.segment.position, tombstones))
+    return tables
+
+
+def _key(segment: Segment) -> tuple[str, int, int]:
+    file = segment.file
+    return (file.path or file.checksum, file.offset, segment.clip_low)

@@ -1,0 +1,345 @@
+"""Rows of joins that stay in the object store until they are asked for: the far side of `state.tables.join_buffer`.
+
+Rows of a side are numbered in the order they come. Those below a number are the log's: they are here where the piece
+of the hashes they lie in has been fetched, and may go again. The others came in since, and are in memory or in files of
+the table's own; when these take too much of the local disk, those that are durable become the log's too. A piece is
+fetched of both sides when a key in it comes, or when rows of a time are asked for that it may have. Called by
+`state.tables.join_buffer` and `state.tables.row_state` in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.evolution import conform
+from penstock.core.keygroup import ALL_HASHES, HashRange
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.keys.hash_ranges import even_parts
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+from penstock.state.remote.fetch_ranges import Fetched, Pieces, has_room
+from penstock.state.remote.remote_log import RemoteLog, most_rows, pieces_of, together
+from penstock.state.spill import join_run_files as timed_files
+from penstock.state.spill.join_run import Run
+from penstock.state.spill.join_spill import SpillArea
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from penstock.kernels.compiler.compile import I64
+    from penstock.state.log.frozen import FrozenSource
+    from penstock.state.log.row_spec import TimedSpec
+    from penstock.state.log.segment_file import SegmentFile
+    from penstock.state.remote.remote_log import Reader
+
+#: A file of a region takes one part in so many of what was written before.
+_LARGER = 2
+#: What a row that is not here is taken for, where memory for it is planned.
+_ROW_BYTES = 128
+
+
+class JoinTable(Protocol):
+    """The rows of one side of a join that are not the log's, and what is known of all (`timed_rows.TimedRows`)."""
+
+    @property
+    def source(self) -> FrozenSource:
+        """Names the state and its log."""
+
+    @property
+    def spec(self) -> TimedSpec:
+        """Its columns."""
+
+    @property
+    def noted(self) -> Callable[[I64], None]:
+        """Is told of the times of rows that came from the object store."""
+
+    @property
+    def cleaned(self) -> int:
+        """Up to when rows are gone."""
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that rows that are not the log's take in files."""
+
+    def forget_durable(self) -> int | None:
+        """Forget the oldest rows that came in here, as far as all of them are in durable segments.
+
+        Returns the number below which all rows are the log's now; None: nothing was forgotten.
+        """
+
+
+class RemoteSide:
+    """One side's rows that are the log's."""
+
+    def __init__(self, table: JoinTable, owner: RemoteRuns, reader: Reader) -> None:
+        """Read the footers of what was restored."""
+        self.table = table
+        self.log = RemoteLog(table.source, reader)
+        self._owner = owner
+        #: Rows with lower numbers are the log's.
+        self.below = 1 + max((_last_row(file) for file in self.log.files()), default=-1)
+        #: The rows that are here, by region.
+        self.here: list[list[Run]] = [[] for _ in owner.regions]
+        self._spans: dict[int, tuple[SegmentFile, I64]] = {}
+
+    @property
+    def runs(self) -> Iterator[Run]:
+        """The runs that are here."""
+        return (run for runs in self.here for run in runs)
+
+    def ensure(self, hashes: I64) -> None:
+        """Have the rows of these hashes here."""
+        self._owner.ensure(hashes)
+
+    def bring(self, low: int, high: int, part: HashRange) -> None:
+        """Have the rows between two times (inclusive) and of a range of hashes here."""
+        self._owner.bring(low, high, part)
+
+    def clean(self, up_to: int) -> None:
+        """Forget runs that have no row later than this."""
+        self.here = [[run for run in runs if run.high > up_to] for runs in self.here]
+
+    def spans(self) -> I64:
+        """Return lowest and highest hash, lowest and highest time and rows of every row group, one a column."""
+        files = self.log.files()
+        self._spans = {id(f): self._spans.get(id(f)) or (f, _spans_of(f)) for f in files}
+        found = [self._spans[id(file)][1] for file in files]
+        return np.concatenate([np.empty((5, 0), np.int64), *found], axis=1)
+
+    def put(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray] | None = None) -> None:
+        """Take in rows of the log; `wanted` says of hashes which of them."""
+        rows = self._chosen(tables, wanted)
+        if rows is None:
+            return
+        index, spec = KeyIndex(self.table.spec.rows.key_schema), self.table.spec.rows
+        hashes = rows.column(KEY_HASH).to_numpy()
+        slots = index.upsert(key_columns(rows, tuple(spec.key_schema.names)), hashes).copy()
+        times, values = rows.column(NAMESPACE).to_numpy(), [rows.column(name) for name in spec.value_names]
+        regions = self._owner.pieces.regions_of(hashes)
+        for region in np.unique(regions).tolist():
+            mine = np.flatnonzero(regions == region)
+            run = Run.of(slots[mine], times[mine], [value.take(pa.array(mine)) for value in values])
+            area = self._owner.areas[region]
+            self.here[region].append(timed_files.written(run, index.view(), area, 0))
+            self.here[region] = timed_files.halved(self.here[region], area, self.table.cleaned)
+        self.table.noted(times)
+
+    def _chosen(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray] | None) -> pa.RecordBatch | None:
+        """Return the rows that are the log's and were not cleaned, in the order they came; None: there are none."""
+        schema = self.table.spec.segment_schema
+        every = [conform(table, schema) for table in tables if table.num_rows]
+        if not every:
+            return None
+        table = pa.concat_tables(every)
+        numbers = table.column(ROW).to_numpy()
+        kept = (numbers < self.below) & (table.column(NAMESPACE).to_numpy() > self.table.cleaned)
+        if wanted is not None:
+            kept &= wanted(table.column(KEY_HASH).to_numpy())
+        rows = np.flatnonzero(kept)
+        rows = rows[np.argsort(numbers[rows], kind="stable")]
+        if len(rows) == 0:
+            return None
+        return table.take(pa.array(rows)).combine_chunks().to_batches(max_chunksize=len(rows))[0]
+
+
+class RemoteRuns:
+    """Both sides' rows that are the log's: which pieces of the hashes are here."""
+
+    def __init__(
+        self, folder: Path, owned: HashRange, reader: Reader, limit_bytes: int, limits: StateLimits = PRODUCTION
+    ) -> None:
+        """No side is known yet; about `limit_bytes` may be taken on the local disk."""
+        self._limits = limits
+        self.regions = even_parts(owned, limits.regions)
+        self._folder = folder
+        self.areas = [self._area() for _ in self.regions]
+        self._reader = reader
+        self._limit = limit_bytes
+        self._sides: list[RemoteSide] = []
+        self._cut: Pieces | None = None
+        #: Pieces of which the tables were told all rows (`JoinTable.noted`).
+        self._seen = np.empty(0, np.bool_)
+        self.fetched_pieces = 0
+        self.dropped_regions = 0
+
+    def follow(self, table: JoinTable) -> RemoteSide:
+        """One more side; both are known before the first key comes."""
+        table.source.remote = True
+        side = RemoteSide(table, self, self._reader)
+        self._sides.append(side)
+        return side
+
+    @property
+    def pieces(self) -> Pieces:
+        """The pieces; made when they are asked for first, from the footers of what was restored."""
+        if self._cut is None:
+            self._cut = pieces_of(self.regions, self._logs)
+            self._seen = self._cut.here.copy()
+        return self._cut
+
+    def ensure(self, hashes: I64) -> None:
+        """Have the pieces here that these hashes lie in.
+
+        Raises:
+            StorageError: the object store cannot be read.
+            SnapshotDamagedError: a file is missing or damaged.
+        """
+        self.pieces.touch(hashes)
+        if len(self.pieces.missing(self.pieces.of(hashes))):
+            self._make_space()
+            self._bring(self.pieces.missing(self.pieces.of(hashes)))
+
+    def bring(self, low: int, high: int, part: HashRange = ALL_HASHES) -> None:
+        """Have the pieces here that may have rows between two times and in a range of hashes; raises as `ensure`."""
+        if not self.pieces.here.all():
+            self._make_space()
+            self._bring(self.pieces.missing(self._asked(low, high, part)))
+
+    def see(self, up_to: int) -> None:
+        """Have the tables told of all rows up to a time; what was looked at may go again. Raises as `ensure`."""
+        while self.pieces.count > int(self._seen.sum()):
+            asked = self._asked(MIN_TIMESTAMP, up_to, ALL_HASHES)
+            unseen = asked[~self._seen[asked]]
+            if len(unseen) == 0:
+                return
+            rows = min(self._limits.fetched_rows, self._limit // _ROW_BYTES)
+            self._bring(unseen[: together(self.pieces, self._logs, rows)])
+            self._make_space()  # pieces have other numbers now
+
+    def _asked(self, low: int, high: int, part: HashRange) -> I64:
+        """Return the pieces that may have rows between two times and in a range of hashes."""
+        pieces = self.pieces
+        low_hash, high_hash = max(part.low, self.regions[0].low), min(part.high, self.regions[-1].high)
+        wanted = np.zeros(pieces.count + 1, np.int64)
+        for side in self._sides:
+            hash_low, hash_high, first, last, _ = side.spans()
+            some = (last >= low) & (first <= high) & (hash_high >= low_hash) & (hash_low <= high_hash)
+            np.add.at(wanted, pieces.of(np.maximum(hash_low[some], low_hash)), 1)
+            np.add.at(wanted, pieces.of(np.minimum(hash_high[some], high_hash)) + 1, -1)
+        return np.flatnonzero(np.cumsum(wanted[:-1]) > 0)
+
+    def far_bytes(self, low: int, high: int) -> int:
+        """Return about how many bytes the rows between two times take that may not be here."""
+        if self.pieces.here.all():
+            return 0
+        total = 0
+        for side in self._sides:
+            _, _, first, last, rows = side.spans()
+            total += int(rows[(last >= low) & (first <= high)].sum())
+        return total * _ROW_BYTES
+
+    def next_fetch(self) -> Fetched[list[list[pa.Table]]] | None:
+        """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
+        if not self._sides or not has_room(int(self._sizes().sum()), self._limit):
+            return None
+        some = self.pieces.unasked(together(self.pieces, self._logs, self._limits.prefetched_rows))
+        if len(some) == 0:
+            return None
+        ranges = self.pieces.ranges(some)
+        reads = [side.log.base(ranges) for side in self._sides]
+        return Fetched(some, self.pieces.cut, lambda: [list(read()) for read in reads], self.install)
+
+    def install(self, fetched: Fetched[list[list[pa.Table]]]) -> None:
+        """Put in what was fetched in the background, but for pieces that were asked for meanwhile."""
+        pieces = self.pieces
+        new = pieces.unasked_of(fetched)
+        if fetched.rows is None or len(new) == 0:
+            return
+        for side, tables in zip(self._sides, fetched.rows, strict=True):
+            side.put(tables, lambda hashes: np.isin(pieces.of(hashes), new))
+        self._came(new)
+
+    def settle(self) -> None:
+        """Let durable rows that came in since be the log's, if rows take more of the local disk than they may."""
+        own = sum(side.table.own_bytes for side in self._sides)
+        if own * 2 <= self._limit:
+            return
+        gone = [side.table.forget_durable() for side in self._sides]
+        if any(below is not None for below in gone):
+            for side, below in zip(self._sides, gone, strict=True):
+                side.below = side.below if below is None else below
+            for region in range(len(self.regions)):
+                self._drop(region)
+
+    def close(self) -> None:
+        """Give the disk back."""
+        for side in self._sides:
+            side.here = [[] for _ in self.regions]
+        for area in self.areas:
+            area.close()
+
+    # --- pieces -----------------------------------------------------------------------------------------------------
+
+    def _area(self) -> SpillArea:
+        return SpillArea(self._folder, self._limits.region_file_bytes, _LARGER, limits=self._limits)
+
+    def _bring(self, missing: I64) -> None:
+        step = together(self.pieces, self._logs, self._limits.fetched_rows)
+        for first in range(0, len(missing), step):
+            some = missing[first : first + step]
+            ranges = self.pieces.ranges(some)
+            for side in self._sides:
+                side.put(table for tables in side.log.tables(ranges) for table in tables)
+            self._came(some)
+
+    def _came(self, pieces: I64) -> None:
+        self.pieces.came(pieces)
+        self._seen[pieces] = True
+        self.fetched_pieces += len(pieces)
+
+    def _sizes(self) -> I64:
+        return np.array([sum(r.length for side in self._sides for r in side.here[n]) for n in range(len(self.regions))])
+
+    @property
+    def _logs(self) -> list[RemoteLog]:
+        return [side.log for side in self._sides]
+
+    def _make_space(self) -> None:
+        """Drop the regions that were not asked for longest, if what is here takes more than it may."""
+        for region in list(self.pieces.to_drop(self._sizes(), self._limit)):
+            self._drop(region)
+
+    def _drop(self, region: int) -> None:
+        most = most_rows(self._logs)
+        for side in self._sides:
+            side.here[region] = []
+        self.areas[region].close()
+        self.areas[region] = self._area()
+        before = self.pieces.within(self.regions[region])
+        unseen = self.pieces.ranges(before[~self._seen[before]])
+        self.pieces.drop(region, most // len(self.regions) // self._limits.group_rows)
+        seen = np.ones(len(self.pieces.within(self.regions[region])), np.bool_)
+        for part in unseen:
+            seen[self.pieces.within(part) - before[0]] = False
+        self._seen = np.concatenate([self._seen[: before[0]], seen, self._seen[before[-1] + 1 :]])
+        self.dropped_regions += 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunTiers:
+    """Where rows of joins are that memory has no room for: in local files, or in the object store as well."""
+
+    local: SpillArea
+    #: What fetches rows from the object store into files of its own; None: all are in local ones or in memory.
+    remote: RemoteRuns | None = None
+
+
+def _spans_of(file: SegmentFile) -> I64:
+    rows = [(group.low, group.high, *file.namespaces_of(group), group.rows) for group in file.groups]
+    return np.array(rows, np.int64).reshape(-1, 5).T
+
+
+def _last_row(file: SegmentFile) -> int:
+    """Return the highest number of a row; a file whose footer does not say is read."""
+    spans = [file.span(group, ROW) for group in file.groups]
+    told = [span[1] for span in spans if span is not None]
+    if len(told) == len(spans):
+        return max(told, default=-1)
+    return max((int(table.column(ROW).to_numpy().max()) for table in file.tables(ALL_HASHES)), default=-1)

@@ -1,0 +1,208 @@
+"""Timers that stay in the object store until their time is near: the timers of remote row state.
+
+Timers are asked for by time, not by key, so what is here is a span of time: all timers before `reached` are in memory
+or in the local cold store, of the later ones the log knows. Footers say between which times the timers of a row group
+lie; when the time that is asked for is reached, the row groups with the next timers are read, of all keys. Segments of
+timers are written with a span of time to a row group, so that these are few. What was registered, deleted or fired
+since a segment was written stands in the log behind it, or in memory. Called by `state.tables.timer_table` in the
+owner's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.evolution import conform
+from penstock.core.keygroup import HashRange
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
+from penstock.state.log.segments import newest_rows
+from penstock.state.remote.remote_log import RemoteLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.state.log.frozen import FrozenSource
+    from penstock.state.log.pending_segments import WaitingSegments
+    from penstock.state.log.row_spec import RowSpec
+    from penstock.state.log.segment_file import RowGroup, SegmentFile
+    from penstock.state.remote.remote_log import Reader
+    from penstock.state.spill.cold_timers import ColdTimers
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Timers that are read together: their first and last time, and how many they are at most."""
+
+    low: int
+    high: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """A row group, or a segment that waits for its upload."""
+
+    position: int
+    file: SegmentFile | None = None
+    group: RowGroup | None = None
+
+
+def next_span(spans: Sequence[Span], begin: int, rows: int) -> int:
+    """Return up to which time to read: about `rows` timers, of what is read at least a half for good.
+
+    `spans` are those with timers at `begin` or later, at least one.
+    """
+    ordered = sorted(spans, key=lambda span: span.low)
+    taken = 0
+    for number, span in enumerate(ordered):
+        if taken >= rows and span.low > begin:
+            highs = sorted(s.high for s in ordered[:number])
+            return max(span.low - 1, highs[number // 2])
+        taken += span.rows
+    return MAX_TIMESTAMP
+
+
+class RemoteTimers:
+    """The timers of one kind of time that are not here yet."""
+
+    def __init__(
+        self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, cold: ColdTimers, reader: Reader
+    ) -> None:
+        """Read the footers of what was restored when they are needed."""
+        source.remote = True
+        self._source = source
+        self._spec = spec
+        self._waiting = waiting
+        self._cold = cold
+        self._log = RemoteLog(source, reader)
+        #: All timers before this time are here; None: all are.
+        self._reached: int | None = MIN_TIMESTAMP if source.log.rows else None
+        #: No timer that is not here is before this one; None: not known yet.
+        self._least: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many timers there may be that are not here."""
+        return 0 if self._reached is None else self._log.rows
+
+    @property
+    def least(self) -> int | None:
+        """The time of the first timer that is not here, or one before it; None: all are here.
+
+        Raises:
+            StorageError: the object store cannot be read.
+            SnapshotDamagedError: a file is missing or damaged.
+        """
+        if self._reached is None:
+            return None
+        if self._least is None:
+            spans = [span for _, span in self._spans()]
+            if not spans:
+                self._reached = None
+                return None
+            self._least = max(self._reached, min(span.low for span in spans))
+        return self._least
+
+    def here_until(self, until: int) -> int:
+        """Return up to which time, at most `until`, all timers are here: whoever asks takes those out."""
+        least = self.least
+        if least is None or self._reached is None:
+            return until
+        here = min(until, least - 1)
+        # what fires now is in the log as well: it must not come again
+        self._reached = max(self._reached, here + 1)
+        return here
+
+    def near(self, times: I64) -> np.ndarray:
+        """Return which of the timers that leave memory have to be kept here; of the others the log knows."""
+        if self._reached is None:
+            return np.ones(len(times), np.bool_)
+        found: np.ndarray = times < self._reached
+        if not found.all():
+            first = int(times[~found].min())
+            self._least = None if self._least is None else min(self._least, first)
+        return found
+
+    def bring_next(self) -> None:
+        """Bring the next timers here, those deleted in memory since the last freeze among them.
+
+        Raises:
+            StorageError: the object store cannot be read.
+            SnapshotDamagedError: a file is missing or damaged.
+        """
+        spans, begin = self._spans(), self.least
+        if begin is None:
+            return
+        until = next_span([span for _, span in spans], begin, self._source.limits.fetched_rows)
+        chosen = [where for where, span in spans if span.low <= until]
+        index, slots, times = self._merged(chosen, begin, until)
+        self._cold.put(index.view(), slots, times)
+        self._reached = None if all(span.high <= until for _, span in spans) else until + 1
+        self._least = None
+
+    def look_up(self, key_hash: int) -> tuple[KeyIndex, I32, I64]:
+        """Return the timers of the keys of a hash that are not here: keys, and the slot and time of each."""
+        ranges = [HashRange(key_hash, key_hash)]
+        saved, tables = iter(self._log.tables(ranges)), list[pa.Table]()
+        for entry in self._source.log.entries:
+            frozen = entry.segment is None
+            tables += self._waiting.within(entry.position, ranges, self._cold.home) if frozen else next(saved)
+        return self._rows_of(tables, MIN_TIMESTAMP if self._reached is None else self._reached, MAX_TIMESTAMP)
+
+    # --- the log ----------------------------------------------------------------------------------------------------
+
+    def _spans(self) -> list[tuple[_Where, Span]]:
+        """Return where timers are that are not here: row groups of durable segments, and segments that wait."""
+        begin = MIN_TIMESTAMP if self._reached is None else self._reached
+        found: list[tuple[_Where, Span]] = []
+        for file in self._log.files():
+            if file.segment.namespace_max < begin:
+                continue
+            for group in file.groups:
+                low, high = file.namespaces_of(group)
+                found.append((_Where(file.segment.position, file, group), Span(low, high, group.rows)))
+        for position, low, high, rows in self._waiting.spans(self._cold.home):
+            found.append((_Where(position), Span(low, high, rows)))
+        return [(where, span) for where, span in found if span.high >= begin and span.low <= span.high]
+
+    def _merged(self, chosen: Sequence[_Where], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
+        """Return the timers between two times that are still to fire, as far as the log knows."""
+        own = [self._source.hash_range]
+        files = self._log.files()
+        numbers = {id(file): [w.group for w in chosen if w.file is file and w.group is not None] for file in files}
+        saved = iter(self._log.groups(files, [numbers[id(file)] for file in files], own))
+        waiting = {where.position for where in chosen if where.file is None}
+        tables: list[pa.Table] = []
+        for entry in self._source.log.entries:
+            if entry.segment is not None:
+                tables += next(saved)
+            elif entry.position in waiting:
+                tables += self._waiting.within(entry.position, own, self._cold.home)
+        return self._rows_of(tables, begin, until)
+
+    def _rows_of(self, tables: Iterable[pa.Table], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
+        schema = self._spec.segment_schema
+        every = []
+        for table in tables:
+            times = table.column(NAMESPACE).to_numpy()
+            wanted = (times >= begin) & (times <= until)
+            if wanted.any():
+                every.append(conform(table if wanted.all() else table.filter(pa.array(wanted)), schema))
+        index = KeyIndex(self._spec.key_schema)
+        if not every:
+            return index, np.empty(0, np.int32), np.empty(0, np.int64)
+        rows = newest_rows(pa.concat_tables(every), schema, keep_deleted=False)
+        if rows.num_rows == 0:
+            return index, np.empty(0, np.int32), np.empty(0, np.int64)
+        batch = rows.combine_chunks().to_batches(max_chunksize=rows.num_rows)[0]
+        keys = key_columns(batch, tuple(self._spec.key_schema.names))
+        slots = index.upsert(keys, batch.column(KEY_HASH).to_numpy()).copy()
+        return index, slots, batch.column(NAMESPACE).to_numpy()

@@ -1,0 +1,1 @@
+"""State on the local disk; used by tables whose keys leave memory."""

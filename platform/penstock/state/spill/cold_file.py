@@ -1,0 +1,342 @@
+"""Cold rows of a table with one pane and keys and values of fixed width: a file of records, mapped into memory.
+
+No library stands between a cell and its place on disk. A spill area like every cold store: it starts empty and is gone
+with the process (the file has no name). The operating system's page cache holds what there is memory for; what is
+mapped counts as resident memory of the process, so it is given back as soon as it may be more than the store's share.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.core.errors import StorageError
+from penstock.kernels.aggregates import cold_cells as kernels
+from penstock.kernels.keys.key_columns import FixedColumn
+from penstock.kernels.rows.order import hash_order
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.core.keygroup import HashRange
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.cells.accumulators import PaneTableSpec
+    from penstock.state.cells.pane_memory import Rows
+    from penstock.state.cells.value_heap import ValueHeap
+    from penstock.state.keys.key_index import KeyView
+
+_FIRST_RECORDS = 8192
+#: Full to this part at most, then it is made twice as large.
+_LOAD = 0.65
+_PIECE = 16_384
+_AHEAD = 2 << 20
+#: Of the memory a store may map, a stretch takes this part at most.
+_STRETCH_PART = 2
+#: Records moved to a larger file between two looks at what is mapped.
+_MOVED = 16_384
+#: What one access may map: the kernel maps the pages around it as well.
+_AROUND = 64 << 10
+
+
+class _File:
+    """Records in one mapping; the disk is given back when nobody looks at `table` any more."""
+
+    def __init__(self, folder: Path, words: int, owned: HashRange, records: int, memory_bytes: int) -> None:
+        self._folder, self._owned, self._memory_bytes = folder, owned, memory_bytes
+        self.capacity = records
+        self.count = 0
+        rows = records + kernels.TAIL
+        self.size = rows * words * 8
+        self._fd, name = tempfile.mkstemp(dir=folder)
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_RDWR | os.O_NOATIME)  # a time for every record read is of no use
+        self.close = weakref.finalize(self, os.close, self._fd)
+        Path(name).unlink()
+        try:
+            os.posix_fallocate(self._fd, 0, self.size)
+        except OSError as error:
+            self.close()
+            msg = f"{self.size >> 20} MB for state that does not fit in memory cannot be had in {folder}: {error}"
+            raise StorageError(msg, hint="free space on the TaskManager's local disk") from error
+        self._map = mmap.mmap(self._fd, self.size)
+        # else the kernel reads ahead in units of up to 2 MB, and writes all of one for each record changed in it
+        self._map.madvise(mmap.MADV_RANDOM)
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+        self.table = np.frombuffer(self._map, np.int64).reshape(rows, words)
+        self._stays_mapped = self.size <= memory_bytes
+        self._on_disk = (self._fd, rows)
+        self._room = np.empty((0 if self._stays_mapped else kernels.ROOM, words), np.int64)
+
+    @property
+    def range(self) -> tuple[int, float]:
+        """Lowest hash, and homes per hash."""
+        return self._owned.low, self.capacity / (self._owned.high - self._owned.low + 1)
+
+    def larger(self, key_words: int, records: int) -> _File:
+        """Return a file with room for `records`, with all that is here."""
+        capacity = self.capacity
+        while capacity * _LOAD < records:
+            capacity *= 2
+        while True:
+            made = _File(self._folder, self.table.shape[1], self._owned, capacity, self._memory_bytes)
+            if self._move_to(made, key_words):
+                self.close()
+                return made
+            made.close()
+            capacity *= 2
+
+    def _move_to(self, larger: _File, key_words: int) -> bool:
+        """Fill a larger file from front to back; False: its end was reached."""
+        for first in range(0, len(self.table), _MOVED):
+            self.ask_for(first)
+            count = int(kernels.cold_move(self.table[first : first + _MOVED], larger.table, larger.range, key_words))
+            if count < 0:
+                return False
+            larger.count += count
+            self.unmap()
+            larger.unmap()
+        return True
+
+    def get(self, heads: I64, order: I64, target: tuple[I64, I64]) -> None:
+        """Copy cells to `target` as `kernels.cold_get` does.
+
+        Of a file that may not stay mapped records are read instead: a fault for one maps the pages around it, and each
+        has to be taken out again.
+        """
+        done = 0
+        if not self._stays_mapped:
+            done = int(kernels.cold_read(self._on_disk, self._room, self.range, (heads, order), target))
+            self._require(done)
+        kernels.cold_get(self.table, self.range, heads, order[done:], target)
+
+    def put(self, heads: I64, order: I64, cells: I64, stretch_bytes: int, sparse_bytes: int) -> int:
+        """Write cells; returns how many were, fewer than asked if the end of the file was reached.
+
+        Where they are many they are written a stretch of the file at a time: reading and writing that costs less than
+        doing so record by record: not more than `sparse_bytes` of the file for each.
+        """
+        done = 0
+        for end, many in self._runs(heads[order, kernels.HASH], stretch_bytes, sparse_bytes):
+            some, state = order[done:end], np.zeros(3, np.int64)
+            if many:
+                self._put_stretches((heads, some), cells, stretch_bytes, state)
+            else:
+                if not self._stays_mapped:
+                    made = kernels.cold_write(self._on_disk, self._room, self.range, (heads, some), cells, state)
+                    self._require(made)
+                kernels.cold_put(self.table, self.range, heads, some, cells, state)
+            self.count += int(state[1])
+            done += int(state[0])
+            if done < end:
+                break
+        return done
+
+    def _runs(self, hashes: I64, stretch_bytes: int, sparse_bytes: int) -> list[tuple[int, bool]]:
+        """Return where runs of sorted hashes end, and whether the stretches of each have many of them."""
+        low, factor = self.range
+        homes = (hashes.view(np.uint64) - np.int64(low).view(np.uint64)).astype(np.float64) * factor
+        size = self.table.shape[1] * 8
+        stretches = (homes * size).astype(np.int64) // stretch_bytes
+        firsts = np.flatnonzero(np.diff(stretches, prepend=-1))
+        many = np.diff(firsts, append=len(hashes)) * sparse_bytes >= min(stretch_bytes, self.size)
+        last = np.flatnonzero(np.append(many[1:] != many[:-1], True))
+        ends = np.append(firsts[1:], len(hashes))
+        return [(int(ends[i]), bool(many[i])) for i in last]
+
+    def _put_stretches(self, keys: tuple[I64, I64], cells: I64, stretch_bytes: int, state: I64) -> None:
+        """Write cells; `state` as for `kernels.cold_put`."""
+        heads, order = keys
+        rows, words = self.table.shape
+        limit = stretch_bytes // (words * 8)
+        room = np.empty((limit, words), np.int64)
+        while state[0] < len(order):
+            before, base = int(state[0]), int(kernels.cold_home(heads[order[state[0]], kernels.HASH], self.range))
+            stretch = room[: rows - base]
+            os.preadv(self._fd, [stretch.data], base * words * 8)
+            state[2] = base
+            kernels.cold_put(stretch, self.range, heads, order, cells, state)
+            os.pwrite(self._fd, stretch.data, base * words * 8)
+            if state[0] == before:
+                if base + len(stretch) == rows:
+                    return
+                limit *= 2
+                room = np.empty((limit, words), np.int64)
+
+    def _require(self, done: int) -> None:
+        if done == kernels.REFUSED:
+            msg = f"state that does not fit in memory cannot be read or written in {self._folder}"
+            raise StorageError(msg, hint="look for errors of the TaskManager's local disk, and for free space on it")
+
+    def ask_for(self, record: int) -> None:
+        """Have the disk read what comes next of a file that is read in its order: nothing is read ahead by itself."""
+        start = record * self.table.shape[1] * 8 // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_WILLNEED, start, min(_AHEAD, self.size - start))
+
+    def unmap(self) -> None:
+        """Take the pages out of this process's resident memory; they stay in the page cache or on disk."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+
+class FileRows:
+    """Cold rows of one table (`cold.ColdRows`); its only pane starts at 0."""
+
+    in_file = True
+
+    def __init__(
+        self,
+        spec: PaneTableSpec,
+        owned: HashRange,
+        folder: Path,
+        memory_bytes: int,
+        limits: StateLimits = PRODUCTION,
+    ) -> None:
+        """Start empty; at most about `memory_bytes` of the file are mapped between two calls."""
+        self._limits = limits
+        self._spec, self._owned, self._folder = spec, owned, folder
+        self._key_words = kernels.KEYS + len(spec.key_schema)
+        self._memory_bytes = memory_bytes
+        self._touched = 0
+        self._expected = 0
+        self._file: _File | None = None
+
+    def expect(self, rows: int) -> None:
+        """Make the file large enough for so many rows when it is made.
+
+        Rows that come in the order of their hashes would else fill its front, and be looked for in long runs.
+        """
+        self._expected = rows
+
+    @property
+    def panes(self) -> list[int]:
+        """Panes with rows."""
+        return [] if self._file is None else [0]
+
+    def rows_of(self, pane: int) -> int:
+        """Return how many rows the pane has, at most."""
+        return 0 if self._file is None or pane else self._file.count
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes taken on the local disk."""
+        return 0 if self._file is None else self._file.size
+
+    def for_changes(self) -> FileRows:
+        """Return an empty file for the changed rows that leave memory before the next barrier."""
+        return FileRows(self._spec, self._owned, self._folder, self._memory_bytes, self._limits)
+
+    def fetch(
+        self,
+        keys: KeyView,
+        asked: tuple[I32, I64],
+        target: tuple[I64, I64],
+        heap: ValueHeap | None = None,  # noqa: ARG002 - its cells refer to nothing
+    ) -> None:
+        """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty."""
+        file = self._file
+        if file is not None:
+            heads = self._heads(keys, asked[0])
+            order = hash_order(heads[:, kernels.HASH])
+            file.get(heads, order, target)
+            self._used(len(order))
+
+    def put(self, keys: KeyView, rows: Rows) -> None:
+        """Write rows."""
+        if len(rows.slots) == 0:
+            return
+        heads = self._heads(keys, rows.slots)
+        order = hash_order(heads[:, kernels.HASH])
+        file = self._with_room(len(order))
+        stretch = min(self._limits.stretch_bytes, max(_AROUND, self._memory_bytes // _STRETCH_PART))
+        done = file.put(heads, order, rows.cells, stretch, self._limits.sparse_bytes)
+        while done < len(order):
+            file = self._file = file.larger(self._key_words, int(file.capacity * _LOAD) + 1)
+            order = order[done:]
+            done = file.put(heads, order, rows.cells, stretch, self._limits.sparse_bytes)
+        self._used(len(order))
+
+    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:  # noqa: ARG002 - there is one pane
+        """Remove rows."""
+        if self._file is not None:
+            heads = self._heads(keys, slots)
+            kernels.cold_forget(self._file.table, self._file.range, heads, self._spec.width)
+            self._used(len(heads))
+
+    def drop_below(self, pane: int) -> None:
+        """Remove all panes that start before `pane`."""
+        if pane > 0:
+            self.close()
+
+    def scan(
+        self,
+        pane: int,
+        part: HashRange,
+        heap: ValueHeap | None = None,  # noqa: ARG002 - its cells refer to nothing
+        most: int = _PIECE,
+    ) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range, at most so many at a time."""
+        file = self._file
+        inside = part.intersect(self._owned)
+        if file is None or inside is None or pane:
+            return
+        state = np.full(1, -1, np.int64)
+        while state[0] < len(file.table):
+            heads = np.empty((min(most, _PIECE), self._key_words), np.int64)
+            cells = np.empty((min(most, _PIECE), self._spec.width), np.int64)
+            if state[0] > 0:
+                file.ask_for(int(state[0]))
+            count = kernels.cold_scan(file.table, file.range, inside.low, inside.high, (heads, cells), state)
+            self._used(count)
+            if count:
+                hashes = np.ascontiguousarray(heads[:count, kernels.HASH])
+                yield self._columns(heads[:count]), hashes, np.zeros(count, np.int64), cells[:count]
+
+    def close(self) -> None:
+        """Give the disk back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _with_room(self, rows: int) -> _File:
+        if self._file is None:
+            records = _FIRST_RECORDS
+            while records * _LOAD < max(rows, self._expected):
+                records *= 2
+            words = self._key_words + self._spec.width
+            self._file = _File(self._folder, words, self._owned, records, self._memory_bytes)
+        elif self._file.count + rows > self._file.capacity * _LOAD:
+            self._file = self._file.larger(self._key_words, self._file.count + rows)
+        return self._file
+
+    def _used(self, records: int) -> None:
+        self._touched += records * _AROUND
+        if self._file is not None and min(self._touched, self._file.size) > self._memory_bytes:
+            self._touched = 0
+            self._file.unmap()
+
+    def _heads(self, keys: KeyView, slots: I32) -> I64:
+        """Return [tag, hash, key columns] of slots."""
+        heads = np.empty((len(slots), self._key_words), np.int64)
+        heads[:, kernels.HASH] = keys.hashes[slots]
+        tags = np.ones(len(slots), np.int64)
+        for k, (values, _, valid, nulls) in enumerate(keys.columns):
+            heads[:, kernels.KEYS + k] = values[slots]
+            tags += (valid[slots].astype(np.int64) if nulls else 1) << (k + 1)
+        heads[:, kernels.TAG] = tags
+        return heads
+
+    def _columns(self, heads: I64) -> KeyColumns:
+        columns = []
+        for k in range(len(self._spec.key_schema)):
+            values = np.ascontiguousarray(heads[:, kernels.KEYS + k])
+            valid = ((heads[:, kernels.TAG] >> (k + 1)) & 1).astype(np.uint8)
+            bitmap = np.zeros(0, np.uint8) if valid.all() else np.packbits(valid, bitorder="little")
+            columns.append(FixedColumn(values, bitmap))
+        return tuple(columns)

@@ -1,0 +1,289 @@
+"""The cold side of a pane table: where its rows lie (`ColdRows`), and which keys and panes may be there (`ColdPanes`).
+
+The hashmap backend has no cold side. With the rocksdb backend, rows lie in RocksDB (`state.spill.rocksdb`), those of
+tables without windows in a file of their own if keys and values are of fixed width (`state.spill.cold_file`). A cold
+store is a spill area: it starts empty, nothing is recovered from it, the checkpoint is the truth. Called by `PaneTable`
+in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from penstock.core.keygroup import HashRange
+from penstock.kernels.aggregates import cold_cells as cold_kernels
+from penstock.kernels.aggregates import pages as kernels
+from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
+from penstock.state.memory.lru_clock import Touches
+from penstock.state.spill.cell_records import CellRecords
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.cells.accumulators import PaneTableSpec
+    from penstock.state.cells.pane_memory import Rows
+    from penstock.state.cells.value_heap import ValueHeap
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.spill.cold_file import FileRows
+
+#: Cold rows merged with hot ones at a time.
+_PART_ROWS = 200_000
+
+
+class ColdStore(Protocol):
+    """Sorted keys and values on the local disk."""
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write or replace."""
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of keys in one call, None where there is none."""
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Remove."""
+
+    def delete_range(self, low: bytes, high: bytes) -> None:
+        """Remove all keys from `low` up to, without, `high`."""
+
+    def scan(self, low: bytes, high: bytes, piece: int = ...) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield keys from `low` up to, without, `high` in order, in pieces of so many."""
+
+    def close(self) -> None:
+        """Close and remove the files."""
+
+
+class ColdRows(Protocol):
+    """Cold rows of one table: in a `ColdStore` (`StoreRows`) or in files of their own (`cold_file.FileRows`)."""
+
+    @property
+    def in_file(self) -> bool:
+        """Whether they lie in files of their own, so that memory has a bound."""
+
+    @property
+    def panes(self) -> list[int]:
+        """Panes with rows."""
+
+    def rows_of(self, pane: int) -> int:
+        """Return how many rows the pane has, at most."""
+
+    def for_changes(self) -> FileRows | None:
+        """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
+
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+        """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty.
+
+        What they refer to is put into `heap`.
+        """
+
+    def put(self, keys: KeyView, rows: Rows) -> None:
+        """Write rows."""
+
+    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
+        """Remove rows."""
+
+    def drop_below(self, pane: int) -> None:
+        """Remove all panes that start before `pane`."""
+
+    def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range; `heap` as in `fetch`."""
+
+    def close(self) -> None:
+        """Close and remove the files."""
+
+
+class StoreRows:
+    """Cold rows in a store of sorted bytes: keys and values of every type."""
+
+    in_file = False
+
+    def __init__(self, spec: PaneTableSpec, store: ColdStore) -> None:
+        """Nothing is there yet."""
+        self._spec = spec
+        self._store = store
+        self._records = CellRecords(spec)
+        #: pane -> rows written there (a row written twice counts twice).
+        self._rows: dict[int, int] = {}
+
+    @property
+    def panes(self) -> list[int]:
+        """Panes with rows."""
+        return list(self._rows)
+
+    def rows_of(self, pane: int) -> int:
+        """Return how many rows the pane has, at most."""
+        return self._rows.get(pane, 0)
+
+    def for_changes(self) -> None:
+        """They are encoded at once instead."""
+
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+        """Copy the cells of (slots, panes) to `target`, read in one sorted call."""
+        slots, panes = asked
+        cells, cell = target
+        rows = np.nonzero(np.isin(panes, np.array(self.panes, np.int64)))[0]
+        _, first = np.unique(cell[rows], return_index=True)
+        rows = rows[first]
+        rows = rows[np.lexsort((keys.hashes[slots[rows]], panes[rows]))]
+        values = self._store.get(encode_keys(keys, slots[rows], panes[rows])) if len(rows) else []
+        found = [i for i, value in enumerate(values) if value is not None]
+        if found:
+            words = self._records.unpack([v for v in values if v is not None], heap)
+            kernels.put_cells(cells, cell[rows[found]], words)
+
+    def put(self, keys: KeyView, rows: Rows) -> None:
+        """Write rows."""
+        self.write(keys, rows)
+
+    def write(self, keys: KeyView, rows: Rows) -> I64:
+        """Write rows; returns how many bytes the cell of each takes, with what it refers to."""
+        order = np.lexsort((keys.hashes[rows.slots], rows.panes))
+        sizes, most = np.empty(len(order), np.int64), self._records.at_once(rows.cells)
+        for first in range(0, len(order), most):
+            piece = order[first : first + most]
+            cells = rows.cells[piece]
+            cells[:, 0] &= ~1
+            values = self._records.pack(cells)
+            self._store.put(encode_keys(keys, rows.slots[piece], rows.panes[piece]), values)
+            sizes[piece] = np.fromiter(map(len, values), np.int64, len(values))
+        for pane, count in zip(*np.unique(rows.panes, return_counts=True), strict=True):
+            self._rows[int(pane)] = self._rows.get(int(pane), 0) + int(count)
+        return sizes
+
+    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
+        """Remove rows."""
+        if self._rows:
+            self._store.delete(encode_keys(keys, slots, panes))
+
+    def drop_below(self, pane: int) -> None:
+        """Remove all panes that start before `pane`."""
+        gone = [p for p in self._rows if p < pane]
+        for p in gone:
+            del self._rows[p]
+        if gone:
+            self._store.delete_range(bound(min(gone)), bound(pane))
+
+    def drop_range(self, part: HashRange) -> None:
+        """Remove the rows within a hash range; `rows_of` goes on counting them."""
+        for pane in self._rows:
+            self._store.delete_range(bound(pane, part.low), _behind(pane, part))
+
+    def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
+        for keys, values in self._store.scan(bound(pane, part.low), _behind(pane, part)):
+            cells = self._records.unpack(values, heap)
+            columns, hashes, namespaces = decode_keys(self._spec.key_schema, keys)
+            yield columns, hashes, namespaces, cells
+
+    def close(self) -> None:
+        """Close and remove the files."""
+        self._store.close()
+
+
+class ColdPanes:
+    """What of one table lies in the cold store, and which slots may have rows there."""
+
+    def __init__(self, rows: ColdRows) -> None:
+        """Nothing is cold yet."""
+        self._rows = rows
+        self._maybe = np.zeros(0, np.uint8)
+        self._touches = Touches()
+        self._known = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of what is known of slots."""
+        return int(self._maybe.nbytes) + self._touches.nbytes
+
+    @property
+    def panes(self) -> list[int]:
+        """Panes with cold rows."""
+        return self._rows.panes
+
+    def holds(self, panes: list[int]) -> bool:
+        """Whether any of the panes has cold rows."""
+        return not set(panes).isdisjoint(self._rows.panes)
+
+    def note_slots(self, slots: I32, count: int) -> None:
+        """The slots were touched; new ones (up to `count`) may have rows in the cold store if it holds any."""
+        if count > len(self._maybe):
+            size = max(count, 2 * len(self._maybe), 4096)
+            self._maybe = np.concatenate([self._maybe, np.zeros(size - len(self._maybe), np.uint8)])
+            self._touches.fit(size)
+        self._maybe[self._known : count] = 1 if self._rows.panes else 0
+        self._known = count
+        self._touches.touch(slots, count)
+
+    def recent(self, count: int, part: int = 2) -> np.ndarray:
+        """Return which slots to keep: at most one in `part`, those touched last."""
+        return self._touches.latest(count, part)
+
+    def moved(self, kept: I32) -> None:
+        """The table was rebuilt with these slots alone, in this order."""
+        self._maybe = self._maybe[kept]
+        self._touches.moved(kept)
+        self._known = len(kept)
+
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+        """Bring in the cold rows of (slots, panes) whose cell in `target` = (cells, cell of each) is new.
+
+        What they refer to is put into `heap`.
+        """
+        if not self._rows.panes:
+            return
+        slots, panes = asked
+        cells, cell = target
+        out = np.empty(len(slots), np.int64)
+        rows = out[: cold_kernels.absent_rows(cells, cell, slots, self._maybe, out)]
+        if len(rows):
+            self._rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]), heap)
+
+    def look_up(self, keys: KeyView, pane: int, cell: I64, heap: ValueHeap) -> None:
+        """Copy the cold row of the one key of `keys` in a pane to `cell`, an empty one of one row; bring nothing in.
+
+        What it refers to is put into `heap`.
+        """
+        if pane in self._rows.panes:
+            slot, place = np.zeros(1, np.int32), np.zeros(1, np.int64)
+            self._rows.fetch(keys, (slot, np.array([pane], np.int64)), (cell, place), heap)
+
+    def for_changes(self) -> FileRows | None:
+        """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
+        return self._rows.for_changes()
+
+    def put(self, keys: KeyView, rows: Rows) -> None:
+        """Write rows; their changes are already part of a segment, or of the place for changes."""
+        self._rows.put(keys, rows)
+
+    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
+        """Remove rows that were deleted."""
+        self._rows.forget(keys, slots, panes)
+
+    def drop_below(self, pane: int) -> None:
+        """Remove all panes that start before `pane`."""
+        self._rows.drop_below(pane)
+
+    def parts(self, panes: list[int], owned: HashRange) -> list[HashRange]:
+        """Return hash ranges that hold a bounded number of cold rows of these panes each."""
+        return parts_of(sum(self._rows.rows_of(p) for p in panes), owned)
+
+    def scan(self, panes: list[int], part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of the cold rows of these panes within a hash range; `heap`: `fetch`."""
+        cold = self._rows.panes
+        for pane in sorted(p for p in panes if p in cold):
+            yield from self._rows.scan(pane, part, heap)
+
+
+def _behind(pane: int, part: HashRange) -> bytes:
+    return bound(pane, part.high + 1) if part.high < (1 << 63) - 1 else bound(pane + 1)
+
+
+def parts_of(rows: int, owned: HashRange, most: int = _PART_ROWS) -> list[HashRange]:
+    """Return hash ranges that hold a bounded number of rows each, about `most`."""
+    parts = max(1, -(-rows // most))
+    step = -(-(owned.high - owned.low + 1) // parts)
+    lows = range(owned.low, owned.high + 1, step)
+    return [HashRange(low, min(low + step - 1, owned.high)) for low in lows]

@@ -1,0 +1,146 @@
+"""Timers of keys that left memory: they lie in the cold store in the order of their times until they are due.
+
+A timer may be here and in memory too, of a key that came back: it is the same timer, and fires once, as whoever deletes
+it deletes it in both places. Used by `state.tables.timer_table` in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.core.elements import MAX_TIMESTAMP
+from penstock.core.errors import UsageError
+from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.spill.cold_records import ColdHome
+
+_PREFIX = 8
+#: Timers that a question looks at between two checks of how many it has seen.
+_LOOKED_PIECE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DueTimers:
+    """Timers in order of time, which are here no more."""
+
+    keys: KeyColumns
+    hashes: I64
+    times: I64
+    #: Nothing that is left here is before this time or at it; if `more`, some at it are left, and only such are taken.
+    reached: int
+    more: bool = False
+
+
+class ColdTimers:
+    """Timers of one kind of time of one operator."""
+
+    def __init__(self, home: ColdHome) -> None:
+        """None is here yet."""
+        self.home = home
+        number = home.number()
+        self._prefix, self._stop = bound(number)[:_PREFIX], bound(number + 1)[:_PREFIX]
+        #: Nothing is before this: a scan need not pass all that was deleted.
+        self._first = self._prefix
+        #: The time of the first one, or one before it; None: there is none.
+        self.least: int | None = None
+        #: How many there are at most.
+        self.count = 0
+
+    def put(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Take in timers; one that is here already is the same."""
+        if len(slots) == 0:
+            return
+        names = self._names(keys, slots, times)
+        self.home.store.put(names, [b""] * len(names))
+        self._first = min(self._first, *names)
+        low = int(times.min())
+        self.least = low if self.least is None else min(low, self.least)
+        self.count += len(names)
+
+    def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Delete timers, whether they are here or not."""
+        if self.least is None:
+            return
+        there = times >= self.least
+        if there.any():
+            self.home.store.delete(self._names(keys, slots[there], times[there]))
+
+    def look_up(self, keys: KeyView, slots: I32, most: int) -> list[int]:
+        """Return the times of the first `most` timers of one key, ascending; they stay here.
+
+        Raises:
+            UsageError: too many timers of other keys are before them.
+        """
+        if self.least is None:
+            return []
+        key, times, looked = encode_keys(keys, slots, np.zeros(1, np.int64))[0][_PREFIX:], list[int](), 0
+        for names, _ in self.home.store.scan(self._bound(self.least), self._stop, _LOOKED_PIECE):
+            found = [name for name in names if name[2 * _PREFIX :] == key]
+            times += decode_times(found).tolist()
+            looked += len(names)
+            if len(times) >= most:
+                break
+            if looked >= self.home.limits.searched_timers:
+                msg = f"the first {looked:,} timers of keys that left memory do not tell all of this key"
+                raise UsageError(msg, hint="take a savepoint and read its state (ps.snapshots.read)")
+        return times[:most]
+
+    def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
+        """Return the first timers up to a time, about `limit`: of a time all, or of one time alone a part."""
+        if self.least is None or self.least > until:
+            return None
+        first = max(self._first, self._bound(self.least))
+        names, _ = next(self.home.store.scan(first, self._behind(until), limit + 1), ([], []))
+        if not names:
+            self._look(until)
+            return None
+        columns, hashes, times = decode_keys(key_schema, [name[_PREFIX:] for name in names])
+        stop, reached, more = len(names), until, False
+        if stop > limit:
+            reached = int(times[-1]) - 1
+            stop = int(np.searchsorted(times, times[-1]))
+            if stop == 0:
+                stop, reached, more = limit, int(times[-1]), True
+            self.least = int(times[stop])
+        self.home.store.delete(names[:stop])
+        self._first = names[stop - 1] + b"\0"
+        self.count = max(0, self.count - stop)
+        if len(names) <= limit:
+            self._look(until)
+        if stop < len(names):
+            columns, hashes, times = decode_keys(key_schema, [name[_PREFIX:] for name in names[:stop]])
+        return DueTimers(columns, hashes, times, reached, more)
+
+    def _look(self, until: int) -> None:
+        """Find the first timer behind a time up to which there is none."""
+        self.least = None
+        if until < MAX_TIMESTAMP:
+            names, _ = next(self.home.store.scan(self._bound(until + 1), self._stop, 1), ([], []))
+            if names:
+                self.least = int(decode_times(names)[0])
+        if self.least is None:
+            self.count = 0
+
+    def _names(self, keys: KeyView, slots: I32, times: I64) -> list[bytes]:
+        return [self._prefix + name for name in encode_keys(keys, slots, times)]
+
+    def _bound(self, time: int) -> bytes:
+        return self._prefix + bound(time)[:_PREFIX]
+
+    def _behind(self, until: int) -> bytes:
+        return self._stop if until == MAX_TIMESTAMP else self._bound(until + 1)
+
+
+def decode_times(names: list[bytes]) -> I64:
+    """Return the times of keys of the store."""
+    raw = np.frombuffer(b"".join(name[_PREFIX : 2 * _PREFIX] for name in names), ">u8").astype(np.uint64)
+    return (raw ^ np.uint64(1 << 63)).view(np.int64)

@@ -1,0 +1,120 @@
+"""RocksDB as the cold store of keyed state: the only module that knows the library.
+
+A spill area, so the write-ahead log is off and the folder is removed at the end. Block cache and memtables of all
+stores of one process share one cache and one write-buffer manager. Called through `state.spill.cold_panes`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_PIECE = 16_384
+_BLOOM_BITS = 10
+_shared: tuple[Any, Any] | None = None
+
+
+def require() -> None:
+    """Check that a store could be opened.
+
+    Raises:
+        UsageError: rocksdict is not installed.
+    """
+    _library()
+
+
+def _library() -> Any:
+    try:
+        import rocksdict
+    except ImportError as error:
+        raise UsageError("state_backend=rocksdb needs rocksdict", hint="pip install 'penstock[state]'") from error
+    return rocksdict
+
+
+def _shared_memory(library: Any, memory_bytes: int) -> tuple[Any, Any]:
+    """Return the process's one block cache and the write-buffer manager that is charged to it."""
+    global _shared  # noqa: PLW0603 - one per process is the point
+    if _shared is None:
+        cache = library.Cache(memory_bytes)
+        _shared = cache, library.WriteBufferManager.new_write_buffer_manager_with_cache(memory_bytes // 2, False, cache)
+    return _shared
+
+
+class RocksStore:
+    """One database in a folder of its own (`cold.ColdStore`)."""
+
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        """Open an empty store; `memory_bytes` bounds cache and memtables, shared by all stores of the process.
+
+        Raises:
+            UsageError: rocksdict is not installed.
+        """
+        library = _library()
+        self._library = library
+        self._folder = folder
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        cache, manager = _shared_memory(library, memory_bytes)
+        table = library.BlockBasedOptions()
+        table.set_block_cache(cache)
+        table.set_bloom_filter(_BLOOM_BITS, False)
+        options = library.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_block_based_table_factory(table)
+        options.set_write_buffer_manager(manager)
+        options.set_max_background_jobs(2)
+        options.set_compression_type(library.DBCompressionType.lz4())
+        self._db = library.Rdict(str(folder), options)
+        writes = library.WriteOptions()
+        writes.disable_wal = True
+        self._writes = writes
+        self._db.set_write_options(writes)
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write or replace, in batches."""
+        for first in range(0, len(keys), _PIECE):
+            batch = self._library.WriteBatch(raw_mode=True)
+            for key, value in zip(keys[first : first + _PIECE], values[first : first + _PIECE], strict=True):
+                batch[key] = value
+            self._db.write(batch, self._writes)
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of keys in one call."""
+        return list(self._db.get(keys))
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Remove."""
+        batch = self._library.WriteBatch(raw_mode=True)
+        for key in keys:
+            batch.delete(key)
+        self._db.write(batch, self._writes)
+
+    def delete_range(self, low: bytes, high: bytes) -> None:
+        """Remove all keys from `low` up to, without, `high`."""
+        self._db.delete_range(low, high)
+
+    def scan(self, low: bytes, high: bytes, piece: int = _PIECE) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield keys from `low` up to, without, `high` in order, in pieces of so many."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        for key, value in self._db.items(from_key=low):
+            if key >= high:
+                break
+            keys.append(key)
+            values.append(value)
+            if len(keys) == piece:
+                yield keys, values
+                keys, values = [], []
+        if keys:
+            yield keys, values
+
+    def close(self) -> None:
+        """Close and remove the files."""
+        self._db.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

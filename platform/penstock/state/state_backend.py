@@ -1,0 +1,144 @@
+"""Where the states of one operator go when memory runs out, or come from when they are asked for, by backend.
+
+Made by `state.store`, which closes it with the operator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.kernels.keys.key_types import is_fixed
+from penstock.state.cells.accumulators import PaneTableSpec
+from penstock.state.keys.key_index import plain_key_schema
+from penstock.state.remote.regions import FileRegions, StoreRegions
+from penstock.state.remote.remote_keys import KeyTiers, RemoteKeys
+from penstock.state.remote.remote_log import Reader
+from penstock.state.remote.remote_pane_log import RemoteSegments
+from penstock.state.remote.remote_panes import RemoteRows
+from penstock.state.remote.remote_runs import RemoteRuns, RunTiers
+from penstock.state.spill.cold_file import FileRows
+from penstock.state.spill.cold_panes import StoreRows
+from penstock.state.spill.cold_records import ColdHome
+from penstock.state.spill.join_spill import SpillArea
+
+if TYPE_CHECKING:
+    from penstock.state.keyed_request import KeyedStateRequest
+    from penstock.state.log.frozen import FrozenSource
+    from penstock.state.spill.cold_panes import ColdRows, ColdStore
+
+#: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
+_COLD_SHARE = 4
+
+
+class ColdPlaces:
+    """Opened for one attempt of one operator of one subtask."""
+
+    def __init__(self, request: KeyedStateRequest) -> None:
+        """Nothing is opened yet."""
+        self._request = request
+        self._share = request.settings.managed_memory_bytes // _COLD_SHARE
+        self._opened: list[ColdRows | ColdHome | SpillArea | RemoteRuns] = []
+        #: What stays in the object store and may be fetched before anybody asks.
+        self.remote: list[RemoteRows | RemoteKeys | RemoteRuns] = []
+
+    def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdRows | None:
+        """Return the cold side of a table of panes; None: it stays in memory.
+
+        Raises:
+            UsageError: the backend's library is not installed.
+            StorageError: the object store cannot be read (remote backend).
+        """
+        backend = self._request.settings.state_backend
+        if isinstance(source.spec, PaneTableSpec):  # with the field ids of the snapshot it is restored from
+            spec = source.spec
+        if backend == "hashmap":
+            return None
+        rows: ColdRows
+        if backend == "remote":
+            rows = self._remote_rows(source, spec)
+            self.remote.append(rows)
+        elif _fits_file(spec):
+            request = self._request
+            rows = FileRows(spec, request.hash_range, request.directory, self._share, request.limits)
+            rows.expect(source.log.rows)
+        else:
+            rows = StoreRows(spec, self._open_store(source.state))
+        self._opened.append(rows)
+        return rows
+
+    def keys(self, name: str = "rows") -> KeyTiers | None:
+        """Return where keys go with all their values, or come to from the object store; None: they stay in memory.
+
+        Each has a name of its own.
+
+        Raises:
+            UsageError: the backend's library is not installed.
+        """
+        backend = self._request.settings.state_backend
+        if backend == "hashmap":
+            return None
+        from penstock.state.spill import rocksdb
+
+        rocksdb.require()
+        home = ColdHome(lambda: self._open_store(name), self._request.directory, self._request.limits)
+        self._opened.append(home)
+        if backend != "remote":
+            return KeyTiers(home)
+        fetches = RemoteKeys(home, self._request.hash_range, self._reader, self._local_bytes)
+        self.remote.append(fetches)
+        return KeyTiers(home, fetches)
+
+    def runs(self) -> RunTiers | None:
+        """Return where rows of joins go, or come to from the object store; None: they stay in memory."""
+        request = self._request
+        if request.settings.state_backend == "hashmap":
+            return None
+        area = SpillArea(request.directory, limits=request.limits)
+        self._opened.append(area)
+        if request.settings.state_backend != "remote":
+            return RunTiers(area)
+        folder, limits = request.directory, request.limits
+        fetches = RemoteRuns(folder, request.hash_range, self._reader, self._local_bytes, limits)
+        self._opened.append(fetches)
+        self.remote.append(fetches)
+        return RunTiers(area, fetches)
+
+    def close(self) -> None:
+        """Give the local disk back; idempotent."""
+        for place in self._opened:
+            place.close()
+        self._opened = []
+        self.remote = []
+
+    @property
+    def _reader(self) -> Reader:
+        return Reader(self._request.read, self._request.gather)
+
+    @property
+    def _local_bytes(self) -> int:
+        """What fetched state of this subtask may take on the local disk."""
+        settings = self._request.settings
+        return settings.remote_local_bytes * self._request.budget.limit_bytes // settings.managed_memory_bytes
+
+    def _remote_rows(self, source: FrozenSource, spec: PaneTableSpec) -> RemoteRows:
+        request = self._request
+        source.remote = True
+        segments = RemoteSegments(source, spec, self._reader)
+        if _fits_file(spec):
+            local: FileRegions | StoreRegions = FileRegions(
+                spec, request.hash_range, request.directory, self._share, request.limits
+            )
+        else:
+            rows = StoreRows(spec, self._open_store(source.state))
+            local = StoreRegions(request.hash_range, rows, request.limits.regions)
+        return RemoteRows(spec, segments, local, self._local_bytes)
+
+    def _open_store(self, name: str) -> ColdStore:
+        from penstock.state.spill.rocksdb import RocksStore
+
+        return RocksStore(self._request.directory / f"cold-{name}", self._share)
+
+
+def _fits_file(spec: PaneTableSpec) -> bool:
+    keys = plain_key_schema(spec.key_schema)
+    return spec.single_pane and not spec.value_words and all(is_fixed(field.type) for field in keys)

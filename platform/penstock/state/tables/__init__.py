@@ -1,0 +1,1 @@
+"""Tables of values, collections, timers and join rows; opened by `state.store`."""

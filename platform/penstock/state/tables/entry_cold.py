@@ -1,0 +1,132 @@
+"""Lists and maps whose keys left memory: from Python objects to rows of the cold store and back.
+
+One record holds all elements of a list (with their indices) or all entries of a map, with their times of last access.
+A list that has expired here is cleared in the log too: when its key comes again its indices begin anew, and what is
+saved under them must not stand beside.
+Used by `state.tables.entry_table` in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import compress, islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.sorted_keys import decode_keys
+from penstock.state.spill.cold_records import ColdRecords
+from penstock.state.tables.entry_log import EntryLog
+from penstock.state.tables.value_columns import plain_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.kernels.compiler.compile import I32
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.row_spec import RowSpec
+    from penstock.state.log.segment_log import SegmentLog
+    from penstock.state.spill.cold_records import ColdHome, Taken
+    from penstock.state.tables.entry_codec import EntryCodec
+    from penstock.state.tables.entry_log import FrozenEntries
+    from penstock.state.tables.entry_stamps import EntryStamps
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What one slot gets back."""
+
+    slot: int
+    #: Map keys, of a list indices.
+    names: list[Any]
+    values: list[Any]
+    #: Times of last access; empty without a time-to-live.
+    times: list[int]
+
+
+class ColdEntries:
+    """Elements and entries of one state by key."""
+
+    def __init__(self, home: ColdHome, spec: RowSpec, codec: EntryCodec, *, lists: bool) -> None:
+        """Nothing is cold yet."""
+        self._spec = spec
+        self._codec = codec
+        self._entries, self._values, self._stamped = len(spec.entries), len(spec.values), spec.ttl
+        self._lists = lists
+        self.records = ColdRecords(home, [field.type for field in (*spec.entries, *spec.stored)])
+        #: Keys whose lists have expired since the last freeze.
+        self._expired: KeyIndex | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of what is to be saved."""
+        return 0 if self._expired is None else self._expired.memory_bytes
+
+    def put(self, keys: KeyView, slots: I32, held: Iterable[tuple[Any, int]], stamps: EntryStamps | None) -> None:
+        """Take in what slots have, at least one element or entry each, and its times out of `stamps`.
+
+        Of each (a list, or a dict by map key or index; of a list the index of its first element).
+        """
+        names: list[Any] = []
+        values: list[Any] = []
+        times: list[int] = []
+        counts = np.zeros(len(slots), np.int64)
+        for place, (slot, (container, first)) in enumerate(zip(slots.tolist(), held, strict=True)):
+            by_name = isinstance(container, dict)
+            order = (sorted(container) if self._lists else list(container)) if by_name else range(len(container))
+            counts[place] = len(order)
+            names += order if by_name else range(first, first + len(order))
+            values += [container[name] for name in order]
+            if stamps is not None:
+                known = stamps.take(slot)
+                times += [known[name] for name in order]
+        columns = [*self._codec.encode_keys(names), *self._codec.encode_values(values)]
+        if stamps is not None:
+            columns.append(pa.array(times, pa.int64()))
+        self.records.put(keys, slots, counts, columns)
+
+    def take(self, keys: KeyView, slots: I32) -> tuple[list[Warmed], int]:
+        """Return what slots get back, and the bytes of its strings; it is here no more."""
+        taken = self.records.take(keys, slots)
+        return ([], 0) if taken is None else self._warmed(taken)
+
+    def look_up(self, keys: KeyView, slots: I32, stamps: EntryStamps | None, most: int) -> list[tuple[Any, Any]]:
+        """Return the first `most` elements or entries of one key that are alive, and leave them here."""
+        taken = self.records.look_up(keys, slots)
+        if taken is None:
+            return []
+        ((found,), _) = self._warmed(taken)
+        alive = [True] * len(found.names) if stamps is None else [time > stamps.ttl.deadline for time in found.times]
+        return list(islice(compress(zip(found.names, found.values, strict=True), alive), most))
+
+    def _warmed(self, taken: Taken) -> tuple[list[Warmed], int]:
+        columns = taken.columns[: self._entries + self._values]
+        names = self._codec.decode_keys([plain_values(array) for array in columns[: self._entries]])
+        values = self._codec.decode_values([plain_values(array) for array in columns[self._entries :]])
+        times = taken.columns[-1].to_numpy().tolist() if self._stamped else []
+        stops = np.cumsum(taken.counts)
+        cuts = zip(taken.slots.tolist(), (stops - taken.counts).tolist(), stops.tolist(), strict=True)
+        warmed = [Warmed(slot, names[a:b], values[a:b], times[a:b]) for slot, a, b in cuts]
+        return warmed, self._codec.text_bytes(columns)
+
+    def sweep(self, limit: int, deadline: int) -> None:
+        """As `ColdRecords.sweep`."""
+        gone = self.records.sweep(limit, deadline)
+        if gone and self._lists:
+            keys, hashes, _ = decode_keys(self._spec.key_schema, gone)
+            self._expired = self._expired or KeyIndex(self._spec.key_schema)
+            self._expired.upsert(keys, hashes)
+
+    def freeze_expired(self, saved: SegmentLog) -> FrozenEntries | None:
+        """Return the clearing of the lists that have expired here since the last call; None where there is none.
+
+        It belongs before all that has changed in memory since: these keys had nothing there when they expired.
+        """
+        expired, self._expired = self._expired, None
+        if expired is None:
+            return None
+        log = EntryLog(self._spec, saved)
+        log.clear(np.arange(expired.count, dtype=np.int32))
+        return log.freeze(expired.view())

@@ -1,0 +1,140 @@
+"""What has changed in the lists or maps of a state since the last freeze, as columns.
+
+Rows are appended behind every batch and never changed; when they have grown, those that a later one replaces are left
+out, and so are deletions as long as nothing has been saved that they could hide. Owned by one subtask thread; a frozen
+part is encoded by any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.state.log.entry_order import last_entries
+from penstock.state.log.segment_columns import DELETED
+from penstock.state.log.segment_rows import segment_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.kernels.compiler.compile import I32
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.row_spec import RowSpec
+    from penstock.state.log.segment_log import SegmentLog
+
+_SLOT = "__slot"
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenEntries:
+    """The changes between two freezes."""
+
+    spec: RowSpec
+    keys: KeyView
+    parts: tuple[pa.RecordBatch, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the changes."""
+        return sum(part.nbytes for part in self.parts)
+
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the changes that count as columns of a segment, sorted by hash; those of a key stay in order."""
+        changes = reduced(self.parts, len(self.spec.entries))
+        slots = _slots(changes)
+        order = np.argsort(self.keys.hashes[slots], kind="stable")
+        changes, slots = changes.take(pa.array(order)), slots[order]
+        deleted = changes.column(DELETED).to_numpy(zero_copy_only=False)
+        yield segment_table(self.spec, self.keys, slots, values=changes.columns[1:-1], deleted=deleted)
+
+
+class EntryLog:
+    """Changes in order: puts, removals, and clearings of all that a slot has."""
+
+    def __init__(self, spec: RowSpec, saved: SegmentLog) -> None:
+        """Nothing has changed; `saved` knows what earlier freezes took out."""
+        self._spec = spec
+        self._saved = saved
+        fields = [f.with_nullable(True).remove_metadata() for f in (*spec.entries, *spec.stored)]
+        self._schema = pa.schema([(_SLOT, pa.int32()), *fields, (DELETED, pa.bool_())])
+        self._parts: list[pa.RecordBatch] = []
+        self._rows = 0
+        #: Changes are reduced to what still counts when they have grown by this many rows or bytes.
+        self._many, self._large = saved.limits.many_changes, saved.limits.large_changes_bytes
+        self._reduce_rows, self._reduce_bytes = self._many, self._large
+        #: Bytes of the changes.
+        self.nbytes = 0
+
+    def clear(self, slots: I32) -> None:
+        """All entries of the slots are gone."""
+        nulls = [pa.nulls(len(slots), field.type) for field in self._schema][1:-1]
+        self._append(slots, nulls, pa.repeat(pa.scalar(True), len(slots)))
+
+    def remove(self, slots: I32, entries: Sequence[pa.Array]) -> None:
+        """One entry of each of the slots is gone."""
+        nulls = [pa.nulls(len(slots), field.type) for field in self._spec.stored]
+        self._append(slots, [*entries, *nulls], pa.repeat(pa.scalar(True), len(slots)))
+
+    def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:
+        """One entry of each of the slots has this value."""
+        self._append(slots, [*entries, *values], pa.repeat(pa.scalar(False), len(slots)))
+
+    def add(self, slots: I32, columns: list[pa.Array], deleted: np.ndarray) -> None:
+        """Rows as of a segment, in order: entry and value columns, and whether they are deletions."""
+        self._append(slots, columns, pa.array(deleted))
+
+    def freeze(self, keys: KeyView) -> FrozenEntries | None:
+        """Take the changes out; None when there are none."""
+        if not self._parts:
+            return None
+        frozen = FrozenEntries(self._spec, keys, tuple(self._parts))
+        self._keep([])
+        return frozen
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have a change yet to be saved."""
+        for part in self._parts:
+            used[_slots(part)] = True
+
+    def renumber(self, numbers: I32) -> None:
+        """Slot s is now `numbers[s]`."""
+        self._keep([part.set_column(0, _SLOT, pa.array(numbers[_slots(part)])) for part in self._parts])
+
+    def _append(self, slots: I32, columns: list[pa.Array], flags: pa.Array) -> None:
+        if len(slots) == 0:
+            return
+        part = pa.RecordBatch.from_arrays([pa.array(slots, pa.int32()), *columns, flags], schema=self._schema)
+        self._parts.append(part)
+        self._rows += len(slots)
+        self.nbytes += part.nbytes
+        if self._rows >= self._reduce_rows or self.nbytes >= self._reduce_bytes:
+            self._reduce()
+
+    def _reduce(self) -> None:
+        changes = reduced(self._parts, len(self._spec.entries))
+        if not self._saved.entries:
+            changes = changes.filter(pc.invert(changes.column(DELETED)))
+        self._keep([changes] if changes.num_rows else [])
+        self._reduce_rows, self._reduce_bytes = 2 * self._rows + self._many, 2 * self.nbytes + self._large
+
+    def _keep(self, parts: list[pa.RecordBatch]) -> None:
+        self._parts = parts
+        self._rows, self.nbytes = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
+        if not parts:
+            self._reduce_rows, self._reduce_bytes = self._many, self._large
+
+
+def reduced(parts: Sequence[pa.RecordBatch], entries: int) -> pa.RecordBatch:
+    """Return the changes that count, in order, as one batch; `entries` columns behind the slot say which entry."""
+    every = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+    places = last_entries(_slots(every), every.columns[1 : 1 + entries])
+    return every if len(places) == every.num_rows else every.take(pa.array(places))
+
+
+def _slots(part: pa.RecordBatch) -> I32:
+    slots: I32 = part.column(_SLOT).to_numpy()
+    return slots

@@ -1,0 +1,105 @@
+"""When the elements of lists and the entries of maps were last accessed, slot by slot.
+
+Beside a list stands a list of times, beside a dict a dict of times, both in order of time: what has expired is at the
+front. Owned by an `EntryTable` that has a time-to-live.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+
+    from penstock.state.log.ttl import Ttl
+
+
+class EntryStamps:
+    """Times of last access, microseconds since the epoch."""
+
+    def __init__(self, ttl: Ttl, *, lists: bool) -> None:
+        """Nothing is there yet."""
+        self.ttl = ttl
+        self._lists = lists
+        self._held: dict[int, Any] = {}
+
+    def expired(self, slot: int) -> list[Any]:
+        """Return the map keys (of a list: places) that have expired, oldest first."""
+        stamps = self._held.get(slot)
+        if not stamps:
+            return []
+        deadline = self.ttl.deadline
+        if self._lists:
+            if stamps[0] > deadline:
+                return []
+            return [place for place, _ in takewhile(lambda at: at[1] <= deadline, enumerate(stamps))]
+        found = []
+        for key, time in stamps.items():
+            if time > deadline:
+                break
+            found.append(key)
+        return found
+
+    def forget(self, slot: int, expired: Sequence[Any]) -> None:
+        """These, which `expired` has returned, are gone."""
+        stamps = self._held[slot]
+        if self._lists:
+            del stamps[: len(expired)]
+        else:
+            for key in expired:
+                del stamps[key]
+        if not stamps:
+            del self._held[slot]
+
+    def touch_list(self, slot: int, first: int, length: int) -> None:
+        """The elements of a list from `first` on are accessed now; it has `length`."""
+        stamps = self._held.setdefault(slot, [])
+        stamps[first:] = [self.ttl.clock.now] * (length - first)
+
+    def touch_map(self, slot: int, keys: Iterable[Any]) -> None:
+        """These entries of a map are accessed now."""
+        stamps, now = self._held.setdefault(slot, {}), self.ttl.clock.now
+        for key in keys:
+            stamps.pop(key, None)
+            stamps[key] = now
+
+    def drop(self, slot: int, keys: Iterable[Any] | None = None) -> None:
+        """These entries of a map are gone; None: all that the slot has."""
+        if keys is None:
+            self._held.pop(slot, None)
+            return
+        stamps = self._held.get(slot, {})
+        for key in keys:
+            stamps.pop(key, None)
+
+    def load(self, slot: int) -> dict[Any, int]:
+        """Return the times of a slot by map key (of a list: by index), to be filled at a restore."""
+        stamps: dict[Any, int] = self._held.setdefault(slot, {})
+        return stamps
+
+    def put(self, slot: int, stamps: Any) -> None:
+        """These are the times of a slot, which had none: a list, or a dict by map key or index."""
+        if isinstance(stamps, dict):
+            stamps = dict(sorted(stamps.items(), key=lambda entry: entry[1]))
+        self._held[slot] = stamps
+
+    def take(self, slot: int) -> Any:
+        """Return the times of a slot that leaves, as they are kept."""
+        return self._held.pop(slot)
+
+    def loaded(self) -> None:
+        """All is restored: bring everything in order."""
+        for slot in [slot for slot, stamps in self._held.items() if not stamps]:
+            del self._held[slot]
+        for slot, stamps in self._held.items():
+            if self._lists:
+                self._held[slot] = [stamps[index] for index in sorted(stamps)]
+            else:
+                self._held[slot] = dict(sorted(stamps.items(), key=lambda entry: entry[1]))
+
+    def renumber(self, numbers: np.ndarray) -> None:
+        """Slot s is now `numbers[s]`."""
+        self._held = {int(numbers[slot]): stamps for slot, stamps in self._held.items() if numbers[slot] >= 0}

@@ -1,0 +1,392 @@
+"""`EntryTable`: a list or a map by key, the state behind a `ListState` or `MapState`.
+
+What functions see are Python lists and dicts, one for each slot that has elements, kept from batch to batch: nothing is
+decoded when it is read again. Behind a batch what has changed goes into a log as columns, so a barrier finds nothing
+left to encode. Owned by one subtask thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.keys.key_counts import KeyCounts
+from penstock.state.log.frozen import FrozenSource, FrozenTable
+from penstock.state.log.pending_segments import WaitingSegments
+from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
+from penstock.state.spill.cold_records import pieces
+from penstock.state.tables.entry_cold import ColdEntries
+from penstock.state.tables.entry_log import EntryLog
+from penstock.state.tables.entry_look_up import alive_entries, entry_rows
+from penstock.state.tables.entry_restore import restored_entries
+from penstock.state.tables.entry_stamps import EntryStamps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.row_spec import RowSpec
+    from penstock.state.log.ttl import Ttl
+    from penstock.state.spill.cold_records import ColdHome
+    from penstock.state.tables.entry_codec import EntryCodec
+    from penstock.state.tables.key_space import KeySpace
+
+#: An empty list or dict with the room it takes when the first few elements come.
+_CONTAINER_BYTES = 200
+#: A place in a list; a place in a dict with the free room beside it.
+_LIST_PLACE, _DICT_PLACE = 10, 80
+#: Of the slots that are looked through for expired values, one in so many is for lists or maps.
+_SWEEP_PART = 8
+
+
+class EntryTable:
+    """Lists or maps by slot of the keys that all states of an operator share."""
+
+    def __init__(
+        self,
+        source: FrozenSource,
+        spec: RowSpec,
+        state: KeySpace,
+        codec: EntryCodec,
+        ttl: Ttl | None = None,
+        *,
+        lists: bool,
+    ) -> None:
+        """An empty table; `load` fills it at a restore, `loaded` ends that."""
+        self.source = source
+        source.ttl = ttl
+        #: With a time-to-live, when everything was last accessed.
+        self.stamps = None if ttl is None else EntryStamps(ttl, lists=lists)
+        self._swept = 0
+        self.spec = spec
+        self.lists = lists
+        self._state = state
+        self._codec = codec
+        source.memory = self
+        self._log = EntryLog(spec, source.log)
+        self._cold = None if state.cold is None else ColdEntries(state.cold, spec, codec, lists=lists)
+        #: Until all is restored, a list is a dict by index.
+        self._loading = True
+        self._limits = source.limits
+        first = self._limits.first_slots
+        self._held: list[Any] = [None] * first
+        self._lengths: I32 = np.zeros(first, np.int32)
+        #: Of a list: the index behind its last element; it starts again only when nothing of it is left anywhere.
+        self._ends: I64 = np.zeros(first if lists else 0, np.int64)
+        self._containers = self._entries = self._text = 0
+        #: Strings are measured again when they may have doubled since, and grown by some.
+        self._measure_at = self._limits.measured_bytes
+        self._waiting = WaitingSegments(source)
+        if self._cold is not None and state.remote is not None:
+            state.remote.follow(source, spec, self._waiting, self._cold.records)
+
+    # --- entries ----------------------------------------------------------------------------------------------------
+
+    def containers(self, slots: I32) -> list[Any]:
+        """Return the list or dict of every slot, None where it has none; the function changes them in place.
+
+        What has expired is removed before, unless it may still be read: then `remove_expired` is called later.
+        """
+        self._fit_slots()
+        if self.stamps is not None and not self.stamps.ttl.return_expired:
+            self.remove_expired(slots)
+        return [self._held[slot] for slot in slots.tolist()]
+
+    def ends(self, slots: I32) -> I64:
+        """Return the next index of the lists of slots."""
+        self._fit_slots()
+        return self._ends[slots]
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the elements or entries of one key that are alive, the first `most`; see `state.store.StateTable`."""
+        view, slots, here = self._state.find(keys, hashes)
+        self._fit_slots()
+        container, found = self._held[int(slots[0])] if here else None, list[tuple[Any, Any]]()
+        if container:
+            expired = [] if self.stamps is None else self.stamps.expired(int(slots[0]))
+            first = int(self._ends[slots[0]]) - len(container) if self.lists else 0
+            found = alive_entries(container, first, expired, most)
+        elif not here and self._cold is not None:
+            found = self._cold.look_up(view, slots, self.stamps, most)
+        return entry_rows(self.spec, self._codec, view.gather(slots), found)
+
+    def counts(self) -> KeyCounts:
+        """Return how many elements or entries every key has."""
+        hashes = self._state.index.hashes
+        self._fit_slots()
+        return KeyCounts(hashes, self._lengths[: len(hashes)], ((self._state.index.view(), len(hashes)),))
+
+    def changed(self, slots: I32, containers: Sequence[Any]) -> None:
+        """These are the lists or dicts of the slots now; empty ones are forgotten."""
+        lengths = np.fromiter(map(len, containers), np.int32, len(containers))
+        for slot, container in zip(slots.tolist(), containers, strict=True):
+            self._held[slot] = container or None
+        before = self._lengths[slots]
+        self._entries += int(lengths.sum(dtype=np.int64)) - int(before.sum(dtype=np.int64))
+        self._containers += int(np.count_nonzero(lengths)) - int(np.count_nonzero(before))
+        self._lengths[slots] = lengths
+
+    def clear(self, slots: I32) -> None:
+        """Save that nothing of the slots is left, before what is put again."""
+        self._log.clear(slots)
+
+    def remove(self, slots: I32, entries: Sequence[pa.Array]) -> None:
+        """Save that an entry of each of the slots is gone."""
+        self._log.remove(slots, entries)
+
+    def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:
+        """Save an entry of each of the slots."""
+        if self.stamps is not None:
+            values = [*values, pa.array(np.full(len(slots), self.stamps.ttl.clock.now))]
+        self._log.put(slots, entries, values)
+        self._text += self._codec.text_bytes([*entries, *values])
+        if self._text > self._measure_at:
+            self._measure()
+
+    def remove_expired(self, slots: I32) -> None:
+        """Remove what has expired of these slots, each of which occurs once."""
+        stamps = self.stamps
+        if stamps is None:
+            return
+        whole, owners, keys = [], [], []
+        touched = []
+        for slot in slots.tolist():
+            expired = stamps.expired(slot)
+            if not expired:
+                continue
+            container = self._held[slot]
+            touched.append(slot)
+            if len(expired) == len(container):
+                whole.append(slot)
+            else:
+                owners += [slot] * len(expired)
+                first = int(self._ends[slot]) - len(container) if self.lists else 0
+                keys += [first + place for place in expired] if self.lists else expired
+            stamps.forget(slot, expired)
+            if self.lists:
+                del container[: len(expired)]
+            else:
+                for key in expired:
+                    del container[key]
+        if touched:
+            self.clear(np.array(whole, np.int32))
+            if keys:
+                self.remove(np.array(owners, np.int32), self._codec.encode_keys(keys))
+            self.changed(np.array(touched, np.int32), [self._held[slot] for slot in touched])
+
+    def sweep(self, limit: int) -> None:
+        """Look through the next slots, in turn, and remove what has expired; `limit` as for values, but fewer."""
+        if self.stamps is None:
+            return
+        self._fit_slots()
+        count = self._state.index.count
+        first = self._swept if self._swept < count else 0
+        self._swept = min(first + max(1, limit // _SWEEP_PART), count)
+        self.remove_expired((np.flatnonzero(self._lengths[first : self._swept]) + first).astype(np.int32))
+        if self._cold is not None:
+            self._cold.sweep(1 + limit // self._limits.cold_sweep_part, self.stamps.ttl.deadline)
+
+    def set_ends(self, slots: I32, ends: I64) -> None:
+        """The next elements of these lists have these indices."""
+        self._ends[slots] = ends
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table as it is, with a part of what has expired cleaned up."""
+        self.sweep(self._limits.freeze_sweep_keys)
+        self._freeze_changes(None)
+        return self._waiting.frozen()
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Nothing has to be copied: changes are never overwritten."""
+        del limit, up_to
+        return True
+
+    def load(self, table: pa.Table, *, anew: bool = False) -> None:
+        """Put restored rows in, newest last; until `loaded` a list is a dict by index.
+
+        `anew`: they are in no segment of today's columns, and all of them are to be saved.
+        """
+        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+        keys = key_columns(batch, tuple(self.spec.key_schema.names))
+        slots = self._state.upsert(keys, batch.column(KEY_HASH).to_numpy())
+        self._fit_slots()
+        rows = restored_entries(batch, self.spec, self._codec)
+        if self.lists:
+            np.maximum.at(self._ends, slots, rows.entries[0].fill_null(-1).to_numpy() + 1)
+        times = None if self.stamps is None else self._times(batch)
+        if anew:
+            access = [] if times is None else [pa.array(times, pa.int64())]
+            stored = [*(batch.column(name) for name in self.spec.value_names), *access]
+            self._log.add(slots.copy(), [*rows.entries, *stored], rows.deleted)  # they are overwritten
+        self._apply(slots, rows.names, rows.values, rows.deleted, times)
+        self._text += rows.text_bytes
+        self._state.settle_load()
+
+    def _times(self, batch: pa.RecordBatch) -> list[int]:
+        """Return the times of last access; deletions have none."""
+        assert self.stamps is not None  # noqa: S101 - asked for
+        times = batch.column(LAST_ACCESS).fill_null(MIN_TIMESTAMP).to_numpy()
+        found: list[int] = self.stamps.ttl.clock.restored(times).tolist()
+        return found
+
+    def _apply(
+        self, slots: I32, keys: list[Any], values: list[Any], deleted: np.ndarray, times: list[int] | None
+    ) -> None:
+        """Enter rows, those of one slot at a time."""
+        cuts = np.flatnonzero(np.diff(slots)) + 1
+        firsts, stops = [0, *cuts.tolist()], [*cuts.tolist(), len(slots)]
+        some_deleted = np.logical_or.reduceat(deleted, firsts).tolist()
+        owners, containers = slots[firsts], []
+        for slot, first, stop, some in zip(owners.tolist(), firsts, stops, some_deleted, strict=True):
+            container = self._held[slot]
+            if container is None:
+                container = self._held[slot] = {}
+            if not some:
+                container.update(zip(keys[first:stop], values[first:stop], strict=True))
+            else:
+                for place in range(first, stop):
+                    if not deleted[place]:
+                        container[keys[place]] = values[place]
+                    elif keys[place] is None:
+                        container.clear()
+                    else:
+                        container.pop(keys[place], None)
+            containers.append(container)
+            if self.stamps is not None and times is not None:
+                stamps = self.stamps.load(slot)
+                stamps.update(zip(keys[first:stop], times[first:stop], strict=True))
+                for gone in [key for key in stamps if key not in container] if some else ():
+                    del stamps[gone]
+        # a hash that two keys share may bring one of them twice: the last time counts
+        last = dict(zip(owners.tolist(), containers, strict=True))
+        self.changed(np.fromiter(last, np.int32, len(last)), list(last.values()))
+
+    def loaded(self) -> None:
+        """All is restored: lists become lists."""
+        self._loading = False
+        if self.lists:
+            for slot in np.flatnonzero(self._lengths).tolist():
+                by_index = sorted(self._held[slot].items())
+                self._held[slot] = [value for _, value in by_index]
+                self._ends[slot] = by_index[-1][0] + 1  # of those from before they were cleared none counts
+        if self.stamps is not None:
+            self.stamps.loaded()
+            self.remove_expired(np.flatnonzero(self._lengths).astype(np.int32))
+        if self._text > self._measure_at:
+            self._measure()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the objects and changes in memory and of those waiting for an upload."""
+        return self.hot_bytes + self._waiting.memory_bytes
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of the objects, as CPython lays them out, and of the changes in memory."""
+        place = _LIST_PLACE if self.lists else _DICT_PLACE
+        if self.stamps is not None:
+            place *= 2
+        objects = self._containers * _CONTAINER_BYTES + self._entries * (place + self._codec.object_bytes)
+        expired = 0 if self._cold is None else self._cold.memory_bytes
+        return objects + self._text + self._log.nbytes + expired + 20 * len(self._held)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._waiting.clear()
+        self._held = []
+
+    def _freeze_changes(self, home: ColdHome | None) -> None:
+        if self._cold is not None:
+            self._waiting.add(self._cold.freeze_expired(self.source.log), home)
+        self._waiting.add(self._log.freeze(self._state.index.view()), home)
+
+    # --- keys that leave memory -------------------------------------------------------------------------------------
+
+    def save_changes(self, home: ColdHome) -> None:
+        """Put what is in no segment yet into one, now."""
+        self._freeze_changes(home)
+
+    def take_out(self, keys: KeyView, slots: I32) -> None:
+        """Move the lists or dicts of slots to the cold store; all changes were saved."""
+        if self._cold is None:
+            return
+        self._fit_slots()
+        for piece in pieces(slots[self._lengths[slots] > 0], self._limits.evicted_keys):
+            lengths = self._lengths[piece]
+            firsts = self._ends[piece] - lengths if self.lists else lengths
+            held = [self._held[slot] for slot in piece.tolist()]
+            self._cold.put(keys, piece, zip(held, firsts.tolist(), strict=True), self.stamps)
+            self._text -= self._text * int(lengths.sum()) // self._entries
+            self.changed(piece, [()] * len(piece))
+
+    def bring_in(self, keys: KeyView, slots: I32) -> None:
+        """Get the lists or dicts of slots, which have none in memory, from the cold store."""
+        self._fit_slots()
+        warmed, text = ([], 0) if self._cold is None else self._cold.take(keys, slots)
+        if not warmed:
+            return
+        as_lists = self.lists and not self._loading
+        for found in warmed:
+            if self.lists:
+                self._ends[found.slot] = found.names[-1] + 1
+            if self.stamps is not None:
+                self.stamps.put(
+                    found.slot, found.times if as_lists else dict(zip(found.names, found.times, strict=True))
+                )
+        containers = [f.values if as_lists else dict(zip(f.names, f.values, strict=True)) for f in warmed]
+        self.changed(np.array([found.slot for found in warmed], np.int32), containers)
+        self._text += text
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have elements, or a change yet to be saved."""
+        self._fit_slots()
+        used |= self._lengths[: len(used)] > 0
+        self._log.mark_used(used)
+
+    def renumber(self, numbers: I32) -> None:
+        """The keys were numbered anew: slot s is now `numbers[s]`, those not in use are negative."""
+        self._fit_slots()
+        old = np.flatnonzero(numbers >= 0)
+        new = numbers[old]
+        size = max(self._limits.first_slots, 2 * len(old))
+        held: list[Any] = [None] * size
+        for source, target in zip(old.tolist(), new.tolist(), strict=True):
+            held[target] = self._held[source]
+        self._lengths = _moved(self._lengths, old, new, size)
+        if self.lists:
+            self._ends = _moved(self._ends, old, new, size)
+        self._held = held
+        if self.stamps is not None:
+            self.stamps.renumber(numbers)
+        self._log.renumber(numbers)
+
+    def _fit_slots(self) -> None:
+        count, size = self._state.index.count, len(self._held)
+        if count > size:
+            wider = max(count, 2 * size)
+            self._held += [None] * (wider - size)
+            every = np.arange(size)
+            self._lengths = _moved(self._lengths, every, every, wider)
+            if self.lists:
+                self._ends = _moved(self._ends, every, every, wider)
+
+    def _measure(self) -> None:
+        """Count strings that were replaced since no longer."""
+        self._text = sum(self._codec.measured(container) for container in self._held if container)
+        self._measure_at = 2 * self._text + self._limits.measured_bytes
+
+
+def _moved(array: np.ndarray, old: np.ndarray, new: np.ndarray, size: int) -> np.ndarray:
+    moved = np.zeros(size, array.dtype)
+    moved[new] = array[old]
+    return moved

@@ -1,0 +1,396 @@
+"""`TimedRows`: any number of rows by key and time until the watermark has passed them: the buffer of a join's side.
+
+Rows lie in runs sorted by (slot, time), each about twice as large as the next, so that a row is moved a few times in
+its life and what is asked for is found by a binary search a run. A freeze keeps references to what was added since the
+last one. What was cleaned is one tombstone. Where there is a spill area, runs that memory has no room for become files
+(`state.spill.join_run_files`), which have their keys with them: these may leave memory. Owned by one subtask thread; a
+frozen part is encoded by any.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.keygroup import ALL_HASHES
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.keys.key_counts import KeyCounts
+from penstock.state.keys.run_keys import Keys, in_order
+from penstock.state.log.frozen import FrozenSource, FrozenTable
+from penstock.state.log.pending_segments import WaitingSegments
+from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW
+from penstock.state.log.segment_rows import rows_of
+from penstock.state.spill import join_run_files as timed_files
+from penstock.state.spill.join_run import Run
+from penstock.state.tables import join_added as timed_added
+from penstock.state.tables.join_added import Added, FrozenTimedRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.core.keygroup import HashRange
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.log.row_spec import TimedSpec
+    from penstock.state.remote.remote_runs import RunTiers
+    from penstock.state.spill.join_spill import SpilledRows
+    from penstock.state.tables.key_space import KeySpace
+
+#: Runs are not merged beyond this: the offsets of strings are 32 bits wide.
+_MOST_BYTES = 1 << 29
+
+
+class TimedRows:
+    """Rows by slot of the keys that all states of an operator share, and by time."""
+
+    def __init__(self, source: FrozenSource, spec: TimedSpec, state: KeySpace, tiers: RunTiers | None = None) -> None:
+        """No rows; `load` brings in restored ones; without `tiers` all of them stay in memory."""
+        self.source = source
+        self._small_rows = source.limits.small_run_rows
+        self.spec = spec
+        self._state = state
+        self._area = None if tiers is None else tiers.local
+        #: Files that were looked at, and so may be in memory.
+        self._looked_at: list[SpilledRows] = []
+        source.memory = self
+        self._runs: list[Run] = []
+        self._added: list[Added] = []
+        self._added_bytes = 0
+        self._remote = None if tiers is None or tiers.remote is None else tiers.remote.follow(self)
+        self._next_row = 0 if self._remote is None else self._remote.below
+        #: Told of the times of rows that came from the object store.
+        self.noted: Callable[[I64], None] = lambda _: None
+        #: With the object store: where in the log the rows of former freezes are, and the first number of each.
+        self._frozen: list[tuple[int, int]] = []
+        #: Rows up to this time are gone, some of them only to whoever asks.
+        self._cleaned = MIN_TIMESTAMP
+        self._tombstone_at = MIN_TIMESTAMP
+        self._waiting = WaitingSegments(source)
+        self._merging: _Merging | None = None
+        #: How many groups of files there were, and whether some of them may have to become one.
+        self._groups, self._unmerged = 0, False
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def add(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
+        """Add rows, none of them of a time that was cleaned; the arrays become the table's."""
+        if len(slots) == 0:
+            return
+        added = Added(slots, times, values, self._next_row, int(times.max()))
+        self._added.append(added)
+        self._added_bytes += added.size
+        self._next_row += len(slots)
+        self._put(slots, times, values)
+
+    def asked(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[Run, I64, I32]]:
+        """Yield the runs that may hold rows of slots, each in its span of time (inclusive).
+
+        With each: which of the slots it knows, by their places, and what it calls these.
+        """
+        view = self._state.index.view()
+        if self._remote is not None:
+            self._remote.ensure(np.unique(view.hashes[slots]))
+        distinct = places = None
+        for run in self.runs(int(lows.min()), int(highs.max())):
+            if run.spilled is None:
+                yield run, np.arange(len(slots)), slots
+                continue
+            if distinct is None or places is None:
+                distinct, places = in_order(view, slots)
+            own = run.file.keys.numbers_of(view, distinct)[places]
+            rows = np.flatnonzero(own >= 0)
+            if len(rows):
+                yield run, rows, own[rows]
+
+    def runs(self, low: int, high: int) -> tuple[Run, ...]:
+        """Return the runs that may hold rows of a span of time (inclusive)."""
+        found = tuple(run for run in self._every if run.low <= high and run.high >= low)
+        self._looked_at += [run.spilled for run in found if run.spilled is not None]
+        return found
+
+    @property
+    def _every(self) -> Iterator[Run]:
+        """All runs that are here, in the order their rows came."""
+        return iter(self._runs) if self._remote is None else itertools.chain(self._remote.runs, self._runs)
+
+    def within(self, low: int, high: int, part: HashRange = ALL_HASHES) -> Run | None:
+        """Return all rows of a span of time (inclusive) and a range of hashes as one run; None when there are none.
+
+        Keys that are not in memory get slots.
+        """
+        parts, low = [], max(low, self._cleaned + 1)
+        if self._remote is not None:
+            self._remote.bring(low, high, part)
+        for run in self.runs(low, high):
+            first, stop = 0, len(run.times)
+            if run.spilled is not None:
+                first, stop = np.searchsorted(run.slots, run.file.keys.between(part)).tolist()
+            inside = (run.times[first:stop] >= low) & (run.times[first:stop] <= high)
+            if run.spilled is None and part != ALL_HASHES:
+                hashes = self._state.index.hashes_of(run.slots)
+                inside &= (hashes >= part.low) & (hashes <= part.high)
+            if inside.any():
+                parts.append((run, first + np.flatnonzero(inside)))
+        if len(parts) == 1 and parts[0][0].spilled is None:
+            run, rows = parts[0]
+            return run if len(rows) == len(run.times) else run.taken(rows)
+        return timed_files.joined([self._here(run, rows) for run, rows in parts]) if parts else None
+
+    def _here(self, run: Run, rows: I64) -> tuple[I32, I64, list[pa.Array]]:
+        """Return some rows of a run, by slots of the index."""
+        slots, chosen = run.slots[rows], pa.array(rows)
+        if run.spilled is not None:
+            slots = timed_files.slots_of(run.file.keys, slots, self._state.upsert)
+        return slots, run.times[rows], [value.take(chosen) for value in run.values]
+
+    def file_bytes(self, low: int, high: int) -> int:
+        """Return about how many bytes the rows of a span of time take in files."""
+        total = 0
+        for run in self._every:
+            both = min(high, run.high) - max(low, run.low)
+            if run.spilled is not None and both >= 0:
+                total += run.length * (both + 1) // (run.high - run.low + 1)
+        return total
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the first `most` rows of one key, in order of time; see `state.store.StateTable`."""
+        view, slots, here = self._state.find(keys, hashes)
+        if self._remote is not None:
+            self._remote.ensure(hashes)
+        found = []
+        for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
+            own = slots if run.spilled is None else run.file.keys.numbers_of(view, slots)
+            mine = (run.slots == own[0]) & (run.times > self._cleaned)
+            if (here or run.spilled is not None) and mine.any():
+                found.append(run.chosen(mine))
+        times = np.concatenate([np.empty(0, np.int64), *(run.times for run in found)])
+        order = np.argsort(times, kind="stable")[:most]
+        rows, schema = self.spec.rows, self.spec.segment_schema
+        given = {NAMESPACE: pa.array(times[order]), ROW: pa.array(np.arange(len(order)))}
+        for place, name in enumerate(rows.value_names):
+            parts = pa.chunked_array([run.values[place] for run in found], schema.field(name).type)
+            given[name] = parts.combine_chunks().take(pa.array(order))
+        for name, key in zip(rows.key_schema.names, view.gather(slots), strict=True):
+            given[name] = key.take(pa.array(np.zeros(len(order), np.int64)))
+        return rows_of(schema, given, len(order))
+
+    def counts(self) -> KeyCounts:
+        """Return how many rows every key has, in memory and in files; a key may be named more than once."""
+        own = self._state.index.hashes
+        hashes, counts = [own], [np.zeros(len(own), np.int64)]
+        keys: list[Keys] = [self._state.index.view()]
+        for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
+            if run.spilled is None:
+                counts[0] += np.bincount(run.slots, minlength=len(own))
+            else:
+                keys.append(run.file.keys)
+                hashes.append(run.file.keys.hashes)
+                counts.append(np.bincount(run.slots, minlength=len(hashes[-1])))
+        places = tuple(zip(keys, map(len, hashes), strict=True))
+        return KeyCounts(np.concatenate(hashes), np.concatenate(counts), places)
+
+    def clean(self, up_to: int) -> None:
+        """Forget all rows up to a time (inclusive)."""
+        if up_to <= self._cleaned:
+            return
+        self._cleaned = up_to
+        if self._remote is not None:
+            self._remote.clean(up_to)
+        if any(up_to >= run.look_at for run in self._runs):
+            left = (run.without(up_to) if up_to >= run.look_at else run for run in self._runs)
+            self._runs = [run for run in left if run is not None]
+        gone = [piece for piece in self._added if piece.last <= up_to]
+        if gone:
+            self._added = [piece for piece in self._added if piece.last > up_to]
+            self._added_bytes -= sum(piece.size for piece in gone)
+
+    @property
+    def cleaned(self) -> int:
+        """Up to when rows are gone."""
+        return self._cleaned
+
+    @property
+    def count(self) -> int:
+        """How many rows there are, in memory and in files."""
+        return sum(len(run.slots) for run in self._every)
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the rows as they are."""
+        log = self.source.log
+        if self._cleaned > self._tombstone_at:
+            self._tombstone_at = self._cleaned
+            log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._cleaned)
+        pieces = tuple(piece for piece in self._added if piece.last > self._cleaned)
+        self._added, self._added_bytes = [], 0
+        if pieces:
+            self._waiting.add(FrozenTimedRows(self.spec, self._state.index.view(), pieces, self._cleaned), None)
+            if self._remote is not None:
+                self._frozen = [*self._undurable, (log.entries[-1].position, pieces[0].first)]
+        return self._waiting.frozen()
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Nothing has to be copied: rows are never overwritten."""
+        del limit, up_to
+        return True
+
+    def load(self, table: pa.Table) -> None:
+        """Put restored rows in."""
+        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+        slots = self._state.upsert(
+            key_columns(batch, tuple(self.spec.rows.key_schema.names)), batch.column(KEY_HASH).to_numpy()
+        )
+        self._next_row = max(self._next_row, int(batch.column(ROW).to_numpy().max()) + 1)
+        values = [batch.column(name) for name in self.spec.rows.value_names]
+        self._put(slots.copy(), batch.column(NAMESPACE).to_numpy(), values)
+        self._state.settle_load()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows in memory and of those waiting for an upload."""
+        return self.hot_bytes + self._waiting.memory_bytes
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of the rows in memory; those of files do not count."""
+        return self._added_bytes + sum(run.size for run in self._runs)
+
+    def close(self) -> None:
+        """Forget what waits, and the rows: whoever still knows the table keeps no file."""
+        self._waiting.clear()
+        self._merging = None
+        self._runs, self._added, self._looked_at = [], [], []
+        self._added_bytes = 0
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have a row in memory, or one there that is yet to be saved."""
+        self._runs = [kept for run in self._runs if (kept := run.without(self._cleaned)) is not None]
+        for run in self._runs:
+            if run.spilled is None:
+                used[run.slots] = True
+        for piece in self._added:
+            if piece.spilled is None:
+                used[piece.slots] = True
+
+    def renumber(self, numbers: I32) -> None:
+        """The keys were numbered anew: slot s is now `numbers[s]`; order is kept, so runs stay sorted."""
+        for run in self._runs:
+            if run.spilled is None:
+                run.slots = numbers[run.slots]
+        self._added = [piece.renumbered(numbers) for piece in self._added]
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def spill(self, least: int = 0) -> None:
+        """Write what is in memory to files, if it takes so many bytes."""
+        area, keys = self._area, self._state.index.view()
+        if area is None or not 0 < max(least, 1) <= self.hot_bytes:
+            return
+        self._groups += 1
+        runs, self._runs = self._runs, []
+        for run in runs:  # in the order they came: of rows of one key and time the last one stays the last
+            if run.spilled is not None:
+                self._runs.append(run)
+            else:
+                self._runs += timed_files.in_files(run, keys, area, self._cleaned, self._groups)
+        self._added = list(timed_added.in_files(self._added, keys, area, least))
+        self._added_bytes = sum(piece.size for piece in self._added)
+        self._unmerged = True
+        self._looked_at += [run.spilled for run in self._runs if run.spilled is not None]
+        self.release()
+
+    def release(self) -> None:
+        """Give back the memory of files that were looked at."""
+        looked_at, self._looked_at = self._looked_at, []
+        for file in looked_at:
+            file.release()
+
+    def merge_some(self, piece: int) -> None:
+        """Go on with making fewer files, by one of about `piece` bytes, if there are too many."""
+        area = self._area
+        if area is not None and self._merging is None and self._unmerged:
+            inputs = timed_files.to_merge(self._runs, area.limits.fan)
+            self._unmerged = bool(inputs)
+            if inputs:
+                self._groups += 1
+                files = timed_files.parts_of_time(inputs, piece, area.limits)
+                made = timed_files.merged(inputs, area, lambda: self._cleaned, files, self._groups)
+                self._merging = _Merging(inputs, made, [])
+        if self._merging is not None and not self._merging.go_on():
+            self._runs = self._merging.put_in(self._runs, self._cleaned)
+            self._merging = None
+
+    def _put(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
+        """Make a run of rows; runs that are small, or not twice as large as the next, are merged with it."""
+        new = Run.of(slots, times, values)
+        while self._runs and len(self._runs[-1].slots) <= max(self._small_rows, 2 * len(new.slots)):
+            if self._runs[-1].spilled is not None or self._runs[-1].size + new.size > _MOST_BYTES:
+                break
+            last = self._runs.pop().without(self._cleaned)
+            if last is not None:
+                new = Run.of(
+                    np.concatenate([last.slots, new.slots]),
+                    np.concatenate([last.times, new.times]),
+                    [pa.concat_arrays([a, b]) for a, b in zip(last.values, new.values, strict=True)],
+                )
+        new.stop = self._next_row
+        self._runs.append(new)
+
+    # --- rows that become the log's ---------------------------------------------------------------------------------
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that rows that are not the log's take in files."""
+        return sum(run.length for run in self._runs)
+
+    @property
+    def _undurable(self) -> list[tuple[int, int]]:
+        """Former freezes whose rows are not in a durable segment yet."""
+        waiting = {entry.position for entry in self.source.log.entries if entry.segment is None}
+        return [(position, first) for position, first in self._frozen if position in waiting]
+
+    def forget_durable(self) -> int | None:
+        """Forget the oldest rows that came in here, as far as all of them are in durable segments.
+
+        Returns the number below which all rows are the log's now; None: nothing was forgotten.
+        """
+        firsts = [*(first for _, first in self._undurable), *(piece.first for piece in self._added)]
+        least, runs = min(firsts, default=self._next_row), self._runs
+        gone = list(itertools.takewhile(lambda run: run.stop <= least, runs))
+        if not gone:
+            return None
+        self._runs, self._merging = runs[len(gone) :], None
+        return gone[-1].stop
+
+
+@dataclass(slots=True)
+class _Merging:
+    """Files that are becoming one group."""
+
+    inputs: list[Run]
+    made: Iterator[Run | None]
+    done: list[Run]
+
+    def go_on(self) -> bool:
+        """Make one more file; return whether there may be more to make."""
+        for run in self.made:
+            if run is not None:
+                run.file.release()
+                self.done.append(run)
+            return True
+        return False
+
+    def put_in(self, runs: list[Run], cleaned: int) -> list[Run]:
+        """Return runs with what was made where what it was made of is."""
+        old = {id(run) for run in self.inputs}
+        place = next((at for at, run in enumerate(runs) if id(run) in old), 0)
+        kept = [run for run in runs if id(run) not in old]
+        return [*kept[:place], *(run for run in self.done if run.high > cleaned), *kept[place:]]

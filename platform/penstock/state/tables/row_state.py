@@ -1,0 +1,371 @@
+"""`RowState`: all state of one process function; its values, lists, maps and timers share one index of keys.
+
+The operator finds the slots of a batch's keys once (`upsert`, `distinct`), then reads and writes every state by slot.
+When memory is counted (`settle`), keys that have nothing left are dropped. Where there is a cold store, keys that were
+not touched for long leave for it, with all that they have, when memory is full, and come back before anybody sees their
+slots: the keys of a batch that are new to the index are looked up there at once. Rows of joins go to files then. Owned
+by one thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.errors import PenstockError
+from penstock.kernels.keys.key_columns import key_column
+from penstock.kernels.rows.row_kernels import number_slots
+from penstock.state.keys.hash_ranges import even_parts
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.log.row_spec import TIMERS, RowSpec, TimedSpec
+from penstock.state.memory.recency import Recency
+from penstock.state.tables.entry_table import EntryTable
+from penstock.state.tables.join_buffer import TimedRows
+from penstock.state.tables.timer_table import TimerTable
+from penstock.state.tables.value_table import RowTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.core.keygroup import HashRange
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.frozen import FrozenSource
+    from penstock.state.log.migration import Migration
+    from penstock.state.log.segment_columns import StateSpec
+    from penstock.state.log.ttl import Ttl
+    from penstock.state.remote.remote_keys import KeyTiers
+    from penstock.state.remote.remote_runs import RunTiers
+    from penstock.state.tables.entry_codec import EntryCodec
+    from penstock.state.tables.slot_tables import ColdTable, SlotTable
+
+_CHUNK = 65_536
+#: Rows of joins do not go to files where they are less than one part in so many of that.
+_LEAST_PART = 8
+#: Rows that come out of files together, and such as become one file of several, are about one part in so many of it.
+_TOGETHER = 16
+
+#: Enters a table into the store under a name, and restores it.
+Declare: TypeAlias = Callable[[str, "StateSpec", Callable[["FrozenSource"], Any]], Any]
+
+
+class RowState:
+    """Keys, state and timers of one operator of one subtask."""
+
+    def __init__(
+        self,
+        key_schema: pa.Schema,
+        recency: Recency,
+        declare: Declare,
+        *,
+        keys: KeyTiers | None = None,
+        runs: RunTiers | None = None,
+    ) -> None:
+        """No state is declared yet; `recency` knows the budget, its name there and the sizes.
+
+        Without `keys` all keys stay in memory, without `runs` all rows of joins.
+        """
+        self.cold = None if keys is None else keys.local
+        self.remote = None if keys is None else keys.remote
+        self._recency = recency
+        self._limits = recency.limits
+        self.index = KeyIndex(key_schema)
+        self._holder = recency.holder
+        self._budget = recency.budget
+        self._declare = declare
+        self._runs = runs
+        self.far_rows = None if runs is None else runs.remote
+        #: Whether no key leaves for the moment.
+        self.keeps_all = False
+        self._tables: list[SlotTable] = []
+        #: Those of them whose keys may leave.
+        self._cold_tables: list[ColdTable] = []
+        self._timed: list[TimedRows] = []
+        self._expiring: list[RowTable | EntryTable] = []
+        self._numbers: I32 = np.zeros(0, np.int32)
+        self._check_dead_at = self._limits.dead_keys
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def value(
+        self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None, migration: Migration | None = None
+    ) -> RowTable:
+        """Declare a value by key; it is restored when this returns."""
+        spec = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True, migration=self._named(migration))
+
+        def make(source: FrozenSource) -> RowTable:
+            # with the field ids of the snapshot it is restored from
+            table = RowTable(source, source.spec if isinstance(source.spec, RowSpec) else spec, self, ttl)
+            self._enter(table)
+            return table
+
+        made: RowTable = self._declare(name, spec, make)
+        made.loaded()
+        self._expiring += [made] if ttl is not None else []
+        return made
+
+    def entries(
+        self,
+        name: str,
+        fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]],
+        codec: EntryCodec,
+        ttl: Ttl | None = None,
+        migration: Migration | None = None,
+        *,
+        lists: bool,
+    ) -> EntryTable:
+        """Declare a list (whose one entry column is the index) or a map by key; it is restored when this returns.
+
+        `fields` are the entry columns and the value's.
+        """
+        spec = RowSpec(self.index.schema, fields[1], fields[0], ttl is not None, migration=self._named(migration))
+        return self._entries(name, spec, codec, ttl, lists=lists)
+
+    def windows(
+        self, name: str, fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]], codec: EntryCodec, shown: str
+    ) -> EntryTable:
+        """Declare a map, as `entries` does, by windows of the definition `shown`; others cannot go on with it."""
+        spec = RowSpec(self.index.schema, fields[1], fields[0], window=shown)
+        return self._entries(name, spec, codec, None, lists=False)
+
+    def _entries(self, name: str, spec: RowSpec, codec: EntryCodec, ttl: Ttl | None, *, lists: bool) -> EntryTable:
+        def make(source: FrozenSource) -> EntryTable:
+            table = EntryTable(source, spec, self, codec, ttl, lists=lists)
+            self._enter(table)
+            return table
+
+        made: EntryTable = self._declare(name, spec, make)
+        made.loaded()
+        self._expiring += [made] if ttl is not None else []
+        return made
+
+    def _named(self, migration: Migration | None) -> Migration | None:
+        """Return a migration with the names its columns have in a segment: one of a key column gets an underscore."""
+        if migration is None:
+            return None
+        was = RowSpec(self.index.schema, tuple(migration.was))
+        renamed = pa.schema(list(zip(was.value_names, migration.was.types, strict=True)))
+        return dataclasses.replace(migration, was=renamed)
+
+    def timers(self, name: str) -> TimerTable:
+        """Declare timers by key; they are restored when this returns."""
+        spec = RowSpec(self.index.schema)
+
+        def make(source: FrozenSource) -> TimerTable:
+            table = TimerTable(source, spec, self)
+            self._enter(table)
+            return table
+
+        made: TimerTable = self._declare(TIMERS + name, spec, make)
+        return made
+
+    def timed_rows(
+        self, name: str, values: tuple[pa.Field, ...], join: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> TimedRows:
+        """Declare rows by key and time of a join (see `core.join_evolution`); they are restored when this returns."""
+        spec = TimedSpec(RowSpec(self.index.schema, values), join)
+
+        def make(source: FrozenSource) -> TimedRows:
+            table = TimedRows(source, spec, self, self._runs)
+            self._tables.append(table)
+            self._timed.append(table)
+            return table
+
+        made: TimedRows = self._declare(name, spec, make)
+        return made
+
+    def _enter(self, table: ColdTable) -> None:
+        self._tables.append(table)
+        self._cold_tables.append(table)
+
+    # --- keys -------------------------------------------------------------------------------------------------------
+
+    def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of every row, made where the key is new; the array is reused by the next call."""
+        if self.cold is None:
+            return self.index.upsert(keys, hashes)
+        known = self.index.count
+        slots = self.index.upsert(keys, hashes)
+        self._recency.touch(slots, self.index.count)
+        if self.index.count > known:
+            view, new = self.index.view(), np.arange(known, self.index.count, dtype=np.int32)
+            parts = [new] if self.remote is None else [new[some] for some in self.remote.parts(view.hashes[new])]
+            for part in parts:
+                if self.remote is not None:
+                    self.remote.ensure(view.hashes[part], self.index, known)
+                for table in self._cold_tables:
+                    table.bring_in(view, part)
+        return slots
+
+    def most_keys(self, most: int) -> int:
+        """Return how many keys, at most `most`, may come into memory before the next `settle`."""
+        return self._recency.at_once(most)
+
+    def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
+        """Return the one key given as a slot of a view, and whether it is in memory; nothing changes."""
+        found = self.index.find(keys, hashes)
+        if len(found):
+            return self.index.view(), found, True
+        if self.remote is not None:
+            self.remote.ensure(hashes, self.index, self.index.count)
+        asked = KeyIndex(self.index.schema)
+        slots = asked.upsert(keys, hashes).copy()
+        return asked.view(), slots, False
+
+    def distinct(self, slots: I32) -> tuple[I32, I32]:
+        """Return each row's number among the distinct slots, and these slots, in order of first appearance."""
+        if self.index.count > len(self._numbers):
+            self._numbers = np.zeros(max(self.index.count, 2 * len(self._numbers)), np.int32)
+        local, found = np.empty(len(slots), np.int32), np.empty(len(slots), np.int32)
+        count = number_slots(slots, self._numbers, local, found)
+        if self.cold is not None:
+            self._recency.touch(found[:count], self.index.count)
+        return local, found[:count]
+
+    def every_key(self) -> Iterator[I32]:
+        """Yield the slots of all keys that a restore has brought or left in the object store, some at a time.
+
+        Nothing may have left memory; `settle` between two.
+        """
+        if self.remote is None:
+            yield np.arange(self.index.count, dtype=np.int32)
+            return
+        for keys, hashes in self.remote.every_key():
+            yield np.unique(self.upsert(keys, hashes))
+
+    def keys(self, slots: I32) -> list[pa.Array]:
+        """Return the key columns of slots."""
+        return self.index.view().gather(slots)
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of keys, state and timers in memory."""
+        return self.key_bytes + sum(table.hot_bytes for table in self._timed)
+
+    @property
+    def key_bytes(self) -> int:
+        """The same without the rows of joins."""
+        known = self.index.memory_bytes + int(self._numbers.nbytes) + self._recency.memory_bytes
+        return known + sum(table.hot_bytes for table in self._cold_tables)
+
+    def settle(self) -> None:
+        """Count memory after a batch; slots may have new numbers when this returns.
+
+        Raises:
+            PenstockError: the state does not fit the managed memory.
+        """
+        for table in self._expiring:
+            table.sweep(self._limits.sweep_keys)
+        if self.index.count >= self._check_dead_at:
+            self._drop_dead_keys()
+        self._make_room()
+        if self._budget.exceeded and (self.cold is None or self._timed):
+            budget = self._budget
+            raise PenstockError(
+                f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
+                f" managed_memory_bytes allows {budget.limit_bytes:,}",
+                hint="raise managed_memory_bytes or the parallelism; with state_backend=rocksdb the keys of process "
+                "functions and of windows, and the rows of a join, need not all be in memory",
+            )
+
+    def settle_load(self) -> None:
+        """Count memory after a part of a restore; slots may have new numbers when this returns."""
+        if self.cold is not None or self._runs is not None:
+            self._make_room()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._budget.report(self._holder, 0)
+
+    def _make_room(self) -> None:
+        """Let keys leave until what is left may stay, say what that is, and let rows of joins go to files."""
+        if self.cold is not None and not self.keeps_all and self._recency.full(self.key_bytes, self.index.count):
+            for rows in self._timed:
+                rows.spill()
+            for table in self._cold_tables:
+                table.save_changes(self.cold)
+            held, keys = self.key_bytes, -1
+            while self.index.count not in (0, keys) and self._recency.full(held, self.index.count):
+                before, keys = held, self.index.count
+                self._evict()
+                held = self.key_bytes
+                self._recency.left(keys - self.index.count, before - held)
+        self._budget.report(self._holder, self.hot_bytes)
+        if self._runs is not None and self._timed:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Let rows of joins go to local files before they are more than there is room for."""
+        full = self._limits.spill_part * self._budget.share_of(self._holder)
+        rows = sum(table.hot_bytes for table in self._timed)
+        # keys alone may fill memory: then rows wait until they are enough for files of some size
+        if (self.hot_bytes > full and rows >= full / _LEAST_PART) or self._budget.exceeded:
+            for table in self._timed:
+                table.spill(self._limits.spilled_bytes)
+            self._budget.report(self._holder, self.hot_bytes)
+        for table in self._timed:
+            table.merge_some(self._together)
+            table.release()
+        if self.far_rows is not None:
+            self.far_rows.settle()
+
+    @property
+    def _together(self) -> int:
+        return max(self._limits.spilled_bytes, self._budget.share_of(self._holder) // _TOGETHER, 1)
+
+    def parts(self, low: int, high: int) -> list[HashRange]:
+        """Return ranges of hashes of which the rows of joins between two times (inclusive) come into memory together.
+
+        `settle` between two of them.
+        """
+        owned = next(iter(self._timed)).source.hash_range
+        held = sum(table.file_bytes(low, high) for table in self._timed)
+        held += 0 if self.far_rows is None else self.far_rows.far_bytes(low, high)
+        return even_parts(owned, 1 + held // self._together)
+
+    def _evict(self) -> None:
+        """Let the keys leave that were not touched for longest."""
+        count, view = self.index.count, self.index.view()
+        stays = self._recency.staying(count)
+        leaving = np.flatnonzero(~stays).astype(np.int32)
+        leaving = leaving[np.argsort(view.hashes[leaving])]
+        for cold in self._cold_tables:
+            cold.take_out(view, leaving)
+        self._keep(np.flatnonzero(stays).astype(np.int32))
+
+    def _drop_dead_keys(self) -> None:
+        """Number the keys anew without those that no table uses, if they are at least half of all."""
+        count = self.index.count
+        used = np.zeros(count, np.bool_)
+        for table in self._tables:
+            table.mark_used(used)
+        living = int(used.sum())
+        if 2 * living > count:
+            self._check_dead_at = count + max(self._limits.dead_keys, count // 2)
+            return
+        self._keep(np.flatnonzero(used).astype(np.int32))
+        self._check_dead_at = 2 * living + self._limits.dead_keys
+
+    def _keep(self, kept: I32) -> None:
+        """Number these keys anew, in the same order; of all others no table has anything in memory."""
+        view, count = self.index.view(), self.index.count
+        index = KeyIndex(self.index.schema)
+        for first in range(0, len(kept), _CHUNK):
+            piece = kept[first : first + _CHUNK]
+            arrays = view.gather(piece)
+            keys = tuple(key_column(array, name) for array, name in zip(arrays, index.schema.names, strict=True))
+            index.upsert(keys, view.hashes[piece])
+        numbers = np.full(count, -1, np.int32)
+        numbers[kept] = np.arange(len(kept), dtype=np.int32)
+        self.index = index
+        for table in self._tables:
+            table.renumber(numbers)
+        if self.cold is not None:
+            self._recency.moved(kept)

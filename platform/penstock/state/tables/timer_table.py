@@ -1,0 +1,372 @@
+"""`TimerTable`: timers by (key, time), each at most once; the state `__timers_<name>`.
+
+Registrations and deletions are only appended to buckets of about a second, and resolved when a bucket comes due:
+sorted by (time, slot), of equal ones the last counts. What was fired is one tombstone per barrier, up to the time that
+was reached. Owned by one subtask thread; a frozen part is encoded by any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.keys.key_counts import KeyCounts
+from penstock.state.log.frozen import FrozenSource, FrozenTable
+from penstock.state.log.pending_segments import WaitingSegments
+from penstock.state.log.segment_columns import DELETED, KEY_HASH, NAMESPACE
+from penstock.state.log.segment_rows import segment_table
+from penstock.state.remote.remote_timers import RemoteTimers
+from penstock.state.spill.cold_timers import ColdTimers
+from penstock.state.tables.timer_log import Changes, FrozenTimers, reduced
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.row_spec import RowSpec
+    from penstock.state.spill.cold_records import ColdHome
+    from penstock.state.tables.key_space import KeySpace
+
+#: A bucket holds the times that are equal but for so many bits: 1.05 s of microseconds.
+_BUCKET_BITS = 20
+#: A timer in a bucket is one word: offset in the bucket | slot | deleted.
+_SLOT_BITS = 31
+_SLOT_MASK = (1 << _SLOT_BITS) - 1
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Timers of about a second: resolved ones in order of (time, slot), and what was appended since."""
+
+    ready: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    added: list[I64] = field(default_factory=list)
+    #: No timer is before this one.
+    least: int = 1 << 63
+
+    def add(self, words: I64) -> None:
+        """Append registrations and deletions."""
+        self.added.append(words)
+        self.least = min(self.least, int(words.min()))
+
+    def keep(self, ready: I64) -> None:
+        """These are left."""
+        self.ready = ready
+        self.least = int(ready[0]) if len(ready) else 1 << 63
+
+    def resolve(self) -> I64:
+        """Return the timers in order of (time, slot), each once."""
+        if self.added:
+            words = np.concatenate([self.ready, *self.added])
+            self.added = []
+            if (words & 1).any():
+                words = words[np.argsort(words >> 1, kind="stable")]
+                last = np.append(words[1:] >> 1 != words[:-1] >> 1, True)
+                self.keep(words[last & (words & 1 == 0)])
+            else:
+                words.sort()
+                self.keep(words[np.append(words[1:] != words[:-1], True)])
+        return self.ready
+
+    @property
+    def words(self) -> int:
+        return len(self.ready) + sum(len(words) for words in self.added)
+
+
+class TimerTable:
+    """Timers by slot of the keys that all states of an operator share."""
+
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace) -> None:
+        """No timer; `load` brings in restored ones."""
+        self.source = source
+        self.spec = spec
+        self._state = state
+        source.memory = self
+        self._buckets: dict[int, _Bucket] = {}
+        self._changes: list[Changes] = []
+        self._changed = 0
+        self._reduce_at = source.limits.many_changes
+        #: Of the changes, so many stood before the last firing, which reached that time.
+        self._fired_rows, self._fired = 0, MIN_TIMESTAMP
+        self._waiting = WaitingSegments(source)
+        self._cold = None if state.cold is None else ColdTimers(state.cold)
+        self._remote: RemoteTimers | None = None
+        if self._cold is not None and state.remote is not None:
+            self._remote = RemoteTimers(source, spec, self._waiting, self._cold, state.remote.reader)
+
+    # --- timers -----------------------------------------------------------------------------------------------------
+
+    def change(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
+        """Register timers, or delete them, in order; a timer that exists is not made twice."""
+        self._enter(slots, times, deleted)
+        self._changes.append(Changes(slots, times, deleted))
+        self._changed += len(slots)
+        if self._changed >= self._reduce_at:
+            self._reduce()
+
+    @property
+    def size(self) -> int:
+        """How many timers there are at most."""
+        near = sum(bucket.words for bucket in self._buckets.values()) + (0 if self._cold is None else self._cold.count)
+        return near if self._remote is None else near + self._remote.rows
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the next `most` timers of one key; see `state.store.StateTable`.
+
+        Raises:
+            UsageError: too many timers of other keys that left memory are before them.
+        """
+        view, slots, here = self._state.find(keys, hashes)
+        times = set[int]() if self._cold is None else set(self._cold.look_up(view, slots, most))
+        if self._remote is not None and len(times) < most:
+            times |= self._far_times(keys, hashes)
+        for number in sorted(self._buckets) if here else ():
+            if len(times) >= most and number << _BUCKET_BITS > sorted(times)[most - 1]:
+                break
+            ready = self._buckets[number].resolve()
+            mine = ready[(ready >> 1 & _SLOT_MASK) == slots[0]]
+            times |= set(((number << _BUCKET_BITS) + (mine >> (_SLOT_BITS + 1))).tolist())
+        found = np.array(sorted(times)[:most], np.int64)
+        owners, none = np.repeat(slots, len(found)), np.zeros(len(found), np.int64)
+        return segment_table(self.spec, view, owners, namespaces=found, values=(), deleted=none)
+
+    def _far_times(self, keys: KeyColumns, hashes: I64) -> set[int]:
+        """Return the times of one key's timers that are not here, as of now."""
+        assert self._remote is not None  # noqa: S101 - asked for
+        index, slots, times = self._remote.look_up(int(hashes[0]))
+        own = index.find(keys, hashes)
+        found = set(times[slots == own[0]].tolist()) if len(own) else set[int]()
+        mine = self._state.index.find(keys, hashes)
+        for changes in self._changes if len(mine) else ():
+            found.difference_update(changes.times[(changes.slots == mine[0]) & changes.deleted].tolist())
+        return found
+
+    def counts(self) -> KeyCounts:
+        """Return how many timers every key has in memory."""
+        hashes = self._state.index.hashes
+        words = np.concatenate([np.empty(0, np.int64), *(bucket.resolve() for bucket in self._buckets.values())])
+        counts = np.bincount(words >> 1 & _SLOT_MASK, minlength=len(hashes))
+        return KeyCounts(hashes, counts, ((self._state.index.view(), len(hashes)),))
+
+    def next_time(self) -> int | None:
+        """Return a time before which no timer is due; None when there is no timer."""
+        far = None if self._remote is None else self._remote.least
+        times = (self._next_in_memory(), None if self._cold is None else self._cold.least, far)
+        return min((time for time in times if time is not None), default=None)
+
+    def _next_in_memory(self) -> int | None:
+        while self._buckets:
+            number = min(self._buckets)
+            if self._buckets[number].words:
+                return (number << _BUCKET_BITS) + (self._buckets[number].least >> (_SLOT_BITS + 1))
+            del self._buckets[number]
+        return None
+
+    def take_due(self, until: int, limit: int) -> tuple[I32, I64] | None:
+        """Take the earliest timers up to a time out: (slots, times) in order of (time, slot); None when none is due.
+
+        About `limit` of them; those of one time are taken apart only when they alone are more. Keys that are not in
+        memory get slots.
+        """
+        if self._remote is None:
+            return self._take_here(until, limit)
+        while True:
+            here = self._remote.here_until(until)
+            found = self._take_here(here, limit)
+            if found is not None or here >= until:
+                return found
+            self._remote.bring_next()
+            self._forget_deleted()
+
+    def _take_here(self, until: int, limit: int) -> tuple[I32, I64] | None:
+        cold = None if self._cold is None else self._cold.take(self._state.index.schema, until, limit)
+        if self._cold is None or cold is None:
+            return self._take_in_memory(until, limit)
+        slots = self._state.upsert(cold.keys, cold.hashes)
+        self._enter(slots, cold.times, np.zeros(len(slots), np.bool_))
+        before = self._take_in_memory(cold.reached - 1, limit) if cold.more else None
+        found = before or self._take_in_memory(cold.reached, limit)
+        if cold.more and found is not None:  # one that was registered again in memory may be among those left there
+            self._cold.forget(self._state.index.view(), *found)
+        return found
+
+    def _forget_deleted(self) -> None:
+        """Timers came that were deleted in memory since the last freeze: the log does not know yet."""
+        view = self._state.index.view()
+        for changes in self._changes:
+            if self._cold is not None and changes.deleted.any():
+                self._cold.forget(view, changes.slots[changes.deleted], changes.times[changes.deleted])
+
+    def _take_in_memory(self, until: int, limit: int) -> tuple[I32, I64] | None:
+        if not self._buckets or min(self._buckets) > until >> _BUCKET_BITS:
+            return None
+        taken: list[tuple[int, I64]] = []
+        room = limit
+        for number in sorted(n for n in self._buckets if n <= until >> _BUCKET_BITS):
+            bucket = self._buckets[number]
+            ready = bucket.resolve()
+            due = len(ready)
+            if number == until >> _BUCKET_BITS:
+                due = int(np.searchsorted(ready, ((until & ((1 << _BUCKET_BITS) - 1)) + 1) << (_SLOT_BITS + 1)))
+            stop = _cut(ready[:due], room, alone=not taken)
+            if stop:
+                taken.append((number, ready[:stop]))
+                room -= stop
+            bucket.keep(ready[stop:])
+            if stop == len(ready):
+                del self._buckets[number]
+            if room <= 0 or stop < due:
+                break
+        if not taken:
+            return None
+        self._fired_rows, self._fired = self._changed, until
+        slots = np.concatenate([words >> 1 & _SLOT_MASK for _, words in taken]).astype(np.int32)
+        return slots, np.concatenate([(n << _BUCKET_BITS) + (words >> (_SLOT_BITS + 1)) for n, words in taken])
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the timers as they are; what fired since the last freeze becomes one tombstone."""
+        self._freeze_changes(None)
+        return self._waiting.frozen()
+
+    def _freeze_changes(self, home: ColdHome | None) -> None:
+        log = self.source.log
+        if self._fired > MIN_TIMESTAMP:
+            log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._fired)
+        if self._changes:
+            rows = FrozenTimers(
+                self.spec, self._state.index.view(), tuple(self._changes), self._fired_rows, self._fired
+            )
+            self._waiting.add(rows, home)
+        self._changes, self._changed, self._reduce_at = [], 0, self.source.limits.many_changes
+        self._fired_rows, self._fired = 0, MIN_TIMESTAMP
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Nothing has to be copied: changes are never overwritten."""
+        del limit, up_to
+        return True
+
+    def load(self, table: pa.Table) -> None:
+        """Put restored timers in, newest last."""
+        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+        slots = self._state.upsert(
+            key_columns(batch, tuple(self.spec.key_schema.names)), batch.column(KEY_HASH).to_numpy()
+        )
+        deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
+        self._enter(slots, batch.column(NAMESPACE).to_numpy(), deleted)
+        self._state.settle_load()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the timers in memory and of those waiting for an upload."""
+        return self.hot_bytes + self._waiting.memory_bytes
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of the timers in memory."""
+        return 8 * sum(bucket.words for bucket in self._buckets.values()) + 13 * self._changed
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+
+    # --- keys that leave memory -------------------------------------------------------------------------------------
+
+    def save_changes(self, home: ColdHome) -> None:
+        """Put what is in no segment yet into one, now."""
+        self._freeze_changes(home)
+
+    def take_out(self, keys: KeyView, slots: I32) -> None:
+        """Move the timers of slots to the cold store; all changes were saved."""
+        if self._cold is None:
+            return
+        leaving = np.zeros(self._state.index.count, np.bool_)
+        leaving[slots] = True
+        for number in sorted(self._buckets):
+            bucket = self._buckets[number]
+            words = bucket.resolve()
+            owners = (words >> 1) & _SLOT_MASK
+            gone = leaving[owners]
+            if gone.any():
+                times = (number << _BUCKET_BITS) + (words[gone] >> (_SLOT_BITS + 1))
+                self._leave(keys, owners[gone].astype(np.int32), times)
+                bucket.keep(words[~gone])
+                if gone.all():
+                    del self._buckets[number]
+
+    def _leave(self, keys: KeyView, slots: I32, times: I64) -> None:
+        assert self._cold is not None  # noqa: S101 - asked for
+        near = np.ones(len(times), np.bool_) if self._remote is None else self._remote.near(times)
+        self._cold.put(keys, slots[near], times[near])
+
+    def bring_in(self, keys: KeyView, slots: I32) -> None:
+        """Timers come back when they are due."""
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have a timer, or a change yet to be saved."""
+        for bucket in self._buckets.values():
+            used[(bucket.resolve() >> 1) & _SLOT_MASK] = True
+        self._reduce()
+        for changes in self._changes:
+            used[changes.slots] = True
+
+    def renumber(self, numbers: I32) -> None:
+        """The keys were numbered anew: slot s is now `numbers[s]`; order is kept, so buckets stay sorted."""
+        for bucket in self._buckets.values():
+            words = bucket.resolve()
+            slots = numbers[(words >> 1) & _SLOT_MASK].astype(np.int64)
+            bucket.keep((words & ~np.int64(_SLOT_MASK << 1)) | (slots << 1))
+        self._changes = [Changes(numbers[c.slots], c.times, c.deleted) for c in self._changes]
+
+    def _enter(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
+        if len(slots) == 0:
+            return
+        if self._cold is not None and deleted.any():
+            self._cold.forget(self._state.index.view(), slots[deleted], times[deleted])
+        numbers = times >> _BUCKET_BITS
+        offsets = times & ((1 << _BUCKET_BITS) - 1)
+        words = (offsets << (_SLOT_BITS + 1)) | (slots.astype(np.int64) << 1) | deleted
+        low = int(numbers.min())
+        if low == int(numbers.max()):
+            self._bucket(low).add(words)
+            return
+        order = np.argsort(numbers, kind="stable")
+        found, first = np.unique(numbers[order], return_index=True)
+        for number, part in zip(found.tolist(), np.split(words[order], first[1:]), strict=True):
+            self._bucket(number).add(part)
+
+    def _bucket(self, number: int) -> _Bucket:
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = _Bucket()
+        return bucket
+
+    def _reduce(self) -> None:
+        if not self._changes:
+            return
+        before = self._fired_rows
+        kept = reduced(self._changes, before, self._fired)
+        # What is left of the changes before the last firing lies above it, so it may count as made since.
+        self._changes, self._changed, self._fired_rows = [kept], len(kept.slots), 0
+        self._reduce_at = 2 * self._changed + self.source.limits.many_changes
+
+
+def _cut(words: I64, room: int, *, alone: bool) -> int:
+    """Return how many timers to take: all of a time or none.
+
+    Only a time that alone has more than `room` is taken apart, and then by itself: a key of it has no other timer among
+    those that are taken, whose firing could delete one that is left.
+    """
+    if len(words) <= room:
+        return len(words)
+    time = words[room] >> (_SLOT_BITS + 1)
+    start = int(np.searchsorted(words, time << (_SLOT_BITS + 1)))
+    return start or (room if alone else 0)

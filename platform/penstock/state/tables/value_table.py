@@ -1,0 +1,352 @@
+"""`RowTable`: one value by key, the state behind a `ValueState`.
+
+A log of rows in memory: writing appends, `where` finds the newest row of a slot, nothing is ever overwritten. So a
+freeze keeps references and copies nothing, whatever number of rows is dirty; when the log is full, rows that are
+neither newest nor still to be saved are left behind. Owned by one subtask thread; a frozen part is encoded by any.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.keys.key_counts import KeyCounts
+from penstock.state.log.frozen import FrozenSource, FrozenTable
+from penstock.state.log.pending_segments import WaitingSegments
+from penstock.state.log.segment_columns import DELETED, KEY_HASH
+from penstock.state.log.segment_rows import segment_table
+from penstock.state.spill.cold_records import ColdRecords, pieces
+from penstock.state.tables.value_columns import FixedValues, column_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.row_spec import RowSpec
+    from penstock.state.log.ttl import Ttl
+    from penstock.state.spill.cold_records import ColdHome
+    from penstock.state.tables.key_space import KeySpace
+    from penstock.state.tables.value_columns import ValueColumn
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenLog:
+    """The rows appended between two freezes."""
+
+    spec: RowSpec
+    table_of: RowTable
+    keys: KeyView
+    first: int
+    slots: I32
+    deleted: np.ndarray
+    #: Rows that came back from the cold store: they are saved already.
+    clean: np.ndarray
+    columns: tuple[ValueColumn, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes the rows hold, once their table has left them behind; until then they are the table's."""
+        if self.table_of.holds(self.slots):
+            return 0
+        return int(self.slots.nbytes + 2 * self.deleted.nbytes) + 8 * len(self.columns) * len(self.slots)
+
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the newest row of every key as columns of a segment, sorted by hash."""
+        newest = last_by_slot(self.slots)
+        newest = newest[~self.clean[newest]]
+        hashes = self.keys.hashes[self.slots[newest]]
+        newest = newest[np.argsort(hashes)]
+        slots = self.slots[newest]
+        rows = (newest + self.first).astype(np.int32)
+        values = [column.array(rows) for column in self.columns]
+        yield segment_table(self.spec, self.keys, slots, values=values, deleted=self.deleted[newest])
+
+
+def last_by_slot(slots: I32) -> I64:
+    """Return the place of the last row of every slot, ascending."""
+    if len(slots) == 0:
+        return np.empty(0, np.int64)
+    last = np.full(int(slots.max()) + 1, -1, np.int64)
+    last[slots] = np.arange(len(slots))  # of equal slots the last assignment stays
+    return np.sort(last[last >= 0])
+
+
+class RowTable:
+    """One value by slot of the keys that all states of an operator share."""
+
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace, ttl: Ttl | None = None) -> None:
+        """An empty table; `load` fills it at a restore, `loaded` ends that."""
+        types = [field.type for field in spec.stored]
+        self._cold = None if state.cold is None else ColdRecords(state.cold, types)
+        self.source = source
+        self.spec = spec
+        self.ttl = ttl
+        source.ttl = ttl
+        self._state = state
+        source.memory = self
+        self._limits = source.limits
+        rows, first_bytes = self._limits.first_rows, self._limits.first_bytes
+        self._capacity = rows
+        self._slots: I32 = np.empty(rows, np.int32)
+        self._deleted = np.empty(rows, np.bool_)
+        self._clean = np.empty(rows, np.bool_)
+        self._columns: tuple[ValueColumn, ...] = tuple(column_of(f.type, rows, first_bytes) for f in spec.stored)
+        self._end = 0
+        #: Rows from here on are in no segment yet.
+        self._dirty_from = 0
+        self._where: I32 = np.full(rows, -1, np.int32)
+        self._waiting = WaitingSegments(source)
+        self._swept = 0
+        if self._cold is not None and state.remote is not None:
+            state.remote.follow(source, spec, self._waiting, self._cold)
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def rows_of(self, slots: I32) -> I32:
+        """Return the newest row of every slot, negative where it has no value."""
+        self._fit_slots()
+        return self._where[slots]
+
+    def values(self, rows: I32) -> list[list[Any]]:
+        """Return the value columns of rows as Python sees them."""
+        return [column.values(rows) for column, _ in zip(self._columns, self.spec.values, strict=False)]
+
+    def arrays(self, rows: I32) -> list[pa.Array]:
+        """Return the value columns of rows."""
+        return [column.array(rows) for column in self._columns]
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the value of one key, if it has one that is alive; see `state.store.StateTable`."""
+        del most
+        view, slots, here = self._state.find(keys, hashes)
+        cold = None if here or self._cold is None else self._cold.look_up(view, slots)
+        rows = self.rows_of(slots) if here else np.full(1, -1, np.int32)
+        values = self.arrays(rows) if rows[0] >= 0 else [] if cold is None else cold.columns
+        if not values or (self.ttl is not None and values[-1][0].as_py() <= self.ttl.deadline):
+            return self.spec.segment_schema.empty_table()
+        return segment_table(self.spec, view, slots, values=values, deleted=np.zeros(1, np.bool_))
+
+    def counts(self) -> KeyCounts:
+        """Return which keys have a value."""
+        hashes = self._state.index.hashes
+        self._fit_slots()
+        return KeyCounts(hashes, self._where[: len(hashes)] >= 0, ((self._state.index.view(), len(hashes)),))
+
+    def write(self, slots: I32, arrays: Sequence[pa.Array]) -> None:
+        """Set the values of slots, each of which occurs once; they are accessed now."""
+        if self.ttl is not None:
+            arrays = [*arrays, pa.array(np.full(len(slots), self.ttl.clock.now))]
+        self._put(slots, arrays)
+
+    def _put(self, slots: I32, arrays: Sequence[pa.Array], *, clean: bool = False) -> None:
+        first = self._append(slots, deleted=False)
+        self._clean[first : self._end] = clean
+        for column, array in zip(self._columns, arrays, strict=True):
+            column.put(first, array)
+        self._where[slots] = np.arange(first, self._end, dtype=np.int32)
+
+    def clear(self, slots: I32) -> None:
+        """Remove the values of slots, each of which occurs once; one without a value stays as it is."""
+        self._fit_slots()
+        slots = slots[self._where[slots] >= 0]
+        if len(slots):
+            first = self._append(slots, deleted=True)
+            for column in self._columns:
+                column.put_nulls(first, len(slots))
+            self._where[slots] = -1
+
+    # --- time-to-live -----------------------------------------------------------------------------------------------
+
+    def expired(self, rows: I32) -> np.ndarray:
+        """Return which of the rows (negative: none) hold a value that has expired."""
+        if self.ttl is None:
+            return np.zeros(len(rows), np.bool_)
+        stamps = self._columns[-1]
+        assert isinstance(stamps, FixedValues)  # noqa: S101 - times
+        found: np.ndarray = (rows >= 0) & (stamps.words(rows) <= self.ttl.deadline)
+        return found
+
+    def sweep(self, limit: int) -> None:
+        """Look through the next `limit` slots, in turn, and remove what has expired."""
+        if self.ttl is None:
+            return
+        self._fit_slots()
+        first = self._swept if self._swept < self._state.index.count else 0
+        self._swept = min(first + limit, self._state.index.count)
+        slots = np.arange(first, self._swept, dtype=np.int32)
+        self.clear(slots[self.expired(self._where[slots])])
+        if self._cold is not None:
+            self._cold.sweep(1 + limit // self._limits.cold_sweep_part, self.ttl.deadline)
+
+    def loaded(self) -> None:
+        """All is restored: what has expired meanwhile goes."""
+        self.sweep(self._state.index.count)
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table as it is, with a part of what has expired cleaned up."""
+        self.sweep(self._limits.freeze_sweep_keys)
+        self._freeze_dirty(None)
+        return self._waiting.frozen()
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Nothing has to be copied: rows are never overwritten."""
+        del limit, up_to
+        return True
+
+    def load(self, table: pa.Table) -> None:
+        """Put restored rows in, newest last."""
+        self._load(table, anew=False)
+        self._dirty_from = self._end
+        self._state.settle_load()
+
+    def load_anew(self, table: pa.Table) -> None:
+        """As `load`, of rows that are in no segment of today's columns: all of them are to be saved."""
+        self._load(table, anew=True)
+        self._state.settle_load()
+
+    def _load(self, table: pa.Table, *, anew: bool) -> None:
+        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+        slots = self._state.upsert(
+            key_columns(batch, tuple(self.spec.key_schema.names)), batch.column(KEY_HASH).to_numpy()
+        )
+        self._fit_slots()
+        deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
+        if anew:
+            self.clear(slots[deleted])
+        self._where[slots[deleted]] = -1
+        kept = np.flatnonzero(~deleted)
+        arrays = [batch.column(name) for name in self.spec.stored_names]
+        if len(kept) < len(slots):
+            arrays = [array.take(pa.array(kept)) for array in arrays]
+        if self.ttl is not None:
+            arrays[-1] = pa.array(self.ttl.clock.restored(arrays[-1].to_numpy()))
+        if len(kept):
+            self._put(slots[kept], arrays)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows in memory and of those waiting for an upload."""
+        return self.hot_bytes + self._waiting.memory_bytes
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of the rows in memory."""
+        return int(self._where.nbytes) + 6 * self._end + sum(column.bytes_of(self._end) for column in self._columns)
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+
+    def _freeze_dirty(self, home: ColdHome | None) -> None:
+        part = slice(self._dirty_from, self._end)
+        columns = tuple(copy.copy(column) for column in self._columns)
+        rows = FrozenLog(
+            spec=self.spec,
+            table_of=self,
+            keys=self._state.index.view(),
+            first=part.start,
+            slots=self._slots[part],
+            deleted=self._deleted[part],
+            clean=self._clean[part],
+            columns=columns,
+        )
+        if not rows.clean.all():
+            self._waiting.add(rows, home)
+        self._dirty_from = self._end
+
+    def holds(self, rows: I32) -> bool:
+        """Whether frozen rows still lie in the table's own memory."""
+        return rows.base is self._slots
+
+    # --- keys that leave memory -------------------------------------------------------------------------------------
+
+    def save_changes(self, home: ColdHome) -> None:
+        """Put what is in no segment yet into one, now."""
+        self._freeze_dirty(home)
+
+    def take_out(self, keys: KeyView, slots: I32) -> None:
+        """Move the values of slots to the cold store; all changes were saved."""
+        if self._cold is None:
+            return
+        self._fit_slots()
+        for piece in pieces(slots[self._where[slots] >= 0], self._limits.evicted_keys):
+            self._cold.put(keys, piece, np.ones(len(piece), np.int64), self.arrays(self._where[piece]))
+            self._where[piece] = -1
+
+    def bring_in(self, keys: KeyView, slots: I32) -> None:
+        """Get the values of slots, which have none in memory, from the cold store."""
+        taken = None if self._cold is None else self._cold.take(keys, slots)
+        if taken is not None:
+            self._put(taken.slots, taken.columns, clean=True)
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have a value, or a change yet to be saved."""
+        self._fit_slots()
+        used |= self._where[: len(used)] >= 0
+        used[self._slots[self._dirty_from : self._end]] = True
+
+    def renumber(self, numbers: I32) -> None:
+        """The keys were numbered anew: slot s is now `numbers[s]`, those not in use are negative."""
+        kept = self._kept_rows()
+        where = np.full(max(self._limits.first_rows, 2 * int((numbers >= 0).sum())), -1, np.int32)
+        old = np.flatnonzero(self._where >= 0)
+        places = np.empty(self._end, np.int32)
+        places[kept] = np.arange(len(kept), dtype=np.int32)
+        where[numbers[old]] = places[self._where[old]]
+        self._keep(kept, max(self._limits.first_rows, 2 * len(kept)))
+        self._slots[: self._end] = numbers[self._slots[: self._end]]
+        self._where = where
+
+    def _fit_slots(self) -> None:
+        count = self._state.index.count
+        if count > len(self._where):
+            wider = np.full(max(count, 2 * len(self._where)), -1, np.int32)
+            wider[: len(self._where)] = self._where
+            self._where = wider
+
+    def _append(self, slots: I32, *, deleted: bool) -> int:
+        self._fit_slots()
+        if self._end + len(slots) > self._capacity:
+            self._leave_old_behind(len(slots))
+        first, self._end = self._end, self._end + len(slots)
+        self._slots[first : self._end] = slots
+        self._deleted[first : self._end] = deleted
+        self._clean[first : self._end] = False
+        return first
+
+    def _leave_old_behind(self, room: int) -> None:
+        """Move the rows that still count into new arrays, twice as large as they need."""
+        kept = self._kept_rows()
+        places = np.empty(self._end, np.int32)
+        places[kept] = np.arange(len(kept), dtype=np.int32)
+        live = np.flatnonzero(self._where >= 0)
+        self._where[live] = places[self._where[live]]
+        self._keep(kept, max(2 * (len(kept) + room), self._limits.first_rows))
+
+    def _kept_rows(self) -> I32:
+        """Return the newest row of each slot, and deletions that are in no segment yet, in order."""
+        kept = np.zeros(self._end, np.bool_)
+        kept[self._where[self._where >= 0]] = True
+        newest = last_by_slot(self._slots[self._dirty_from : self._end]) + self._dirty_from
+        kept[newest[self._deleted[newest]]] = True
+        return np.flatnonzero(kept).astype(np.int32)
+
+    def _keep(self, rows: I32, capacity: int) -> None:
+        slots, deleted, clean = np.empty(capacity, np.int32), np.empty(capacity, np.bool_), np.empty(capacity, np.bool_)
+        slots[: len(rows)], deleted[: len(rows)] = self._slots[rows], self._deleted[rows]
+        clean[: len(rows)] = self._clean[rows]
+        self._slots, self._deleted, self._clean, self._capacity = slots, deleted, clean, capacity
+        self._columns = tuple(column.moved(rows, capacity) for column in self._columns)
+        self._dirty_from = int(np.searchsorted(rows, self._dirty_from))
+        self._end = len(rows)

@@ -1,0 +1,307 @@
+"""The operators of one subtask, each one's collector feeding the next, the last one's feeding the edges.
+
+Called by `task.drive.subtask` in the subtask's one thread. Side outputs go to the edges that ask for their tag,
+whichever operator of the chain emits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.clock import Clock
+from penstock.core.elements import MIN_TIMESTAMP, Barrier, Batch, Watermark, WatermarkStatus
+from penstock.core.schema import schema_from_text
+from penstock.operators.operator import Collector, Operator, OperatorContext, OperatorMetrics, OperatorSnapshot
+from penstock.task.chain.hot_keys import HotKeys
+from penstock.task.chain.time_budget import TimeBudget
+
+if TYPE_CHECKING:
+    from penstock.core.permits import CommitPermit
+    from penstock.graph.job_graph import OperatorSpec
+    from penstock.network.output import ResultPartition
+
+
+@dataclass(slots=True)
+class ChainLink:
+    """One operator in its place."""
+
+    spec: OperatorSpec
+    operator: Operator
+    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
+    records_in: int = 0
+    records_out: int = 0
+    #: Of a keyed operator.
+    hot_keys: HotKeys | None = None
+
+
+class _NextCollector:
+    """Feeds the next operator of the chain."""
+
+    __slots__ = ("_budget", "_edges", "_link", "_next", "_out", "_place")
+
+    def __init__(self, links: Sequence[ChainLink], place: int, out: Collector, edges: _EdgeCollector) -> None:
+        self._link = links[place - 1]
+        self._next = links[place]
+        self._place = place
+        self._out = out
+        self._edges = edges
+        self._budget = edges.budget
+
+    def batch(self, batch: Batch) -> None:
+        rows = batch.num_rows
+        self._link.records_out += rows
+        self._next.records_in += rows
+        before = self._budget.enter(self._place)
+        if self._next.hot_keys is not None:
+            self._next.hot_keys.see(batch, 0)
+        self._next.operator.process_batch(batch, 0, self._out)
+        self._budget.enter(before)
+
+    def watermark(self, watermark: Watermark) -> None:
+        before = self._budget.enter(self._place)
+        self._next.operator.process_watermark(watermark, self._out)
+        self._budget.enter(before)
+
+    def status(self, status: WatermarkStatus) -> None:
+        self._next.operator.process_status(status, self._out)
+
+    def side(self, tag: str, batch: Batch) -> None:
+        self._edges.side(tag, batch)
+
+
+class _EdgeCollector:
+    """Feeds the edges behind the chain."""
+
+    __slots__ = ("_all", "_link", "_main", "_sides", "budget", "last_watermark")
+
+    def __init__(self, link: ChainLink, outputs: Sequence[ResultPartition], budget: TimeBudget) -> None:
+        self._link = link
+        self.budget = budget
+        self._all = tuple(outputs)
+        self._main = tuple(output for output in outputs if output.spec.side_output is None)
+        self._sides: dict[str, tuple[ResultPartition, ...]] = {}
+        for tag in {output.spec.side_output for output in outputs} - {None}:
+            self._sides[str(tag)] = tuple(output for output in outputs if output.spec.side_output == tag)
+        self.last_watermark = MIN_TIMESTAMP
+
+    @property
+    def columns(self) -> frozenset[str] | None:
+        """The columns that go over edges; None where one's are not known."""
+        if not self._main or not all(output.spec.schema for output in self._main):
+            return None
+        return frozenset(name for output in self._main for name in schema_from_text(output.spec.schema).names)
+
+    def batch(self, batch: Batch) -> None:
+        self._link.records_out += batch.num_rows
+        before = self.budget.enter(self.budget.output)
+        for output in self._main:
+            output.batch(batch)
+        self.budget.enter(before)
+
+    def watermark(self, watermark: Watermark) -> None:
+        self.last_watermark = watermark.timestamp
+        before = self.budget.enter(self.budget.output)
+        for output in self._all:
+            output.watermark(watermark)
+        self.budget.enter(before)
+
+    def status(self, status: WatermarkStatus) -> None:
+        for output in self._all:
+            output.status(status)
+
+    def side(self, tag: str, batch: Batch) -> None:
+        before = self.budget.enter(self.budget.output)
+        for output in self._sides.get(tag, ()):
+            output.batch(batch)
+        self.budget.enter(before)
+
+
+class Chain:
+    """Calls go in at the head."""
+
+    def __init__(self, links: Sequence[ChainLink], outputs: Sequence[ResultPartition], clock: Clock) -> None:
+        """`links` in the order of data; nothing is opened yet."""
+        self.links = tuple(links)
+        for link in self.links:
+            link.hot_keys = HotKeys(link.spec.config, clock) if link.spec.keyed else None
+        #: What each operator has taken of the time.
+        self.budget = TimeBudget(clock, [link.spec.uid for link in links])
+        self._edges = _EdgeCollector(self.links[-1], outputs, self.budget)
+        collectors: list[Collector] = [self._edges]
+        for place in range(len(self.links) - 1, 0, -1):
+            collectors.insert(0, _NextCollector(self.links, place, collectors[0], self._edges))
+        self._collectors = tuple(collectors)
+        self._head = self.links[0]
+        self._head_out = collectors[0]
+        self._opened: list[ChainLink] = []
+        #: So many operators, from the head on, were told that all input has ended.
+        self._finished = 0
+        self._blocking: tuple[Any, ...] = tuple(
+            link.operator for link in self.links if hasattr(type(link.operator), "available")
+        )
+        self._timed = self._with("process_time")
+        self._continuing = self._with("go_on")
+        #: Those that ask for back-pressure until they have emitted: they need no checkpoint to take rows again.
+        self._holding: tuple[Any, ...] = tuple(o for o in self._blocking if hasattr(type(o), "go_on"))
+
+    def _with(self, hook: str) -> tuple[tuple[Any, Collector, int], ...]:
+        """Return the operators that have a hook, each with its collector and place."""
+        return tuple(
+            (link.operator, out, place)
+            for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
+            if hasattr(type(link.operator), hook)
+        )
+
+    def open(self, contexts: Iterable[OperatorContext]) -> None:
+        """Open all operators, the last one first, so that whoever emits finds its successor open.
+
+        Each is told which columns are looked at behind it, those of the edges to begin with.
+        """
+        behind = self._edges.columns
+        for link, context in reversed(list(zip(self.links, contexts, strict=True))):
+            self._opened.append(link)
+            operator: Any = link.operator
+            operator.open(context)
+            behind = operator.narrow(behind) if hasattr(type(operator), "narrow") else None
+
+    def batch(self, batch: Batch, input_index: int) -> None:
+        """Rows came in."""
+        self._head.records_in += batch.num_rows
+        self.budget.begin(0)
+        if self._head.hot_keys is not None:
+            self._head.hot_keys.see(batch, input_index)
+        self._head.operator.process_batch(batch, input_index, self._head_out)
+        self.budget.end()
+
+    def watermark(self, watermark: Watermark) -> None:
+        """The combined watermark of the input advanced."""
+        self.budget.begin(0)
+        self._head.operator.process_watermark(watermark, self._head_out)
+        self.budget.end()
+
+    def status(self, status: WatermarkStatus) -> None:
+        """The combined input became idle or active."""
+        self._head.operator.process_status(status, self._head_out)
+
+    def poll(self, *, backpressured: bool) -> bool:
+        """Let the source at the head emit a piece; True if it did."""
+        source: Any = self._head.operator
+        self.budget.begin(0)
+        emitted = bool(source.poll(self._head_out, backpressured=backpressured))
+        self.budget.end()
+        return emitted
+
+    @property
+    def at_work(self) -> OperatorSpec | None:
+        """The operator that the chain was in when it raised: at its work, or as the last one that was opened."""
+        place = self.budget.place
+        if place < len(self.links):
+            return self.links[place].spec
+        return self._opened[-1].spec if len(self._opened) < len(self.links) and self._opened else None
+
+    @property
+    def next_timer_ms(self) -> float | None:
+        """When (wall-clock time) the next timer of an operator is due; None: no operator waits for one."""
+        if not self._timed:
+            return None
+        return min((due for o, _, _ in self._timed if (due := o.next_timer_ms) is not None), default=None)
+
+    def process_time(self, now_ms: int) -> None:
+        """Processing time has come to `now_ms`: let the operators' timers fire."""
+        for operator, out, place in self._timed:
+            due = operator.next_timer_ms
+            if due is not None and due <= now_ms:
+                self.budget.begin(place)
+                operator.process_time(now_ms, out)
+                self.budget.end()
+
+    @property
+    def continues(self) -> bool:
+        """Whether an operator may have something to emit that nobody fed it just now."""
+        return bool(self._continuing)
+
+    def go_on(self, *, past_limits: bool) -> bool:
+        """Let operators emit what has got ready in the meantime, where all behind them take rows; True if one did.
+
+        `past_limits`: also into a sink that only a checkpoint relieves, as its barrier waits behind these rows.
+        """
+        emitted = False
+        needed = self._holding if past_limits else self._blocking
+        for operator, out, place in self._continuing:
+            behind = [link.operator for link in self.links[place + 1 :]]
+            if all(other.available for other in needed if any(other is o for o in behind)):
+                self.budget.begin(place)
+                emitted |= operator.go_on(out)
+                self.budget.end()
+        return emitted
+
+    def emit_watermark(self, watermark: Watermark) -> None:
+        """Emit a watermark behind the source at the head (drain); an idle one becomes active: else nobody listens."""
+        self._head_out.status(WatermarkStatus(idle=False))
+        self._head_out.watermark(watermark)
+
+    def snapshot(self, barrier: Barrier) -> tuple[OperatorSnapshot, ...]:
+        """Freeze all operators, head first: what one still emits is before the barrier for the next.
+
+        For a drain, `finish` has been called until it was true.
+        """
+        taken = [link.operator.snapshot(barrier, out) for link, out in zip(self.links, self._collectors, strict=True)]
+        if barrier.kind.ends_job:
+            self._timed = self._continuing = ()
+        return tuple(taken)
+
+    def finish(self) -> bool:
+        """All input has ended, or a drain is to: let every operator emit the rest; False: one holds rows, ask again."""
+        holders = {place: operator for operator, _, place in self._continuing}
+        while self._finished < len(self.links):
+            place = self._finished
+            if place in holders and holders[place].held:
+                return False
+            self._finished += 1
+            self.budget.begin(place)
+            self.links[place].operator.finish(self._collectors[place])
+            self.budget.end()
+        return True
+
+    def notify_complete(self, permit: CommitPermit, held: Collection[str] = ()) -> None:
+        """A checkpoint is durable; the sinks in `held` are not told."""
+        for link in self.links:
+            if link.spec.uid not in held:
+                link.operator.notify_complete(permit)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will never be complete."""
+        for link in self.links:
+            link.operator.notify_aborted(checkpoint_id)
+
+    def close(self) -> list[Exception]:
+        """Close all that were opened, whatever one of them raises; return what they raised."""
+        errors: list[Exception] = []
+        while self._opened:
+            try:
+                self._opened.pop().operator.close()
+            except Exception as error:  # noqa: BLE001 - user code; the others must be closed all the same
+                errors.append(error)
+        return errors
+
+    @property
+    def available(self) -> bool:
+        """Whether every operator takes rows now."""
+        return all(operator.available for operator in self._blocking)
+
+    @property
+    def holding(self) -> bool:
+        """Whether an operator takes no rows until it has emitted some of those it holds (`go_on`)."""
+        return not all(operator.available for operator in self._holding)
+
+    @property
+    def publishing(self) -> bool:
+        """Whether an operator is publishing output right now."""
+        return any(getattr(link.operator, "publishing", False) for link in self.links)
+
+    @property
+    def last_watermark(self) -> int:
+        """The newest watermark sent to the edges."""
+        return self._edges.last_watermark

@@ -1,0 +1,153 @@
+"""Which keys of a keyed operator have the most rows: a few rows are looked at, drawn evenly from all that come.
+
+Kept by the links of `task.chain.chain`, read by `task.drive.state_queries`. Of every k rows of an input one by chance
+chooses the batch it is in, some rows of which are then counted, so a batch stands for no more than its rows. The
+figures are estimates of rows, with less and less weight for what is older than a minute.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.metrics.top_keys import TopKeys
+from penstock.operators.aggregates.combine import cells_of
+from penstock.state.keys.key_text import json_value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.core.clock import Clock
+    from penstock.core.elements import Batch
+
+#: In this time about so many rows of an input are looked at, some together: with all else 0.5 % of a core at a million
+#: rows a second in batches of 4096.
+EVERY_MS = 500.0
+SAMPLE_ROWS = 128
+_TOGETHER = 32
+#: Keys that are counted, and how many of them are shown.
+KEPT_KEYS, SHOWN_KEYS = 256, 20
+#: What was counted weighs half as much after so long.
+HALF_LIFE_MS = 60_000.0
+#: That is reckoned up this often.
+_FADE_MS = 5_000.0
+
+
+class _Draw:
+    """Draws one of every k rows of one input, by chance; k follows the rate."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed
+        self.every = 1
+        #: Of the k rows that are coming so many have come, and this one is drawn.
+        self._come = self._drawn = 0
+        self._began_ms = self._seen = self._looked = 0.0
+
+    def begin(self, now: float) -> None:
+        """Set k anew, by the rows of the time since it was set last, when that is some while ago."""
+        passed = now - self._began_ms
+        if passed >= EVERY_MS:
+            self._restart(int(self._seen * EVERY_MS / passed) * _TOGETHER // SAMPLE_ROWS)
+            self._began_ms, self._seen, self._looked = now, 0.0, 0.0
+
+    def hits(self, rows: int) -> int:
+        """Return how many of the next rows are drawn."""
+        self._seen += rows
+        begun, end = self._come, self._come + rows
+        full, self._come = divmod(end, self.every)
+        if not full:
+            return int(begun <= self._drawn < end)
+        found = int(begun <= self._drawn) + full - 1
+        self._drawn = self.chance(self.every)
+        return found + int(self._drawn < self._come)
+
+    def looked(self, rows: int) -> None:
+        """So many rows were looked at: draw fewer when they come faster than they did."""
+        self._looked += rows
+        if self._looked > SAMPLE_ROWS:
+            self._looked = 0.0
+            self._restart(2 * self.every)
+
+    def chance(self, below: int) -> int:
+        """Return a number of 0 to `below` - 1, each as likely; the same ones in every run."""
+        self._state = (self._state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        return (self._state >> 33) % below
+
+    def _restart(self, every: int) -> None:
+        self.every = max(1, every)
+        self._come, self._drawn = 0, self.chance(self.every)
+
+
+class HotKeys:
+    """The heavy keys of one operator of one subtask; all calls in the subtask's thread."""
+
+    def __init__(self, config: Mapping[str, Any], clock: Clock) -> None:
+        """`config` is the operator's: it names the key columns of its inputs."""
+        self._keys = _keys_of(config)
+        self._draws = tuple(_Draw(number) for number in range(len(self._keys)))
+        self._clock = clock
+        self._top: TopKeys[tuple[Any, ...]] = TopKeys(KEPT_KEYS)
+        self._faded_ms = clock.monotonic_ms()
+
+    def see(self, batch: Batch, input_index: int) -> None:
+        """Rows come in; look at some of them when one of them is drawn."""
+        place = min(input_index, len(self._keys) - 1)
+        names, draw, rows = self._keys[place], self._draws[place], batch.data.num_rows
+        if not names:
+            return  # a broadcast stream: its rows belong to no key
+        now = self._clock.monotonic_ms()
+        draw.begin(now)
+        hits = draw.hits(rows)
+        if hits:
+            if now >= self._faded_ms + _FADE_MS:
+                self._fade(now)
+            weight = float(hits * draw.every)
+            draw.looked(self._look(batch, names, weight, draw))
+
+    def hottest(self) -> dict[str, Any]:
+        """Return how many rows came, about, and the keys with most of them: JSON values, too low by `error` at most."""
+        self._fade(self._clock.monotonic_ms())
+        names = next((names for names in self._keys if names), ())
+        found = self._top.top(SHOWN_KEYS)
+        return {
+            "rows": self._top.total,
+            "error": self._top.error,
+            "keys": [
+                {"key": {n: json_value(v) for n, v in zip(names, key, strict=True)}, "rows": weight}
+                for key, weight in found
+            ],
+        }
+
+    def _fade(self, now: float) -> None:
+        self._top.fade(0.5 ** ((now - self._faded_ms) / HALF_LIFE_MS))
+        self._faded_ms = now
+
+    def _look(self, batch: Batch, names: tuple[str, ...], weight: float, draw: _Draw) -> int:
+        """Count some rows of a batch, all together with `weight`; return how many they are."""
+        data = batch.data
+        most = int(min(data.num_rows, SAMPLE_ROWS, _TOGETHER * weight / draw.every))
+        columns = [data.column(name) for name in names]
+        chosen: slice | np.ndarray[Any, Any] = slice(None)
+        if most < data.num_rows:
+            step = data.num_rows / most
+            chosen = (np.arange(most) * step + draw.chance(1 << 20) / (1 << 20) * step).astype(np.int64)
+            columns = [column.take(pa.array(chosen)) for column in columns]
+        keys = zip(*(column.to_pylist() for column in columns), strict=True)
+        counts: Counter[tuple[Any, ...]] = Counter()
+        if batch.combined:  # a row stands for all that one batch had of its key and pane
+            for key, words in zip(keys, cells_of(data)[chosen], strict=True):
+                counts[key] += int(words[0]) >> 1
+        else:
+            counts.update(keys)
+        self._top.add({key: count * weight / most for key, count in counts.items()})
+        return most
+
+
+def _keys_of(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+    """Return the key columns of each input."""
+    first, second = ("left_key", "right_key") if "left_key" in config else ("key", "second_key")
+    keys = (tuple(config.get(first) or ()),)
+    return (*keys, tuple(config[second] or ())) if second in config else keys

@@ -1,0 +1,82 @@
+"""Runs what a subtask's keyed stores ask for in the background: compactions, and fetching remote state.
+
+A compaction is merged in the background, uploaded, and handed back. One at a time per store, which is the store's own
+rule. A compaction that fails is given up and counted; nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.core.snapshot import FileRef
+from penstock.state.log.encoded_segment import EncodedSegment
+from penstock.task.chain.background import Background
+from penstock.task.chain.mailbox import Mail
+from penstock.task.chain.uploader import Part, Uploader
+from penstock.task.checkpoint.prefetch import Prefetcher
+
+if TYPE_CHECKING:
+    from penstock.state.keyed import CompactionJob, KeyedStateStore
+
+
+@dataclass(slots=True)
+class Compactor:
+    """Owned by one subtask; all calls and mails in its thread."""
+
+    background: Background
+    uploader: Uploader
+    read: Callable[[FileRef], bytes]
+    post: Callable[[Mail], object]
+    failures: int = 0
+    completed: int = 0
+    _running: set[int] = field(default_factory=set)
+    _prefetcher: Prefetcher = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing runs yet."""
+        self._prefetcher = Prefetcher(self.background, self.post)
+
+    def start_due(self, stores: tuple[KeyedStateStore, ...]) -> None:
+        """Begin whatever the stores offer."""
+        self._prefetcher.start_due(stores)
+        for index, store in enumerate(stores):
+            if index in self._running:
+                continue
+            job = store.compaction()
+            if job is not None:
+                self._running.add(index)
+                self._run(index, store, job)
+
+    def _run(self, index: int, store: KeyedStateStore, job: CompactionJob) -> None:
+        def merged(segment: EncodedSegment | None, error: BaseException | None) -> None:
+            if segment is None:
+                self.post(lambda: self._end(index, store, job, None, error))
+            else:
+                self.uploader.write(
+                    (Part(segment.data),),
+                    lambda refs, failure: self.post(
+                        lambda: self._end(index, store, job, refs[0] if refs else None, failure)
+                    ),
+                )
+
+        self.background.submit(lambda: job.run(self.read), merged)
+
+    def _end(
+        self,
+        index: int,
+        store: KeyedStateStore,
+        job: CompactionJob,
+        file: FileRef | None,
+        error: BaseException | None,
+    ) -> None:
+        self._running.discard(index)
+        if error is None:
+            self.completed += 1
+        else:
+            self.failures += 1
+            # It may be the first to read a committed file again, long before a restore has to.
+            logging.getLogger(__name__).warning("state %s could not be compacted: %s", job.state, error)
+        store.compacted(job, file)

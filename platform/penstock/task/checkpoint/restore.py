@@ -1,0 +1,175 @@
+"""Building and opening a subtask's chain: operators by kind, their contexts, keyed state read back and verified.
+
+Runs in the subtask's own thread, so that a slow restore holds up neither the control loop nor other subtasks.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core import failpoints
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.keygroup import HashRange
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import FileRef, OperatorStateSnapshot
+from penstock.eventtime.watermarks import carried_over
+from penstock.graph.deployment import OperatorRestore
+from penstock.operators.operator import OperatorContext
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
+from penstock.task.chain.chain import Chain, ChainLink
+from penstock.task.chain.environment import TaskEnvironment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.graph.deployment import TaskDeployment
+    from penstock.network.output import ResultPartition
+    from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.store import KeyedState
+
+#: Name of the task's own state: the combined watermark of its input.
+INPUT_WATERMARK = "__input_watermark"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainServices:
+    """What the operators of one subtask may ask of it; see `OperatorContext`."""
+
+    wake: Callable[[], None]
+    run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None], str], None]
+    report_published: Callable[[tuple[str, ...]], None]
+    read_file: Callable[[FileRef], bytes]
+    #: The subtask's share of the worker's managed memory.
+    budget: MemoryBudget
+
+
+def build_chain(deployment: TaskDeployment, environment: TaskEnvironment, outputs: list[ResultPartition]) -> Chain:
+    """Return the chain, not opened."""
+    links = [ChainLink(spec, environment.create_operator(spec.kind)) for spec in deployment.operators]
+    return Chain(links, outputs, environment.clock)
+
+
+def open_chain(
+    chain: Chain, deployment: TaskDeployment, environment: TaskEnvironment, services: ChainServices
+) -> tuple[KeyedState, ...]:
+    """Restore and open all operators; returns their keyed stores.
+
+    Raises:
+        SnapshotDamagedError: a file of the checkpoint is missing or damaged; names the file.
+    """
+    if deployment.restored_checkpoint is not None:
+        failpoints.hit("task.during_restore", checkpoint=deployment.restored_checkpoint, subtask=deployment.execution)
+    restores = {restore.uid: restore for restore in deployment.restore}
+    stores: list[KeyedState] = []
+    contexts = []
+    schemas = _input_schemas(deployment)
+    for link in chain.links:
+        restore = restores.get(link.spec.uid, OperatorRestore(uid=link.spec.uid))
+        store = None
+        if link.spec.keyed:
+            store = open_keyed_state(_state_request(deployment, environment, services, restore))
+            stores.append(store)
+        contexts.append(_context(link, deployment, environment, services, (schemas, store, restore)))
+        schemas = (schema_from_text(link.spec.output_schema),) if link.spec.output_schema else ()
+    try:
+        chain.open(contexts)
+    except BaseException:
+        for opened in stores:
+            opened.close()
+        raise
+    return tuple(stores)
+
+
+def keeps_keyed_state(deployment: TaskDeployment) -> bool:
+    """Whether the subtask takes a share of the managed memory."""
+    return any(spec.keyed for spec in deployment.operators)
+
+
+def restored_watermark(deployment: TaskDeployment) -> int:
+    """Return the lowest input watermark any subtask of this chain had at the cut: all that is certain.
+
+    Subtasks whose input was at its end (or was drained) do not count.
+    """
+    head = deployment.operators[0].uid
+    found = [
+        watermark
+        for restore in deployment.restore
+        if restore.uid == head
+        for state in restore.operator
+        if state.name == INPUT_WATERMARK
+        for item in state.items
+        if (watermark := carried_over(int(item))) != MIN_TIMESTAMP
+    ]
+    return min(found, default=MIN_TIMESTAMP)
+
+
+def input_watermark_state(deployment: TaskDeployment, watermark: int) -> tuple[OperatorStateSnapshot, ...]:
+    """Return the task's own state for a cut."""
+    if watermark == MIN_TIMESTAMP:
+        return ()
+    uid = deployment.operators[0].uid
+    return (OperatorStateSnapshot(uid=uid, name=INPUT_WATERMARK, mode="subtask", items=(watermark,)),)
+
+
+def _input_schemas(deployment: TaskDeployment) -> tuple[pa.Schema, ...]:
+    inputs = sorted(deployment.inputs, key=lambda spec: spec.input_index)
+    by_index = {spec.input_index: spec.schema for spec in inputs}
+    return tuple(schema_from_text(text) for _, text in sorted(by_index.items()) if text)
+
+
+def _state_request(
+    deployment: TaskDeployment, environment: TaskEnvironment, services: ChainServices, restore: OperatorRestore
+) -> KeyedStateRequest:
+    execution = deployment.execution
+    place = f"{execution.vertex_id}-{execution.subtask}-{execution.attempt}"
+    return KeyedStateRequest(
+        uid=restore.uid,
+        snapshots=restore.keyed,
+        hash_range=HashRange(deployment.hash_low, deployment.hash_high),
+        settings=deployment.settings,
+        read=services.read_file,
+        directory=Path(environment.state_dir) / f"{place}-{zlib.crc32(restore.uid.encode()):08x}",
+        writer=f"{deployment.run_id}/{execution.vertex_id}/{execution.subtask}/{execution.attempt}",
+        budget=services.budget,
+        gather=environment.gather,
+        limits=environment.limits,
+    )
+
+
+def _context(
+    link: ChainLink,
+    deployment: TaskDeployment,
+    environment: TaskEnvironment,
+    services: ChainServices,
+    own: tuple[tuple[pa.Schema, ...], KeyedState | None, OperatorRestore],
+) -> OperatorContext:
+    schemas, store, restore = own
+    return OperatorContext(
+        spec=link.spec,
+        job_id=deployment.job_id,
+        job_name=deployment.job_name,
+        run_id=deployment.run_id,
+        generation=deployment.generation,
+        subtask=deployment.execution.subtask,
+        attempt=deployment.execution.attempt,
+        parallelism=deployment.parallelism,
+        hash_range=HashRange(deployment.hash_low, deployment.hash_high),
+        settings=deployment.settings,
+        clock=environment.clock,
+        metrics=link.metrics,
+        input_schemas=schemas,
+        keyed_state=store,
+        restored=restore.operator,
+        held=restore.held,
+        wake=services.wake,
+        run_async=services.run_async,
+        report_published=services.report_published,
+        read_file=services.read_file,
+        restored_checkpoint=deployment.restored_checkpoint,
+        limits=environment.limits,
+    )

@@ -1,0 +1,154 @@
+"""Writes a self-contained savepoint from a complete checkpoint's manifest: plain Parquet, readable by anything.
+
+`<uri>/<uid>/<state>/part-<n>.parquet` hold the live rows (merged, deletions applied, sorted by key hash),
+`<uri>/pending/...` the output not yet published, `<uri>/manifest.json` the manifest with paths relative to the
+savepoint. The manifest goes last: a savepoint without one does not exist. Runs as background work in some worker;
+reads everything verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from penstock.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
+from penstock.checkpoint.stores import checksum_of, join_uri, read_file
+from penstock.core.errors import StorageError
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment
+from penstock.state.log.encoded_segment import segment_of
+from penstock.state.log.segments import SegmentWriter, read_state
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.store import ObjectStore
+    from penstock.rpc.worker_commands import WriteSavepoint
+
+#: Rows of one part; a state has at least one part per subtask that had rows.
+PART_ROWS = 1_000_000
+MANIFEST = "manifest.json"
+
+
+def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectStore]) -> FileRef:
+    """Write all files, then the manifest; returns a reference to the manifest.
+
+    Raises:
+        SnapshotDamagedError: a file of the checkpoint is missing or damaged.
+        StorageError: the target cannot be written, or holds a savepoint already.
+    """
+    manifest = decode_manifest(command.manifest)
+    source = open_store(join_uri(command.checkpoint_root, command.job_name))
+    target = open_store(command.uri)
+    writer = SavepointWriter(source, target)
+    subtasks = tuple(
+        msgspec.structs.replace(
+            subtask,
+            keyed=tuple(writer.state(state) for state in subtask.keyed),
+            committables=tuple(writer.output(output) for output in subtask.committables),
+        )
+        for subtask in manifest.subtasks
+    )
+    copied = msgspec.structs.replace(
+        manifest,
+        kind="savepoint",
+        subtasks=subtasks,
+        pending=tuple(writer.output(output) for output in manifest.pending),
+        note=command.uri,
+        origin=source.uri,
+    )
+    return writer.manifest(copied)
+
+
+class SavepointWriter:
+    """Numbers the parts of each state, and copies each pending file once; the offline tools write with it too."""
+
+    def __init__(self, source: ObjectStore, target: ObjectStore, prefix: str = "") -> None:
+        """Nothing is written yet; `source` is where the files of a snapshot are read.
+
+        `prefix` begins the numbers of parts and of pending files: of several writers to one target each has its own.
+        """
+        self._source = source
+        self._target = target
+        self._prefix = prefix
+        self._parts: dict[str, int] = {}
+        self._outputs: dict[tuple[str, int], FileRef] = {}
+
+    def state(self, state: KeyedStateSnapshot) -> KeyedStateSnapshot:
+        """Write one subtask's rows of one state; the result has them as its only segments."""
+        return self.rows(state, read_state(state, self._read))
+
+    def rows(self, state: KeyedStateSnapshot, tables: Iterator[pa.Table]) -> KeyedStateSnapshot:
+        """Write rows, sorted by hash and with the columns of the state's segments, in place of what it had."""
+        schema = schema_from_text(state.schema)
+        segments = tuple(self._part(state, schema, group) for group in _groups(tables))
+        return msgspec.structs.replace(
+            state, segments=tuple(segment for segment in segments if segment.rows), tombstones=()
+        )
+
+    def output(self, output: Committable) -> Committable:
+        """Copy the staged files of one committable."""
+        return msgspec.structs.replace(output, files=tuple(self._copy(ref) for ref in output.files))
+
+    def manifest(self, manifest: Manifest, *, replaces: str = "") -> FileRef:
+        """Write the manifest, unless there is one other than the version `replaces` (its etag).
+
+        Raises:
+            StorageError: there is, or it cannot be written.
+        """
+        data = encode_manifest(manifest)
+        done = (
+            self._target.put_if_match(MANIFEST, data, replaces)
+            if replaces
+            else self._target.put_if_absent(MANIFEST, data)
+        )
+        if not done and (not self._target.list(MANIFEST) or self._target.read(MANIFEST) != data):
+            msg = f"{self._target.uri} already holds a savepoint" + (", not the one to replace" if replaces else "")
+            raise StorageError(msg, hint="give another folder")
+        return FileRef(path=MANIFEST, length=len(data), checksum=checksum_of(data))
+
+    def _part(self, state: KeyedStateSnapshot, schema: pa.Schema, tables: list[pa.Table]) -> Segment:
+        position = 1 + max((segment.position for segment in state.segments), default=0)
+        encoder = SegmentWriter(schema, position)
+        for table in tables:
+            encoder.add(table)
+        encoded = encoder.finish()
+        folder = f"{state.uid}/{state.state}"
+        number = self._parts[folder] = self._parts.get(folder, -1) + 1
+        file = self._put(f"{folder}/part-{self._prefix}{number:05d}.parquet", encoded.data)
+        return segment_of(encoded, file, "savepoint")
+
+    def _copy(self, ref: FileRef) -> FileRef:
+        if ref.inline is not None:
+            return ref
+        key = (ref.path, ref.offset)
+        if key not in self._outputs:
+            self._outputs[key] = self._put(
+                f"pending/chunk-{self._prefix}{len(self._outputs):05d}.arrow", self._read(ref)
+            )
+        return self._outputs[key]
+
+    def _put(self, key: str, data: bytes) -> FileRef:
+        self._target.put(key, data)
+        if self._target.read(key) != data:
+            msg = f"{self._target.uri}/{key} does not hold what was written to it"
+            raise StorageError(msg, hint="check the store's disk")
+        return FileRef(path=key, length=len(data), checksum=checksum_of(data))
+
+    def _read(self, ref: FileRef) -> bytes:
+        return read_file(self._source, ref)
+
+
+def _groups(tables: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:
+    """Cut the rows of a state into parts, between tables."""
+    group: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        group.append(table)
+        rows += table.num_rows
+        if rows >= PART_ROWS:
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group

@@ -1,0 +1,266 @@
+"""From the barrier to the ack: what one subtask does about its cuts, one after another.
+
+The synchronous part (operators freeze) is done when a `Cut` comes in. Then, piece by piece between batches, frozen
+pages are copied; encoding and upload run in the background; back in the subtask's thread the files are given to the
+states and sinks, and the ack goes out. Cuts are served strictly in order, so an ack is only ever sent when every
+earlier segment of the log is durable. A failed upload is tried again, within a limit of count and time; then the
+checkpoint is declined, and the segments and the staged output stay where they are and are offered again by the next
+cut.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from penstock.core import failpoints
+from penstock.core.clock import Clock
+from penstock.core.elements import Barrier
+from penstock.core.snapshot import (
+    CheckpointMetrics,
+    Committable,
+    FileRef,
+    OperatorStateSnapshot,
+    SubtaskSnapshot,
+)
+from penstock.operators.operator import OperatorSnapshot, StagedOutput
+from penstock.state.keyed import FrozenState
+from penstock.state.log.encoded_segment import EncodedSegment
+from penstock.task.chain.background import Background
+from penstock.task.chain.mailbox import Mail
+from penstock.task.chain.task_reports import TaskReports
+from penstock.task.chain.uploader import Part, Uploader
+from penstock.task.checkpoint.barriers import Aligned
+
+#: Frozen pages copied between two batches (4096 slots each): about a millisecond.
+PAGES_PER_STEP = 16
+MAX_ATTEMPTS = 4
+MAX_RETRY_MS = 30_000.0
+_FIRST_RETRY_MS = 100.0
+
+
+@dataclass(slots=True)
+class Cut:
+    """One checkpoint in this subtask, from freeze to ack."""
+
+    barrier: Barrier
+    #: (operator, its synchronous part), in chain order.
+    taken: tuple[tuple[Any, OperatorSnapshot], ...]
+    #: States of the task itself (the input's watermark).
+    own: tuple[OperatorStateSnapshot, ...]
+    finished: bool
+    aligned: Aligned
+    sync_ms: float
+    begun_ms: float
+    aborted: bool = False
+    uncopied: deque[FrozenState] = field(default_factory=deque)
+
+    @property
+    def frozen(self) -> tuple[FrozenState, ...]:
+        """All frozen states."""
+        return tuple(state for _, snapshot in self.taken for state in snapshot.keyed)
+
+
+@dataclass(slots=True)
+class _Upload:
+    """What the head cut makes durable; kept until it is, so that it can be written again."""
+
+    #: (frozen state, its segments) and (operator, staged output without the chunks already written, their bytes).
+    segments: tuple[tuple[FrozenState, tuple[EncodedSegment, ...]], ...]
+    staged: tuple[tuple[Any, StagedOutput, tuple[bytes, ...]], ...]
+    attempts: int = 0
+    first_failure_ms: float | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """In the order in which references come back."""
+        state = tuple(Part(segment.data) for _, segments in self.segments for segment in segments)
+        return state + tuple(Part(chunk, staged=True) for _, _, chunks in self.staged for chunk in chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotServices:
+    """What the pipeline needs of its subtask."""
+
+    clock: Clock
+    background: Background
+    uploader: Uploader
+    #: Runs a mail in the subtask's thread.
+    post: Callable[[Mail], object]
+    reports: TaskReports
+
+
+class SnapshotPipeline:
+    """Owned and called by one subtask, in its thread."""
+
+    def __init__(self, services: SnapshotServices) -> None:
+        """Nothing is under way."""
+        self._services = services
+        self._cuts: deque[Cut] = deque()
+        self._upload: _Upload | None = None
+        self._encoding = False
+        self._retry_at_ms: float | None = None
+        #: Staged output written for an earlier cut that a later one offered before it knew.
+        self._written: dict[str, Committable] = {}
+        self.last_durable_bytes = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a cut waits for its ack."""
+        return bool(self._cuts)
+
+    @property
+    def next_deadline_ms(self) -> float | None:
+        """When a failed upload is to be tried again."""
+        return self._retry_at_ms
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held by frozen states."""
+        return sum(state.memory_bytes for cut in self._cuts for state in cut.frozen)
+
+    def start(self, cut: Cut) -> None:
+        """Take over a cut whose synchronous part is done."""
+        cut.uncopied.extend(cut.frozen)
+        self._cuts.append(cut)
+
+    def abort(self, checkpoint_id: int) -> None:
+        """It will never be complete: no ack, but what belongs to the log is written all the same."""
+        for cut in self._cuts:
+            if cut.barrier.checkpoint_id == checkpoint_id:
+                cut.aborted = True
+
+    def step(self) -> bool:
+        """Copy some pages, or start what is due; True when something was done (call again soon)."""
+        # Pages of every cut, not only of the head: until they are copied they cost a copy at their next write.
+        for cut in self._cuts:
+            while cut.uncopied:
+                if not cut.uncopied[0].copy_pages(PAGES_PER_STEP):
+                    return True
+                cut.uncopied.popleft()
+        if self._retry_at_ms is not None and self._services.clock.monotonic_ms() >= self._retry_at_ms:
+            self._retry_at_ms = None
+            self._write()
+            return True
+        if self._cuts and self._upload is None and not self._encoding and not self._cuts[0].uncopied:
+            self._encode(self._cuts[0])
+            return True
+        return False
+
+    def _encode(self, cut: Cut) -> None:
+        staged = [
+            (operator, output)
+            for operator, snapshot in cut.taken
+            for output in snapshot.staged
+            if output.committable.id not in self._written
+        ]
+        if not cut.frozen and not staged:
+            self._complete(cut, set())
+            return
+        self._encoding = True
+
+        def work() -> _Upload:
+            return _Upload(
+                tuple((state, state.encode()) for state in cut.frozen),
+                tuple((operator, output, tuple(make() for make in output.chunks)) for operator, output in staged),
+            )
+
+        self._services.background.submit(
+            work, lambda upload, error: self._services.post(lambda: self._encoded(upload, error))
+        )
+
+    def _encoded(self, upload: _Upload | None, error: BaseException | None) -> None:
+        self._encoding = False
+        if upload is None:
+            # Encoding is our own code over our own memory: a fault in it is a fault of the task.
+            raise error or RuntimeError("encoding gave nothing")
+        self._upload = upload
+        self._write()
+
+    def _write(self) -> None:
+        assert self._upload is not None  # noqa: S101 - called with an upload under way only
+        upload = self._upload
+        upload.attempts += 1
+        self._services.uploader.write(
+            upload.parts, lambda refs, error: self._services.post(lambda: self._wrote(upload, refs, error))
+        )
+
+    def _wrote(self, upload: _Upload, refs: tuple[FileRef, ...] | None, error: BaseException | None) -> None:
+        if refs is None:
+            self._failed(upload, error)
+            return
+        self._upload = None
+        remaining = iter(refs)
+        for state, segments in upload.segments:
+            state.durable({segment.position: next(remaining) for segment in segments})
+        for operator, output, chunks in upload.staged:
+            files = tuple(next(remaining) for _ in chunks)
+            filled = msgspec.structs.replace(
+                output.committable, files=files, size_bytes=sum(ref.length for ref in files)
+            )
+            self._written[filled.id] = filled
+            operator.staged_written(filled)
+        self.last_durable_bytes = sum(ref.length for ref in refs)
+        self._complete(self._cuts[0], {ref.path for ref in refs})
+
+    def _failed(self, upload: _Upload, error: BaseException | None) -> None:
+        now = self._services.clock.monotonic_ms()
+        if isinstance(error, failpoints.FailpointError):
+            raise error
+        if upload.first_failure_ms is None:
+            upload.first_failure_ms = now
+        delay = _FIRST_RETRY_MS * 4 ** (upload.attempts - 1)
+        in_time = now + delay - upload.first_failure_ms <= MAX_RETRY_MS
+        if upload.attempts < MAX_ATTEMPTS and in_time:
+            self._retry_at_ms = now + delay
+            return
+        self._upload = None
+        for state, _ in upload.segments:
+            state.failed()
+        cut = self._cuts.popleft()
+        if not cut.aborted:
+            self._services.reports.declined(
+                cut.barrier.checkpoint_id, f"its files could not be written in {upload.attempts} attempts: {error}"
+            )
+
+    def _complete(self, cut: Cut, paths: set[str]) -> None:
+        self._cuts.popleft()
+        committables = self._committables(cut)
+        still_offered = {output.committable.id for later in self._cuts for _, s in later.taken for output in s.staged}
+        self._written = {key: value for key, value in self._written.items() if key in still_offered}
+        if cut.aborted:
+            return
+        services = self._services
+        execution = services.reports.deployment.execution
+        keyed = tuple(state.snapshot() for state in cut.frozen)
+        snapshot = SubtaskSnapshot(
+            vertex_id=execution.vertex_id,
+            subtask=execution.subtask,
+            keyed=keyed,
+            operator=cut.own + tuple(state for _, taken in cut.taken for state in taken.operator),
+            committables=committables,
+            finished=cut.finished,
+        )
+        metrics = CheckpointMetrics(
+            alignment_ms=cut.aligned.ms,
+            sync_ms=cut.sync_ms,
+            async_ms=services.clock.monotonic_ms() - cut.begun_ms,
+            state_bytes=sum(segment.file.length for state in keyed for segment in state.segments),
+            new_bytes=self.last_durable_bytes if paths else 0,
+            processed_bytes=cut.aligned.processed_bytes,
+            buffered_bytes=cut.aligned.buffered_bytes,
+        )
+        evidence = {"checkpoint": cut.barrier.checkpoint_id, "subtask": execution}
+        failpoints.hit("task.before_ack", **evidence)
+        services.reports.acknowledged(cut.barrier.checkpoint_id, snapshot, metrics)
+        failpoints.hit("task.after_ack", **evidence)
+
+    def _committables(self, cut: Cut) -> tuple[Committable, ...]:
+        """Everything owed at the cut: durable before it, or written since."""
+        owed = [committable for _, taken in cut.taken for committable in taken.committables]
+        owed += [self._written[output.committable.id] for _, taken in cut.taken for output in taken.staged]
+        return tuple(sorted(owed, key=lambda committable: (committable.uid, committable.checkpoint_id, committable.id)))

@@ -1,0 +1,309 @@
+"""The worker's side of a job: serves `WorkerCommand`s by making, driving and ending subtasks; drops what is outdated.
+
+`handle` is called by one control thread and never blocks: opening happens in the subtasks' threads, recovery and
+savepoints in `blocking` background work. Used by `taskmanager.worker` and by the simulator.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.checkpoint.stores import join_uri, read_file
+from penstock.core.elements import BarrierKind
+from penstock.core.snapshot import FileRef
+from penstock.graph.deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
+from penstock.rpc.messages import PendingResolved, SavepointWritten, WorkerMetrics
+from penstock.rpc.worker_commands import (
+    AlignWatermarks,
+    AskSubtask,
+    AssignSplits,
+    CancelTasks,
+    CheckpointAborted,
+    CheckpointCompleted,
+    DeployPeers,
+    DeployTasks,
+    FinishTasks,
+    LeaseRenewed,
+    ResolvePending,
+    TriggerCheckpoint,
+    WorkerCommand,
+    WriteSavepoint,
+)
+from penstock.task.chain.environment import JobServices
+from penstock.task.chain.failure import describe
+from penstock.task.chain.task_reports import TaskReports
+from penstock.task.chain.uploader import Uploader
+from penstock.task.checkpoint.restore import keeps_keyed_state
+from penstock.task.checkpoint.savepoint_copy import write_savepoint
+from penstock.task.checkpoint.sink_recovery import resolve_pending
+from penstock.task.drive.state_queries import NOT_RUNNING, OpenQuestions
+from penstock.task.drive.subtask import Subtask
+
+if TYPE_CHECKING:
+    from penstock.task.chain.environment import TaskEnvironment
+
+
+class Seat(Protocol):
+    """A place in some thread (or in the simulator's schedule) where one subtask will run."""
+
+    def wake(self) -> None:
+        """Let the subtask step soon; any thread, and before `run` too."""
+
+    def run(self, subtask: Subtask) -> None:
+        """Step it from now on until it is DONE."""
+
+
+class TaskDriver(Protocol):
+    """Hands out seats."""
+
+    def seat(self, deployment: TaskDeployment) -> Seat:
+        """Return a seat; subtasks with Python functions share one thread, the others have their own."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """What this worker runs of one job."""
+
+    generation: int
+    questions: OpenQuestions
+    run_id: str = ""
+    subtasks: list[Subtask] = field(default_factory=list)
+    released: bool = False
+
+    @property
+    def over(self) -> bool:
+        return all(subtask.over for subtask in self.subtasks)
+
+
+class TaskRuntime:
+    """All subtasks of one worker."""
+
+    def __init__(self, environment: TaskEnvironment, driver: TaskDriver) -> None:
+        """Nothing runs yet."""
+        self._environment = environment
+        self._driver = driver
+        self._jobs: dict[str, _Job] = {}
+        #: What the next deployment of a job needs besides: `graph.deployment.encode_peers`.
+        self._peers: dict[str, bytes] = {}
+        self._uploaders: dict[tuple[str, str], tuple[Uploader, Callable[[FileRef], bytes]]] = {}
+        #: Jobs with slow calls when metrics were last asked for.
+        self._told_slow: set[str] = set()
+        #: Numbers of checkpoint objects, never repeated in the life of this worker.
+        self._object_numbers = itertools.count(1)
+
+    def handle(self, command: WorkerCommand) -> None:
+        """Serve one command; what is older than what this worker knows is dropped."""
+        match command:
+            case DeployPeers():
+                self._peers[command.job_id] = command.table
+            case DeployTasks():
+                self._deploy(command)
+            case CancelTasks():
+                self._cancel(command.job_id)
+            case TriggerCheckpoint():
+                self._trigger(command)
+            case CheckpointCompleted():
+                permit = command.permit
+                for subtask in self._of(permit.job_id, permit.run_id, permit.generation):
+                    subtask.complete(command)
+            case CheckpointAborted():
+                for subtask in self._of(command.job_id, command.run_id, None):
+                    subtask.abort(command)
+            case AssignSplits():
+                self._assign(command)
+            case AlignWatermarks():
+                self._align(command)
+            case FinishTasks():
+                for subtask in self._of(command.job_id, None, None):
+                    subtask.finish()
+            case ResolvePending():
+                self._resolve(command)
+            case WriteSavepoint():
+                self._savepoint(command)
+            case AskSubtask():
+                self._ask(command)
+            case LeaseRenewed():
+                pass  # the worker process has re-armed its lease before it came here
+
+    def metrics(self, worker: dict[str, float]) -> list[WorkerMetrics]:
+        """Return the latest metrics of all subtasks, a message a job; `worker` are the process's own."""
+        found, own = [], self._environment.worker_id
+        slow = self._environment.slow_calls.slow()
+        self._told_slow = {job_id for job_id in self._told_slow if job_id not in slow}
+        # a job whose slow calls have ended is reported once more, although it may have no subtask here yet
+        for job_id in {**self._jobs, **slow, **dict.fromkeys(self._told_slow)}:
+            subtasks = self._jobs[job_id].subtasks if job_id in self._jobs else []
+            tasks = {subtask.metric_name: subtask.metrics.latest for subtask in subtasks if subtask.metrics.latest}
+            calls = slow.get(job_id, ())
+            if tasks or calls or job_id in self._told_slow:
+                found.append(WorkerMetrics(worker_id=own, job_id=job_id, tasks=tasks, worker=worker, slow=calls))
+        self._told_slow = set(slow)
+        return found
+
+    def release_ended(self) -> None:
+        """Free the channels of jobs all of whose subtasks here are over."""
+        for job_id, job in self._jobs.items():
+            if job.subtasks and job.over and not job.released:
+                job.released = True
+                self._environment.network.release(job_id)
+
+    @property
+    def subtasks(self) -> tuple[Subtask, ...]:
+        """All subtasks this worker holds."""
+        return tuple(subtask for job in self._jobs.values() for subtask in job.subtasks)
+
+    def _of(self, job_id: str, run_id: str | None, generation: int | None) -> list[Subtask]:
+        """Return the live subtasks a message is for: none when its run or generation is not (or no longer) ours."""
+        job = self._jobs.get(job_id)
+        if job is None or (run_id is not None and run_id != job.run_id):
+            return []
+        if generation is not None and generation < job.generation:
+            return []
+        if generation is not None:
+            job.generation = generation
+        return [subtask for subtask in job.subtasks if not subtask.over]
+
+    # --- deploy and cancel -------------------------------------------------------------------------------------------
+
+    def _deploy(self, command: DeployTasks) -> None:
+        deployments = [decode_deployment(task) for task in command.tasks]
+        table = self._peers.pop(command.job_id, None)
+        job = self._jobs.get(command.job_id)
+        if job is not None and command.generation < job.generation:
+            return
+        if job is not None and not job.over:
+            self._refuse(deployments, f"worker {self._environment.worker_id} still runs an earlier attempt of this job")
+            return
+        self._environment.network.release(command.job_id)
+        questions = OpenQuestions(self._environment.clock, self._environment.report)
+        job = _Job(command.generation, questions, deployments[0].run_id if deployments else "")
+        self._jobs[command.job_id] = job
+        sharers = sum(keeps_keyed_state(deployment) for deployment in deployments)
+        seats: list[Seat] = []
+        made: list[Subtask] = []
+        try:
+            peers = None if table is None else decode_peers(table)
+            for deployment in [with_channels(planned, peers) for planned in deployments]:
+                seat = self._driver.seat(deployment)
+                services = self._services_of(deployment, sharers)
+                made.append(Subtask(deployment, self._environment, services, seat.wake))
+                seats.append(seat)
+        except Exception as error:  # noqa: BLE001 - reported as the failure of all tasks of this deployment
+            self._environment.network.release(command.job_id)
+            self._refuse(deployments, *describe(error))
+            return
+        job.subtasks = made
+        for subtask in made:
+            subtask.reports.state("DEPLOYING")
+        self._environment.network.start_channels(command.job_id)
+        for seat, subtask in zip(seats, made, strict=True):
+            seat.run(subtask)
+
+    def _services_of(self, deployment: TaskDeployment, sharers: int) -> JobServices:
+        """Return the uploader and the verified reader of a job's folder, shared by its subtasks here."""
+        root = deployment.settings.checkpoint_root
+        folder = join_uri(root, deployment.job_name)
+        key = (folder, deployment.run_id)
+        if key not in self._uploaders:
+            store = self._environment.open_store(folder)
+            prefix = f"{deployment.run_id}/{self._environment.worker_id}"
+            environment = self._environment
+            uploader = Uploader(
+                store,
+                prefix,
+                environment.background,
+                lambda: next(self._object_numbers),
+                environment.limits,
+                lambda what, work: environment.slow_calls.watched(deployment.job_id, what, work),
+            )
+            self._uploaders = {key: (uploader, lambda ref: read_file(store, ref))}
+        uploader, read = self._uploaders[key]
+        share = self._environment.managed_memory_bytes // max(1, sharers)
+        return JobServices(uploader=uploader, read_file=read, managed_memory_bytes=share)
+
+    def _refuse(self, deployments: list[TaskDeployment], error: str, detail: str = "") -> None:
+        for deployment in deployments:
+            TaskReports(deployment, self._environment.report).state("FAILED", error, detail)
+
+    def _cancel(self, job_id: str) -> None:
+        for subtask in self._of(job_id, None, None):
+            subtask.cancel()
+
+    # --- checkpoints and splits --------------------------------------------------------------------------------------
+
+    def _trigger(self, command: TriggerCheckpoint) -> None:
+        for subtask in self._of(command.job_id, command.run_id, command.generation):
+            if subtask.is_source:
+                subtask.trigger(command.checkpoint_id, BarrierKind(command.kind))
+            else:
+                subtask.expect(command.checkpoint_id)
+
+    def _assign(self, command: AssignSplits) -> None:
+        for subtask in self._of(command.job_id, None, None):
+            execution = subtask.deployment.execution
+            if (execution.vertex_id, execution.subtask, execution.attempt) == (
+                command.vertex_id,
+                command.subtask,
+                command.attempt,
+            ):
+                _tell_source(subtask, lambda source: source.add_splits(command.splits, no_more=command.no_more))
+
+    def _align(self, command: AlignWatermarks) -> None:
+        for subtask in self._of(command.job_id, None, None):
+            limit = command.limits.get(subtask.metric_name)
+            if limit is not None and subtask.deployment.execution.attempt == command.attempt:
+                _tell_source(subtask, operator.methodcaller("align", limit))
+
+    def _ask(self, question: AskSubtask) -> None:
+        job = self._jobs.get(question.job_id)
+        questions = OpenQuestions(self._environment.clock, self._environment.report) if job is None else job.questions
+        for subtask in self._of(question.job_id, None, None):
+            if subtask.metric_name == f"{question.vertex_id}/{question.subtask}":
+                questions.ask(subtask, question)
+                return
+        questions.refuse(question, NOT_RUNNING)
+
+    # --- work beside the subtasks ------------------------------------------------------------------------------------
+
+    def _resolve(self, command: ResolvePending) -> None:
+        environment = self._environment
+        job_id, generation = command.permit.job_id, command.permit.generation
+
+        def done(published: tuple[str, ...] | None, error: BaseException | None) -> None:
+            text = "" if error is None else describe(error)[0]
+            environment.report(
+                PendingResolved(job_id=job_id, generation=generation, published=published or (), error=text)
+            )
+
+        what = f"recovery: publishing {len(command.committables)} outputs of earlier runs"
+        work = environment.slow_calls.watched(job_id, what, lambda: resolve_pending(command, environment))
+        environment.blocking.submit(work, done)
+
+    def _savepoint(self, command: WriteSavepoint) -> None:
+        environment = self._environment
+
+        def done(manifest: FileRef | None, error: BaseException | None) -> None:
+            environment.report(
+                SavepointWritten(
+                    job_id=command.job_id,
+                    savepoint_id=command.savepoint_id,
+                    uri=command.uri,
+                    manifest=manifest,
+                    error="" if error is None else describe(error)[0],
+                )
+            )
+
+        what = f"copying the savepoint to {command.uri}"
+        work = environment.slow_calls.watched(
+            command.job_id, what, lambda: write_savepoint(command, environment.open_store)
+        )
+        environment.blocking.submit(work, done)
+
+
+def _tell_source(subtask: Subtask, call: Callable[[Any], None]) -> None:
+    """Call the source at the head of a subtask, in its own thread."""
+    subtask.inside(lambda chain, _: call(chain.links[0].operator))

@@ -1,0 +1,216 @@
+"""What a running subtask answers when it is asked for its state: one key, which keys, how much, its hottest keys.
+
+`OpenQuestions` is asked by `task.drive.runtime`; answers are made in the subtask's own thread between two elements:
+what is read is what the operators have now, not yet in any checkpoint, as Flink's queryable state (read uncommitted).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.core.keygroup import HashRange, key_group_of, key_groups_of, subtask_of
+from penstock.core.names import near
+from penstock.kernels.keys.hashing import hash_key_columns
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.rpc.messages import SubtaskAnswer
+from penstock.state.keys.key_counts import HASH, ROWS
+from penstock.state.keys.key_text import json_value, parse_key
+from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
+from penstock.task.chain.failure import describe
+from penstock.task.chain.mailbox import MailboxFullError
+from penstock.task.drive.watermark_report import watermarks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from penstock.core.clock import Clock
+    from penstock.graph.deployment import TaskDeployment
+    from penstock.rpc.worker_commands import AskSubtask
+    from penstock.state.store import KeyedState, StateTable
+    from penstock.task.chain.chain import Chain
+    from penstock.task.drive.subtask import Subtask
+
+#: Columns that only say where a row stands in the files.
+_PLACE = (KEY_HASH, DELETED, SEQ)
+#: Largest key groups that a listing names.
+_LARGEST = 5
+#: Figures by key group of a state, over all its subtasks: of more groups several share one.
+_FIGURES = 1024
+#: Questions that wait for one subtask; more are refused.
+MOST_WAITING = 64
+#: Answer to a question for a subtask that does not run here, or no longer.
+NOT_RUNNING = "the subtask does not run"
+_BUSY = f"{MOST_WAITING} questions wait for the subtask already; ask again when it has answered them"
+
+
+class OpenQuestions:
+    """What waits in the mailboxes of one job's subtasks: never so much that mails of the job itself find no room."""
+
+    def __init__(self, clock: Clock, send: Callable[[SubtaskAnswer], None]) -> None:
+        """Nothing waits; `send` takes answers, from any thread."""
+        self._clock, self._send = clock, send
+        self._waiting: dict[str, set[object]] = {}
+
+    def ask(self, subtask: Subtask, question: AskSubtask) -> None:
+        """Let the subtask answer when it comes to it, or answer at once why it will not; called by one thread.
+
+        A question that is looked at only after `wait_ms` is left unanswered: nobody waits for it any more.
+        """
+        waiting = self._waiting.setdefault(subtask.metric_name, set())
+        if len(waiting) >= MOST_WAITING:
+            self.refuse(question, _BUSY)
+            return
+        mark, latest = object(), self._clock.monotonic_ms() + question.wait_ms
+
+        def look(chain: Chain, stores: Iterable[KeyedState]) -> None:
+            waiting.discard(mark)
+            if self._clock.monotonic_ms() <= latest:
+                answer(question, (subtask.deployment, self._send), chain, stores)
+
+        waiting.add(mark)
+        try:
+            problem = "" if subtask.inside(look) else NOT_RUNNING
+        except MailboxFullError as error:
+            problem = str(error)
+        if problem:
+            waiting.discard(mark)
+            self.refuse(question, problem)
+
+    def refuse(self, question: AskSubtask, problem: str) -> None:
+        """Answer that there will be no answer."""
+        self._send(SubtaskAnswer(job_id=question.job_id, request_id=question.request_id, error=problem))
+
+
+def answer(
+    question: AskSubtask,
+    of: tuple[TaskDeployment, Callable[[SubtaskAnswer], None]],
+    chain: Chain,
+    stores: Iterable[KeyedState],
+) -> None:
+    """Answer one question to the subtask `of` = (what it is, where answers go).
+
+    Whatever is wrong with the question is the answer, and no failure of the subtask.
+    """
+    deployment, send = of
+    found: dict[str, Any] = {}
+    error = kind = ""
+    try:
+        if question.what == "state":
+            found = _rows(question, deployment, stores)
+        elif question.what == "keys":
+            found = _keys(question, deployment, stores)
+        elif question.what == "states":
+            found = {"states": _listing(deployment, stores)}
+        elif question.what == "watermarks":
+            found = {"watermarks": watermarks_of(deployment, chain)}
+        else:
+            found = {"hot-keys": _hot_keys(deployment, chain)}
+    except PenstockError as problem:
+        error, kind = str(problem), _kind(problem)
+    except Exception as problem:  # noqa: BLE001 - a question must not end the subtask
+        error = describe(problem)[0]
+    send(SubtaskAnswer(job_id=question.job_id, request_id=question.request_id, answer=found, error=error, kind=kind))
+
+
+def _kind(problem: PenstockError) -> str:
+    if isinstance(problem, NotFoundError):
+        return "not-found"
+    return "usage" if isinstance(problem, UsageError) else ""
+
+
+def _rows(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedState]) -> dict[str, Any]:
+    """Return the rows of one key, or which subtask has them."""
+    table = _table(question, stores)
+    schema = table.source.spec.segment_schema
+    keyed = pa.schema([pa.field(f.name, f.type) for f in schema if int(f.metadata[b"id"]) in KEY_IDS])
+    key = parse_key(question.key, keyed)
+    columns = key_columns(key, tuple(keyed.names))
+    hashes = hash_key_columns(columns, 1)
+    groups = deployment.settings.key_groups
+    group = key_group_of(int(hashes[0]), groups)
+    owner = subtask_of(group, deployment.parallelism, groups)
+    place = {"key": _json_rows(pa.table(key))[0], "key-group": group, "subtask": owner}
+    if owner != deployment.execution.subtask:
+        return place
+    rows = table.look_up(columns, hashes, question.most + 1)
+    shown = [field for field in schema if field.name not in _PLACE and field.name not in keyed.names]
+    return {
+        **place,
+        "schema": [{"name": field.name, "type": str(field.type)} for field in shown],
+        "rows": _json_rows(rows.select([field.name for field in shown]).slice(0, question.most)),
+        "more": rows.num_rows > question.most,
+    }
+
+
+def _keys(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedState]) -> dict[str, Any]:
+    """Return the first keys with rows in memory whose hashes are in the range asked for, and the last hash, if more."""
+    counts, groups = _table(question, stores).counts(), deployment.settings.key_groups
+    page, more = counts.page(HashRange(*question.between), question.most)
+    hashes, rows = page[HASH].to_pylist(), page[ROWS].to_pylist()
+    keys = _json_rows(page.drop_columns([HASH, ROWS]))
+    found = [
+        {"key": key, "key-group": key_group_of(key_hash, groups), "rows": count}
+        for key, key_hash, count in zip(keys, hashes, rows, strict=True)
+    ]
+    return {"keys": found, "next": hashes[-1] if more else None}
+
+
+def _table(question: AskSubtask, stores: Iterable[KeyedState]) -> StateTable:
+    store = next((store for store in stores if store.uid == question.uid), None)
+    if store is None:
+        msg = f"operator {question.uid!r} keeps no state by key"
+        raise NotFoundError(msg, hint="`penstock show JOB --state` lists what there is")
+    table = store.tables.get(question.state)
+    if table is None:
+        msg = f"{question.uid!r} has no state {question.state!r}"
+        raise NotFoundError(msg, hint=near(question.state, list(store.tables)))
+    return table
+
+
+def _listing(deployment: TaskDeployment, stores: Iterable[KeyedState]) -> list[dict[str, Any]]:
+    """Return every state with its columns, rows and bytes in memory, and its largest key groups."""
+    total = deployment.settings.key_groups
+    groups = key_groups_of(deployment.execution.subtask, deployment.parallelism, total)
+    found = []
+    for store in stores:
+        for name, table in store.tables.items():
+            counts, schema = table.counts(), table.source.spec.segment_schema
+            by_group = counts.by_group(total)
+            largest = sorted(by_group.items(), key=lambda item: (-item[1], item[0]))[:_LARGEST]
+            step = -(-total // _FIGURES)
+            figures = [0] * -(-len(groups) // step)
+            for group, rows in by_group.items():
+                figures[(group - groups.start) // step] += rows
+            found.append(
+                {
+                    "uid": store.uid,
+                    "name": name,
+                    "key": [f"{f.name} {f.type}" for f in schema if int(f.metadata[b"id"]) in KEY_IDS],
+                    "schema": [
+                        {"name": f.name, "type": str(f.type)} for f in schema if int(f.metadata[b"id"]) >= FIRST_ENTRY
+                    ],
+                    "subtask": deployment.execution.subtask,
+                    "key-groups": [groups.start, groups.stop - 1],
+                    "rows": counts.total,
+                    "bytes": table.memory_bytes,
+                    "largest-groups": [{"key-group": group, "rows": rows} for group, rows in largest],
+                    "rows-by-group": {"groups": step, "rows": figures},
+                }
+            )
+    return found
+
+
+def _hot_keys(deployment: TaskDeployment, chain: Chain) -> list[dict[str, Any]]:
+    """Return the hottest keys of every keyed operator of the chain."""
+    return [
+        {"uid": link.spec.uid, "subtask": deployment.execution.subtask, **link.hot_keys.hottest()}
+        for link in chain.links
+        if link.hot_keys is not None
+    ]
+
+
+def _json_rows(table: pa.Table) -> list[dict[str, Any]]:
+    return [{name: json_value(value) for name, value in row.items()} for row in table.to_pylist()]

@@ -1,0 +1,385 @@
+"""One subtask: mails, due flushes, an element, in steps that never block; driven by `drive.threads` or the simulator.
+
+The life of a subtask: made with its channels (DEPLOYING), opened in its own thread (INITIALIZING), RUNNING until it
+is told to finish, cancelled, or fails. After the end of its input it goes on passing barriers until the job says that
+the final checkpoint is published.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.core import logs
+from penstock.core.elements import (
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    Barrier,
+    BarrierKind,
+    Batch,
+    EndOfInput,
+    StreamElement,
+    Watermark,
+    WatermarkStatus,
+)
+from penstock.eventtime.watermarks import WatermarkMerger
+from penstock.rpc.worker_commands import CheckpointAborted, CheckpointCompleted
+from penstock.state.memory.budget import MemoryBudget
+from penstock.state.store import close_stores
+from penstock.task.chain.combining import combine_outputs, expect_combined
+from penstock.task.chain.failure import describe
+from penstock.task.chain.log_scope import TaskScope
+from penstock.task.chain.mailbox import Mailbox
+from penstock.task.chain.task_reports import TaskReports
+from penstock.task.checkpoint.barriers import Aligned, Barriers
+from penstock.task.checkpoint.compaction import Compactor
+from penstock.task.checkpoint.restore import (
+    ChainServices,
+    build_chain,
+    input_watermark_state,
+    open_chain,
+    restored_watermark,
+)
+from penstock.task.checkpoint.snapshot_pipeline import Cut, SnapshotPipeline, SnapshotServices
+from penstock.task.drive.batch_sizer import RowPieces
+from penstock.task.drive.source_pacing import SourcePacing
+from penstock.task.drive.step import StepResult
+from penstock.task.drive.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
+
+if TYPE_CHECKING:
+    from penstock.graph.deployment import TaskDeployment
+    from penstock.operators.operator import OperatorSnapshot
+    from penstock.state.store import KeyedState
+    from penstock.task.chain.chain import Chain
+    from penstock.task.chain.environment import JobServices, TaskEnvironment
+
+
+class Subtask:
+    """All methods but `post`-ing ones run in one thread; `wake` is called from any thread when a step may have work."""
+
+    def __init__(
+        self,
+        deployment: TaskDeployment,
+        environment: TaskEnvironment,
+        services: JobServices,
+        wake: Callable[[], None],
+    ) -> None:
+        """Make channels and chain; open nothing."""
+        self.deployment, self._environment, self._services = deployment, environment, services
+        self._clock = environment.clock
+        self._quota = MemoryBudget(services.managed_memory_bytes)
+        self._wake = wake
+        self.reports = TaskReports(deployment, environment.report)
+        self.mailbox = Mailbox(wake)
+        self._gate = environment.network.create_gate(deployment, wake)
+        self._outputs = list(environment.network.create_outputs(deployment, wake))
+        self._chain = build_chain(deployment, environment, self._outputs)
+        self._pieces = RowPieces(self._chain, deployment.operators, self._clock)
+        self._barriers = Barriers(self._gate, self._chain, self._clock, self.reports)
+        self._barriers.cut = self._cut
+        self._log_scope = TaskScope(deployment, self._chain.budget)
+        channels = self._gate.channel_count if self._gate is not None else 0
+        self._watermarks = WatermarkMerger(channels, restored_watermark(deployment))
+        self._stores: tuple[KeyedState, ...] = ()
+        self._pipeline = SnapshotPipeline(
+            SnapshotServices(
+                clock=self._clock,
+                background=environment.background,
+                uploader=services.uploader,
+                post=self.mailbox.post,
+                reports=self.reports,
+            )
+        )
+        self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
+        self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain, self._compactor, self._quota)
+        self._opened = self._silent = self._finishing = False
+        self._input_ended = self._output_ended = False
+        self.over = False
+        self.final_state = ""
+        self._pacing = SourcePacing(deployment.settings.buffer_timeout_ms, sends=bool(self._outputs))
+
+    @property
+    def metric_name(self) -> str:
+        """`<vertex>/<subtask>`, as it stands in `WorkerMetrics`."""
+        return f"{self.deployment.execution.vertex_id}/{self.deployment.execution.subtask}"
+
+    @property
+    def is_source(self) -> bool:
+        """Whether barriers begin here."""
+        return self._gate is None
+
+    # --- what other threads ask for ----------------------------------------------------------------------------------
+
+    def trigger(self, checkpoint_id: int, kind: BarrierKind) -> None:
+        """Put a barrier into the stream (sources only)."""
+        self.mailbox.post(lambda: self._trigger(Barrier(checkpoint_id, kind)))
+
+    def expect(self, checkpoint_id: int) -> None:
+        """A barrier is on its way here: rows before it are taken even when the sink is at its limit."""
+        self.mailbox.post(lambda: self._barriers.announce(checkpoint_id))
+
+    def complete(self, message: CheckpointCompleted) -> None:
+        """The checkpoint is durable."""
+        self.mailbox.post(lambda: self._chain.notify_complete(message.permit, message.held))
+
+    def abort(self, message: CheckpointAborted) -> None:
+        """The checkpoint will never be complete."""
+        self.mailbox.post(lambda: self._abort(message.checkpoint_id))
+
+    def inside(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> bool:
+        """Call with the chain and its keyed state, in the subtask's own thread, between two elements; False: ended."""
+        return self.mailbox.post(lambda: call(self._chain, self._stores))
+
+    def finish(self) -> None:
+        """The final checkpoint is complete and published."""
+        self.mailbox.post(self._begin_finish)
+
+    def cancel(self) -> None:
+        """Stop now."""
+        self.mailbox.post(lambda: self._end("CANCELED"))
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepResult:
+        """Do one bounded piece of work; a failure ends the subtask and is reported, never raised."""
+        if self.over:
+            return StepResult.DONE
+        logs.enter(self._log_scope)
+        try:
+            result = self._step()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
+            self._fail(error)
+            return StepResult.DONE
+        if self.over:
+            return StepResult.DONE
+        self.metrics.enter({StepResult.IDLE: IDLE, StepResult.BACKPRESSURED: BACK_PRESSURED}.get(result, BUSY))
+        return result
+
+    def next_deadline_ms(self) -> float:
+        """When `step` has something to do although nobody wakes it (monotonic)."""
+        times = [self.metrics.next_publication_ms]
+        times += [t for output in self._outputs if (t := output.next_deadline_ms) is not None]
+        if self._pipeline.next_deadline_ms is not None:
+            times.append(self._pipeline.next_deadline_ms)
+        if self._gate is None and not self._input_ended and not self._silent:
+            times.append(self._pacing.next_ms)
+        timer = self._chain.next_timer_ms
+        # when the output has room again, it wakes the subtask
+        if timer is not None and not self._barriers.draining and self._may_take_rows():
+            times.append(self._clock.monotonic_ms() + max(0.0, timer - self._clock.now_ms()))
+        return min(times)
+
+    def _step(self) -> StepResult:
+        if not self._opened:
+            self._open()
+            return StepResult.BUSY
+        mail = self.mailbox.take()
+        if mail is not None:
+            self.metrics.enter(BUSY)
+            mail()
+            return StepResult.BUSY
+        now = self._clock.monotonic_ms()
+        self.metrics.publish_due(now)
+        for output in self._outputs:
+            deadline = output.next_deadline_ms
+            if deadline is not None and deadline <= now:
+                output.flush_due(now)
+        copied = self._pipeline.step()
+        if self._finishing:
+            return self._try_finish()
+        if self._chain.continues and self._go_on():
+            return StepResult.BUSY
+        if self._barriers.draining:
+            return StepResult.BUSY if self._barriers.go_on() or copied else StepResult.IDLE
+        if self._input_ended and not self._output_ended and self._chain.continues:  # not behind the last barrier
+            self._end_input()
+        moved = self._take_input(now)
+        return StepResult.BUSY if copied and moved is not StepResult.BACKPRESSURED else moved
+
+    def _go_on(self) -> bool:
+        if not all(output.available for output in self._outputs):
+            return False
+        last = self._input_ended or self._barriers.draining
+        return self._chain.go_on(past_limits=last or (not self._chain.available and self._barriers.coming))
+
+    def _take_input(self, now: float) -> StepResult:
+        if not self._may_take_rows():
+            if self._gate is None:
+                self._chain.poll(backpressured=True)
+                self._pacing.blocked(now)
+            return StepResult.BACKPRESSURED
+        timer = self._chain.next_timer_ms
+        if timer is not None and timer <= (wall := self._clock.now_ms()):
+            self.metrics.enter(BUSY)
+            self._chain.process_time(wall)
+        if self._gate is None:
+            return self._poll_source(now)
+        if self._pieces.waiting:
+            self.metrics.enter(BUSY)
+            self._pieces.go_on()
+            return StepResult.BUSY
+        polled = self._gate.poll()
+        if polled is None:
+            return StepResult.IDLE
+        self.metrics.enter(BUSY)
+        self._process(*polled)
+        return StepResult.BUSY
+
+    def _may_take_rows(self) -> bool:
+        if not all(output.available for output in self._outputs):
+            return False
+        if not self._chain.available:
+            # A sink at its limit takes no rows, but a barrier must get through; who holds rows gets rid of some first.
+            return self._barriers.coming and not self._chain.holding
+        # Frozen pages count: while a cut holds more than the budget, writing on would only copy more of them.
+        held = self._quota.used_bytes + self._pipeline.memory_bytes if self._pipeline.busy else 0
+        return held <= self._quota.limit_bytes
+
+    def _poll_source(self, now: float) -> StepResult:
+        if self._silent or self._input_ended:
+            return StepResult.IDLE
+        link = self._chain.links[0]
+        source: Any = link.operator
+        if source.finished:
+            self._end_input()
+            return StepResult.BUSY
+        if self._pacing.lingers(now):
+            return StepResult.IDLE
+        self.metrics.enter(BUSY)
+        before = link.records_out
+        if self._pieces.poll() or source.finished:
+            self._pacing.gave(now, link.records_out - before, drained=source.drained)
+            return StepResult.BUSY
+        self._pacing.gave_nothing(now)
+        return StepResult.IDLE
+
+    def _process(self, channel: int, element: StreamElement) -> None:
+        assert self._gate is not None  # noqa: S101 - elements come from a gate
+        match element:
+            case Batch():
+                self._pieces.feed(element, self._gate.input_index_of(channel))
+            case Watermark():
+                self._advance(self._watermarks.update(channel, element.timestamp))
+            case WatermarkStatus():
+                self._change_status(channel, idle=element.idle)
+            case Barrier():
+                self._barriers.came(channel, element)
+            case EndOfInput():
+                self._change_status(channel, idle=False)
+                self._advance(self._watermarks.update(channel, MAX_TIMESTAMP))
+                self._barriers.ended(channel)
+                if self._barriers.alignment.all_ended and not self._input_ended:
+                    self._end_input()
+
+    def _advance(self, watermark: int | None) -> None:
+        if watermark is not None:
+            self._chain.watermark(Watermark(watermark))
+            self.metrics.input_watermark = watermark
+
+    def _change_status(self, channel: int, *, idle: bool) -> None:
+        change = self._watermarks.status(channel, idle=idle)
+        self._advance(change.watermark)
+        if change.idle is not None:
+            self._chain.status(WatermarkStatus(change.idle))
+
+    def _end_input(self) -> None:
+        """All rows and the watermark at the end of time have come: emit the rest; when nothing is under way, say so."""
+        self._input_ended = True
+        self._output_ended = self._chain.finish()
+        if self._output_ended:
+            for output in self._outputs:
+                output.end()
+            self.reports.input_ended()
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _trigger(self, barrier: Barrier) -> None:
+        if self._gate is not None:
+            return
+        if barrier.kind.ends_job and not self._silent:
+            self._silent = True
+            source: Any = self._chain.links[0].operator
+            source.suspend()
+            if barrier.kind is BarrierKind.DRAIN and not self._input_ended:
+                self._chain.emit_watermark(Watermark(MAX_TIMESTAMP))
+        self._barriers.begin(barrier)
+
+    def _cut(self, barrier: Barrier, aligned: Aligned) -> None:
+        """Freeze, send the barrier on, leave the rest to the pipeline."""
+        begun = self._clock.monotonic_ms()
+        taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
+        for output in self._outputs:
+            output.barrier(barrier)
+        own = input_watermark_state(self.deployment, self._watermarks.combined) if self._gate is not None else ()
+        self._pipeline.start(
+            Cut(
+                barrier=barrier,
+                taken=tuple(zip((link.operator for link in self._chain.links), taken, strict=True)),
+                own=own,
+                finished=self._output_ended,
+                aligned=aligned,
+                sync_ms=self._clock.monotonic_ms() - begun,
+                begun_ms=begun,
+            )
+        )
+        self._compactor.start_due(self._stores)
+
+    def _abort(self, checkpoint_id: int) -> None:
+        self._barriers.aborted(checkpoint_id)
+        self._pipeline.abort(checkpoint_id)
+        self._chain.notify_aborted(checkpoint_id)
+
+    # --- begin and end -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self.reports.state("INITIALIZING")
+        self._opened = True
+        services = ChainServices(
+            wake=self._wake,
+            run_async=self._run_async,
+            report_published=self.reports.published,
+            read_file=self._services.read_file,
+            budget=self._quota,
+        )
+        self._stores = open_chain(self._chain, self.deployment, self._environment, services)
+        self._compactor.start_due(self._stores)
+        combine_outputs(self._outputs, self.deployment.settings)
+        expect_combined(self._gate, self._chain.links[0].operator)
+        if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:
+            # What had been reached at the cut, so that lateness is judged as before.
+            self.metrics.input_watermark = self._watermarks.combined
+            self._chain.watermark(Watermark(self._watermarks.combined))
+        self.reports.state("RUNNING")
+
+    def _begin_finish(self) -> None:
+        self._finishing = True
+
+    def _try_finish(self) -> StepResult:
+        if self._chain.publishing or self._pipeline.busy:
+            return StepResult.IDLE
+        self._end("FINISHED")
+        return StepResult.DONE
+
+    def _fail(self, error: BaseException) -> None:
+        line, detail = describe(error, self._chain.at_work)
+        logging.getLogger(__name__).error("subtask %s failed: %s", self.metric_name, detail or line)
+        self._end("FAILED", line, detail)
+
+    def _end(self, state: str, error: str = "", detail: str = "") -> None:
+        if self.over:
+            return
+        self.over = True
+        self.final_state = state
+        self.mailbox.close()
+        metrics = self.metrics.read() if state == "FINISHED" else {}
+        failures = self._chain.close() + close_stores(self._stores)
+        if failures and state != "FAILED":
+            # Nothing can be lost any more (all is published or will be replayed), but it must not go unseen.
+            error, detail = describe(failures[0])
+            error = f"while closing: {error}"
+        self.reports.state(state, error, detail, metrics)
+
+    def _run_async(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None], what: str) -> None:
+        work = self._environment.slow_calls.watched(self.deployment.job_id, what, work)
+        self._environment.blocking.submit(work, lambda result, error: self.mailbox.post(lambda: done(result, error)))

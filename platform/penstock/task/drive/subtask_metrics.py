@@ -1,0 +1,92 @@
+"""What a subtask counts, under Flink's names: written by its own thread, read as a finished dictionary by others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.core.clock import Clock
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.metrics.registry import MetricGroup
+
+if TYPE_CHECKING:
+    from penstock.network.input_gate import InputGate
+    from penstock.network.output import ResultPartition
+    from penstock.state.memory.budget import MemoryBudget
+    from penstock.task.chain.chain import Chain
+    from penstock.task.checkpoint.compaction import Compactor
+
+BUSY, IDLE, BACK_PRESSURED = "busy", "idle", "backPressured"
+#: A fresh dictionary is published this often.
+PUBLICATION_MS = 1000.0
+
+
+class SubtaskMetrics:
+    """Owned by one subtask; `latest` may be read from any thread."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        gate: InputGate | None,
+        outputs: Sequence[ResultPartition],
+        chain: Chain,
+        compactor: Compactor,
+        memory: MemoryBudget,
+    ) -> None:
+        """Count from now."""
+        self._memory = memory
+        self._compactor = compactor
+        self._gate = gate
+        self._outputs = outputs
+        self._chain = chain
+        self._group = MetricGroup(clock)
+        self._times = self._group.times((BUSY, IDLE, BACK_PRESSURED), IDLE)
+        self._in = self._group.meter("numRecordsInPerSecond")
+        self._out = self._group.meter("numRecordsOutPerSecond")
+        self._marked = (0, 0)
+        self.input_watermark = MIN_TIMESTAMP
+        self.next_publication_ms = clock.monotonic_ms() + PUBLICATION_MS
+        self.latest: dict[str, float] = {}
+
+    def enter(self, state: str) -> None:
+        """From now on the time is spent in this state."""
+        self._times.enter(state)
+
+    def publish_due(self, now_ms: float) -> None:
+        """Publish a fresh dictionary when it is time."""
+        if now_ms >= self.next_publication_ms:
+            self.next_publication_ms = now_ms + PUBLICATION_MS
+            self.latest = self.read()
+
+    def read(self) -> dict[str, float]:
+        """Return all values (the subtask's thread); watermarks in milliseconds, as Flink reports them."""
+        links = self._chain.links
+        records_in = self._gate.records_in if self._gate is not None else links[0].records_out
+        records_out = sum(output.records_out for output in self._outputs) if self._outputs else links[-1].records_in
+        self._in.mark(records_in - self._marked[0])
+        self._out.mark(records_out - self._marked[1])
+        self._marked = (records_in, records_out)
+        last = self._chain.last_watermark
+        values = {
+            "numRecordsIn": float(records_in),
+            "numRecordsOut": float(records_out),
+            "numBytesIn": float(self._gate.bytes_in) if self._gate is not None else 0.0,
+            "numBytesOut": float(sum(output.bytes_out for output in self._outputs)),
+            "currentInputWatermark": float((self.input_watermark if self._gate is not None else last) // 1000),
+            "currentOutputWatermark": float(last // 1000),
+            "numLateRecordsDropped": float(sum(link.metrics.late_records_dropped for link in links)),
+            **self._group.read(),
+            **self._chain.budget.read(),
+        }
+        if self._memory.peak_bytes:
+            values["managedMemoryUsed"] = float(self._memory.used_bytes)
+            values["managedMemoryPeak"] = float(self._memory.peak_bytes)
+        if combined := sum(output.records_combined for output in self._outputs):
+            values["numRecordsCombined"] = float(combined)
+        if self._compactor.completed or self._compactor.failures:
+            values["numCompactions"] = float(self._compactor.completed)
+            values["numFailedCompactions"] = float(self._compactor.failures)
+        for link in links:
+            for name, value in link.metrics.extra.items():
+                values[name] = values.get(name, 0.0) + value
+        return values

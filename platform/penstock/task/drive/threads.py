@@ -1,0 +1,190 @@
+"""Production drivers of subtasks and background work: the only threads of the task layer.
+
+Subtasks with a Python function anywhere in their chain share one run loop per worker, batch by batch (two threads
+that both want the GIL only take it from each other); the others have a thread each, as they spend their time in
+compiled code and blocking clients. A loop waits on one event, at most until the next deadline of its subtasks;
+nothing polls.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.clock import Clock
+from penstock.core.errors import PenstockError
+from penstock.task.drive.step import StepResult
+from penstock.task.drive.subtask import Subtask
+
+if TYPE_CHECKING:
+    from penstock.graph.deployment import TaskDeployment
+    from penstock.task.chain.background import Done
+
+#: A bound for every wait, should a wake ever be lost.
+_MAX_WAIT_MS = 1000.0
+_MIN_WAIT_MS = 0.1
+#: Pieces of background work that may wait.
+_BACKGROUND_QUEUE = 10_000
+#: Fewer reads are done by whoever asks.
+_WORTH_THREADS = 2
+
+
+class RunLoop:
+    """One thread that steps its subtasks in turn; it ends when the last one is done and starts again when one comes."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        """No thread yet."""
+        self._name = name
+        self._clock = clock
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._incoming: list[Subtask] = []
+        self._running = False
+        #: For whoever looks on (`task.drive.sampler`), from any thread: the thread, its subtasks, the one that steps.
+        self.thread: threading.Thread | None = None
+        self.seated: tuple[Subtask, ...] = ()
+        self.at_work: Subtask | None = None
+
+    def wake(self) -> None:
+        """Let the loop look at its subtasks; any thread, cheap when it is awake."""
+        if not self._event.is_set():
+            self._event.set()
+
+    def run(self, subtask: Subtask) -> None:
+        """Step this subtask too."""
+        with self._lock:
+            self._incoming.append(subtask)
+            start, self._running = not self._running, True
+        if start:
+            self.thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+            self.thread.start()
+        self.wake()
+
+    def _loop(self) -> None:
+        subtasks: list[Subtask] = []
+        while True:
+            # Cleared before looking: a wake that comes while we look is seen by the wait.
+            self._event.clear()
+            with self._lock:
+                if self._incoming:
+                    subtasks += self._incoming
+                    self._incoming.clear()
+                    self.seated = tuple(subtasks)
+                if not subtasks:
+                    self._running = False
+                    self.seated = ()
+                    return
+            results = [self._step(subtask) for subtask in subtasks]
+            self.at_work = None
+            if StepResult.DONE in results:
+                subtasks = [subtask for subtask in subtasks if not subtask.over]
+                self.seated = tuple(subtasks)
+                continue
+            if StepResult.BUSY not in results:
+                self._wait(subtasks)
+
+    def _step(self, subtask: Subtask) -> StepResult:
+        self.at_work = subtask
+        return subtask.step()
+
+    def _wait(self, subtasks: list[Subtask]) -> None:
+        deadline = min(subtask.next_deadline_ms() for subtask in subtasks)
+        remaining = min(deadline - self._clock.monotonic_ms(), _MAX_WAIT_MS)
+        if remaining > 0:
+            self._event.wait(max(remaining, _MIN_WAIT_MS) / 1000)
+
+
+class ThreadDriver:
+    """Seats for a worker's subtasks."""
+
+    def __init__(self, clock: Clock) -> None:
+        """No thread yet."""
+        self._clock = clock
+        self._python = RunLoop("ps-python", clock)
+        self._loops: weakref.WeakSet[RunLoop] = weakref.WeakSet((self._python,))
+
+    def seat(self, deployment: TaskDeployment) -> RunLoop:
+        """Return the shared loop for chains with Python functions, a loop of its own for any other."""
+        if any(operator.python for operator in deployment.operators):
+            return self._python
+        loop = RunLoop(f"ps-{deployment.vertex_name}-{deployment.execution.subtask}"[:15], self._clock)
+        self._loops.add(loop)
+        return loop
+
+    @property
+    def loops(self) -> tuple[RunLoop, ...]:
+        """Return the loops that are in use; called by the control thread, which also hands out seats."""
+        return tuple(self._loops)
+
+
+class BackgroundFullError(PenstockError):
+    """Too much background work waits."""
+
+
+class ThreadBackground:
+    """A few threads, started as needed, that run background work in the order it came in."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        """At most `threads` at a time."""
+        self._name = name
+        self._limit = threads
+        self._queue: queue.Queue[tuple[Callable[[], Any], Done]] = queue.Queue(_BACKGROUND_QUEUE)
+        self._lock = threading.Lock()
+        #: Pieces that wait or run.
+        self._open = 0
+        self._threads = 0
+
+    def submit(self, work: Callable[[], Any], done: Done) -> None:
+        """Run `work`, then `done`, in one of the threads.
+
+        Raises:
+            BackgroundFullError: thousands of pieces wait already.
+        """
+        try:
+            self._queue.put_nowait((work, done))
+        except queue.Full as error:
+            msg = f"{_BACKGROUND_QUEUE} pieces of background work wait in {self._name}"
+            raise BackgroundFullError(msg) from error
+        with self._lock:
+            self._open += 1
+            start = self._threads < min(self._open, self._limit)
+            self._threads += start
+        if start:
+            threading.Thread(target=self._loop, name=self._name, daemon=True).start()
+
+    def _loop(self) -> None:
+        while True:
+            work, done = self._queue.get()
+            try:
+                result, failure = work(), None
+            except Exception as error:  # noqa: BLE001 - handed to whoever asked for the work
+                result, failure = None, error
+            # What `done` raises is a fault of ours and ends the process (threading.excepthook of the worker).
+            done(result, failure)
+            del work, done, result, failure
+            with self._lock:
+                self._open -= 1
+
+
+class ParallelReads:
+    """Does pieces of work in the threads of a background of its own, and waits for all of them."""
+
+    def __init__(self, background: ThreadBackground) -> None:
+        """`background` is nobody else's, so that nothing waits behind other work."""
+        self._background = background
+
+    def __call__(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return what each piece returned, in order; raises what the first of them raised that failed."""
+        if len(work) < _WORTH_THREADS:
+            return [piece() for piece in work]
+        ended: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
+        for number, piece in enumerate(work):
+            self._background.submit(piece, lambda result, error, n=number: ended.put((n, result, error)))  # type: ignore[misc]
+        found = sorted((ended.get() for _ in work), key=lambda end: end[0])
+        for _, _, error in found:
+            if error is not None:
+                raise error
+        return [result for _, result, _ in found]
