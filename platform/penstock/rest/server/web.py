@@ -1,4 +1,4 @@
-"""The web interface's files, served as they lie in `rest/ui`: no build step, and nothing from anywhere else.
+"""The web interface's files, served as they lie in `rest/server/ui`: no build step, and nothing from anywhere else.
 
 Added to the application by `rest.server.app`. The policy lets a page of ours load scripts, styles and answers from this
 server alone, run nothing that stands in the page itself, and lets no other site frame it.

@@ -17,7 +17,7 @@ from penstock.core.secrets import redact
 if TYPE_CHECKING:
     from penstock.graph.job_graph import OperatorSpec
 
-_ENGINE = str(Path(__file__).resolve().parents[1])
+_ENGINE = str(Path(__file__).resolve().parents[2])
 _OURS = (_ENGINE, *(str(path) for path in map(Path, sysconfig.get_paths().values()) if path.name != "scripts"))
 _CONNECTORS = "penstock_connectors"
 _MAX_DETAIL = 16_000
