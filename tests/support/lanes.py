@@ -120,7 +120,10 @@ class LanesPlugin:
     def pytest_runtest_logreport(self, report):
         self.durations.seen[report.nodeid] += report.duration
         if report.failed and not in_worker():
-            print(f"\n{report.nodeid}: {report.when} failed\n{report.longreprtext[-REPORTED:]}", file=sys.stderr)
+            text = report.longreprtext
+            # the first line of the error says what is wrong; what it quotes may be longer than the end that is shown
+            error = next((line for line in text.splitlines() if line.startswith("E  ")), "")[:REPORTED]
+            print(f"\n{report.nodeid}: {report.when} failed\n{error}\n...\n{text[-REPORTED:]}", file=sys.stderr)
 
     def pytest_sessionfinish(self):
         if not in_worker() and self.durations.seen:
