@@ -12,7 +12,7 @@ from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
 from penstock.client.savepoints import list_savepoints
-from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.access.opening import open_snapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

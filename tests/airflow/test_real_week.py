@@ -9,8 +9,8 @@ from tests.cluster.stage import cli
 from tests.support.waiting import wait_until
 
 from penstock.checkpoint.retention import files_of
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.verify import verify
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 WEEK_LIMIT_S = 1_400

@@ -23,8 +23,8 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
 from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.snapshots.read.opening import Snapshot, open_snapshot
-from penstock.snapshots.write.repartition import repartition
+from penstock.snapshots.access.opening import Snapshot, open_snapshot
+from penstock.snapshots.rewrite.repartition import repartition
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segments import SegmentWriter, read_visible

@@ -15,7 +15,7 @@ from tests.support.files import files_below
 from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.access.opening import open_snapshot
 from penstock_connectors.datagen import OrderPattern, orders
 
 #: In the order in which a life takes them; `submit` is asked for twice with one token.

@@ -15,10 +15,10 @@ from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import PenstockError
 from penstock.graph.state_check import check_states
-from penstock.snapshots.read.declared import with_states
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.verify import verify
-from penstock.snapshots.write.repartition import repartition
+from penstock.snapshots.access.declared import with_states
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.verify import verify
+from penstock.snapshots.rewrite.repartition import repartition
 from penstock_connectors.datagen.orders import OrderPattern, orders
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ from tests.spark.golden import TWO, Golden
 from tests.support.depth import examples
 
 from penstock.backfill.engine import LocalEngine
-from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.access.opening import open_snapshot
 
 
 def positions(uri):

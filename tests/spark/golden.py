@@ -21,7 +21,7 @@ from penstock.backfill.table_plan import Offsets
 from penstock.connector.staging import decode_chunk
 from penstock.core.clock import SystemClock
 from penstock.core.rand import SystemRand
-from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.access.opening import open_snapshot
 from penstock_connectors.datagen.orders import OrderPattern
 from penstock_connectors.datagen.orders import orders as generated
 

@@ -19,8 +19,8 @@ from tests.support.files import files_below
 
 from penstock.backfill.engine import LocalEngine
 from penstock.backfill.spark import BackfillFailedError, SparkEngine
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.verify import verify
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.verify import verify
 from penstock_connectors.datagen.source import DatagenSourceFactory
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.

@@ -14,7 +14,7 @@ from tests.spark.test_backfill import keyed, positions
 from tests.spark.test_killed_executors import require_none
 from tests.support.files import files_below
 
-from penstock.snapshots.read.verify import verify
+from penstock.snapshots.access.verify import verify
 
 #: Two executors' JVMs beside the driver's: half a minute, and more where the cores are busy.
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -9,10 +9,10 @@ from tests.unit.snapshots.test_rekey import job
 
 import penstock as ps
 from penstock.core.errors import NotFoundError
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.verify import verify
-from penstock.snapshots.write.rekey import rekey
-from penstock.snapshots.write.repartition import repartition
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.verify import verify
+from penstock.snapshots.rewrite.rekey import rekey
+from penstock.snapshots.rewrite.repartition import repartition
 
 #: Two executors' JVMs beside the driver's: half a minute, and more where the cores are busy.
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -13,14 +13,14 @@ import penstock as ps
 from penstock.core.errors import StorageError, UsageError
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import KeyedStateSnapshot
+from penstock.snapshots.access.compare import diff
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.snapshot_limits import SnapshotLimits
+from penstock.snapshots.access.verify import verify
 from penstock.snapshots.on_spark import spark_rekey
 from penstock.snapshots.on_spark.spark_rekey import SparkRekey
-from penstock.snapshots.read.compare import diff
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.snapshot_limits import SnapshotLimits
-from penstock.snapshots.read.verify import verify
-from penstock.snapshots.write.rekey import rekey
-from penstock.snapshots.write.rekeying import NewCut
+from penstock.snapshots.rewrite.rekey import rekey
+from penstock.snapshots.rewrite.rekeying import NewCut
 from penstock.state.log.row_spec import RowSpec
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.

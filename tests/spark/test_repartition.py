@@ -12,12 +12,12 @@ from tests.unit.snapshots.conftest import empty_job, job  # noqa: F401 - fixture
 
 import penstock as ps
 from penstock.core.errors import StorageError
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.snapshot_limits import SnapshotLimits
+from penstock.snapshots.access.verify import verify
 from penstock.snapshots.on_spark.spark_repartition import on_spark
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.snapshot_limits import SnapshotLimits
-from penstock.snapshots.read.verify import verify
-from penstock.snapshots.write.recut import in_turn
-from penstock.snapshots.write.repartition import repartition as plain_repartition
+from penstock.snapshots.rewrite.recut import in_turn
+from penstock.snapshots.rewrite.repartition import repartition as plain_repartition
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
 pytestmark = [

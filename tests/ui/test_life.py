@@ -13,7 +13,7 @@ from tests.ui.browser import Visit
 from tests.ui.lifecycle_way import confirmed
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.access.opening import open_snapshot
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -33,8 +33,8 @@ from penstock.core.rand import Rand
 from penstock.core.snapshot import SubtaskSnapshot
 from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.graph.job_graph import JobGraph, JobVertex
-from penstock.snapshots.read.opening import open_target
-from penstock.snapshots.write.reservation import publish, reserve
+from penstock.snapshots.access.opening import open_target
+from penstock.snapshots.rewrite.reservation import publish, reserve
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 #: Rows of one piece, about, where a split may be read in pieces.

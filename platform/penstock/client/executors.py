@@ -196,7 +196,7 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
         for warning in earlier_output(graph, fresh=options.fresh):
             logging.getLogger("penstock").warning("%s", warning)
     if options.from_uri:
-        from penstock.snapshots.read.declared import with_states
+        from penstock.snapshots.access.declared import with_states
 
         graph = with_states(graph)  # what the savepoint's state is compared with
     try:

@@ -14,9 +14,9 @@ from penstock.checkpoint.stores import join_uri, open_store
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError, SavepointInUseError, UsageError
-from penstock.snapshots.read.content import watermark_of
-from penstock.snapshots.read.opening import SAVEPOINT_MANIFEST, open_snapshot
-from penstock.snapshots.write.reservation import RESERVATION
+from penstock.snapshots.access.content import watermark_of
+from penstock.snapshots.access.opening import SAVEPOINT_MANIFEST, open_snapshot
+from penstock.snapshots.rewrite.reservation import RESERVATION
 
 _POLL_MS = 100.0
 
@@ -30,7 +30,7 @@ class Savepoint:
     job_name: str
     #: Wall-clock time of its manifest.
     created_ms: int
-    #: See `snapshots.read.content.watermark_of`.
+    #: See `snapshots.access.content.watermark_of`.
     watermark: int | None = None
 
 

@@ -51,7 +51,7 @@ def asked(job: RunningJob, graph: JobGraph, token: str, options: UpgradeOptions)
     Raises:
         PenstockError: it was refused.
     """
-    from penstock.snapshots.read.declared import with_states
+    from penstock.snapshots.access.declared import with_states
 
     sent = dict(options)
     if sent.get("target"):

@@ -55,7 +55,7 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether the operator keeps state that a restore must find again.
     stateful: bool = False
     #: Keyed states it declares: name -> schema of its files as text; empty where nobody asked
-    #: (`snapshots.read.declared`).
+    #: (`snapshots.access.declared`).
     states: dict[str, str] = {}
     #: A user's own states that are not by key: name -> columns as text; those of a map's keys and its values together.
     operator_states: dict[str, str] = {}

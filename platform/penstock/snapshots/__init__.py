@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.snapshots.read.reading import read as read
-    from penstock.snapshots.write.writing import write as write
+    from penstock.snapshots.access.reading import read as read
+    from penstock.snapshots.rewrite.writing import write as write
 
 __all__ = ["read", "write"]
 
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
     """Load a function on first use: they need Polars, which the command line does not always."""
     if name in __all__:
         module = importlib.import_module(
-            "penstock.snapshots.read.reading" if name == "read" else "penstock.snapshots.write.writing"
+            "penstock.snapshots.access.reading" if name == "read" else "penstock.snapshots.rewrite.writing"
         )
         return getattr(module, name)
     msg = f"penstock.snapshots has no {name!r}; there are: {', '.join(__all__)}"

@@ -16,7 +16,7 @@ from tests.cluster.proc_tree import alive, parent
 from tests.support.waiting import wait_until
 
 from penstock.client.savepoints import list_savepoints
-from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.access.opening import open_snapshot
 from penstock_airflow.operators.backfill import BackfillOperator, CheckBackfillOperator
 from penstock_airflow.operators.submit import SubmitJobOperator
 

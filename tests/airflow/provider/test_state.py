@@ -14,7 +14,7 @@ from tests.support.waiting import wait_until
 from penstock.client.handle import JobHandle
 from penstock.client.savepoints import list_savepoints
 from penstock.core.errors import NotFoundError
-from penstock.snapshots.read.opening import open_snapshot
+from penstock.snapshots.access.opening import open_snapshot
 from penstock_airflow.operators.job import CancelJobOperator
 from penstock_airflow.operators.savepoint import NewestSavepointOperator
 from penstock_airflow.operators.state import RepartitionStateOperator

@@ -36,7 +36,7 @@ PROBE = """
 import json, sys
 import numpy as np
 import tiny_kernels
-from penstock.kernels import register, warm
+from penstock.kernels.compiler import register, warm
 
 def outcome(*arguments):
     try:

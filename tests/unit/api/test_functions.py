@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.schema import schema_from_text
-from penstock.snapshots.read.declared import with_states
+from penstock.snapshots.access.declared import with_states
 
 
 class Total(ps.Schema):

@@ -9,7 +9,7 @@ from penstock.checkpoint.stores import open_store
 from penstock.core.clock import SystemClock
 from penstock.core.errors import StorageError, UsageError
 from penstock.core.rand import SystemRand
-from penstock.snapshots.write.reservation import RESERVATION
+from penstock.snapshots.rewrite.reservation import RESERVATION
 
 
 def planned(golden, monkeypatch):

@@ -15,7 +15,7 @@ from penstock.cli.start.run import execute_file
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, OperatorStateSnapshot, Segment, SubtaskSnapshot
 from penstock.graph.executor import JobResult
-from penstock.snapshots.read.declared import with_states
+from penstock.snapshots.access.declared import with_states
 
 JOB = """
 from collections.abc import Iterator

@@ -26,7 +26,7 @@ from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states
 from penstock.operators.process.bound_broadcast import BoundBroadcast
 from penstock.operators.process.state_binding import StateConfig, StateTypes
-from penstock.snapshots.read.declared import declared_states
+from penstock.snapshots.access.declared import declared_states
 
 INPUT = pa.schema([pa.field("k", pa.int64()), pa.field("text", pa.string())])
 SEGMENT = Segment(

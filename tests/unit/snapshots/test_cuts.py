@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
 from penstock.graph.restore_plan import clip_keyed
-from penstock.snapshots.write.split_points import Loads, loads_of, measured_loads, ranges_by_size, shared_ranges
+from penstock.snapshots.rewrite.split_points import Loads, loads_of, measured_loads, ranges_by_size, shared_ranges
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
 from penstock.state.log.segments import SegmentWriter
 from penstock.state.memory.limits import PRODUCTION

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.checkpoint.log import key_of
 from penstock.core.errors import SnapshotDamagedError
-from penstock.snapshots.read.opening import open_snapshot, read_log
+from penstock.snapshots.access.opening import open_snapshot, read_log
 
 
 class Retained:
@@ -35,7 +35,7 @@ def test_what_retention_removes_meanwhile_is_left_out(job, times):
 
 def test_the_newest_is_opened_while_others_go(job, monkeypatch):
     store = Retained(job, 2)
-    monkeypatch.setattr("penstock.snapshots.read.opening.open_store", lambda _uri: store)
+    monkeypatch.setattr("penstock.snapshots.access.opening.open_store", lambda _uri: store)
     assert open_snapshot(str(job.folder)).manifest.sequence == job.sequence
 
 

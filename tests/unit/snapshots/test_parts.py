@@ -12,15 +12,15 @@ from tests.support.depth import scaled
 import penstock as ps
 from penstock.checkpoint.local_store import LocalStore
 from penstock.core.errors import SavepointInUseError, StorageError, UsageError
-from penstock.snapshots.read.compare import diff
-from penstock.snapshots.read.declared import with_states
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.snapshot_limits import SnapshotLimits
-from penstock.snapshots.read.verify import verify
-from penstock.snapshots.write import parts as module
-from penstock.snapshots.write.given_rows import state_rows
-from penstock.snapshots.write.parts import finish, give_up, plan_write, write_part
-from penstock.snapshots.write.target import new_target, replaced_target
+from penstock.snapshots.access.compare import diff
+from penstock.snapshots.access.declared import with_states
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.snapshot_limits import SnapshotLimits
+from penstock.snapshots.access.verify import verify
+from penstock.snapshots.rewrite import parts as module
+from penstock.snapshots.rewrite.given_rows import state_rows
+from penstock.snapshots.rewrite.parts import finish, give_up, plan_write, write_part
+from penstock.snapshots.rewrite.target import new_target, replaced_target
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 

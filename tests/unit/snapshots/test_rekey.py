@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.state_check import check_states
-from penstock.snapshots.read.declared import with_states
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.verify import verify
-from penstock.snapshots.write.key_expressions import keys_of, parsed, require_by_key
-from penstock.snapshots.write.rekey import InMemory, rekey
+from penstock.snapshots.access.declared import with_states
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.verify import verify
+from penstock.snapshots.rewrite.key_expressions import keys_of, parsed, require_by_key
+from penstock.snapshots.rewrite.rekey import InMemory, rekey
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 

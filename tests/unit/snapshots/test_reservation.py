@@ -9,9 +9,9 @@ from penstock.client import savepoints
 from penstock.client.savepoints import remove_unfinished
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import Committable, FileRef
-from penstock.snapshots.read.opening import Snapshot
-from penstock.snapshots.write.recut import Place, write_manifest
-from penstock.snapshots.write.reservation import publish, reserve
+from penstock.snapshots.access.opening import Snapshot
+from penstock.snapshots.rewrite.recut import Place, write_manifest
+from penstock.snapshots.rewrite.reservation import publish, reserve
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 RUN = "backfill-x"

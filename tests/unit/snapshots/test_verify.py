@@ -10,8 +10,8 @@ from penstock.checkpoint.local_store import LocalStore
 from penstock.checkpoint.log import key_of
 from penstock.checkpoint.stores import checksum_of
 from penstock.core.snapshot import FileRef
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.verify import segment_problems, verify
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.verify import segment_problems, verify
 
 
 def changed(manifest, change):

@@ -9,10 +9,10 @@ import pytest
 import penstock as ps
 from penstock.checkpoint.stores import open_store
 from penstock.core.errors import StorageError, UsageError
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.verify import verify
-from penstock.snapshots.write.recut import in_turn
-from penstock.snapshots.write.repartition import repartition
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.verify import verify
+from penstock.snapshots.rewrite.recut import in_turn
+from penstock.snapshots.rewrite.repartition import repartition
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 

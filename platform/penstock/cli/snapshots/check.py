@@ -79,8 +79,8 @@ def check(
         _check_backfill(graph, accept or [], (cut, parse_tables(history, offsets, sparse)), as_json=json)
         return
     from penstock.graph.state_check import check_states
-    from penstock.snapshots.read.declared import with_states
-    from penstock.snapshots.read.opening import open_snapshot
+    from penstock.snapshots.access.declared import with_states
+    from penstock.snapshots.access.opening import open_snapshot
 
     snapshot = open_snapshot(against)
     overrides = parse_overrides(settings or [], parallelism)

@@ -17,7 +17,7 @@ from penstock.cli.start.spark_options import SparkConfOption, needs_spark, spark
 from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.snapshots.read.opening import Snapshot
+    from penstock.snapshots.access.opening import Snapshot
 
 #: Bytes of state's files above which Spark does the work, unless told otherwise.
 SPARK_ABOVE = 1 << 30
@@ -62,8 +62,8 @@ def repartition(
 
     It is written again as a savepoint, merged. No cluster is needed.
     """
-    from penstock.snapshots.write.recut import Run, in_turn
-    from penstock.snapshots.write.repartition import repartition as write_anew
+    from penstock.snapshots.rewrite.recut import Run, in_turn
+    from penstock.snapshots.rewrite.repartition import repartition as write_anew
 
     snapshot = opened(uri, checkpoint)
     choice = _Choice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
@@ -96,8 +96,8 @@ def rekey(
 
     The snapshot is written again as a savepoint. No cluster is needed.
     """
-    from penstock.snapshots.write.rekey import Engine, InMemory
-    from penstock.snapshots.write.rekey import rekey as write_anew
+    from penstock.snapshots.rewrite.rekey import Engine, InMemory
+    from penstock.snapshots.rewrite.rekey import rekey as write_anew
 
     snapshot = opened(uri, checkpoint)
     choice = _Choice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
@@ -137,7 +137,7 @@ class _Choice:
             yield None
             return
         from penstock.snapshots.on_spark.spark_session import open_session
-        from penstock.snapshots.write.recut import state_bytes
+        from penstock.snapshots.rewrite.recut import state_bytes
 
         where = self._named_master or _MASTER
         if self.engine is Where.auto and not self.quiet:
@@ -152,7 +152,7 @@ class _Choice:
 
     def _is_much(self, snapshot: Snapshot) -> bool:
         """Whether Spark is to do the work: asked for, or the state's files are more than so many bytes."""
-        from penstock.snapshots.write.recut import state_bytes
+        from penstock.snapshots.rewrite.recut import state_bytes
 
         if self.engine is not Where.auto:
             return self.engine is Where.spark

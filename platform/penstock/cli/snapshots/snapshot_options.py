@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from penstock.snapshots.read.opening import Snapshot
+    from penstock.snapshots.access.opening import Snapshot
 
 UriArgument = Annotated[
     str, typer.Argument(metavar="URI", help="A savepoint's folder, or CHECKPOINT_ROOT/JOB for its newest checkpoint.")
@@ -18,15 +18,15 @@ CheckpointOption = Annotated[
 
 
 def opened(uri: str, checkpoint: int | None = None) -> Snapshot:
-    """Return a snapshot; see `snapshots.read.opening.open_snapshot`."""
-    from penstock.snapshots.read.opening import open_snapshot
+    """Return a snapshot; see `snapshots.access.opening.open_snapshot`."""
+    from penstock.snapshots.access.opening import open_snapshot
 
     return open_snapshot(uri, checkpoint=checkpoint)
 
 
 def summary_of(snapshot: Snapshot) -> dict[str, Any]:
     """Return what a listing says of a snapshot."""
-    from penstock.snapshots.read.content import states_of
+    from penstock.snapshots.access.content import states_of
 
     manifest, states = snapshot.manifest, states_of(snapshot.manifest)
     return {

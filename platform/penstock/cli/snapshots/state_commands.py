@@ -56,7 +56,7 @@ def show(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
 
     The command prints their columns and sizes.
     """
-    from penstock.snapshots.read.content import states_of
+    from penstock.snapshots.access.content import states_of
 
     snapshot = opened(uri, checkpoint)
     states = [state.as_json() for state in states_of(snapshot.manifest)]
@@ -92,8 +92,8 @@ def read(
     """Print the live rows of one state."""
     import polars as pl
 
-    from penstock.snapshots.read.content import find_state
-    from penstock.snapshots.read.reading import frame_of
+    from penstock.snapshots.access.content import find_state
+    from penstock.snapshots.access.reading import frame_of
 
     snapshot = opened(uri, checkpoint)
     rows = frame_of(snapshot, find_state(snapshot.manifest, uid, name))
@@ -131,7 +131,7 @@ def diff(
 
     The command prints in how many rows each differs. The exit code is 1 when one does.
     """
-    from penstock.snapshots.read.compare import diff as compare
+    from penstock.snapshots.access.compare import diff as compare
 
     found = compare(opened(uri), opened(other))
     if json:
@@ -153,7 +153,7 @@ def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
     These are all files that a snapshot names, or all checkpoints of a job's folder. The exit code is 1 when one is
     damaged.
     """
-    from penstock.snapshots.read.verify import verify
+    from penstock.snapshots.access.verify import verify
 
     report = verify(uri, checkpoint=checkpoint)
     if json:
@@ -183,7 +183,7 @@ def _listed(uri: str) -> list[dict[str, Any]]:
     from penstock.checkpoint.log import PREFIX, key_of
     from penstock.checkpoint.stores import join_uri, open_store
     from penstock.core.errors import NotFoundError
-    from penstock.snapshots.read import opening
+    from penstock.snapshots.access import opening
 
     store = open_store(uri.rstrip("/"))
     jobs = opening.jobs_of(store)

@@ -26,7 +26,7 @@ from penstock.kernels.compiler.register import Kernel
 #: Another folder for the files; `0`: there are none, kernels are always numba's own dispatchers.
 FOLDER = "PENSTOCK_KERNEL_BUNDLES"
 _PROOF_SECONDS = 60
-_PROOF = "import sys; from penstock.kernels import bundle; bundle.prove(sys.argv[1])"
+_PROOF = "import sys; from penstock.kernels.compiler import bundle; bundle.prove(sys.argv[1])"
 _FORMAT = 1
 
 

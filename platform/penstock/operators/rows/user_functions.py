@@ -90,7 +90,7 @@ def load_function(payload: bytes, where: str) -> Any:
 
 
 def _is_ours(frames: TracebackType) -> bool:
-    return str(frames.tb_frame.f_globals.get("__name__", "")).startswith("penstock.operators.")
+    return str(frames.tb_frame.f_globals.get("__name__", "")).startswith(("penstock.operators.", "penstock.functions."))
 
 
 class FunctionOperator(Operator):

@@ -21,10 +21,10 @@ from penstock.checkpoint.stores import open_store, read_file
 from penstock.core.errors import UsageError
 from penstock.core.keygroup import HashRange, first_hash_of
 from penstock.core.snapshot import KeyedStateSnapshot
-from penstock.snapshots.read.content import StateContent, find_state
-from penstock.snapshots.read.opening import Snapshot, open_snapshot
-from penstock.snapshots.read.reading import OPERATOR_STATE, columns_of, items_of
-from penstock.snapshots.write.split_points import loads_of, ranges_by_size
+from penstock.snapshots.access.content import StateContent, find_state
+from penstock.snapshots.access.opening import Snapshot, open_snapshot
+from penstock.snapshots.access.reading import OPERATOR_STATE, columns_of, items_of
+from penstock.snapshots.rewrite.split_points import loads_of, ranges_by_size
 from penstock.state.log.segments import read_state
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.snapshots.on_spark.spark_repartition import gathered, on_spark
-from penstock.snapshots.write.key_expressions import KeyColumn, keys_of, require_by_key
-from penstock.snapshots.write.recut import Cut, Run
-from penstock.snapshots.write.rekeying import (
+from penstock.snapshots.rewrite.key_expressions import KeyColumn, keys_of, require_by_key
+from penstock.snapshots.rewrite.recut import Cut, Run
+from penstock.snapshots.rewrite.rekeying import (
     BUCKETS,
     NewCut,
     Twice,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.checkpoint.store import ObjectStore
-    from penstock.snapshots.write.rekey import Rekeying
-    from penstock.snapshots.write.split_points import Loads
+    from penstock.snapshots.rewrite.rekey import Rekeying
+    from penstock.snapshots.rewrite.split_points import Loads
 
 #: Beginnings of columns with a key's old and new values.
 _OLD, _NEW = "old ", "new "

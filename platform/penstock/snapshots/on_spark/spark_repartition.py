@@ -19,7 +19,7 @@ from penstock.checkpoint.stores import open_store
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.snapshots.on_spark.spark_session import reason_of
-from penstock.snapshots.write.recut import Cut, Run
+from penstock.snapshots.rewrite.recut import Cut, Run
 
 if TYPE_CHECKING:
     from pyspark import RDD

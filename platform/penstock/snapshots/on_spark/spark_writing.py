@@ -21,10 +21,10 @@ from penstock.core.errors import UsageError
 from penstock.core.rand import SystemRand
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.graph.submitted import read_submitted
-from penstock.snapshots.read.declared import with_states
-from penstock.snapshots.write.given_rows import state_rows
-from penstock.snapshots.write.parts import WritePlan, finish, give_up, plan_write, write_part
-from penstock.snapshots.write.target import new_target, replaced_target
+from penstock.snapshots.access.declared import with_states
+from penstock.snapshots.rewrite.given_rows import state_rows
+from penstock.snapshots.rewrite.parts import WritePlan, finish, give_up, plan_write, write_part
+from penstock.snapshots.rewrite.target import new_target, replaced_target
 
 if TYPE_CHECKING:
     import pyarrow as pa

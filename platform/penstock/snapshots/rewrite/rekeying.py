@@ -1,7 +1,7 @@
 """The rows of one operator under another key: what is computed of them, wherever they are; pure.
 
-Called by `snapshots.write.rekey`, which has all rows at once, and by `snapshots.on_spark.spark_rekey`, whose tasks have
-some each.
+Called by `snapshots.rewrite.rekey`, which has all rows at once, and by `snapshots.on_spark.spark_rekey`, whose tasks
+have some each.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock.core.evolution import field_id
 from penstock.core.keygroup import first_hash_of
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.snapshots.read.content import identity_of
-from penstock.snapshots.write.split_points import Loads
+from penstock.snapshots.access.content import identity_of
+from penstock.snapshots.rewrite.split_points import Loads
 from penstock.state.log.migration import is_value
 from penstock.state.log.row_spec import TIMERS
 from penstock.state.log.segment_columns import KEY_HASH, KEY_IDS, SEQ

@@ -2,15 +2,15 @@
 
 Any job can start from a snapshot with another number of key groups, since the files are cut by hash; what this changes
 is where the rows lie: one part a subtask, as the new groups are, merged and without what is deleted. It also makes a
-savepoint of an older checkpoint. How states are cut and written is `snapshots.write.recut`.
+savepoint of an older checkpoint. How states are cut and written is `snapshots.rewrite.recut`.
 """
 
 from __future__ import annotations
 
 from penstock.core.errors import UsageError
-from penstock.snapshots.read.opening import Snapshot
-from penstock.snapshots.read.snapshot_limits import DEFAULT_LIMITS, SnapshotLimits
-from penstock.snapshots.write.recut import Parts, Run, held_states, in_turn, take, write_manifest
+from penstock.snapshots.access.opening import Snapshot
+from penstock.snapshots.access.snapshot_limits import DEFAULT_LIMITS, SnapshotLimits
+from penstock.snapshots.rewrite.recut import Parts, Run, held_states, in_turn, take, write_manifest
 
 
 def repartition(

@@ -7,9 +7,9 @@ from typing import Literal
 
 import polars as pl
 
-from penstock.snapshots.read.content import StateContent, states_of
-from penstock.snapshots.read.opening import Snapshot
-from penstock.snapshots.read.reading import frame_of
+from penstock.snapshots.access.content import StateContent, states_of
+from penstock.snapshots.access.opening import Snapshot
+from penstock.snapshots.access.reading import frame_of
 
 Verdict = Literal["same", "changed", "added", "removed", "other columns"]
 

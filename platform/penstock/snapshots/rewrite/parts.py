@@ -22,12 +22,12 @@ from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.stores import read_file
 from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
-from penstock.snapshots.read.opening import open_snapshot
-from penstock.snapshots.read.snapshot_limits import DEFAULT_LIMITS, SnapshotLimits
-from penstock.snapshots.write.given_rows import StateRows
-from penstock.snapshots.write.split_points import even_ranges, loads_of, ranges_by_size, shared_ranges
-from penstock.snapshots.write.target import Target
-from penstock.snapshots.write.writing import bootstrap_manifest
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.snapshot_limits import DEFAULT_LIMITS, SnapshotLimits
+from penstock.snapshots.rewrite.given_rows import StateRows
+from penstock.snapshots.rewrite.split_points import even_ranges, loads_of, ranges_by_size, shared_ranges
+from penstock.snapshots.rewrite.target import Target
+from penstock.snapshots.rewrite.writing import bootstrap_manifest
 from penstock.state.log.segment_columns import KEY_HASH
 from penstock.state.log.segment_file import SegmentFile, rows_within
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter

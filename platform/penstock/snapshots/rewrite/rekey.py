@@ -4,7 +4,7 @@ The key's columns can be cast, renamed, computed from one another or left out; w
 key gets one new key, the same in all states of the operator; two that would become one are an error: what of which of
 them counts is not for a tool to say. Where it is done here all rows of the operator's states are in memory at once; on
 Spark (`snapshots.on_spark.spark_rekey`) they are brought together by their new hashes. Both give the same files. The
-state of other operators is cut as for a repartition (`snapshots.write.recut`).
+state of other operators is cut as for a repartition (`snapshots.rewrite.recut`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from penstock.core.errors import NotFoundError
 from penstock.core.keygroup import HashRange
 from penstock.core.names import near
 from penstock.core.schema import schema_from_text, schema_to_text
-from penstock.snapshots.read.opening import Snapshot, open_target
-from penstock.snapshots.read.reading import live_rows
-from penstock.snapshots.read.snapshot_limits import DEFAULT_LIMITS, SnapshotLimits
-from penstock.snapshots.write import recut
-from penstock.snapshots.write.key_expressions import KeyColumn, keys_of, parsed
-from penstock.snapshots.write.rekeying import (
+from penstock.snapshots.access.opening import Snapshot, open_target
+from penstock.snapshots.access.reading import live_rows
+from penstock.snapshots.access.snapshot_limits import DEFAULT_LIMITS, SnapshotLimits
+from penstock.snapshots.rewrite import recut
+from penstock.snapshots.rewrite.key_expressions import KeyColumn, keys_of, parsed
+from penstock.snapshots.rewrite.rekeying import (
     NewCut,
     is_timers,
     loads_by_bucket,
@@ -37,14 +37,14 @@ from penstock.snapshots.write.rekeying import (
     sizes_by_bucket,
     twice_of,
 )
-from penstock.snapshots.write.split_points import Loads, ranges_by_size
+from penstock.snapshots.rewrite.split_points import Loads, ranges_by_size
 from penstock.state.log.segment_file import rows_within
 from penstock.state.log.segments import key_names
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import ObjectStore
     from penstock.core.snapshot import KeyedStateSnapshot
-    from penstock.snapshots.write.recut import HeldState, Run
+    from penstock.snapshots.rewrite.recut import HeldState, Run
 
 _PLACE = "__place"
 

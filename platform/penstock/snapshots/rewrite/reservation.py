@@ -1,7 +1,7 @@
 """A place for a savepoint that one run has to itself until its manifest is written.
 
 A run that is taken for dead may be alive: whoever tidies up behind it removes the reservation too, and the run finds
-that it has to leave no savepoint. Called by what writes them offline: `snapshots.write.recut`, `penstock.backfill`.
+that it has to leave no savepoint. Called by what writes them offline: `snapshots.rewrite.recut`, `penstock.backfill`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import StorageError, UsageError
-from penstock.snapshots.read.opening import SAVEPOINT_MANIFEST
+from penstock.snapshots.access.opening import SAVEPOINT_MANIFEST
 
 Made = TypeVar("Made")
 

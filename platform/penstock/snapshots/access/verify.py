@@ -27,8 +27,8 @@ from penstock.core.evolution import conform
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.snapshots.read.content import states_of
-from penstock.snapshots.read.opening import SAVEPOINT_MANIFEST, Snapshot, open_snapshot, read_log
+from penstock.snapshots.access.content import states_of
+from penstock.snapshots.access.opening import SAVEPOINT_MANIFEST, Snapshot, open_snapshot, read_log
 from penstock.state.log.row_spec import TIMERS
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
 from penstock.state.log.segments import key_names

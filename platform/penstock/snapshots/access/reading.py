@@ -10,8 +10,8 @@ import polars as pl
 import pyarrow as pa
 from polars.io.plugins import register_io_source
 
-from penstock.snapshots.read.content import StateContent, find_state
-from penstock.snapshots.read.opening import Snapshot, open_snapshot
+from penstock.snapshots.access.content import StateContent, find_state
+from penstock.snapshots.access.opening import Snapshot, open_snapshot
 from penstock.state.log.segment_columns import DELETED, KEY_HASH, SEQ
 from penstock.state.log.segments import read_state
 

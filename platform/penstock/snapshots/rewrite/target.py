@@ -1,7 +1,7 @@
 """Where a savepoint is written by many tasks: it shows when its manifest does, and what does not count is removed.
 
 A value that travels to the tasks. All files of one write have its token in their names, so those of tries that failed,
-or came second, are told from those that the manifest names. Called by `snapshots.write.parts`.
+or came second, are told from those that the manifest names. Called by `snapshots.rewrite.parts`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.checkpoint.manifest import Manifest, decode_manifest
 from penstock.checkpoint.retention import files_of
 from penstock.checkpoint.stores import open_store
 from penstock.core.errors import SavepointInUseError, StorageError, UsageError
-from penstock.snapshots.read.opening import SAVEPOINT_MANIFEST, open_target
+from penstock.snapshots.access.opening import SAVEPOINT_MANIFEST, open_target
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 if TYPE_CHECKING:

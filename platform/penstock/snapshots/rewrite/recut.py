@@ -2,8 +2,8 @@
 
 Cuts do not depend on each other and have about as many bytes each: they are made here one after the other, or as tasks
 of Spark (`snapshots.on_spark.spark_repartition`), with the same rows in the same parts. The savepoint's place is one
-run's alone until its manifest, which is written last. Called by `snapshots.write.repartition`, `snapshots.write.rekey`
-and what runs these.
+run's alone until its manifest, which is written last. Called by `snapshots.rewrite.repartition`,
+`snapshots.rewrite.rekey` and what runs these.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.rand import SystemRand
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
 from penstock.graph.restore_plan import clip_keyed
-from penstock.snapshots.read.opening import Snapshot, open_target
-from penstock.snapshots.read.snapshot_limits import DEFAULT_LIMITS, SnapshotLimits
-from penstock.snapshots.write.reservation import publish, reserve
-from penstock.snapshots.write.split_points import loads_of, measured_loads, ranges_by_size
+from penstock.snapshots.access.opening import Snapshot, open_target
+from penstock.snapshots.access.snapshot_limits import DEFAULT_LIMITS, SnapshotLimits
+from penstock.snapshots.rewrite.reservation import publish, reserve
+from penstock.snapshots.rewrite.split_points import loads_of, measured_loads, ranges_by_size
 from penstock.state.log.segments import read_state
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 

@@ -1,7 +1,7 @@
 """How the rows of a state are shared out by ranges of hashes, each with about as many bytes.
 
-Used where a snapshot is cut anew (`snapshots.write.recut`, `snapshots.write.rekey`), where Spark reads one
-(`snapshots.on_spark.spark_entry`) and where many tasks write one (`snapshots.write.parts`).
+Used where a snapshot is cut anew (`snapshots.rewrite.recut`, `snapshots.rewrite.rekey`), where Spark reads one
+(`snapshots.on_spark.spark_entry`) and where many tasks write one (`snapshots.rewrite.parts`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The columns of new keys, computed in SQL from those of the old ones; pure.
 
-`snapshots.write.rekey` parses them, once; it and the tasks of `snapshots.on_spark.spark_rekey` compute keys by them. An
-expression may look at all keys (`MAX(user_id)`), which are then to be here together, or at one key at a time, which is
-what the tasks of Spark can compute, each for the keys that it has.
+`snapshots.rewrite.rekey` parses them, once; it and the tasks of `snapshots.on_spark.spark_rekey` compute keys by them.
+An expression may look at all keys (`MAX(user_id)`), which are then to be here together, or at one key at a time, which
+is what the tasks of Spark can compute, each for the keys that it has.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class KeyColumn(msgspec.Struct, frozen=True, kw_only=True):
 def parsed(key: Sequence[str], old: Sequence[str], where: str) -> tuple[KeyColumn, ...]:
     """Return the columns of the new key over `old` ones.
 
-    `key` is as `snapshots.write.rekey.rekey` takes it, `where` begins what is said of a mistake in it.
+    `key` is as `snapshots.rewrite.rekey.rekey` takes it, `where` begins what is said of a mistake in it.
 
     Raises:
         UsageError: none is given, a name is missing or there twice, or an expression is no SQL.

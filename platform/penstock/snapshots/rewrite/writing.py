@@ -16,9 +16,9 @@ from penstock.core.keygroup import hash_range_of
 from penstock.core.rand import SystemRand
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobGraph, JobVertex
-from penstock.snapshots.read.declared import with_states
-from penstock.snapshots.read.opening import open_target
-from penstock.snapshots.write.given_rows import state_rows
+from penstock.snapshots.access.declared import with_states
+from penstock.snapshots.access.opening import open_target
+from penstock.snapshots.rewrite.given_rows import state_rows
 from penstock.state.log.segment_columns import KEY_HASH
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 

@@ -1,7 +1,7 @@
 """Rows that a user gives for a state, as its segments hold them: of the job's types, hashed, each key once.
 
 Called by `ps.snapshots.write` with whole tables, and with parts of one where many tasks write
-(`snapshots.write.parts`).
+(`snapshots.rewrite.parts`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.core.names import near
 from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.snapshots.read.content import identity_of
+from penstock.snapshots.access.content import identity_of
 from penstock.state.log.migration import is_value
 from penstock.state.log.row_spec import ENTRY, TIMERS
 from penstock.state.log.segment_columns import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
