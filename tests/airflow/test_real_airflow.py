@@ -64,7 +64,7 @@ def test_an_upgrade_that_goes_bad_after_five_checkpoints_is_taken_back(stage, or
     assert airflow.task("job_upgrade", run, "check")["state"] == "success"
     assert airflow.task("job_upgrade", run, "upgrade")["try_number"] == 1
     said = [line for line in airflow.log("job_upgrade", run, "upgrade").splitlines() if "upgrade failed: " in line]
-    assert any("ZeroDivisionError" in line and "the old version runs again" in line for line in said), said
+    assert any("ZeroDivisionError" in line and "the old version is running again" in line for line in said), said
     assert [vertex["name"] for vertex in stage.rest.job(job_id)["vertices"]] == before
     stage.exact(orders, job_id)
 

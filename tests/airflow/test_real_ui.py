@@ -94,7 +94,7 @@ def test_a_connection_is_made_tested_and_used(stage, protected, tmp_path):
         assert (title, text.partition(": ")[0]) == (failed, f"no JobManager answers at http://{host}:{nobody}")
         page.add("of-others", **{**given, "password": "a token of some other cluster"})
         title, text = page.tested("of-others")
-        assert (title, text.partition(" (")[0]) == (failed, "the token is none of this cluster's")
+        assert (title, text.partition(" (")[0]) == (failed, "the token is not valid for this cluster")
         page.add("as-address", **{**given, "host": cluster.rest_url})
         title, text = page.tested("as-address")
         assert (title, text.partition(" (")[0]) == (failed, f"the connection has the host '{cluster.rest_url}'")
@@ -106,4 +106,4 @@ def test_a_connection_is_made_tested_and_used(stage, protected, tmp_path):
     run = stage.run("wait_by_connection", job="order-risks", connection="protected")
     assert stage.airflow.result("wait_by_connection", run, "runs")["job_id"] == job_id
     run = stage.run("wait_by_connection", "failed", job="order-risks", connection="of-others")
-    assert "the token is none of this cluster's" in stage.airflow.log("wait_by_connection", run, "runs")
+    assert "the token is not valid for this cluster" in stage.airflow.log("wait_by_connection", run, "runs")

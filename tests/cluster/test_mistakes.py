@@ -119,8 +119,8 @@ JOBS = {
     ),
     "more slots than the cluster has": (
         "env = ps.Environment(9, checkpoint_root='ROOT')\nout(paid())",
-        r"needs 9 slots, and this cluster has 2",
-        "lower its parallelism",
+        r"needs 9 slots, but this cluster has 2",
+        "lower the parallelism",
     ),
 }
 #: What is wrong -> the command, and what is said.
@@ -141,7 +141,7 @@ COMMANDS = {
     "a rescale of no vertex": ("rescale endless --vertex nope=2", r"no operator 'nope' \(there are: "),
     "a savepoint where nothing can be written": ("savepoint endless /proc/x", r"/proc/x.*\(.+\)$"),
     "the state of no operator": ("state get endless nope last 1", r"nope.*\(.+\)$"),
-    "a job that runs already": ("run ENDLESS", r"job 'endless' runs already in this cluster as \w+"),
+    "a job that runs already": ("run ENDLESS", r"job 'endless' is already running in this cluster as \w+"),
     "an upgrade to another job": ("upgrade endless job.py", r"is named 'mistaken', the running job 'endless' \(.+\)$"),
     "no cluster": ("list --cluster http://127.0.0.1:1", r"no JobManager answers at http://127.0.0.1:1"),
 }

@@ -134,7 +134,7 @@ def test_wrong_rows_for_five_checkpoints_and_killed_workers_are_taken_back_by_it
         scene.look_at_workers()
         scene.kill(scene.victim_pid("worker"))
         upgrade.join()
-        assert "the old version runs again" in str(upgrade.error), scene.diagnosis()
+        assert "the old version is running again" in str(upgrade.error), scene.diagnosis()
         rows = max(view["held"]["rows"] for view in upgrade.views)
         assert rows > 0, upgrade.views[-1]
         assert upgrade.phase() == "rolled-back"

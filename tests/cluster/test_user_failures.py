@@ -221,7 +221,7 @@ def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, 
     assert client.summary(job["jid"])["restarts"] == 10
     wait_until(lambda: "job endless failed: UserFunctionError" in printed(), printed, step=0.1)
     log = penstock(cluster, "logs", "endless")
-    assert "the last that failed; the job is FAILED" in log
+    assert "the last one that failed; the job is FAILED" in log
     assert "no such user" in log
 
 
@@ -246,7 +246,7 @@ def test_a_job_that_waits_for_slots_says_so_and_holds_up_no_smaller_one(tmp_path
     wide = (tmp_path / "job.py").read_text().replace("Environment(1", "Environment(2").replace("endless", "wide")
     (tmp_path / "wide.py").write_text(wide.replace("splits=1", "splits=2"))
     penstock(cluster, "run", str(tmp_path / "wide.py"), "--detached")
-    waits = lambda: "waits for slots: it needs 2 slots, 1 of 2 are free" in penstock(cluster, "show", "wide")
+    waits = lambda: "waiting for slots: it needs 2 slots, 1 of 2 are free" in penstock(cluster, "show", "wide")
     wait_until(waits, lambda: penstock(cluster, "show", "wide"), step=0.1)
     (tmp_path / "small.py").write_text((tmp_path / "job.py").read_text().replace("endless", "small"))
     penstock(cluster, "run", str(tmp_path / "small.py"), "--detached")
@@ -258,4 +258,4 @@ def test_a_job_that_is_larger_than_the_cluster_is_refused(tmp_path, cluster):
     (tmp_path / "job.py").write_text(ENDLESS.format(bad="", root=str(tmp_path), out="").replace("ment(1", "ment(3"))
     code, text = said(tmp_path, "penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url)
     assert code != 0
-    assert "job 'endless' needs 3 slots, and this cluster has 2 (lower its parallelism" in " ".join(text.split())
+    assert "job 'endless' needs 3 slots, but this cluster has 2 (lower the parallelism" in " ".join(text.split())

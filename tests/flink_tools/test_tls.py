@@ -70,7 +70,7 @@ def test_list_savepoint_stop_and_cancel_over_mutual_tls(secured, tmp_path):
     assert re.search(r"Path: \S+", safe("savepoint", job, str(tmp_path / "saved")))
 
     without = FlinkCli(tmp_path, address, "", {**believing, **shown})
-    assert "this cluster asks for a token" in without("cancel", job, code=1)
+    assert "this cluster requires a token" in without("cancel", job, code=1)
     others = tmp_path / "others"
     certs(others, host=None, days=1, client_certificates=True)
     for options in ({}, believing, {**TLS, **trust(others), **shown}):  # no TLS, nothing shown, another cluster's CA

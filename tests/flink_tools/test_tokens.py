@@ -30,8 +30,8 @@ def test_the_command_line_with_and_without_a_token(guarded, flink, tmp_path):
     place, _ = guarded
     job = place.submit("guarded")
     for command in (("list",), ("cancel", job), ("stop", "-p", str(tmp_path), job)):
-        assert "this cluster asks for a token" in flink()(*command, code=1)
-    assert "none of this cluster's" in flink("f" * 64)("list", code=1)
+        assert "this cluster requires a token" in flink()(*command, code=1)
+    assert "not valid for this cluster" in flink("f" * 64)("list", code=1)
     assert f"{job} : guarded (RUNNING)" in flink("viewer")("list")
     assert "needs operator" in flink("viewer")("cancel", job, code=1)
     assert place.state(job) == "RUNNING"

@@ -366,7 +366,7 @@ class Leader:
     def _kill(self, worker_id: str, name: str) -> None:
         session = self.sessions.get(name)
         if session is None or worker_id not in self._where:
-            self.post(ev.WorkerLost(worker_id, "it had ended before"))
+            self.post(ev.WorkerLost(worker_id, "it had already ended"))
             return
         manager = session.manager
         session.down.send("stop worker", lambda: manager.stop(session, worker_id), owner=manager.owner)

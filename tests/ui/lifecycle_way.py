@@ -62,7 +62,7 @@ class BrowserWay:
     def upgrade(self, _job_id, file):
         fields = {"The_new_version": self._written(file), "Checkpoints_on_trial": "2"}
         confirmed(self.page, "Upgrade", "Upgrade", **fields)
-        self._told("runs in its new version")
+        self._told("is running the new version")
 
     def cancel(self, _job_id):
         confirmed(self.page, "Cancel", "Cancel the job")

@@ -36,7 +36,7 @@ def test_a_life(browser, cluster, tmp_path):
         expect(page.get_by_role("heading", level=1)).to_have_text("order-risks")
         expect(page.get_by_role("heading", level=1)).to_be_focused()
         job_id = client.jobs()[0]["jid"]
-        expect(page.get_by_role("list", name="What is to be said")).to_contain_text("Keeping up")
+        expect(page.get_by_role("list", name="Findings")).to_contain_text("Keeping up")
 
         saved(page, tmp_path)
         rescaled(page, client, job_id)
@@ -117,7 +117,7 @@ def upgraded(page, client, job_id, folder):
     dialog.get_by_label("The new version").set_input_files(version)
     dialog.get_by_label("Checkpoints on trial").fill("1")
     dialog.get_by_role("button", name="Upgrade").click()
-    told = page.locator("#toasts").get_by_text(re.compile("runs in its new version|Upgrade failed: "))
+    told = page.locator("#toasts").get_by_text(re.compile("is running the new version|Upgrade failed: "))
     expect(told).to_be_visible()
     text = told.inner_text()
     try:
@@ -126,5 +126,5 @@ def upgraded(page, client, job_id, folder):
     except urllib.error.HTTPError as error:  # refused, as while the job is restarting: there has been none
         found = {"phase": f"refused: {error}"}
     assert found["phase"] in {"completed", "rolled-back", "refused", "refused: HTTP Error 404: Not Found"}
-    assert (found["phase"] == "completed") == ("runs in its new version" in text), (found, text)
+    assert (found["phase"] == "completed") == ("is running the new version" in text), (found, text)
     expect(page.locator("header.job .chip")).to_have_text("running")

@@ -34,7 +34,7 @@ def test_the_slow_operator_is_named_from_the_first_page_on(visit, slow_job):
     expect(row.get_by_text(re.compile(r"busy \d+ % of the time.*It holds back orders"))).to_be_visible()
     row.get_by_role("link", name="order-risks").click()
 
-    first = page.get_by_role("list", name="What is to be said").get_by_role("listitem").first
+    first = page.get_by_role("list", name="Findings").get_by_role("listitem").first
     expect(first).to_contain_text("rate orders is slow")
     expect(first).to_contain_text(re.compile(r"busy \d+ % of the time"))
     expect(first).to_contain_text(re.compile(r"It holds back orders \(\d+ % of its time\)"))
@@ -97,7 +97,7 @@ def test_the_flame_graph_names_the_slow_function(visit, slow_job):
     root = tree.get_by_role("treeitem").first
     expect(root).to_have_accessible_name(re.compile(r"root: 100 %"))
     # where other processes take the processors, most of all time is spent waiting for one
-    page.get_by_role("button", name="On a processor", exact=True).click()
+    page.get_by_role("button", name="On CPU", exact=True).click()
     widest = lambda: tree.evaluate(WIDEST_LEAF)
     slow = re.compile(r"Rate\.process.*\(rate_orders\.py:\d+\)")
     wait_until(lambda: slow.match(widest()), lambda: f"{slow.pattern} as the widest leaf, not {widest()}", step=0.2)
@@ -190,7 +190,7 @@ def test_a_source_tells_how_much_it_has_to_read(visit, slow_job):
     page.route("**/penstock/jobs/*/metrics", lagging)
     visit.go(f"jobs/{slow_job.job_id}")
     card = page.get_by_role("region", name="Job graph").get_by_role("button").first
-    expect(card).to_contain_text(re.compile(r"event time .*, 12\.3 k rows to read"))
+    expect(card).to_contain_text(re.compile(r"event time .*, 12\.3 k rows of lag"))
     assert card.evaluate("(card) => card.scrollHeight <= card.clientHeight"), "all of it can be read"
 
 
@@ -202,7 +202,7 @@ def test_logs_of_all_processes_can_be_read(visit, slow_job):
     page.get_by_role("link", name="Task managers", exact=True).last.click()
     page.get_by_role("link", name=f"Log of {manager['id']}", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Log of {manager['id']}")
-    expect(page.locator(".page")).to_contain_text(re.compile(r"It has logged nothing|\d\d:\d\d"))
+    expect(page.locator(".page")).to_contain_text(re.compile(r"The log is empty|\d\d:\d\d"))
     page.go_back()
     page.get_by_role("link", name=re.compile(rf"Log of {slow_job.job_id[:8]}")).first.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(slow_job.job_id[:8])

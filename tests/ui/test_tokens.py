@@ -61,15 +61,15 @@ def asked_for_one(browser, url):
         urllib.request.urlopen(f"{url}/ui/", timeout=30)
     assert error.value.code == 401
     (text,) = json.load(error.value)["errors"]
-    assert "this cluster asks for a token" in text
-    assert "a browser as the password" in text
+    assert "this cluster requires a token" in text
+    assert "browsers send it as the password" in text
 
 
 def told_that_it_is_wrong(browser, url, tokens):
     with Visit(browser, url, token=tokens.of["viewer"][:-1] + "x") as visit:
         visit.wanted = "status of 401"
         assert visit.page.goto(f"{url}/ui/").status == 401
-        expect(visit.page.locator("body")).to_contain_text("the token is none of this cluster's")
+        expect(visit.page.locator("body")).to_contain_text("the token is not valid for this cluster")
 
 
 def viewed(visit, job_id):
@@ -78,7 +78,7 @@ def viewed(visit, job_id):
     for _ in range(2):
         expect(page.locator("#pulse")).to_have_text("live")
         expect(page.locator("#reader")).to_have_text("viewer-of-the-test (viewer)")
-        expect(page.locator("header.job")).to_contain_text("Acting on jobs needs an operator's token")
+        expect(page.locator("header.job")).to_contain_text("Actions on jobs need the role operator")
         expect(page.get_by_role("group", name="Actions")).to_have_count(0)
         page.reload()  # the token is kept
     status, error = page.evaluate(CANCEL, job_id)
@@ -86,7 +86,7 @@ def viewed(visit, job_id):
     assert "viewer-of-the-test is viewer" in error
     assert "needs operator" in error
     visit.go("submit")
-    expect(page.get_by_text("Bringing code needs an admin's token")).to_be_visible()
+    expect(page.get_by_text("Submitting jobs needs the role admin")).to_be_visible()
     expect(page.get_by_label("Job", exact=True)).to_have_count(0)
 
 
@@ -102,10 +102,10 @@ def operated(visit, job_id, folder):
     file.touch()
     visit.wanted = "status of 400"
     confirmed(page, "Stop", "Stop the job", Folder=str(file))
-    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("cannot be written")
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("is not writable")
     page.keyboard.press("Escape")
     visit.go("submit")
-    expect(page.get_by_text("Bringing code needs an admin's token")).to_be_visible()
+    expect(page.get_by_text("Submitting jobs needs the role admin")).to_be_visible()
 
 
 def administered(visit, job_id, written):

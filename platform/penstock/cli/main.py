@@ -1,7 +1,8 @@
 """Entry point of `penstock`.
 
-Registers the commands and turns errors into one line and an exit code (0 done, 1 failed, 2 bad usage). A command's
-module is imported when that command is called: JobManager and TaskManagers start by this file too and must stay small.
+Registers the commands and turns errors into one line and an exit code (0 success, 1 failure, 2 usage error). A
+command's module is imported when the command is called: JobManager and TaskManagers start through this file too and
+must stay small.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typer.core import TyperGroup
 from penstock.cli.serve import die_with_parent
 from penstock.core.errors import PenstockError, UsageError
 
-#: Command: the function (or the commands below it), in the order of the help text.
+#: Command: its function (or sub-commands), in the order of the help text.
 _COMMANDS = {
     "run": "penstock.cli.start.run:run",
     "demo": "penstock.cli.demo.demo:demo",
@@ -39,14 +40,14 @@ _COMMANDS = {
     "backfill": "penstock.cli.start.backfill:backfill",
     "bench": "penstock.cli.start.bench:bench",
 }
-#: What a shell gives a process that ended by Ctrl-C.
+#: The shell's exit code for a process ended by Ctrl-C.
 _INTERRUPTED = 130
-#: Newer releases of typer carry a click of their own: the class is found through one that is exported.
+#: Newer releases of typer bundle click: the class is found through an exported one.
 _ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 class _Commands(TyperGroup):
-    """Imports a command's module when it is asked for."""
+    """Imports a command's module on demand."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the base class's signature
         return list(_COMMANDS)
@@ -66,7 +67,7 @@ class _Commands(TyperGroup):
 
 
 def _without_opposites(command: Any) -> None:
-    """Take away `--no-x` of each switch `--x` that is off anyway."""
+    """Remove `--no-x` of each switch `--x` that is off by default."""
     for below in getattr(command, "commands", {}).values():
         _without_opposites(below)
     for parameter in command.params:
@@ -81,7 +82,7 @@ commands = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    # plain text wraps at any width, where tables cut the names of options off
+    # plain text wraps at any width; tables would truncate option names
     rich_markup_mode=None,
 )
 
@@ -103,7 +104,7 @@ def app() -> NoReturn:
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", _INTERRUPTED)
-    if code == _INTERRUPTED:  # typer makes this of Ctrl-C, in silence
+    if code == _INTERRUPTED:  # typer returns this for Ctrl-C, without a message
         _fail("interrupted", _INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 

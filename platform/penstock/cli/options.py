@@ -1,4 +1,4 @@
-"""Options shared by the commands, and where a command finds its cluster."""
+"""Options shared by the commands, and the lookup of a command's cluster."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from penstock.core.errors import UsageError
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", help="URL of the JobManager; default: $PENSTOCK_CLUSTER, else the local one.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 SettingsOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")]
 
-TokenOption = Annotated[str, typer.Option(help="Two calls with the same token are one.")]
+TokenOption = Annotated[str, typer.Option(help="Calls with the same token count once.")]
 
 SecurityOption = Annotated[
-    str, typer.Option(help="Folder of certificates, tokens, secret; default: $PENSTOCK_SECURITY.", show_default=False)
+    str, typer.Option(help="Folder with certificates, tokens, secret; default: $PENSTOCK_SECURITY.", show_default=False)
 ]
 InsecureOption = Annotated[
-    bool, typer.Option("--insecure", help="Listen where others reach the cluster without TLS and tokens.")
+    bool, typer.Option("--insecure", help="Listen on addresses that others can reach, without TLS and tokens.")
 ]
 OtlpOption = Annotated[
     str,
     typer.Option(
-        help="URL of a collector for spans (OTLP over HTTP); default: $PENSTOCK_OTLP_ENDPOINT.", show_default=False
+        help="Collector URL for spans (OTLP over HTTP); default: $PENSTOCK_OTLP_ENDPOINT.", show_default=False
     ),
 ]
 LogFormatOption = Annotated[
-    str, typer.Option(help="Lines of logs: text or json; default: $PENSTOCK_LOG_FORMAT.", show_default=False)
+    str, typer.Option(help="Log format: text or json; default: $PENSTOCK_LOG_FORMAT.", show_default=False)
 ]
 
 
@@ -49,24 +49,24 @@ def home() -> Path:
 
 
 def cluster_file() -> Path:
-    """Return the file in which a local cluster's address lies."""
+    """Return the file that contains the local cluster's address."""
     return home() / "cluster.json"
 
 
 def connect(cluster: str | None) -> RestClient:
-    """Return a client of the named cluster, of $PENSTOCK_CLUSTER, or of the one `penstock cluster start` made.
+    """Return a client of the given cluster, of $PENSTOCK_CLUSTER, or of the local cluster.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no cluster is known.
     """
     return RestClient(*_known(cluster))
 
 
 def cluster_executor(cluster: str | None, options: SubmitOptions) -> ClusterExecutor:
-    """Return what submits to the same cluster.
+    """Return an executor for the same cluster as `connect`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no cluster is known.
     """
     url, access = _known(cluster)
     return ClusterExecutor(url=url, options=options, access=access)
@@ -85,10 +85,10 @@ def _known(cluster: str | None) -> tuple[str, ClientAccess]:
 
 
 def find_job(client: RestClient, job: str) -> dict[str, Any]:
-    """Return the overview of the job of that id (or unique id prefix) or name (the newest).
+    """Return the overview of a job by id, unique id prefix, or name (the newest one).
 
     Raises:
-        UsageError: none or several fit.
+        UsageError: no job matches, or several do.
     """
     jobs = client.jobs()
     named = [j for j in jobs if j["name"] == job]
@@ -97,22 +97,22 @@ def find_job(client: RestClient, job: str) -> dict[str, Any]:
     found = [j for j in jobs if j["jid"].startswith(job)]
     if len(found) == 1:
         return found[0]
-    msg = f"no job {job!r}" if not found else f"{len(found)} jobs begin with {job!r}"
+    msg = f"no job {job!r}" if not found else f"{len(found)} jobs have the id prefix {job!r}"
     raise UsageError(msg, hint="`penstock list` shows ids and names")
 
 
 def job_to_change(client: RestClient, job: str, token: str = "") -> JobHandle:
-    """Return the job that a command is to act on.
+    """Return the job that a command acts on.
 
-    With a token it may have ended: the answer to a call before is asked for again.
+    With a token the job may have ended: the answer to an earlier call is returned again.
 
     Raises:
-        UsageError: none or several fit, or it has ended.
+        UsageError: no job matches, several do, or the job has ended.
     """
     found = find_job(client, job)
     if found["state"] in TERMINAL and not token:
         msg = f"job {found['name']!r} ({found['jid']}) is {found['state']}"
-        raise UsageError(msg, hint="only a running job takes requests; `penstock run` goes on from where it ended")
+        raise UsageError(msg, hint="only a running job takes requests; `penstock run` resumes it")
     return JobHandle(client, found["jid"], found["name"])
 
 
@@ -123,6 +123,6 @@ def print_json(value: object) -> None:
 
 
 def say(text: str) -> None:
-    """Print one line for a person."""
+    """Print a line of text."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

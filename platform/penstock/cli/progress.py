@@ -1,6 +1,6 @@
-"""The live display of a running job: one panel in a terminal, plain lines elsewhere, nothing with `--json`.
+"""The live display of a running job: a panel on a terminal, otherwise plain lines, nothing with `--json`.
 
-Used by `penstock run` and `penstock demo`; fed by the executor's `on_poll`.
+Used by `penstock run` and `penstock demo`; updated by the executor's `on_poll`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LIVE_EVERY_MS = 250
 
 
 class JobProgress:
-    """Shows rates, watermark, checkpoints and restarts of the job it is fed with; also takes notes (`note`)."""
+    """Shows rates, watermark, checkpoints and restarts of a job, and notes (`note`)."""
 
     def __init__(self, *, enabled: bool = True, console: Console | None = None, clock: Clock | None = None) -> None:
-        """`enabled` False shows nothing."""
+        """Prepare the display; with `enabled` False it shows nothing."""
         self._given = console
         self._clock = clock or SystemClock()
         self._enabled = enabled
@@ -42,18 +42,18 @@ class JobProgress:
         self._start_told = False
 
     def __enter__(self) -> Self:
-        """Return self; the display begins with the first thing to show."""
+        """Return self; the display starts with the first output."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the display, leaving its last state."""
+        """Stop the display and leave its last state."""
         if self._live is not None:
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """Show a line of its own: a step done, a worker killed."""
+        """Show a separate line, for example about a finished step."""
         if not self._enabled:
             return
         self._begin()
@@ -64,14 +64,14 @@ class JobProgress:
             self._live.console.print(text, markup=False, soft_wrap=True)
 
     def on_poll(self, handle: JobHandle, job: dict[str, Any]) -> None:
-        """Show the newest state, at most as often as the display needs it."""
+        """Show the newest state, at most at the rate of the display."""
         now_ms = self._clock.monotonic_ms()
         every_ms = _LIVE_EVERY_MS if self._live is not None else _PLAIN_EVERY_MS
         if not self._enabled or now_ms - self._last_ms < every_ms:
             return
         try:
             summary = handle.client.summary(handle.job_id)
-        except PenstockError:  # a JobManager that is just being restarted: the next poll shows it
+        except PenstockError:  # the JobManager is restarting: the next poll shows it
             return
         if not self._start_told and (start := start_of(summary)):
             self._start_told = True
@@ -87,7 +87,7 @@ class JobProgress:
             self._console.print(_line(job, summary, rate), markup=False, soft_wrap=True)
 
     def _begin(self) -> None:
-        """Start the display; what draws it is imported now, when the job is under way."""
+        """Start the display; its modules are imported only now, while the job runs."""
         if self._begun:
             return
         from rich.console import Console

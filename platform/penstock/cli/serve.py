@@ -1,7 +1,7 @@
 """Starts a JobManager or TaskManager from plain arguments: `python -m penstock.cli.serve jobmanager --rest-port 0`.
 
-What `penstock.client.processes` starts: the same as `penstock jobmanager` and `penstock taskmanager`, which call it
-too, without the command line's own imports.
+Used by `penstock.client.processes`, and by `penstock jobmanager` and `penstock taskmanager`. It avoids the imports of
+the command line.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ TASKMANAGER_DEFAULTS = {
     "data-bind": "",
     "log-format": "",
 }
-#: What an option is where it is not given, so that it reaches processes that others start.
+#: Defaults of options, inherited by child processes.
 OTLP_VARIABLE = "PENSTOCK_OTLP_ENDPOINT"
 LOG_VARIABLE = "PENSTOCK_LOG_FORMAT"
-#: Id of the process that a process ends with.
+#: Pid of the parent process that a process ends with.
 PARENT_VARIABLE = "PENSTOCK_DIE_WITH_PARENT"
 
 
 def jobmanager(options: dict[str, str]) -> int:
-    """Run a JobManager until it is told to stop; return the exit code."""
+    """Run a JobManager until it is stopped; return the exit code."""
     die_with_parent()
     from penstock.config.settings import ClusterSettings
     from penstock.jobmanager.config import JobManagerConfig
@@ -76,7 +76,7 @@ def jobmanager(options: dict[str, str]) -> int:
 
 
 def taskmanager(options: dict[str, str]) -> int:
-    """Run a TaskManager until it is told to stop; return the exit code. With 0 slots, stdin says their number."""
+    """Run a TaskManager until it is stopped; return the exit code. With 0 slots, their number is read from stdin."""
     die_with_parent()
     from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
 
@@ -98,13 +98,13 @@ def taskmanager(options: dict[str, str]) -> int:
 
 
 def _security(folder: str, *, insecure: bool = False) -> Security:
-    """Return what protects this process; what it inherits no child inherits from it."""
+    """Return the security of this process; remove the secret from the environment of its children."""
     from penstock.config.security import SECRET_VARIABLE, load_security, own_secret
     from penstock.core.secrets import remember
 
     security = load_security(os.environ, folder, insecure=insecure)
     os.environ.pop(SECRET_VARIABLE, None)
-    if not security.secret:  # --insecure too: it is about addresses, and both ends prove something always
+    if not security.secret:  # also with --insecure, which concerns addresses: both ends always prove the secret
         home = Path(os.environ.get("PENSTOCK_HOME") or Path.home() / ".penstock")
         security = replace(security, secret=own_secret(home))
     if security.secret:
@@ -115,7 +115,7 @@ def _security(folder: str, *, insecure: bool = False) -> Security:
 def _log_format(option: str) -> Literal["text", "json"]:
     name = option or os.environ.get(LOG_VARIABLE, "") or "text"
     if name not in ("text", "json"):
-        raise UsageError(f"log format {name!r} is not known", hint="use text or json")
+        raise UsageError(f"unknown log format {name!r}", hint="use text or json")
     return "json" if name == "json" else "text"
 
 
@@ -128,22 +128,22 @@ def _announce(ready_file: str, text: str) -> None:
 
 
 def die_with_parent() -> None:
-    """End with the starter (Linux), when it asked for that: however it ends, no process is left behind.
+    """Let the kernel end this process with its parent (Linux), if the parent requested that.
 
     Raises:
-        UsageError: the starter has ended, or another process stands between it and this one.
+        UsageError: the parent has ended, or another process is in between.
     """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
-        msg = f"process {parent} was to start this one and end with it, but it was process {os.getppid()}"
-        raise UsageError(msg, hint="a script that stands for the interpreter has to `exec` it")
+        msg = f"expected parent process {parent}, but was started by process {os.getppid()}"
+        raise UsageError(msg, hint="a wrapper script of the interpreter must `exec` it")
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the first argument names with the pairs `--option value` behind it."""
+    """Run the process that the first argument names, with the following pairs `--option value`."""
     names = [name.removeprefix("--") for name in arguments[1::2]]
     options = dict(zip(names, arguments[2::2], strict=True))
     try:

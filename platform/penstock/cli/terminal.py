@@ -1,4 +1,4 @@
-"""Where tables are printed: a terminal, a pipe or a file."""
+"""The console for tables: a terminal, a pipe or a file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _PIPE_WIDTH = 250
 
 
 def terminal() -> Console:
-    """Return the terminal; where there is none (a pipe, a file), rows are not wrapped."""
+    """Return a console; in a pipe or file, rows are not wrapped."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)

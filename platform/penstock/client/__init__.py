@@ -1,4 +1,4 @@
-"""Talking to a cluster from outside.
+"""Access to a cluster from outside.
 
-REST client, job handles, clusters as local processes, executors for `env.execute`.
+REST client, job handles, clusters of local processes, executors for `env.execute`.
 """

@@ -1,6 +1,6 @@
-"""What a client shows to a cluster and whom it believes: token, certificate, CA; from the environment or from files.
+"""Credentials of a client and its trusted CAs: token, certificate, CA; from the environment or from files.
 
-Used by `client.rest_client`. Nothing of it is ever an argument of a command: those can be read by everyone.
+Used by `client.rest_client`. None of them is ever a command line argument, because other users can read those.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ TOKEN_FILE_VARIABLE = "PENSTOCK_TOKEN_FILE"  # noqa: S105 - a name
 CA_VARIABLE = "PENSTOCK_CA"
 CERTIFICATE_VARIABLE = "PENSTOCK_CLIENT_CERT"
 KEY_VARIABLE = "PENSTOCK_CLIENT_KEY"
-#: What `penstock cluster certs` leaves for clients, the one with most rights first.
+#: The token files that `penstock cluster certs` writes for clients, most rights first.
 _TOKEN_FILES = ("admin.token", "operator.token", "viewer.token")
 _CLIENT_FILES = ("client.pem", "client.key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientAccess:
-    """How a client makes itself known."""
+    """The credentials of a client."""
 
     token: Secret = NO_SECRET
     ca: Path | None = None
@@ -35,14 +35,14 @@ class ClientAccess:
     key: Path | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return what goes with every request."""
+        """Return the headers of every request."""
         return {"Authorization": f"Bearer {self.token.reveal()}"} if self.token else {}
 
     def context(self) -> ssl.SSLContext:
-        """Return how to speak TLS; without a CA of one's own those of the system count.
+        """Return the TLS context; without a configured CA it trusts those of the system.
 
         Raises:
-            UsageError: a file cannot be used.
+            UsageError: a file is unreadable or invalid.
         """
         try:
             context = ssl.create_default_context(cafile=self.ca)
@@ -51,16 +51,16 @@ class ClientAccess:
                 context.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(str(path) for path in (self.ca, self.certificate, self.key) if path is not None)
-            msg = f"certificates cannot be used ({files}): {error}"
-            raise UsageError(msg, hint=f"look at {CA_VARIABLE}, {CERTIFICATE_VARIABLE} and {KEY_VARIABLE}") from error
+            msg = f"cannot load certificates ({files}): {error}"
+            raise UsageError(msg, hint=f"check {CA_VARIABLE}, {CERTIFICATE_VARIABLE} and {KEY_VARIABLE}") from error
         return context
 
 
 def access_of(environment: Mapping[str, str] = os.environ) -> ClientAccess:
-    """Return what the environment says; `$PENSTOCK_SECURITY` stands in for what is not named by itself.
+    """Return the credentials from the environment; files without a variable are read from `$PENSTOCK_SECURITY`.
 
     Raises:
-        UsageError: a file is named that cannot be read.
+        UsageError: a configured file cannot be read.
     """
     folder = Path(environment[FOLDER_VARIABLE]) if environment.get(FOLDER_VARIABLE) else None
     token = Secret(environment.get(TOKEN_VARIABLE, "").strip() or _token_of(environment, folder))
@@ -84,8 +84,8 @@ def _token_of(environment: Mapping[str, str], folder: Path | None) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        msg = f"the token in {path} cannot be read: {error.strerror}"
-        raise UsageError(msg, hint=f"look at {TOKEN_FILE_VARIABLE}") from error
+        msg = f"cannot read the token in {path}: {error.strerror}"
+        raise UsageError(msg, hint=f"check {TOKEN_FILE_VARIABLE}") from error
 
 
 def _named(environment: Mapping[str, str], variable: str) -> Path | None:

@@ -1,6 +1,6 @@
-"""Executors behind `env.execute` and `env.submit`: an embedded local cluster, or a running one by URL.
+"""Executors of `env.execute` and `env.submit`: an embedded local cluster, or a running cluster by URL.
 
-`default_executor()` is what a plain `python job.py` gets; `penstock run` builds the same with the user's options.
+`default_executor()` serves a plain `python job.py`; `penstock run` builds the same with the user's options.
 """
 
 from __future__ import annotations
@@ -34,49 +34,49 @@ if TYPE_CHECKING:
     from penstock.client.access import ClientAccess
     from penstock.config.settings import JobSettings
 
-    #: Looks at the job while somebody waits for its end; given what REST says of it.
+    #: Called with the handle and the job's REST document at each poll while a caller waits for the end.
     OnPoll = Callable[[JobHandle, dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions:
-    """How a job is started: where its state comes from."""
+    """Start options of a job: the source of its state."""
 
     from_uri: str | None = None
     claim: bool = True
     fresh: bool = False
     accept_duplicates: bool = False
-    #: State that may be left behind, by name: `uid` or `uid/state`.
+    #: States that may be dropped, by name: `uid` or `uid/state`.
     allow_non_restored_state: tuple[str, ...] = ()
-    #: Submits with the same token are one job; empty: a new one.
+    #: Submits with the same token give one job; empty: always a new one.
     token: str = ""
-    #: Take a job of the same identity that runs already for this one, instead of an error.
+    #: Attach to a running job of the same identity instead of raising an error.
     attach: bool = False
-    #: The job's name; empty: the one that the job file gives.
+    #: The job's name; empty: the name in the job file.
     name: str = ""
 
 
 @dataclass(kw_only=True)
 class ClusterExecutor:
-    """Submits to a running cluster."""
+    """Submits jobs to a running cluster."""
 
     url: str
     options: SubmitOptions = field(default_factory=SubmitOptions)
     on_poll: OnPoll | None = None
-    #: `execute` returns once the job is submitted.
+    #: Let `execute` return once the job is submitted.
     detached: bool = False
-    #: By default that of the environment.
+    #: Default: the environment's.
     access: ClientAccess | None = None
-    #: The job that was submitted last.
+    #: The last submitted job.
     submitted: JobHandle | None = None
 
     def submit(self, graph: JobGraph) -> JobHandle:
-        """Submit and return at once."""
+        """Submit a job and return at once."""
         self.submitted = submit_graph(RestClient(self.url, self.access), graph, self.options)
         return self.submitted
 
     def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
-        """Submit and wait for the end (or not, when detached)."""
+        """Submit a job and wait for its end, unless detached."""
         handle = self.submit(graph)
         if self.detached:
             return JobResult(job_id=handle.job_id, name=handle.name, state=handle.status(), duration_ms=0.0)
@@ -87,38 +87,38 @@ class ClusterExecutor:
 class EmbeddedExecutor:
     """Starts a local cluster for the job and ends it with the job."""
 
-    #: One: every slot is a process of its own anyway, and a TaskManager more is a template more to warm.
+    #: Default 1: each slot is a separate process anyway, and each TaskManager needs its own warm template.
     taskmanagers: int = 1
     directory: Path | None = None
     options: SubmitOptions = field(default_factory=SubmitOptions)
     environment: dict[str, str] = field(default_factory=dict)
     on_poll: OnPoll | None = None
     on_started: Callable[[LocalCluster, JobHandle], None] | None = None
-    #: Shows a line of `stream.print()`.
+    #: Called for each line of `stream.print()`.
     on_printed: Callable[[str], None] = print
     _launched: LocalCluster | None = None
 
     def launch(self) -> None:
-        """Start the cluster's processes before the job is known: they start while the job file is imported."""
+        """Start the cluster's processes early, while the job file is imported."""
         if self.taskmanagers == 1 and self._launched is None:
             cluster = self._cluster(1, None)
             cluster.launch()
             self._launched = cluster
 
     def close(self) -> None:
-        """End a cluster that was launched and got no job."""
+        """End a launched cluster that got no job."""
         cluster, self._launched = self._launched, None
         if cluster is not None:
             cluster.close()
 
     def submit(self, graph: JobGraph) -> JobHandle:
-        """Start a cluster that lives as long as this process, and submit."""
+        """Start a cluster that lives as long as this process, and submit a job to it."""
         return self._submit_to(self._started(graph), graph)
 
     def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
         """Start a cluster, run the job to its end, end the cluster.
 
-        A job whose input ends fails at the first error of a function of the user's: nobody watches over its restarts.
+        A bounded job fails at the first error of a user function, because no user watches its restarts.
         """
         if not endless_sources(graph):
             graph = msgspec.structs.replace(graph, settings=failing_at_once(graph.settings))
@@ -144,7 +144,7 @@ class EmbeddedExecutor:
         return handle
 
     def _started(self, graph: JobGraph) -> LocalCluster:
-        """Return a cluster that takes the job: the one launched before, or a new one."""
+        """Return a cluster for the job: the launched one, or a new one."""
         slots = required_slots(graph)
         managers = max(1, min(self.taskmanagers, slots))
         cluster, self._launched = self._launched, None
@@ -186,10 +186,10 @@ def default_executor() -> EmbeddedExecutor | ClusterExecutor:
 
 
 def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) -> JobHandle:
-    """Submit a job whose state comes from where the options say.
+    """Submit a job with start options.
 
     Raises:
-        PenstockError: the JobManager refuses it.
+        PenstockError: the JobManager refused it.
     """
     graph = msgspec.structs.replace(graph, settings=_located(graph.settings), name=options.name or graph.name)
     if not options.from_uri:
@@ -198,7 +198,7 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
     if options.from_uri:
         from penstock.snapshots.access.declared import with_states
 
-        graph = with_states(graph)  # what the savepoint's state is compared with
+        graph = with_states(graph)  # the savepoint's state is checked against it
     try:
         job_id = client.submit(
             encode_graph(graph),
@@ -217,13 +217,13 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
 
 
 def _running(client: RestClient, name: str) -> str:
-    """Return the id of the only job of that name that has not ended; empty when there are none or several."""
+    """Return the id of the only job of that name that has not ended; empty if there is none or more than one."""
     found = [str(job["jid"]) for job in client.jobs() if job["name"] == name and job["state"] not in TERMINAL]
     return found[0] if len(found) == 1 else ""
 
 
 def _located(settings: JobSettings) -> JobSettings:
-    """Return settings whose folders are absolute: the cluster's processes have working folders of their own."""
+    """Return settings with absolute folders: the cluster's processes have other working directories."""
     root = settings.checkpoint_root or ".penstock/checkpoints"
     if "://" not in root:
         root = str(Path(root).resolve())
@@ -231,11 +231,11 @@ def _located(settings: JobSettings) -> JobSettings:
 
 
 def _log_failures() -> OnPoll:
-    """Return a poll that logs what goes wrong with a job, of which nothing is shown otherwise."""
+    """Return a poll callback that logs failures of a job, for callers that display nothing."""
     watch, log = FailureWatch(), logging.getLogger("penstock")
 
     def look(handle: JobHandle, _job: dict[str, Any]) -> None:
-        with contextlib.suppress(PenstockError):  # a JobManager that is just being restarted: the next poll tells
+        with contextlib.suppress(PenstockError):  # the JobManager is restarting: the next poll reports it
             for line in watch.look(handle, handle.client.summary(handle.job_id)):
                 log.warning("%s", line)
 
@@ -243,7 +243,7 @@ def _log_failures() -> OnPoll:
 
 
 def _with_log(result: JobResult, on_poll: OnPoll | None) -> JobResult:
-    """Log what nobody else shows of the end of a job, and return it."""
+    """Log a job that had nothing left to do, unless the caller displays it; return the result."""
     if on_poll is None and result.nothing_left:
         text = "job %s had nothing left to do since checkpoint %s (penstock run --fresh JOB starts over)"
         logging.getLogger("penstock").warning(text, result.name, result.restored_checkpoint)
@@ -255,7 +255,7 @@ def run_to_end(
     on_poll: OnPoll,
     enough: Callable[[], bool] | None = None,
 ) -> JobResult:
-    """Wait for the end of a job; cancel it as soon as `enough` says so.
+    """Wait for the end of a job; cancel it as soon as `enough` returns True.
 
     Raises:
         PenstockError: it failed or was cancelled.
@@ -266,12 +266,12 @@ def run_to_end(
     def look(job: dict[str, Any]) -> None:
         on_poll(handle, job)
         if enough is not None and job["state"] == "RUNNING" and enough():
-            with contextlib.suppress(UsageError):  # it has ended by itself meanwhile
+            with contextlib.suppress(UsageError):  # it has ended in the meantime
                 handle.cancel()
 
     state = handle.wait(on_poll=look)
     duration_ms, counts, failure = clock.monotonic_ms() - started_ms, dict[str, Any](), ""
-    with contextlib.suppress(PenstockError):  # the job has ended, and that is known
+    with contextlib.suppress(PenstockError):  # the end of the job is already known
         counts = handle.client.summary(handle.job_id)
         if counts.get("restarts"):
             entries = handle.client.exceptions(handle.job_id)["exceptionHistory"]["entries"]

@@ -1,6 +1,6 @@
-"""New failures of a job in words, each once: what restarts it, why a checkpoint failed, what it waits for.
+"""Reports new failures of a job as text, each once: restarts, failed checkpoints, missing slots, slow calls.
 
-Used by `penstock run` (`cli.progress`), and by `client.executors` for a plain `python job.py`, which logs them.
+Used by `penstock run` (`cli.progress`) and by `client.executors`, which logs them for a plain `python job.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 
 def doubts(summary: dict[str, Any]) -> dict[str, str]:
-    """Return, by source, what is odd about the event times of its rows in a `RestClient.summary`."""
-    way = (
-        "if their numbers are seconds, say so: timestamp_unit='s' of the source, or unit='s' of the watermark strategy"
-    )
+    """Return, by source, a warning about implausible event times in a `RestClient.summary`."""
+    way = "if they are seconds, set timestamp_unit='s' on the source, or unit='s' on the watermark strategy"
     return {
         uid: f"{found['rows']:,} rows of {uid} have event times before 1990, such as {_day(found['example'])}: {way}"
         for uid, found in summary.get("doubtful-times", {}).items()
@@ -27,13 +25,13 @@ def doubts(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def next_attempt(summary: dict[str, Any]) -> str:
-    """Return when a job starts again after a failure, in words; empty when it does not wait for that."""
+    """Return the time until the next start after a failure as text; empty if no restart is pending."""
     soon_ms = summary["next-attempt-in-ms"]
     return "" if soon_ms is None else f"next attempt in {soon_ms / 1000:.1f} s"
 
 
 def start_of(summary: dict[str, Any]) -> str:
-    """Return what a job last started from, in words; empty for an empty start."""
+    """Return what a job was last restored from as text; empty for an empty start."""
     restored = summary.get("restored")
     if restored is None:
         return ""
@@ -47,10 +45,10 @@ def _day(timestamp_ms: int) -> str:
 
 
 class FailureWatch:
-    """Remembers what it has told of one job."""
+    """Remembers the reported failures of one job."""
 
     def __init__(self) -> None:
-        """Nothing was told yet."""
+        """Start without reports."""
         self._restarts = 0
         self._told_ms = -1
         self._failed_checkpoints = 0
@@ -60,7 +58,7 @@ class FailureWatch:
         self._unreachable: set[str] = set()
 
     def look(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
-        """Return a line for each thing that is new in a `RestClient.summary`, oldest first."""
+        """Return a line for each new problem in a `RestClient.summary`, oldest first."""
         lines = []
         if summary["restarts"] > self._restarts and (failures := self._failures(handle, summary)):
             lines += failures
@@ -69,7 +67,7 @@ class FailureWatch:
             self._failed_checkpoints = summary["checkpoints-failed"]
             lines.append(f"{handle.name}: a checkpoint failed: {summary['checkpoint-failure']}")
         if summary["waits-for"] and summary["waits-for"] != self._waits_for:
-            lines.append(f"{handle.name} waits for slots: it needs {summary['waits-for']}")
+            lines.append(f"{handle.name} is waiting for slots: it needs {summary['waits-for']}")
         self._waits_for = summary["waits-for"]
         slow = {call["what"] for call in summary.get("slow-calls", ())}
         lines += [f"{handle.name}: slow call, more than 5 s: {what}" for what in sorted(slow - self._slow)]
@@ -77,7 +75,7 @@ class FailureWatch:
         unreachable = set(summary.get("sources-unreachable", ()))
         new = sorted(unreachable - self._unreachable)
         lines += [
-            f"{handle.name}: source {uid}: no answer for more than 5 s; it resumes with the next one" for uid in new
+            f"{handle.name}: source {uid}: no answer for more than 5 s; it resumes with the next answer" for uid in new
         ]
         self._unreachable = unreachable
         doubted = doubts(summary)
@@ -88,7 +86,7 @@ class FailureWatch:
     def _failures(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
         try:
             entries = handle.client.exceptions(handle.job_id)["exceptionHistory"]["entries"]
-        except PenstockError:  # a JobManager that is just being restarted: the next look tells of them
+        except PenstockError:  # the JobManager is restarting: the next look reports them
             return []
         new = [entry for entry in entries if entry["timestamp"] > self._told_ms]
         if not new:

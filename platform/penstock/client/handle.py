@@ -1,4 +1,4 @@
-"""A submitted job, seen from a client: status, wait, cancel, stop, savepoint.
+"""The client's handle of a submitted job: status, wait, cancel, stop, savepoint, rescale, upgrade.
 
 Returned by `env.submit` and used by the CLI.
 """
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from penstock.client.rest_client import RestClient, UpgradeOptions
     from penstock.graph.job_graph import JobGraph
 
-#: States a job does not leave.
+#: Terminal states.
 TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
 _POLL_MS = 100.0
 
 
 def located(uri: str) -> str:
-    """Return a folder as an absolute path, other URIs as they are: the cluster runs in folders of its own."""
+    """Return a local folder as an absolute path, other URIs unchanged: the cluster has other working directories."""
     return uri if not uri or "://" in uri else str(Path(uri).expanduser().absolute())
 
 
 @dataclass(frozen=True, slots=True)
 class JobHandle:
-    """One job on one cluster."""
+    """A job on a cluster."""
 
     client: RestClient
     job_id: str
@@ -45,7 +45,7 @@ class JobHandle:
     clock: Clock = field(default_factory=SystemClock)
 
     def status(self) -> str:
-        """Return the job's state, Flink's names: CREATED, RUNNING, RESTARTING, FINISHED, CANCELED, FAILED..."""
+        """Return the job's state with Flink's names: CREATED, RUNNING, RESTARTING, FINISHED, CANCELED, FAILED, ..."""
         return str(self.client.job(self.job_id)["state"])
 
     def wait(self, *, timeout_ms: float | None = None, on_poll: Callable[[dict[str, Any]], None] | None = None) -> str:
@@ -57,7 +57,8 @@ class JobHandle:
         """
         deadline = None if timeout_ms is None else self.clock.monotonic_ms() + timeout_ms
         while True:
-            # The cluster answers when the job has ended, else after a while: nobody waits for a poll at the end.
+            # The cluster answers as soon as the job has ended, or after a while, so the end is seen without a poll
+            # delay.
             job = self._job_through_restarts(_POLL_MS)
             if job is None:
                 self.clock.sleep_ms(_POLL_MS)
@@ -68,22 +69,22 @@ class JobHandle:
                     return self._end(str(job["state"]))
             if deadline is not None and self.clock.monotonic_ms() > deadline:
                 msg = f"job {self.name} did not end within {timeout_ms:.0f} ms"
-                raise PenstockError(msg, hint="its state is on `penstock show`")
+                raise PenstockError(msg, hint="see its state with `penstock show`")
 
     def cancel(self) -> None:
-        """Cancel; checkpoints are retained."""
+        """Cancel the job; its checkpoints are retained."""
         self.client.cancel(self.job_id)
 
     def stop(
         self, *, drain: bool = False, target: str | None = None, token: str = "", timeout_ms: float = 300_000
     ) -> str:
-        """Stop with a savepoint and return its URI.
+        """Stop the job with a savepoint; return its URI.
 
-        Calls with the same token are one, also over a restart of the JobManager.
+        Calls with the same token count once, also across a JobManager restart.
 
         Raises:
-            UsageError: the target cannot be written, and the job goes on.
-            PenstockError: there is no savepoint, or no answer in time.
+            UsageError: the target is not writable; the job continues.
+            PenstockError: the savepoint failed, or no answer arrived in time.
         """
         place = located(target or "")
         return self._saved(
@@ -91,10 +92,10 @@ class JobHandle:
         )
 
     def savepoint(self, target: str | None = None, *, token: str = "", timeout_ms: float = 300_000) -> str:
-        """Take a savepoint of the running job and return its URI.
+        """Take a savepoint of the running job; return its URI.
 
-        Calls with the same token are one; over a restart of the JobManager it is taken again, under the
-        same name. Raises as `stop`.
+        Calls with the same token count once; across a JobManager restart it is taken again under the
+        same name. Raises like `stop`.
         """
         place = located(target or "")
         return self._saved(lambda id_: self.client.savepoint(self.job_id, place, token=id_), token, timeout_ms)
@@ -107,14 +108,14 @@ class JobHandle:
         token: str = "",
         timeout_ms: float = 300_000,
     ) -> None:
-        """Go on with another parallelism, from a checkpoint; return when the job runs with it.
+        """Rescale the job from a checkpoint; return when it runs with the new parallelism.
 
-        `parallelism` is for all parts of the job that have the job's own; `vertices` is by the uid of an operator.
-        Calls with the same token are one, also over a restart of the JobManager.
+        `parallelism` applies to all vertices with the job's default; `vertices` is by the uid of an operator.
+        Calls with the same token count once, also across a JobManager restart.
 
         Raises:
-            UsageError: the job does not run or cannot have that parallelism.
-            PenstockError: no slots, or its checkpoint failed, and the job goes on as before; or no answer in time.
+            UsageError: the job is not running or cannot have that parallelism.
+            PenstockError: slots are missing or the checkpoint failed, and the job continues unchanged; or a timeout.
         """
         token = token or secrets.token_hex(16)
         operation = operation_of(
@@ -127,8 +128,8 @@ class JobHandle:
         if operation is not None:
             self._check_rescaled(operation)
             return
-        msg = f"job {self.name} does not run with its new parallelism within {timeout_ms / 1000:.0f} s"
-        raise PenstockError(msg, hint="see what it does with `penstock story`")
+        msg = f"job {self.name} was not running with its new parallelism within {timeout_ms / 1000:.0f} s"
+        raise PenstockError(msg, hint="see its progress with `penstock story`")
 
     def upgrade(
         self,
@@ -138,35 +139,35 @@ class JobHandle:
         on_poll: Callable[[dict[str, Any]], None] | None = None,
         **options: Unpack[UpgradeOptions],
     ) -> str:
-        """Go on as another version of the job, a job file or graph; return when it is healthy, its savepoint's URI.
+        """Upgrade to a new version (job file or graph); return the savepoint's URI once it is healthy.
 
-        Until then its output is held back; when it does not become healthy the old version goes on from the cut.
-        `on_poll` is given `RestClient.newest_upgrade`. Calls with the same token are one, also over a restart of the
-        JobManager.
+        Until then its output is withheld. If it is not healthy in time, the old version continues from the same state.
+        `on_poll` is called with `RestClient.newest_upgrade`. Calls with the same token count once, also across a
+        JobManager restart.
 
         Raises:
-            UsageError: it cannot be an upgrade of this job, or could not be taken back.
-            PenstockError: its state does not fit, or it was not healthy and the old version runs.
+            UsageError: it is no upgrade of this job, or could not be rolled back.
+            PenstockError: its state does not fit, or it was unhealthy and the old version runs.
         """
         graph = planned(Path(new), {}, self.name) if isinstance(new, (str, Path)) else new
         return upgraded(self, graph, token or secrets.token_hex(16), on_poll, options)
 
     def _check_rescaled(self, operation: dict[str, Any]) -> None:
         if "failure-cause" in operation:
-            msg = f"job {self.name} keeps its parallelism: {operation['failure-cause'].get('stack-trace')}"
-            raise PenstockError(msg, hint="it goes on as before; see `penstock story`")
+            msg = f"job {self.name} was not rescaled: {operation['failure-cause'].get('stack-trace')}"
+            raise PenstockError(msg, hint="it continues unchanged; see `penstock story`")
 
     def query_state(self, uid: str, name: str, key: object, *, limit: int = 1000) -> dict[str, Any]:
-        """Return what a keyed state holds for one key right now, of which no checkpoint need know yet.
+        """Return the live rows of one key of a keyed state, including changes since the last checkpoint.
 
         `uid` is the operator's, `name` the state's, `key` a value, a tuple of values of several key columns, or a
-        dictionary by column. The answer has `rows` (at most `limit`; `more` says whether there are more), their
-        `schema`, the typed `key`, its `key-group` and `subtask`. Times are ISO 8601, decimals texts, bytes base64.
+        dictionary by column. The answer has `rows` (at most `limit`; `more` is true if there are more), their
+        `schema`, the typed `key`, its `key-group` and `subtask`. Times are ISO 8601, decimals are text, bytes base64.
 
         Raises:
-            NotFoundError: there is no such operator or state, or it holds nothing for the key.
-            UsageError: the job does not run, or the key does not fit its columns.
-            PenstockError: no answer came in time.
+            NotFoundError: no such operator or state, or no rows of the key.
+            UsageError: the job is not running, or the key does not fit its columns.
+            PenstockError: no answer arrived in time.
         """
         given = key if isinstance(key, (tuple, list, dict)) else [key]
         return self.client.state_value(self.job_id, uid, name, [json.dumps(given, default=_text)], limit)
@@ -189,7 +190,7 @@ class JobHandle:
         return str(operation["location"])
 
     def _job_through_restarts(self, wait_ms: float) -> dict[str, Any] | None:
-        """Return the job, or None while a JobManager is being restarted (bounded by the caller's deadline)."""
+        """Return the job, or None while the JobManager restarts (bounded by the caller's deadline)."""
         try:
             return self.client.job_after(self.job_id, wait_ms)
         except PenstockError as error:
@@ -203,18 +204,18 @@ class JobHandle:
         return state
 
     def _failure(self, history: dict[str, Any]) -> JobFailedError:
-        """Return the newest failure in one line; all of it when $PENSTOCK_TRACEBACK asks for that."""
+        """Return the newest failure as one line, or with its traceback if $PENSTOCK_TRACEBACK is set."""
         detail = str(history.get("root-exception") or "no cause recorded").strip()
         if os.environ.get("PENSTOCK_TRACEBACK"):
             return JobFailedError(f"job {self.name} failed: {detail}")
         entries = history.get("exceptionHistory", {}).get("entries", [])
         line = str(entries[0]["exceptionName"]) if entries else detail.splitlines()[-1]
-        hint = "" if line.endswith(")") else "PENSTOCK_TRACEBACK=1 prints all of it"
+        hint = "" if line.endswith(")") else "PENSTOCK_TRACEBACK=1 prints the traceback"
         return JobFailedError(f"job {self.name} failed: {line}", hint=hint)
 
 
 def _text(value: object) -> str:
-    """Return part of a key that JSON does not have as the cluster reads it."""
+    """Return a key part that JSON cannot represent as text that the cluster parses."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,7 +1,7 @@
-"""All kernels, compiled before a cluster of this machine starts: by `penstock compile`, or by the first job.
+"""Compiles all kernels before a local cluster starts: for `penstock compile`, or for the first job.
 
-A job that needs a kernel which is not there compiles it in its workers, in silence. So clusters of this machine look
-first, and compile with a line for people.
+Without this, the workers of a job compile missing kernels silently. Local clusters check first and compile with a
+progress display.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from penstock.core.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-#: Modules of the connectors, and what each needs besides penstock.
+#: Modules of the connectors, and the package that each needs in addition.
 _CONNECTORS = {
     "penstock_connectors.formats.json_kernels": "",
     "penstock_connectors.formats.json_table": "",
     "penstock_connectors.formats.json_writer": "",
     "penstock_connectors.kafka.client._kernels": "confluent_kafka",
 }
-#: Of benchmarks alone, which compile them when they start.
+#: Used by benchmarks only, which compile them at their start.
 _BENCHMARKS = ("penstock_connectors.nexmark._kernels", "penstock_connectors.workloads.kernels")
-#: (modules done, modules in all), beginning with none done.
+#: (compiled modules, all modules), starting at zero.
 OnCompiled = Callable[[int, int], None]
 
 
 def kernel_modules(*, benchmarks: bool = False) -> tuple[str, ...]:
-    """Return the modules of all kernels that can run here."""
+    """Return the modules of all kernels that can be compiled here."""
     from penstock.kernels.compiler.warm import MODULES
 
     usable = [name for name, needs in _CONNECTORS.items() if not needs or importlib.util.find_spec(needs) is not None]
@@ -39,12 +39,12 @@ def kernel_modules(*, benchmarks: bool = False) -> tuple[str, ...]:
 
 
 def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool = False) -> int:
-    """Compile what is not compiled yet and return how many modules that were; `on_compiled` is called for each.
+    """Compile the missing kernels; return the number of modules. `on_compiled` is called for each.
 
     Raises:
-        PenstockError: they cannot be compiled.
+        PenstockError: the compilation failed.
     """
-    from penstock.kernels.compiler.build import alone, build, lacking  # with numpy, which no control process needs
+    from penstock.kernels.compiler.build import alone, build, lacking  # imports numpy, which no control process needs
 
     wanted = kernel_modules(benchmarks=benchmarks)
     if not lacking(wanted):
@@ -67,10 +67,10 @@ def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool =
 
 
 class CompileProgress:
-    """A bar on a terminal, else a line at the begin and one at the end, on standard error."""
+    """Shows the progress on standard error: a bar on a terminal, otherwise a line at the start and one at the end."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        """Nothing is shown before `show`."""
+        """Start without output; `show` begins it."""
         self._clock = clock or SystemClock()
         self._begin_ms = 0.0
         self._bar: Progress | None = None
@@ -81,12 +81,12 @@ class CompileProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
     def show(self, done: int, total: int) -> None:
-        """Show that so many modules are compiled."""
+        """Show that `done` of `total` modules are compiled."""
         if done == 0:
             self._begin_ms = self._clock.monotonic_ms()
             sys.stderr.write("compiling the kernels, once for this installation ...\n")

@@ -1,7 +1,7 @@
-"""Asking for something that takes long, and for its answer, over restarts of the JobManager.
+"""Long-running requests that survive restarts of the JobManager.
 
-Called by `client.handle` for savepoint, stop and rescale and by `client.upgrading`: each is one operation by its token,
-so asking anew is safe.
+Used by `client.handle` for savepoint, stop and rescale, and by `client.upgrading`. A token identifies each operation,
+so a request can be repeated safely.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _TRIGGER_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def trigger_id_of(token: str) -> str:
-    """Return a user's token as Flink has the ids of requests for savepoints: 32 hex digits."""
+    """Return a user's token in the format of Flink's trigger ids: 32 hex digits."""
     return token if _TRIGGER_ID.fullmatch(token) else hashlib.sha256(token.encode()).hexdigest()[:32]
 
 
 def operation_of(
     ask: Callable[[], object], status: Callable[[], dict[str, Any]], clock: Clock, limit_ms: float, poll_ms: float
 ) -> dict[str, Any] | None:
-    """Ask once, then for the status until it is complete; return the operation, None after `limit_ms`.
+    """Send a request and poll its status; return the completed operation, or None after `limit_ms`.
 
     Raises:
-        PenstockError: it was refused. That no JobManager answers is waited for.
+        PenstockError: the request was refused. While no JobManager answers, this function waits.
     """
     deadline, asked = clock.monotonic_ms() + limit_ms, False
     while clock.monotonic_ms() < deadline:
@@ -40,7 +40,7 @@ def operation_of(
         except NotFoundError:
             if not asked:
                 raise
-            asked = False  # a new JobManager, to which nothing was recorded: ask anew
+            asked = False  # a new JobManager without a record of the request: repeat it
         except PenstockError as error:
             if "no JobManager answers" not in error.message:
                 raise

@@ -1,6 +1,6 @@
-"""A whole cluster on this machine.
+"""A cluster of local processes.
 
-One JobManager and some TaskManagers as processes, watched and restarted when they die.
+It runs a JobManager and TaskManagers as child processes and restarts those that die.
 
 Used by the embedded executor (`penstock run`, `penstock demo`), the process-level tests and `penstock cluster start`.
 """
@@ -31,48 +31,48 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _WATCH_MS = 50.0
-#: A busy machine takes more than a minute to import what a TaskManager needs.
+#: A busy machine may need more than a minute for a TaskManager's imports.
 _REGISTER_TIMEOUT_MS = 300_000
 _MAX_RESTARTS = 20
-#: Below those of outgoing connections and of the servers that tests start.
+#: Below the ephemeral ports of outgoing connections and the ports of test servers.
 RPC_PORTS = range(10_000, 20_000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalClusterConfig:
-    """Shape of a local cluster."""
+    """The configuration of a local cluster."""
 
     taskmanagers: int = 2
-    #: None: said later (`offer`), when the job's graph is known.
+    #: None: set later with `offer`, when the job's graph is known.
     slots_per_taskmanager: int | None = 1
-    #: Folder for logs, HA records and artifacts; None = a temporary one, removed at the end.
+    #: Folder for logs, HA records and artifacts; None: a temporary folder that is removed at the end.
     directory: Path | None = None
     rest_port: int = 0
-    #: Where REST listens.
+    #: Address that REST listens on.
     rest_host: str = "127.0.0.1"
-    #: Where the JobManager listens for TaskManagers, and they dial; those of this class are on this machine anyway.
+    #: Address that the JobManager listens on and TaskManagers connect to; this class starts those on this machine.
     rpc_host: str = "127.0.0.1"
-    #: Let it listen there without certificates and tokens.
+    #: Allow `rpc_host` without certificates and tokens.
     insecure: bool = False
-    #: Where leadership and job records live; None = `<directory>/ha`.
+    #: Where leadership and job records are stored; None = `<directory>/ha`.
     ha_root: str | None = None
-    #: Hosts that the TaskManagers claim to be on, in turn: between two of them rows go by TCP. Empty: all are on one.
+    #: Host names that the TaskManagers claim in turn: rows between different hosts use TCP. Empty: all on one host.
     data_hosts: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     restart_dead: bool = True
-    #: Where the JobManager listens for TaskManagers; 0: a free port.
+    #: Port that the JobManager listens on for TaskManagers; 0: a free one.
     rpc_port: int = 0
-    #: `host:port` that TaskManagers dial instead, such as that of a proxy; empty: where the JobManager listens.
+    #: `host:port` that TaskManagers connect to instead, for example a proxy's; empty: the JobManager's.
     rpc_dialled: str = ""
-    #: Slots that it will have at most: a larger job is refused. 0: more may come.
+    #: Upper limit of slots: a larger job is refused. 0: unlimited.
     most_slots: int = 0
 
 
 class LocalCluster:
-    """Start with `start()` or as a context manager; `close()` ends every process."""
+    """A cluster of local processes: use `start()` or a context manager; `close()` ends every process."""
 
     def __init__(self, config: LocalClusterConfig, clock: Clock | None = None) -> None:
-        """Nothing is started yet."""
+        """Prepare the cluster's folder; no process is started."""
         self._config = config
         self._clock = clock or SystemClock()
         self._temporary = config.directory is None
@@ -81,15 +81,15 @@ class LocalCluster:
         self.jobmanager: ChildProcess | None = None
         self.taskmanagers: list[ChildProcess] = []
         self.rest_url = ""
-        #: `host:port` that TaskManagers dial.
+        #: `host:port` that TaskManagers connect to.
         self.rpc_address = ""
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
         self.restarts: list[str] = []
         self._slots = config.slots_per_taskmanager
-        #: Of this cluster alone: its processes inherit it, whatever folder protects them besides.
+        #: The RPC secret of this cluster, inherited by its processes even if a security folder is used.
         self.secret = SystemRand().token(64)
-        #: Children that have been ready once.
+        #: Child processes that have been ready at least once.
         self._begun: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -104,7 +104,7 @@ class LocalCluster:
         self.close()
 
     def start(self) -> None:
-        """Start all processes at once and wait until every TaskManager is registered."""
+        """Start all processes and wait until every TaskManager is registered."""
         self.launch()
         try:
             self.wait_for_jobmanager()
@@ -114,10 +114,10 @@ class LocalCluster:
             raise
 
     def launch(self) -> None:
-        """Start all processes and wait for none; the first time on a machine, when the kernels are compiled.
+        """Start all processes without waiting for them; compile missing kernels first.
 
         Raises:
-            PenstockError: the kernels cannot be compiled.
+            PenstockError: the kernels could not be compiled.
         """
         compile_kernels()
         port = self._config.rpc_port or free_port(self._config.rpc_host, RPC_PORTS, SystemRand())
@@ -130,46 +130,46 @@ class LocalCluster:
             self.taskmanagers.append(child)
 
     def offer(self, slots: int) -> None:
-        """Say how many slots each TaskManager has, of a cluster that was launched without that knowledge."""
+        """Set the number of slots of each TaskManager, for a cluster that was launched without it."""
         self._slots = slots
         for index, child in enumerate(self.taskmanagers):
             child.tell(str(slots))
             child.listens, child.arguments = False, self._taskmanager_arguments(index)
 
     def wait_for_jobmanager(self) -> None:
-        """Return when jobs can be submitted; from now on dead processes are started again.
+        """Wait until jobs can be submitted; from then on dead processes are restarted.
 
         Raises:
             PenstockError: the JobManager did not start.
         """
         assert self.jobmanager is not None  # noqa: S101 - `launch` comes first
         self.rest_url = json.loads(self.jobmanager.wait_ready())["rest"]
-        # A restarted JobManager must be found under the same addresses.
+        # A restarted JobManager must use the same addresses.
         self.jobmanager.arguments = self._jobmanager_arguments(self.rest_url.rpartition(":")[2])
         if self._config.restart_dead and self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="penstock-cluster-watch", daemon=True)
             self._watcher.start()
 
     def check(self) -> None:
-        """Look whether every TaskManager runs or is being started again.
+        """Check that every TaskManager is running or restarting.
 
         Raises:
-            PenstockError: one ended before it was ready for the first time.
+            PenstockError: a TaskManager ended before it was ready for the first time.
         """
         for child in self.taskmanagers:
             if child.was_ready:
                 self._begun.add(child.name)
             elif not child.alive and child.name not in self._begun:
                 msg = f"{child.name} ended while starting: {child.log_tail()}"
-                raise PenstockError(msg, hint=f"its log is {child.log_file}")
+                raise PenstockError(msg, hint=f"see its log {child.log_file}")
 
     def give_up(self) -> None:
-        """End every process and keep the logs, which an error names."""
+        """End every process and keep the logs for the error message."""
         self._temporary = False
         self.close()
 
     def client(self) -> RestClient:
-        """Return a new client of this cluster, with the rights its processes' environment gives."""
+        """Return a new client of this cluster with the credentials of its processes' environment."""
         return RestClient(self.rest_url, access=access_of({**os.environ, **self._config.environment}))
 
     def close(self) -> None:
@@ -212,10 +212,10 @@ class LocalCluster:
         ]  # fmt: skip
 
     def wait_registered(self, count: int, check: Callable[[], None], timeout_ms: float = _REGISTER_TIMEOUT_MS) -> None:
-        """Return when so many TaskManagers have registered and those of this machine are ready.
+        """Wait until `count` TaskManagers are registered and the local ones are ready.
 
         Raises:
-            PenstockError: they have not in time, or `check`, which is asked meanwhile, says why they will not.
+            PenstockError: the time is over, or `check`, which is called repeatedly, raised it.
         """
         deadline = self._clock.monotonic_ms() + timeout_ms
         with self.client() as client:
@@ -225,7 +225,7 @@ class LocalCluster:
                 check()
                 self._clock.sleep_ms(_WATCH_MS)
         msg = f"TaskManagers did not register within {timeout_ms / 1000:.0f} s"
-        raise PenstockError(msg, hint=f"their logs are in {self.directory}")
+        raise PenstockError(msg, hint=f"see their logs in {self.directory}")
 
     def _watch(self) -> None:
         while not self._closing.wait(_WATCH_MS / 1000):
@@ -233,7 +233,7 @@ class LocalCluster:
                 if child is None or child.alive or self._closing.is_set():
                     continue
                 if not child.was_ready and child.name not in self._begun:
-                    continue  # a fault that a new start would not mend; `check` tells of it
+                    continue  # a restart would not help; `check` reports it
                 if len(self.restarts) >= _MAX_RESTARTS:
                     return
                 self._begun.add(child.name)

@@ -1,6 +1,6 @@
-"""Ports of this machine that processes are told before any of them listens.
+"""Chooses free ports for processes that get their port as an argument.
 
-Used by `LocalCluster` for its JobManager, and by `testing.servers` for those it starts.
+Used by `LocalCluster` for its JobManager and by `testing.servers`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _TRIES = 200
 
 
 def free_port(host: str, ports: range, rand: Rand) -> int:
-    """Return one of `ports` on which nobody listened a moment ago.
+    """Return one of `ports` that is currently unused.
 
-    They should lie below those that the kernel gives to outgoing connections (32768 and up, where nothing is
-    configured): one of these may be gone before its process listens, or while that is restarted.
+    The range should be below the ephemeral ports of outgoing connections (32768 and up by default):
+    an ephemeral port may be taken before the process listens, or while it restarts.
 
     Raises:
-        PenstockError: none was found.
-        OSError: `host` is no address of this machine.
+        PenstockError: no unused port was found.
+        OSError: `host` is not an address of this machine.
     """
     for _ in range(_TRIES):
         port = ports[int(rand.fraction() * len(ports))]
@@ -37,5 +37,5 @@ def free_port(host: str, ports: range, rand: Rand) -> int:
                     raise
                 continue
             return port
-    msg = f"no free port found on {host}: all of {ports.start} to {ports.stop - 1} that were tried are in use"
-    raise PenstockError(msg, hint="end what listens there")
+    msg = f"no free port found on {host}: all tried ports of {ports.start} to {ports.stop - 1} are in use"
+    raise PenstockError(msg, hint="stop the processes that listen there")

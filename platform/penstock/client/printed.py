@@ -1,4 +1,4 @@
-"""Lines of `stream.print()` where an embedded job runs: found in the logs of its workers, shown by the executor."""
+"""Finds the lines of `stream.print()` of an embedded job in its workers' logs, for the executor to show."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ if TYPE_CHECKING:
 
     from penstock.graph.job_graph import JobGraph
 
-#: Read at once; what is longer comes with the next look.
+#: Bytes read at once; the rest follows in the next read.
 _MOST_BYTES = 1 << 20
 
 
 class PrintedRows:
-    """The lines that the `print` operators of one job have written since the last look."""
+    """The new lines of one job's `print` operators."""
 
     def __init__(self, directory: Path, graph: JobGraph) -> None:
-        """`directory` is that of a local cluster, where each TaskManager has its folder."""
+        """Start at the beginning of the logs; `directory` is that of a local cluster with a folder per TaskManager."""
         self._directory = directory
         operators = [operator for vertex in graph.vertices for operator in vertex.operators]
         self._prefixes = tuple(f"{op.config['name']}> " for op in operators if op.kind == "print")
         self._offsets: dict[Path, int] = {}
 
     def look(self) -> Iterator[str]:
-        """Return whole new lines, those of one worker in their order."""
+        """Yield complete new lines, in order within each worker."""
         if not self._prefixes:
             return
         for path in sorted(self._directory.glob("tm-*/logs/*.log")):

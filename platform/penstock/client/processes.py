@@ -1,7 +1,7 @@
-"""JobManager and TaskManagers as local child processes: started, watched, restarted, ended by their own pid.
+"""JobManager and TaskManagers as local child processes: started, watched, restarted and ended by pid.
 
-Used by the embedded executor, `penstock demo` and `penstock cluster start`. Children get `PENSTOCK_DIE_WITH_PARENT`
-so that the kernel ends them with us, however we end.
+Used by the embedded executor, `penstock demo` and `penstock cluster start`. Children get `PENSTOCK_DIE_WITH_PARENT`, so
+that the kernel ends them with the parent, even after a crash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.core.clock import Clock
 
-#: A process that lives may take so long: a loaded machine needs more than a minute to import what it runs.
+#: Start limit of a live process: a loaded machine may need more than a minute for its imports.
 _READY_TIMEOUT_MS = 300_000
 _POLL_MS = 5
 _STOP_TIMEOUT_SECONDS = 5.0
@@ -30,25 +30,25 @@ _LOG_TAIL_BYTES = 4000
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One JobManager or TaskManager process, its log and the file in which it says that it is ready."""
+    """A JobManager or TaskManager process, its log file and its ready file."""
 
     name: str
     arguments: list[str]
     directory: Path
     clock: Clock
     environment: dict[str, str] = field(default_factory=dict)
-    #: Whether it will be told something (`tell`) after its start.
+    #: Whether a line will be sent to its standard input (`tell`).
     listens: bool = False
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def ready_file(self) -> Path:
-        """Where the child writes its addresses."""
+        """The file in which the child writes its addresses when it is ready."""
         return self.directory / f"{self.name}.ready"
 
     @property
     def log_file(self) -> Path:
-        """Where stdout and stderr of the child go."""
+        """The file that receives the child's stdout and stderr."""
         return self.directory / f"{self.name}.log"
 
     @property
@@ -58,11 +58,11 @@ class ChildProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process is running."""
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """Start the process (again)."""
+        """Start or restart the process."""
         self.ready_file.unlink(missing_ok=True)
         environment = {**os.environ, **self.environment, "PENSTOCK_DIE_WITH_PARENT": str(os.getpid())}
         command = [sys.executable, "-m", "penstock.cli.serve", *self.arguments, "--ready-file", str(self.ready_file)]
@@ -73,21 +73,21 @@ class ChildProcess:
             )
 
     def tell(self, text: str) -> None:
-        """Write one line to a child that listens; it is not heard when the child has ended."""
+        """Write a line to the child's standard input; it is lost if the child has ended."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
                 pipe.write(f"{text}\n".encode())
 
     @property
     def was_ready(self) -> bool:
-        """Whether it has been ready since its (last) start."""
+        """Whether the child has been ready since its last start."""
         return self.ready_file.exists()
 
     def wait_ready(self, timeout_ms: float = _READY_TIMEOUT_MS) -> str:
-        """Return what the child wrote when it was ready.
+        """Wait until the child is ready; return the content of its ready file.
 
         Raises:
-            PenstockError: it ended or did not get ready in time; carries the tail of its log.
+            PenstockError: it ended or was not ready in time; the message has the last line of its log.
         """
         deadline = self.clock.monotonic_ms() + timeout_ms
         while self.clock.monotonic_ms() < deadline:
@@ -96,12 +96,12 @@ class ChildProcess:
             if not self.alive:
                 break
             self.clock.sleep_ms(_POLL_MS)
-        state = "did not get ready" if self.alive else "ended while starting"
+        state = "was not ready in time" if self.alive else "ended while starting"
         msg = f"{self.name} {state}: {self.log_tail()}"
-        raise PenstockError(msg, hint=f"its log is {self.log_file}")
+        raise PenstockError(msg, hint=f"see its log {self.log_file}")
 
     def log_tail(self) -> str:
-        """Return the last lines of the child's log."""
+        """Return the last line of the child's log."""
         if not self.log_file.exists():
             return ""
         data = self.log_file.read_bytes()[-_LOG_TAIL_BYTES:]
@@ -113,7 +113,7 @@ class ChildProcess:
             self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """End the process: SIGTERM, then SIGKILL after a grace time."""
+        """End the process with SIGTERM, then SIGKILL after a grace period."""
         if self.process is None:
             return
         if self.process.stdin is not None:
@@ -128,7 +128,7 @@ class ChildProcess:
         self.process.wait()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL and wait for the end."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()

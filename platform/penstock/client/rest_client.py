@@ -1,6 +1,6 @@
-"""A thin synchronous client of the JobManager's REST API; every command line, handle and test goes through it.
+"""A thin synchronous client of the JobManager's REST API, used by all commands, handles and tests.
 
-Paths and field names are Flink's where Flink has them, `/v1/penstock/...` for our own.
+Paths and field names are Flink's where Flink has them, and `/v1/penstock/...` otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TAKEN = 409
 
 
 class SubmitFlags(TypedDict, total=False):
-    """How a job is started; what is left out is as the JobManager has it by default."""
+    """Start options of a job; the JobManager's defaults apply to omitted ones."""
 
     claim: bool
     fresh: bool
@@ -36,48 +36,48 @@ class SubmitFlags(TypedDict, total=False):
 
 
 class UpgradeOptions(TypedDict, total=False):
-    """How a job is upgraded; what is left out is as the JobManager has it by default."""
+    """Options of an upgrade; the JobManager's defaults apply to omitted ones."""
 
-    #: From a checkpoint instead of a stop with a savepoint.
+    #: Upgrade from a checkpoint instead of a stop with a savepoint.
     from_checkpoint: bool
-    #: Where the savepoint goes.
+    #: Folder of the savepoint.
     target: str
-    #: Checkpoints to complete, and restarts allowed meanwhile, for the new version to be healthy.
+    #: Conditions of a healthy version: checkpoints to complete, and restarts allowed in that time.
     checkpoints: int
     max_restarts: int
-    #: How long that may take, like "5m".
+    #: Time limit, such as "5m".
     deadline: str
-    #: Healthy only by a user's word.
+    #: Require a user's confirmation.
     confirm: bool
-    #: Take it back when it is not healthy.
+    #: Roll back an unhealthy version.
     rollback: bool
-    #: Sinks (uids) that cannot hold output: a roll-back leaves in place what they have written.
+    #: Sinks (uids) that cannot withhold output: a rollback does not remove their rows.
     accept: tuple[str, ...]
     allow_non_restored_state: tuple[str, ...]
-    #: By default true: the new version has the parallelism of the running one, not that of its file.
+    #: Use the running job's parallelism instead of the job file's; default true.
     keep_parallelism: bool
 
 
 class RestClient:
-    """One JobManager, by URL; use as a context manager or close it."""
+    """A client of one JobManager; close it or use it as a context manager."""
 
     def __init__(
         self, url: str, access: ClientAccess | None = None, *, timeout_seconds: float = _TIMEOUT_SECONDS
     ) -> None:
-        """`url` like `http://127.0.0.1:8081`; `access` is by default that of the environment. Nothing is sent yet.
+        """Create a client; `url` is like `http://127.0.0.1:8081`, `access` defaults to the environment's.
 
         Raises:
-            UsageError: it is no such URL, or would show the token to others.
+            UsageError: the URL is invalid, or would send the token unencrypted.
         """
         self.url = url.rstrip("/")
         self._access = access or access_of()
         self._context: ssl.SSLContext | None = None
         place = urlsplit(self.url)
         if place.scheme not in ("http", "https") or not place.hostname:
-            msg = f"{url!r} is no address of a JobManager"
-            raise UsageError(msg, hint="write it like http://127.0.0.1:8081, as `penstock cluster start` prints it")
+            msg = f"{url!r} is not the address of a JobManager"
+            raise UsageError(msg, hint="use a URL like http://127.0.0.1:8081, as printed by `penstock cluster start`")
         if self._access.token and place.scheme != "https" and not is_loopback(place.hostname or ""):
-            msg = f"{self.url} would get the token where everybody on the way can read it"
+            msg = f"{self.url} is unencrypted: others could read the token"
             raise UsageError(msg, hint="use its https:// address, or unset PENSTOCK_TOKEN and PENSTOCK_TOKEN_FILE")
         self._timeout_seconds = timeout_seconds
 
@@ -88,10 +88,10 @@ class RestClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is held: every request has a connection of its own."""
+        """Do nothing: each request has a separate connection."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no connection is kept."""
 
     def overview(self) -> dict[str, Any]:
         """Return slots, TaskManagers and job counts (`/overview`)."""
@@ -107,7 +107,7 @@ class RestClient:
         return self._get(_job(job_id))
 
     def job_after(self, job_id: str, wait_ms: float) -> dict[str, Any]:
-        """Return the job as soon as it has ended, else as it is after `wait_ms`."""
+        """Return the job as soon as it has ended, or after `wait_ms`."""
         return self._get(_own(job_id, "/wait"), ms=int(wait_ms))
 
     def checkpoints(self, job_id: str) -> dict[str, Any]:
@@ -119,24 +119,24 @@ class RestClient:
         return self._get(_job(job_id, "/exceptions"))
 
     def story(self, job_id: str) -> list[dict[str, Any]]:
-        """Return the job's decisions, oldest first; `generation` says which leader's."""
+        """Return the job's event log, oldest first; `generation` is that of the leader that wrote the entry."""
         story: list[dict[str, Any]] = self._get(_own(job_id, "/story"))["entries"]
         return story
 
     def summary(self, job_id: str) -> dict[str, Any]:
-        """Return the figures of a progress display: records, watermark (ms), checkpoints, their interval, restarts."""
+        """Return the metrics of a progress display: rows, watermark (ms), checkpoints, their interval, restarts."""
         return self._get(_own(job_id, "/summary"))
 
     def budget(self, job_id: str) -> dict[str, Any]:
-        """Return the time each operator has taken, by vertex."""
+        """Return the time that each operator has taken, by vertex."""
         return self._get(_own(job_id, "/budget"))
 
     def watermark(self, job_id: str) -> dict[str, Any]:
-        """Return what holds a running job's watermark back, and since when."""
+        """Return the split that holds a running job's watermark back, and since when."""
         return self._get(_own(job_id, "/watermark"))
 
     def autoscaler(self, job_id: str) -> dict[str, Any]:
-        """Return what the autoscaler saw of a job and did, or would do, newest first."""
+        """Return the autoscaler's decisions for a job, newest first."""
         return self._get(_own(job_id, "/autoscaler"))
 
     def metrics(self, job_id: str) -> dict[str, dict[str, float]]:
@@ -159,7 +159,7 @@ class RestClient:
         return found
 
     def workers(self, job_id: str) -> list[dict[str, Any]]:
-        """Return the slot workers of a job: id, pid, TaskManager."""
+        """Return the workers of a job: id, pid, TaskManager."""
         workers: list[dict[str, Any]] = self._get(_own(job_id, "/workers"))["workers"]
         return workers
 
@@ -169,17 +169,17 @@ class RestClient:
         return managers
 
     def release_taskmanager(self, taskmanager_id: str) -> None:
-        """End a TaskManager without used slots, so that no job loses a worker by it.
+        """Shut down a TaskManager without used slots.
 
         Raises:
-            NotFoundError: there is no such TaskManager. UsageError: a job uses it.
+            NotFoundError: no such TaskManager. UsageError: a job uses it.
         """
         self._send("DELETE", f"/v1/penstock/taskmanagers/{_part(taskmanager_id)}")
 
     def submit(
         self, graph: bytes, *, token: str = "", from_uri: str | None = None, **flags: Unpack[SubmitFlags]
     ) -> str:
-        """Submit a job graph (`encode_graph`) and return the job id; the same token gives the same job."""
+        """Submit a job graph (`encode_graph`); return the job id. The same token gives the same job."""
         texts = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in flags.items()}
         params: dict[str, Any] = {"token": token, **{name.replace("_", "-"): value for name, value in texts.items()}}
         if from_uri:
@@ -197,20 +197,20 @@ class RestClient:
         self._send("PATCH", _job(job_id), params={"mode": "cancel"})
 
     def stop(self, job_id: str, *, drain: bool = False, target: str | None = None, token: str = "") -> str:
-        """Start stop-with-savepoint; return the request id for `savepoint_status`: the token if one is given."""
+        """Start a stop with savepoint; return the request id for `savepoint_status` (the token, if one is given)."""
         body = {"drain": drain, "targetDirectory": target, **_trigger_id(token)}
         return str(self._send("POST", _job(job_id, "/stop"), body=body)["request-id"])
 
     def savepoint(self, job_id: str, target: str | None = None, *, token: str = "") -> str:
-        """Start a savepoint; return the request id for `savepoint_status`, which is the token if one is given.
+        """Start a savepoint; return the request id for `savepoint_status` (the token, if one is given).
 
-        Requests with the same token (32 hex digits) are one, as long as the same JobManager runs.
+        Requests with the same token (32 hex digits) count once, as long as the same JobManager runs.
         """
         body = {"target-directory": target, "cancel-job": False, **_trigger_id(token)}
         return str(self._send("POST", _job(job_id, "/savepoints"), body=body)["request-id"])
 
     def dispose_savepoint(self, uri: str) -> str:
-        """Start to remove a savepoint; return the request id for `disposal_status`."""
+        """Start the deletion of a savepoint; return the request id for `disposal_status`."""
         return str(self._send("POST", "/v1/savepoint-disposal", body={"savepoint-path": uri})["request-id"])
 
     def disposal_status(self, request_id: str) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class RestClient:
     def rescale(
         self, job_id: str, parallelism: int | None, vertices: dict[str, int] | None = None, *, token: str = ""
     ) -> str:
-        """Start a rescale; return the request id for `rescaling_status`, which is the token if one is given."""
+        """Start a rescale; return the request id for `rescaling_status` (the token, if one is given)."""
         params: dict[str, Any] = {} if parallelism is None else {"parallelism": parallelism}
         if vertices:
             params["vertices"] = ",".join(f"{uid}={count}" for uid, count in vertices.items())
@@ -237,7 +237,7 @@ class RestClient:
         return self._get(_job(job_id, f"/rescaling/{_part(request_id)}"))
 
     def upgrade(self, job_id: str, graph: bytes, *, token: str = "", **options: Unpack[UpgradeOptions]) -> str:
-        """Start an upgrade to a graph (`encode_graph`); return the request id, which is the token if one is given."""
+        """Start an upgrade to a graph (`encode_graph`); return the request id (the token, if one is given)."""
         texts = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in options.items()}
         params: dict[str, Any] = {"token": token, **{name.replace("_", "-"): value for name, value in texts.items()}}
         return str(self._send("POST", _own(job_id, "/upgrade"), params=params, body=graph)["request-id"])
@@ -247,19 +247,19 @@ class RestClient:
         return self._get(_own(job_id, f"/upgrade/{_part(request_id)}"))
 
     def newest_upgrade(self, job_id: str) -> dict[str, Any]:
-        """Return how far the newest upgrade of a job is, or how it ended."""
+        """Return the progress or outcome of a job's newest upgrade."""
         return self._get(_own(job_id, "/upgrade"))
 
     def judge_upgrade(self, job_id: str, *, healthy: bool) -> None:
-        """Say whether the new version on trial is healthy."""
+        """Accept or reject the new version on trial."""
         self._send("POST", _own(job_id, "/upgrade/verdict"), params={"healthy": healthy})
 
     def resource_requirements(self, job_id: str) -> dict[str, Any]:
-        """Return vertex id -> least and most subtasks, in Flink's form."""
+        """Return the lowest and highest parallelism by vertex id, in Flink's format."""
         return self._get(_job(job_id, "/resource-requirements"))
 
     def require_resources(self, job_id: str, requirements: dict[str, Any]) -> None:
-        """Rescale to what `resource_requirements` gives, changed: to the upper bounds as far as there are slots."""
+        """Rescale to changed `resource_requirements`: to the upper bounds, as far as slots are available."""
         self._send("PUT", _job(job_id, "/resource-requirements"), body=requirements)
 
     def log(self, worker_id: str) -> str:
@@ -276,10 +276,10 @@ class RestClient:
     def _send(
         self, method: str, path: str, *, params: dict[str, Any] | None = None, body: Any = None
     ) -> dict[str, Any]:
-        """Send a request; `body` as JSON, bytes as they are.
+        """Send a request; `body` is sent as JSON, bytes unchanged.
 
         Raises:
-            PenstockError: nobody answers, or the answer is an error.
+            PenstockError: no JobManager answers, or the answer is an error.
         """
         query = {
             name: str(value).lower() if isinstance(value, bool) else value for name, value in (params or {}).items()
@@ -291,15 +291,15 @@ class RestClient:
                 method, f"{path}?{urlencode(query, doseq=True)}" if query else path, content, headers
             )
         except ssl.SSLError as error:
-            msg = f"{self.url} and this client do not trust each other: {error}"
+            msg = f"TLS with {self.url} failed: {error}"
             raise PenstockError(
                 msg,
-                hint="look at PENSTOCK_CA, PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY; http if it has no certificate",
+                hint="check PENSTOCK_CA, PENSTOCK_CLIENT_CERT, PENSTOCK_CLIENT_KEY; use http if it has no certificate",
             ) from error
         except (OSError, http.client.HTTPException) as error:
             msg = f"no JobManager answers at {self.url}: {error}"
             raise PenstockError(
-                msg, hint="start one with `penstock cluster start`, or check the URL; https if it has a certificate"
+                msg, hint="start one with `penstock cluster start`, or check the URL (https if it has a certificate)"
             ) from error
         if not 200 <= status < 300:
             raise _error_of(status, data)
@@ -311,8 +311,8 @@ class RestClient:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            msg = f"{self.url} is no JobManager's: another service answers"
-            raise PenstockError(msg, hint="check the URL and its port, as `penstock cluster start` prints it")
+            msg = f"{self.url} is not a JobManager: another service answers"
+            raise PenstockError(msg, hint="check URL and port, as printed by `penstock cluster start`")
         return answer
 
     def _request(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -335,17 +335,17 @@ class RestClient:
 
 
 def _part(name: str) -> str:
-    """Return a name as one part of a path: those of jobs may hold spaces, `?` and any letter."""
+    """Return a name as a path segment: job names may contain spaces, `?` and any other character."""
     return quote(name, safe="")
 
 
 def _job(job_id: str, view: str = "") -> str:
-    """Return Flink's path of a job, which may be given by its name."""
+    """Return Flink's path of a job, given by id or name."""
     return f"/v1/jobs/{_part(job_id)}{view}"
 
 
 def _own(job_id: str, view: str) -> str:
-    """Return the path of what Flink does not have."""
+    """Return a path that Flink does not have."""
     return f"/v1/penstock/jobs/{_part(job_id)}{view}"
 
 

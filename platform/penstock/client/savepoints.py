@@ -1,6 +1,6 @@
-"""Savepoints below a folder: which there are, which of them a retention lets go, and asking a cluster to remove one.
+"""Lists savepoints below a folder, selects those that a retention expires, and asks a cluster to delete one.
 
-Called by whoever takes savepoints regularly (the Airflow provider).
+Called by the Airflow provider, which takes savepoints regularly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_MS = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """One that is complete."""
+    """A complete savepoint."""
 
     uri: str
     job_id: str
@@ -36,19 +36,19 @@ class Savepoint:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Of every job the newest `keep` stay, and all that are at most `keep_ms` old."""
+    """A policy that keeps the newest `keep` savepoints of each job, and all that are at most `keep_ms` old."""
 
     keep: int
     keep_ms: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what would leave nothing."""
+        """Refuse a policy that keeps nothing."""
         if self.keep < 1 or self.keep_ms < 0:
-            msg = f"a retention of {self.keep} savepoints and {self.keep_ms} ms"
-            raise UsageError(msg, hint="keep at least one, and no negative time")
+            msg = f"invalid retention: keep={self.keep}, keep_ms={self.keep_ms}"
+            raise UsageError(msg, hint="keep must be at least 1, keep_ms at least 0")
 
     def expired(self, savepoints: Iterable[Savepoint], now_ms: int) -> list[Savepoint]:
-        """Return those that may go, oldest first."""
+        """Return the expired savepoints, oldest first."""
         kept: dict[str, int] = {}
         found = []
         for savepoint in sorted(savepoints, key=_age, reverse=True):
@@ -59,10 +59,10 @@ class Retention:
 
 
 def list_savepoints(uri: str) -> list[Savepoint]:
-    """Return the complete savepoints whose folders lie directly below `uri`, newest first.
+    """Return the complete savepoints in folders directly below `uri`, newest first.
 
     Raises:
-        UsageError: not a URI we know. SnapshotDamagedError: a manifest cannot be read.
+        UsageError: the URI scheme is unknown. SnapshotDamagedError: a manifest cannot be read.
     """
     store = open_store(uri)
     keys = [key for key in store.list("") if key.count("/") == 1 and key.endswith(f"/{SAVEPOINT_MANIFEST}")]
@@ -75,14 +75,14 @@ def list_savepoints(uri: str) -> list[Savepoint]:
 
 
 def remove_unfinished(uri: str, name: str) -> list[str]:
-    """Remove folders directly below `uri` whose names begin with `name` and in which no savepoint is complete.
+    """Delete folders directly below `uri` that begin with `name` and contain no complete savepoint.
 
-    Returns the savepoints that are. One that a run finishes while this removes its folder goes too: the run finds its
-    reservation gone, before or behind its manifest, and by then files of it may be.
+    Returns the complete savepoints. A savepoint that a run completes during the deletion is deleted too: the run
+    then finds its reservation missing, before or after it wrote the manifest, when files may be gone.
 
     Raises:
-        UsageError: not a URI we know. SnapshotDamagedError: a manifest cannot be read.
-        StorageError: the store cannot be reached or refuses.
+        UsageError: the URI scheme is unknown. SnapshotDamagedError: a manifest cannot be read.
+        StorageError: the store is unreachable or refuses the request.
     """
     store = open_store(uri)
     keys = set(store.list(name))
@@ -100,10 +100,10 @@ def remove_unfinished(uri: str, name: str) -> list[str]:
 
 
 def dispose(client: RestClient, uri: str, clock: Clock, timeout_ms: float) -> None:
-    """Have a cluster remove a savepoint, and wait for that.
+    """Ask a cluster to delete a savepoint, and wait for the outcome.
 
     Raises:
-        SavepointInUseError: a job still reads from it. PenstockError: it was not removed, or not in time.
+        SavepointInUseError: a job still uses it. PenstockError: it was not deleted, or not in time.
     """
     request_id = client.dispose_savepoint(uri)
     deadline = clock.monotonic_ms() + timeout_ms
@@ -117,12 +117,12 @@ def dispose(client: RestClient, uri: str, clock: Clock, timeout_ms: float) -> No
                 raise kind(str(cause.get("stack-trace") or cause.get("class")))
             return
         clock.sleep_ms(_POLL_MS)
-    msg = f"savepoint {uri} was not removed within {timeout_ms / 1000:.0f} s"
-    raise PenstockError(msg, hint="it may still be: look at its folder")
+    msg = f"savepoint {uri} was not deleted within {timeout_ms / 1000:.0f} s"
+    raise PenstockError(msg, hint="the deletion may still complete: check its folder")
 
 
 def _is_complete(store: ObjectStore, folder: str, keys: Collection[str]) -> bool:
-    """Whether there is a manifest, and every file that it names: a run may have written it behind their removal."""
+    """Return whether the manifest and all its files exist: a run may write a manifest after its files were deleted."""
     if f"{folder}/{SAVEPOINT_MANIFEST}" not in keys:
         return False
     named = files_of(open_snapshot(join_uri(store.uri, folder)).manifest)

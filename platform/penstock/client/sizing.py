@@ -1,6 +1,6 @@
-"""How many TaskManagers a cluster should have: as many as its jobs wait for, between two bounds; a pure decider.
+"""Decides how many TaskManagers a cluster should have: enough for waiting jobs, within bounds; a pure decider.
 
-Asked by `spark_taskmanagers` once a second; `cli.start.spark_options` makes the bounds.
+Called by `spark_taskmanagers` once a second; `cli.start.spark_options` creates the bounds.
 """
 
 from __future__ import annotations
@@ -11,48 +11,48 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a cluster may have; the same `least` and `most`: always so many."""
+    """The size limits of a cluster; equal `least` and `most` mean a fixed size."""
 
     least: int = 2
     most: int = 2
-    #: Of each TaskManager.
+    #: Slots of each TaskManager.
     slots: int = 2
-    #: One without used slots is released after so long.
+    #: A TaskManager without used slots is released after this time.
     timeout_ms: float = 60_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What is there at one moment."""
+    """A sample of the cluster."""
 
     #: Slots that jobs wait for.
     pending: int
-    #: TaskManagers that were started and have not registered.
+    #: Started TaskManagers that have not registered.
     starting: int
-    #: Free slots of each registered one, by id.
+    #: Free slots of each registered TaskManager, by id.
     free: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now."""
+    """The TaskManagers to start and to release."""
 
-    #: So many more TaskManagers.
+    #: Number of TaskManagers to start.
     start: int
-    #: Ids; each was without used slots for the whole time-out.
+    #: Ids of TaskManagers that had no used slots for the whole timeout.
     release: tuple[str, ...] = ()
 
 
 class Sizer:
-    """Remembers since when which TaskManager is idle."""
+    """Decides the size, and remembers since when each TaskManager is idle."""
 
     def __init__(self, bounds: Bounds) -> None:
-        """Nothing has been seen yet."""
+        """Start without samples."""
         self._bounds = bounds
         self._idle_since: dict[str, float] = {}
 
     def decide(self, look: Look, now_ms: float) -> Decision:
-        """Return what brings the cluster to its size; a job that waits keeps every TaskManager."""
+        """Return the changes that bring the cluster to its target size; while a job waits, none is released."""
         bounds = self._bounds
         idle = [name for name, free in look.free.items() if free >= bounds.slots and not look.pending]
         self._idle_since = {name: self._idle_since.get(name, now_ms) for name in idle}

@@ -1,4 +1,4 @@
-"""A cluster whose JobManager is here and whose TaskManagers are on Spark's executors; jobs that bring such a cluster.
+"""A cluster with a local JobManager and TaskManagers on Spark's executors, and jobs that start such a cluster.
 
 Used by `penstock cluster start --provider spark` and `penstock run --engine spark`.
 """
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from penstock.graph.executor import JobResult
     from penstock.graph.job_graph import JobGraph
 
-#: Executors are waited for as long: a resource manager may have none free at once, and their JVMs start slowly.
+#: Time limit for executors: a resource manager may have none free at once, and their JVMs start slowly.
 START_TIMEOUT_MS = 900_000.0
 
 
 class SparkCluster:
-    """A context manager: one JobManager, and TaskManagers that Spark holds."""
+    """A context manager for one JobManager and TaskManagers on Spark."""
 
     def __init__(
         self, config: LocalClusterConfig, spark: SparkOptions, on_lost: Callable[[], None] = lambda: None
     ) -> None:
-        """`config` is of the JobManager: its `rpc_host` must be reached from executors. `on_lost`: Spark is gone."""
+        """Create the cluster; executors must reach `config.rpc_host`. `on_lost` is called when Spark has ended."""
         self._config = config
         self._spark = spark
         self._on_lost = on_lost
@@ -45,14 +45,14 @@ class SparkCluster:
 
     @property
     def rest_url(self) -> str:
-        """Where the JobManager answers."""
+        """The JobManager's REST URL."""
         return self.jobmanager.rest_url
 
     def __enter__(self) -> Self:
-        """Start the JobManager and Spark, and wait until the least number of TaskManagers has registered.
+        """Start the JobManager and Spark, and wait for the minimum number of TaskManagers.
 
         Raises:
-            PenstockError: one of them does not start.
+            PenstockError: the JobManager, Spark or the TaskManagers did not start.
         """
         cluster, spark = self.jobmanager, self._spark
         cluster.start()
@@ -85,34 +85,34 @@ class SparkCluster:
 
 @dataclass(kw_only=True)
 class SparkExecutor:
-    """Runs bounded jobs, each with TaskManagers of its own on Spark for as long as it takes."""
+    """Runs bounded jobs, each with separate TaskManagers on Spark for its duration."""
 
     spark: SparkOptions
-    #: Address of this machine at which executors reach the JobManager.
+    #: Address at which executors reach the JobManager on this machine.
     host: str = "127.0.0.1"
     insecure: bool = False
     options: SubmitOptions = field(default_factory=SubmitOptions)
     on_poll: Callable[[JobHandle, dict[str, Any]], None] | None = None
 
     def submit(self, graph: JobGraph) -> JobHandle:
-        """Refuse: nobody would be left to hold the executors.
+        """Refuse: no process would remain to hold the executors.
 
         Raises:
             UsageError: always.
         """
-        msg = f"--engine spark runs {graph.name} to its end, and env.submit does not wait for it"
+        msg = f"--engine spark runs {graph.name} to its end, but env.submit does not wait"
         raise UsageError(msg, hint="use env.execute, or `penstock cluster start --provider spark`")
 
     def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
         """Start the cluster, run the job to its end, end the cluster.
 
         Raises:
-            UsageError: the job has no end, or Spark does not start.
+            UsageError: the job is unbounded, or Spark does not start.
             PenstockError: the job failed, or Spark has ended.
         """
         if endless := endless_sources(graph):
-            msg = f"--engine spark is for jobs that come to an end, and source {endless[0]} does not"
-            raise UsageError(msg, hint="give it an end (bounded=...), or `penstock cluster start --provider spark`")
+            msg = f"--engine spark needs a bounded job, but source {endless[0]} is unbounded"
+            raise UsageError(msg, hint="set bounded=..., or use `penstock cluster start --provider spark`")
         slots = required_slots(graph)
         managers = max(1, min(self.spark.bounds.least, slots))
         spark = replace(self.spark, bounds=Bounds(least=managers, most=managers, slots=-(-slots // managers)))
@@ -120,9 +120,9 @@ class SparkExecutor:
         lost = threading.Event()
 
         def look(handle: JobHandle, job: dict[str, Any]) -> None:
-            if lost.is_set() and job["state"] not in TERMINAL:  # it would wait for slots for ever
+            if lost.is_set() and job["state"] not in TERMINAL:  # otherwise it would wait for slots forever
                 msg = f"job {handle.name} was {job['state']} when Spark ended"
-                raise PenstockError(msg, hint="run it again; Spark's own log says why it ended")
+                raise PenstockError(msg, hint="run it again; see Spark's log for the cause")
             if self.on_poll is not None:
                 self.on_poll(handle, job)
 

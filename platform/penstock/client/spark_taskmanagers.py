@@ -1,9 +1,8 @@
-"""TaskManagers as tasks on Spark's executors, as many as jobs need, for as long as their cluster lives.
+"""Runs TaskManagers as tasks on Spark's executors, as many as the jobs need, for the cluster's lifetime.
 
-The driver's part (`SparkTaskManagers`) runs one job of Spark, of one task, for each TaskManager; the task (`hold`) runs
-the TaskManager as a child of the executor's Python worker. When an executor is lost the TaskManagers on it die with it,
-and others are started: the JobManager sees TaskManagers leave and others come, which is what it is made for. How many
-there should be is decided by `sizing`. Used by `spark_cluster`.
+The driver (`SparkTaskManagers`) runs a Spark job with one task for each TaskManager. The task (`hold`) runs the
+TaskManager as a child of the executor's Python worker. TaskManagers die with their executor, and others are started;
+the JobManager handles both as usual. `sizing` decides their number. Used by `spark_cluster`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from penstock.client.rest_client import RestClient
 
-#: Copies of a TaskManager would be two of them, and whether one is started again is decided here.
+#: Speculative copies would duplicate a TaskManager, and restarts are decided here.
 SETTINGS = {"spark.speculation": "false", "spark.task.maxFailures": "1"}
 _NAME = "spark"
 _GROUP = "penstock-taskmanagers"
@@ -47,31 +46,31 @@ _END_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions:
-    """Where TaskManagers run."""
+    """Where and how TaskManagers run on Spark."""
 
-    #: e.g. `local-cluster[2,1,1024]`, `spark://host:7077`, `yarn`, `k8s://https://host:6443`.
+    #: For example `local-cluster[2,1,1024]`, `spark://host:7077`, `yarn`, `k8s://https://host:6443`.
     master: str
     bounds: Bounds = field(default_factory=Bounds)
-    #: Settings of Spark, on top of the user's configuration.
+    #: Spark settings in addition to the user's configuration.
     settings: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskManagerOrder:
-    """What every task is told; it goes to the executors inside Spark's task, not in the environment it shows."""
+    """The parameters of every task; sent inside the Spark task, because the environment is displayed."""
 
     jobmanager: str
     slots: int
     secret: str = field(repr=False)
-    #: Files of the folder that protects the cluster, by name.
+    #: Files of the cluster's security folder, by name.
     security: dict[str, bytes] = field(repr=False)
     insecure: bool = False
 
     def hold(self, number: int, host: str, log: Callable[[str], None]) -> None:
-        """Run a TaskManager until it is told to end, or with its end.
+        """Run a TaskManager until it ends.
 
         Raises:
-            PenstockError: the TaskManager has failed.
+            PenstockError: the TaskManager failed.
         """
         clock = SystemClock()
         with tempfile.TemporaryDirectory(prefix="penstock-", dir=Path.cwd(), ignore_cleanup_errors=True) as name:
@@ -85,15 +84,15 @@ class TaskManagerOrder:
             finally:
                 child.stop()
             if child.process is not None and child.process.returncode == 0:
-                return  # the JobManager has released it
-            raise PenstockError(f"the TaskManager on {host} has ended: {child.log_tail()}", hint="see its JobManager")
+                return  # released by the JobManager
+            raise PenstockError(f"the TaskManager on {host} ended: {child.log_tail()}", hint="see the JobManager's log")
 
     def _arguments(self, number: int, host: str, folder: Path) -> list[str]:
         return [
             "taskmanager",
             "--jobmanager", self.jobmanager,
             "--slots", str(self.slots),
-            # a task that Spark runs again is another one: the JobManager may still have the first
+            # a repeated Spark task needs a new id: the JobManager may still know the first
             "--id", f"{_NAME}-{number}-{SystemRand().token(8)}",
             "--work-dir", str(folder / "tm"),
             "--data-host", host,
@@ -101,7 +100,7 @@ class TaskManagerOrder:
         ]  # fmt: skip
 
     def _env(self, folder: Path) -> dict[str, str]:
-        # files that Spark brought (--py-files) are in this process's path alone
+        # files from Spark (--py-files) are only in this process's path
         environment = {SECRET_VARIABLE: self.secret, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         if self.security:
             place = folder / "security"
@@ -115,23 +114,23 @@ class TaskManagerOrder:
 
 
 def order_for(jobmanager: str, slots: int, secret: str, folder: str, *, insecure: bool) -> TaskManagerOrder:
-    """Return the order for TaskManagers of a JobManager that the folder protects; empty: none does.
+    """Return the order for TaskManagers of a JobManager with a security folder (empty: none).
 
     Raises:
-        UsageError: a certificate of the folder cannot be read.
+        UsageError: a file of the folder cannot be read.
     """
     files = {}
     for name in (CA_FILE, *CLUSTER_FILES) if folder else ():
         try:
             files[name] = (Path(folder) / name).read_bytes()
         except OSError as error:
-            msg = f"{error.filename} cannot be read: {error.strerror}"
-            raise UsageError(msg, hint=f"`penstock cluster certs {folder}` makes it") from error
+            msg = f"cannot read {error.filename}: {error.strerror}"
+            raise UsageError(msg, hint=f"`penstock cluster certs {folder}` creates it") from error
     return TaskManagerOrder(jobmanager=jobmanager, slots=slots, secret=secret, security=files, insecure=insecure)
 
 
 class SparkTaskManagers:
-    """Starts with `start`; `close` ends the TaskManagers and the session."""
+    """The TaskManagers of a cluster on Spark; `close` ends them and the session."""
 
     def __init__(
         self,
@@ -140,7 +139,10 @@ class SparkTaskManagers:
         jobmanager: Callable[[], RestClient],
         on_lost: Callable[[], None],
     ) -> None:
-        """`jobmanager` gives a client of it. `on_lost` is called, from a thread, when Spark itself is gone."""
+        """Create it without a session; `jobmanager` returns a client.
+
+        `on_lost` is called, from a thread, when Spark itself has ended.
+        """
         self._options = options
         self._order = order
         self._jobmanager = jobmanager
@@ -151,16 +153,16 @@ class SparkTaskManagers:
         self._keeper: threading.Thread | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        #: By number; a thread waits for the end of its TaskManager.
+        #: A thread for each TaskManager, by number; it waits for the TaskManager's end.
         self._held: dict[int, threading.Thread] = {}
-        #: Numbers of those that were released and have not ended.
+        #: Numbers of released TaskManagers that have not ended.
         self._leaving: set[int] = set()
         self._started = 0
-        #: How TaskManagers ended that were not told to.
+        #: How TaskManagers ended that were not released.
         self._ends: list[str] = []
 
     def start(self) -> None:
-        """Start the session and the first TaskManagers; returns before they are there.
+        """Start the session and the first TaskManagers; return before they have registered.
 
         Raises:
             UsageError: Spark does not start.
@@ -173,21 +175,21 @@ class SparkTaskManagers:
         self._keeper.start()
 
     def check(self) -> None:
-        """Raise PenstockError when a TaskManager has ended: for a start, which waits for the first ones."""
+        """Raise PenstockError if a TaskManager has ended; called while the first ones are awaited."""
         if self._ends:
-            msg = f"TaskManagers do not start on Spark's executors: {self._ends[-1]}"
-            raise PenstockError(msg, hint="they need penstock, as many free cores as TaskManagers, and the JobManager")
+            msg = f"TaskManagers cannot start on Spark's executors: {self._ends[-1]}"
+            raise PenstockError(msg, hint="each needs penstock, a free core, and access to the JobManager")
 
     def close(self) -> None:
         """End the TaskManagers and the session; idempotent."""
         self._closing.set()
         session, self._session = self._session, None
         if self._keeper is not None:
-            self._keeper.join(_END_SECONDS)  # it starts no more
+            self._keeper.join(_END_SECONDS)  # it starts no further ones
         deadline = self._clock.monotonic_ms() + _END_SECONDS * 1000
         while session is not None and self._held and self._clock.monotonic_ms() < deadline:
             with contextlib.suppress(PySparkException, Py4JError, OSError):
-                session.sparkContext.cancelJobGroup(_GROUP)  # again: a job may come to Spark behind the first time
+                session.sparkContext.cancelJobGroup(_GROUP)  # repeated: a job may reach Spark after the first call
             self._clock.sleep_ms(_LOOK_MS)
         self._stack.close()
 
@@ -204,15 +206,15 @@ class SparkTaskManagers:
                         self._release(client, name)
                 except PenstockError as error:
                     if not self._closing.is_set():
-                        _log(f"the JobManager is asked again: {error}")
+                        _log(f"retrying the JobManager: {error}")
                 self._closing.wait(_AGAIN_SECONDS)
 
     def _look(self, client: RestClient) -> Look:
-        # In this order: whoever registers meanwhile counts as starting, and is not started twice.
+        # In this order, a TaskManager that registers in between counts as starting and is not started twice.
         managers = {_number_of(manager["id"]): manager for manager in client.taskmanagers()}
         pending = int(client.overview()["slots-pending"])
         with self._lock:
-            self._leaving -= managers.keys()  # it registered anew before it heard of its release
+            self._leaving -= managers.keys()  # it registered again before it received its release
             staying = self._held.keys() - self._leaving
         free = {manager["id"]: int(manager["freeSlots"]) for n, manager in managers.items() if n in staying}
         return Look(pending=pending, starting=len(staying - managers.keys()), free=free)
@@ -237,16 +239,16 @@ class SparkTaskManagers:
             self._leaving.add(_number_of(name))
 
     def _hold(self, session: SparkSession, number: int) -> None:
-        """Wait for the end of one TaskManager on Spark."""
-        context, end = session.sparkContext, "it was told to end"
+        """Run one TaskManager on Spark and wait for its end."""
+        context, end = session.sparkContext, "it was asked to end"
         try:
             context.setJobGroup(_GROUP, "TaskManagers of penstock", interruptOnCancel=True)
             context.parallelize([number], 1).mapPartitions(_task_of(self._order)).collect()
-        except (PySparkException, Py4JError, OSError, EOFError) as error:  # the last: the JVM ended while it was read
+        except (PySparkException, Py4JError, OSError, EOFError) as error:  # EOFError: the JVM ended during a read
             end = reason_of(error)
             if not self._closing.is_set() and _is_gone(context):
-                _log(f"Spark is gone: {end}")
-                self._closing.set()  # nothing can be started any more
+                _log(f"Spark has ended: {end}")
+                self._closing.set()  # no TaskManager can be started any longer
                 self._ends.append(end)
                 self._on_lost()
         with self._lock:
@@ -259,9 +261,9 @@ class SparkTaskManagers:
 
 
 def _is_gone(context: SparkContext) -> bool:
-    """Return whether nothing can be started any more: the driver's JVM has ended, or its master has ended Spark."""
+    """Return whether Spark has ended: the driver's JVM, or the application by its master."""
     try:
-        return bool(context._jsc.sc().isStopped())  # noqa: SLF001 - PySpark does not tell it
+        return bool(context._jsc.sc().isStopped())  # noqa: SLF001 - PySpark has no public call for it
     except (Py4JError, OSError):
         return True
 
@@ -276,16 +278,16 @@ def _task_of(order: TaskManagerOrder) -> Callable[[Iterable[int]], Iterator[int]
 
 
 def _host_towards(jobmanager: str) -> str:
-    """Return the address with which this machine goes to the JobManager, where those who reach it reach us."""
+    """Return this machine's address on the route to the JobManager; other machines of that network can reach it."""
     host, _, port = jobmanager.rpartition(":")
     family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(place)  # of a datagram's socket: nothing is sent
+        probe.connect(place)  # a datagram socket: no packet is sent
         return str(probe.getsockname()[0])
 
 
 def _number_of(taskmanager_id: str) -> int:
-    """Return the number of one of ours; -1 for one that somebody else has started."""
+    """Return the number of a TaskManager that this cluster started; -1 for others."""
     name, _, rest = taskmanager_id.partition("-")
     number = rest.partition("-")[0]
     return int(number) if name == _NAME and number.isdecimal() else -1

@@ -1,4 +1,4 @@
-"""Asking for an upgrade and waiting for its verdict, over restarts of the JobManager; called by `client.handle`."""
+"""Requests an upgrade and waits for its outcome, across restarts of the JobManager; called by `client.handle`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.graph.job_graph import JobGraph
 
 _POLL_MS = 200.0
-#: Beyond the deadlines of cut and trial: for starting, publishing, taking back.
+#: Grace period beyond the deadlines of checkpoint and trial: for starting, publishing, rolling back.
 _GRACE_MS = 900_000.0
 
 
@@ -45,11 +45,11 @@ class RunningJob(Protocol):
 def asked(job: RunningJob, graph: JobGraph, token: str, options: UpgradeOptions) -> str:
     """Ask for an upgrade and return the id of the request at once: the token, if one is given.
 
-    The graph is sent with the states that its operators declare, so that one that does not fit is refused before the
+    The graph is sent with the states that its operators declare, so that a misfit is refused before the
     old version stops.
 
     Raises:
-        PenstockError: it was refused.
+        PenstockError: the request was refused.
     """
     from penstock.snapshots.access.declared import with_states
 
@@ -66,10 +66,10 @@ def upgraded(
     on_poll: Callable[[dict[str, Any]], None] | None,
     options: UpgradeOptions,
 ) -> str:
-    """Return the savepoint's URI (empty when it went from a checkpoint) once the new version is healthy.
+    """Wait until the new version is healthy; return the savepoint's URI (empty if from a checkpoint).
 
     Raises:
-        PenstockError: it is not, and the old version runs (or the new one stays, as asked for); or no answer in time.
+        PenstockError: it is unhealthy and the old version runs (or the new one is kept, as requested); or a timeout.
     """
     wait_ms = 2 * parse_duration_ms(str(options.get("deadline") or "5m"), "deadline") + _GRACE_MS
     client, job_id = job.client, job.job_id

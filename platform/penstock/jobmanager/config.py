@@ -1,4 +1,4 @@
-"""How a JobManager process is told to run; built by the command line and the embedded cluster."""
+"""The configuration of a JobManager process; built by the command line and the embedded cluster."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from penstock.config.settings import ClusterSettings
 
 
 class JobManagerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `run_jobmanager` needs."""
+    """The arguments of `run_jobmanager`."""
 
-    #: Where leadership and job records live: a folder or `s3://bucket/prefix`.
+    #: Where leadership and job records are stored: a folder or `s3://bucket/prefix`.
     ha_uri: str
     settings: ClusterSettings = ClusterSettings()
     #: Certificates, tokens and secret of the cluster.
     security: Security = UNPROTECTED
-    #: Stop with all jobs' ends: the embedded cluster's JobManager exits by itself.
+    #: Exit when all jobs have ended, as the embedded cluster's JobManager does.
     exit_when_idle: bool = False
-    #: Folders put on the import path for connectors of the user's own.
+    #: Folders added to the import path for user connectors.
     python_path: tuple[str, ...] = ()

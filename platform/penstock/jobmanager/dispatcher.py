@@ -1,4 +1,4 @@
-"""The dispatcher: takes jobs in, persists them before they start, recovers them, answers questions.
+"""The dispatcher: accepts jobs, persists them before they start, recovers them, answers queries.
 
 Called by the REST layer (`penstock.rest`) and by the embedded executor on the JobManager's event loop.
 """
@@ -62,7 +62,7 @@ from penstock.jobmanager.observe.spans import SpanSink
 
 @dataclass(frozen=True, slots=True)
 class DispatcherParts:
-    """What the dispatcher works with."""
+    """The parts that the dispatcher works with."""
 
     ha_store: ObjectStore
     holder: LeaseHolder
@@ -70,7 +70,7 @@ class DispatcherParts:
     taskmanagers: TaskManagers
     clock: Clock
     rand: Rand
-    #: Somebody with a newer generation has taken over: this process must end.
+    #: Called when a newer leader has taken over: this process must end.
     leadership_lost: Callable[[PenstockError], None]
     fault: Callable[[BaseException], None]
     #: Shown in the cluster's view.
@@ -84,7 +84,7 @@ class Dispatcher:
     """All jobs of this JobManager; `job` is an id or a name, an unknown one raises `NotFoundError`."""
 
     def __init__(self, parts: DispatcherParts) -> None:
-        """Call `recover` before anything else."""
+        """Create an empty dispatcher; call `recover` before anything else."""
         self._parts = parts
         self._jobs: dict[str, KnownJob] = {}
         self._operations = Operations()
@@ -125,9 +125,9 @@ class Dispatcher:
             if not record.ended:
                 identity = (record.name, graph.settings.checkpoint_root)
                 if identity in found:
-                    # Its submitter was told that it failed: the record was written and no answer came.
+                    # Its submitter got an error: the record was written but the answer was lost.
                     superseded = self._driver(found[identity])
-                    self._on_ended(superseded, "FAILED", f"job {record.job_id} of the same name was taken in later")
+                    self._on_ended(superseded, "FAILED", f"job {record.job_id} of the same name was accepted later")
                 found[identity] = job
         for job in found.values():
             self.changes.resume(job.record)
@@ -136,16 +136,16 @@ class Dispatcher:
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
         """Persist and start a job (`graph.job_graph.encode_graph`); return its id (32 hex digits).
 
-        State of the job's own checkpoint that does not fit the graph ends it FAILED, with a `StateMismatchError`.
+        If state of the job's own checkpoint does not fit the graph, the job ends FAILED with a `StateMismatchError`.
 
         Raises:
-            UsageError: the graph or the options are wrong. JobIdentityError: another process holds the identity.
-            ConnectorError: a source or sink cannot work. NotFoundError: there is no such savepoint.
+            UsageError: the graph or the options are wrong. JobIdentityError: another process runs the job.
+            ConnectorError: a source's or sink's validation failed. NotFoundError: there is no such savepoint.
             StateMismatchError: the savepoint's state does not fit the graph.
         """
         decoded = read_submitted(graph)
         if options.allow_non_restored_state and not options.from_uri:
-            raise UsageError("--allow-non-restored-state is for a start from a savepoint", hint="add --from URI")
+            raise UsageError("--allow-non-restored-state needs a savepoint to start from", hint="add --from URI")
         async with self._submitting:
             if known := submitted_with(self._jobs.values(), options.token, decoded.name):
                 return known
@@ -156,7 +156,7 @@ class Dispatcher:
             return await self._begin(decoded, options)
 
     def submitted(self, token: str) -> str:
-        """Return the id of the job that was submitted with a token; empty when none was."""
+        """Return the id of the job that was submitted with a token; empty if there is none."""
         return submitted_with(self._jobs.values(), token)
 
     def jobs(self) -> tuple[JobSummary, ...]:
@@ -169,7 +169,7 @@ class Dispatcher:
         return self._find(job).record.job_id
 
     def summary(self, job: str) -> JobSummary:
-        """Return one job's line."""
+        """Return the summary of one job."""
         return self._summary(self._find(job))
 
     def detail(self, job: str) -> JobDetail:
@@ -188,7 +188,7 @@ class Dispatcher:
         return job_views.exceptions_of(found.record, found.master)
 
     async def story(self, job: str) -> tuple[StoryEntry, ...]:
-        """Return what was seen and decided, by leaders before this one too, oldest first."""
+        """Return the event log of a job, oldest first, including entries of earlier leaders."""
         found = self._find(job)
         return await self._stories.of(found.record.job_id, found.master)
 
@@ -198,14 +198,14 @@ class Dispatcher:
         return {} if master is None else dict(master.metrics)
 
     async def cancel(self, job: str) -> None:
-        """Cancel; checkpoints are kept. Returns at once; see `wait`."""
+        """Cancel the job and keep its checkpoints. Returns at once; see `wait`."""
         self._find(job).post(CancelRequested())
 
     async def stop(self, job: str, *, drain: bool = False, uri: str = "", token: str = "") -> str:
         """Stop with a savepoint under `uri` (default: `<checkpoint root>/<job>/savepoints`); return a request id.
 
         Raises:
-            UsageError: nothing can be written there, or the token is of another request.
+            UsageError: `uri` is not writable, or the token belongs to another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
         if self._asked(found, request_id, "stop"):
@@ -214,10 +214,10 @@ class Dispatcher:
         return self._operate(found, request_id, event)
 
     async def savepoint(self, job: str, uri: str = "", *, token: str = "") -> str:
-        """Take a savepoint; return a request id: the token, if one is given, which makes two requests one.
+        """Take a savepoint; return a request id (the token, if one is given). Requests with the same token are one.
 
         Raises:
-            UsageError: nothing can be written there, or the token is of another request.
+            UsageError: `uri` is not writable, or the token belongs to another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
         probe = not self._asked(found, request_id, "savepoint")
@@ -230,26 +230,26 @@ class Dispatcher:
         return self._operate(found, request_id, CheckpointRequested(request_id))
 
     async def rescale(self, job: str, to: RescaleTo) -> str:
-        """Go on with another parallelism, from a checkpoint; return a request id: the token, if one is given.
+        """Continue with another parallelism from a checkpoint; return a request id (the token, if one is given).
 
         Raises:
-            UsageError: the job does not run, or cannot have that parallelism; any other failure is the request's.
+            UsageError: the job is not running or cannot have that parallelism. Any other error fails the request.
         """
         return await self.changes.rescale(job, to)
 
     def operation(self, request_id: str) -> OperationStatus:
-        """Return what became of a stop, savepoint, checkpoint or rescale request."""
+        """Return the status of a stop, savepoint, checkpoint or rescale request."""
         told = None if self._operations.known(request_id) else self.changes.told(request_id)
         return told or self._operations.status(request_id)
 
     async def wait_operation(self, request_id: str, timeout_ms: int) -> OperationStatus:
-        """Return when the request has ended or the time is over."""
+        """Wait until the request has ended or the timeout expires; return its status."""
         if not self._operations.known(request_id):
             return self.operation(request_id)
         return await self._operations.wait(request_id, timeout_ms)
 
     async def wait(self, job: str, timeout_ms: int) -> JobSummary:
-        """Return when the job is in a terminal state or the time is over (look at `terminal`)."""
+        """Wait until the job is terminal or the timeout expires; return its summary (check `terminal`)."""
         found = self._find(job)
         if not found.record.ended or found.driver is not None:
             with contextlib.suppress(TimeoutError):
@@ -257,7 +257,7 @@ class Dispatcher:
         return self.summary(found.record.job_id)
 
     def cluster(self) -> ClusterView:
-        """Return the cluster at a glance."""
+        """Return an overview of the cluster."""
         parts, pool = self._parts, self._parts.taskmanagers.pool
         return ClusterView(
             jobmanager_id=parts.jobmanager_id,
@@ -280,7 +280,7 @@ class Dispatcher:
         return await self._parts.taskmanagers.log_tail(taskmanager_id, worker_id)
 
     async def worker_log(self, worker_id: str) -> str:
-        """Return the tail of the log of a worker that runs, or has failed.
+        """Return the tail of the log of a running or failed worker.
 
         Raises:
             NotFoundError: there is no such worker, or its TaskManager is gone.
@@ -295,11 +295,11 @@ class Dispatcher:
         return await self.log_tail(found[0], worker_id)
 
     async def threads(self, taskmanager_id: str) -> tuple[tuple[str, str], ...]:
-        """Return names and stacks of the threads of a TaskManager's own process."""
+        """Return names and stacks of the threads in a TaskManager's process."""
         return await self._parts.taskmanagers.threads(taskmanager_id)
 
     async def close(self) -> None:
-        """Let go of all jobs: they stay as they are and are recovered by the next leader of this HA root."""
+        """Stop driving all jobs: they stay recorded, and the next leader of this HA root recovers them."""
         self._closing.set()
         for task in tuple(self._tasks):
             task.cancel()
@@ -330,13 +330,13 @@ class Dispatcher:
             parts.leadership_lost(error)
             raise
         except PenstockError:
-            # It was accepted and recorded: started as after a change of leaders, or recorded as failed.
+            # The job was accepted and recorded: recover it as after a change of leader, or record its failure.
             await driver.close(release=False)
             self._spawn(self._recover_one(job))
         return record.job_id
 
     async def _recover_one(self, job: KnownJob) -> None:
-        """Take a job over from the leader before; its lease is ours at once, or soon, unless somebody else runs it."""
+        """Take a job over from the previous leader, retrying until its lease is free or the tries are used up."""
         limits = self._parts.limits
         for attempt in range(limits.recover_tries):
             driver = job.driver = self._driver(job)
@@ -344,7 +344,7 @@ class Dispatcher:
                 await driver.start(await driver.acquire())
                 return
             except LeadershipLostError as error:
-                # To try again would take the job from our successor, which holds leases under the same id.
+                # A retry would take the job from our successor, which holds leases under the same id.
                 await driver.close(release=False)
                 self._parts.leadership_lost(error)
                 return
@@ -397,7 +397,7 @@ class Dispatcher:
         return find_job(self._jobs, name)
 
     def _asked(self, job: KnownJob, request_id: str, kind: str) -> bool:
-        """Whether that was asked for before; what has failed may be asked for again. Raises as `require_own`."""
+        """Return whether the request exists; a failed one may be repeated. Raises like `require_own`."""
         known = self.changes.require_own(job, request_id, kind)
         return known is not None and known.status != "FAILED"
 

@@ -1,7 +1,7 @@
-"""The JobManager: takes the leadership of its HA root, listens for TaskManagers, recovers jobs, runs until stopped.
+"""The JobManager: becomes leader of its HA root, accepts TaskManagers, recovers jobs and runs until stopped.
 
-Called by `penstock.rest.server.http_server`, which puts the REST API on the same event loop, and by in-process tests. A
-process that has lost its leadership stops at once and deletes nothing.
+Called by `penstock.rest.server.http_server`, which serves the REST API on the same event loop, and by in-process tests.
+A process that loses its leadership stops at once and deletes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXIT_LEADERSHIP_LOST = 3
 
 
 class JobManager:
-    """One JobManager process's parts."""
+    """The parts of one JobManager process."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class JobManager:
         rand: Rand | None = None,
         limits: JobManagerLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Nothing is started; `start` does."""
+        """Create the parts; `start` starts them."""
         self._config, self._limits = config, limits
         self._clock = clock or SystemClock()
         self._rand = rand or SystemRand()
@@ -58,20 +58,20 @@ class JobManager:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """The dispatcher; known after `start`."""
+        """The dispatcher; available after `start`."""
         assert self._dispatcher is not None  # noqa: S101 - `start` comes first
         return self._dispatcher
 
     @property
     def rpc_address(self) -> str:
-        """Where TaskManagers dial; known after `start`."""
+        """The address that TaskManagers connect to; known after `start`."""
         return self._server.address if self._server is not None else ""
 
     async def start(self) -> None:
-        """Become the leader, listen, recover.
+        """Become the leader, listen for TaskManagers and recover the jobs.
 
         Raises:
-            PenstockError: the HA store cannot be used, or the port is taken.
+            PenstockError: the HA store is not usable, or the port is taken.
         """
         if self._config.settings.otlp_endpoint:
             self._spans = await asyncio.to_thread(_open_spans, self._config.settings.otlp_endpoint)
@@ -105,7 +105,7 @@ class JobManager:
         self._watch = asyncio.create_task(self._run(managers))
 
     def shutdown(self) -> None:
-        """Let `wait` return; jobs that run stay recorded and go on under the next leader."""
+        """Let `wait` return; running jobs stay recorded, and the next leader resumes them."""
         self._stopping.set()
 
     def fail(self, error: BaseException) -> None:
@@ -115,7 +115,7 @@ class JobManager:
         self._stopping.set()
 
     async def wait(self) -> None:
-        """Return when told to stop.
+        """Wait for the shutdown.
 
         Raises:
             LeadershipLostError: a newer generation has taken over.
@@ -125,7 +125,7 @@ class JobManager:
             raise self._failure
 
     async def close(self) -> None:
-        """Stop listening and let go of all jobs; idempotent."""
+        """Stop listening and driving jobs; idempotent."""
         self._stopping.set()
         if self._dispatcher is not None:
             await self._dispatcher.close()
@@ -139,14 +139,14 @@ class JobManager:
             await asyncio.to_thread(self._spans.close)
 
     async def _run(self, managers: TaskManagers) -> None:
-        """Look after the cluster until told to stop; without that the process is to end, so that another takes over."""
+        """Supervise the cluster until the shutdown; an error ends the process, so that another one can take over."""
         try:
             await self._look_after(managers)
         except Exception as error:  # noqa: BLE001 - `wait` raises it
             self.fail(error)
 
     async def _look_after(self, managers: TaskManagers) -> None:
-        """Look for dead TaskManagers often, and now and then for a newer leader."""
+        """Check for dead TaskManagers and run the autoscaler often; check for a newer leader less often."""
         store = open_store(self._config.ha_uri)
         checked_ms = self._clock.monotonic_ms()
         while not self._stopping.is_set():
@@ -162,7 +162,7 @@ class JobManager:
             except LeadershipLostError as error:
                 self.fail(error)
             except PenstockError as error:
-                _log(f"leadership not checked: {error}")
+                _log(f"cannot check the leadership: {error}")
             checked_ms = self._clock.monotonic_ms()
 
 
@@ -170,7 +170,7 @@ def _open_spans(endpoint: str) -> OtlpSpans:
     try:
         from penstock.jobmanager.observe.otlp import OtlpSpans
     except ImportError as error:
-        raise UsageError(f"spans cannot be sent: {error}", hint="pip install 'penstock[otlp]'") from error
+        raise UsageError(f"cannot export spans: {error}", hint="pip install 'penstock[otlp]'") from error
     return OtlpSpans(endpoint)
 
 
@@ -180,7 +180,10 @@ def _log(text: str) -> None:
 
 
 async def run_jobmanager(config: JobManagerConfig, ready: Callable[[JobManager], Awaitable[None]]) -> int:
-    """Run a JobManager until it is told to stop; return the exit code. `ready` gets it once jobs are recovered."""
+    """Run a JobManager until shutdown; return the exit code.
+
+    `ready` is called with the JobManager after the recovery.
+    """
     manager = JobManager(config)
     try:
         await manager.start()
@@ -193,7 +196,7 @@ async def run_jobmanager(config: JobManagerConfig, ready: Callable[[JobManager],
     except PenstockError as error:
         _log(str(error))
         return 1
-    except Exception:  # noqa: BLE001 - a fault of ours: the log has the traceback, the next process recovers the jobs
+    except Exception:  # noqa: BLE001 - an internal error: the log has the traceback, the next process recovers
         traceback.print_exc()
         return 1
     finally:

@@ -1,1 +1,1 @@
-"""The REST API: Flink's paths and field names over the dispatcher, and our own under `/v1/penstock`."""
+"""The REST API: Flink's paths and field names over the dispatcher, and Penstock's own under `/v1/penstock`."""

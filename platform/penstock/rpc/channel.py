@@ -1,6 +1,6 @@
 """Names and limits of the gRPC stream between TaskManager and JobManager; shared by `rpc.server` and `rpc.client`.
 
-The stream carries msgpack bytes (`rpc.messages`): no generated code, a generic handler with one method suffices.
+The stream carries msgpack bytes (`rpc.messages`), so a generic handler with one method and no generated code suffices.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import asyncio
 SERVICE = "penstock.JobManager"
 METHOD = "Connect"
 PATH = f"/{SERVICE}/{METHOD}"
-#: Deployments and acks carry small state inline, so a message may be large; what is bigger than this is a fault.
+#: Deployments and acks contain small state, so messages may be large; a larger one is a bug.
 MAX_MESSAGE_BYTES = 256 << 20
-#: Messages waiting to be written to one stream; a peer that lets this fill up is as good as gone.
+#: Messages waiting in one stream; a peer that lets the queue fill up counts as lost.
 SEND_QUEUE_LIMIT = 10_000
 OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -23,22 +23,22 @@ OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),
-    # a new channel has a new connection, and not that of one before, which may be dead
+    # a new channel uses a new connection, not a previous one that may be dead
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 class SendQueue:
-    """A bounded queue of encoded messages with one reader; `put` never waits: a full queue closes it."""
+    """A bounded queue of encoded messages with one reader; `put` never waits: an overflow closes it."""
 
     def __init__(self, limit: int = SEND_QUEUE_LIMIT) -> None:
-        """Hold at most `limit` messages."""
+        """Create a queue of at most `limit` messages."""
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._limit = limit
         self.closed = False
 
     def put(self, data: bytes) -> bool:
-        """Append; False when the queue is closed or has just overflowed (then it is closed)."""
+        """Append a message; return False if the queue is closed or overflows, which closes it."""
         if self.closed:
             return False
         if self._queue.qsize() >= self._limit:
@@ -48,11 +48,11 @@ class SendQueue:
         return True
 
     def close(self) -> None:
-        """Let the reader end after what is queued; idempotent."""
+        """Let the reader end after the queued messages; idempotent."""
         if not self.closed:
             self.closed = True
             self._queue.put_nowait(None)
 
     async def get(self) -> bytes | None:
-        """Return the next message, or None when closed and empty."""
+        """Return the next message, or None if the queue is closed and empty."""
         return await self._queue.get()

@@ -1,4 +1,4 @@
-"""The TaskManager's end of the control stream: dials the JobManager, registers, reconnects with backoff.
+"""The TaskManager's end of the control stream: connects to the JobManager, registers, reconnects with backoff.
 
 Used by `penstock.taskmanager`. Everything runs on the caller's event loop; `handle` is called in order.
 """
@@ -35,17 +35,17 @@ _SECOND_LOOK_MS = 200.0
 
 @dataclass(frozen=True, slots=True)
 class ReconnectPolicy:
-    """How long to wait between dials, and when to give up."""
+    """Delays between connection attempts, and limits after which to give up."""
 
     first_delay_ms: int = 50
     max_delay_ms: int = 500
-    #: Until it was reached for the first time the delay does not grow for so long: both are being started.
+    #: For this time after the start the delay does not grow, because both processes are starting.
     starting_ms: int = 5_000
-    #: Unreachable for this long: `run` raises; None waits for ever.
+    #: Unreachable for this long: `run` raises; None waits forever.
     give_up_after_ms: int | None = 600_000
-    #: So long for one that answers, and is not believed or does not believe us.
+    #: Limit for a JobManager that answers, if the mutual proof fails.
     distrust_after_ms: int = 10_000
-    #: A new stream that brings no answer for so long is given up; after each in a row twice as long, up to the most.
+    #: A new stream without an answer is closed after this time; the time doubles up to the maximum.
     answer_ms: int = 5_000
     most_answer_ms: int = 10_000
 
@@ -62,7 +62,7 @@ class TaskManagerLink:
         policy: ReconnectPolicy = ReconnectPolicy(),
         security: Security = UNPROTECTED,
     ) -> None:
-        """`register` gives the first message of every new stream; `handle` must not block; see `run`."""
+        """Prepare the link; `register` returns the first message of each stream, `handle` must not block; see `run`."""
         self.address = address
         self._register = register
         self._handle = handle
@@ -74,21 +74,21 @@ class TaskManagerLink:
         self._rand: Rand = SystemRand()
         self._queue: SendQueue | None = None
         self._closing = asyncio.Event()
-        #: How long the stream may be silent; None: for ever.
+        #: Allowed silence of the stream; None: unlimited.
         self._silence_ms: float | None = None
         self._answer_ms = float(policy.answer_ms)
 
     @property
     def connected(self) -> bool:
-        """Whether a stream is open right now."""
+        """Whether a stream is open."""
         return self._queue is not None and not self._queue.closed
 
     def send(self, report: TaskManagerReport) -> bool:
-        """Queue a report; False when not connected: it is dropped, the JobManager has counted our workers as lost."""
+        """Queue a report; return False if not connected: the JobManager has already counted the workers as lost."""
         return self._queue is not None and self._queue.put(encode(report))
 
     def expect(self, silence_ms: float) -> None:
-        """Give this stream up when it brings nothing for so long: its other end may be gone, and nobody tells."""
+        """Close the stream if it is silent for this long: a lost connection may not be reported."""
         self._silence_ms = silence_ms
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class TaskManagerLink:
             now = self._clock.monotonic_ms()
             if heard:
                 delay_ms, lost_since, grows_at = float(self._policy.first_delay_ms), now, now
-            # Not since it was lost: the one that is distrusted may have come just now.
+            # Counted separately from `lost_since`: this JobManager may have started just now.
             distrusted_since = (now if distrusted_since is None else distrusted_since) if self._distrusts else None
             self._check_patience(now - lost_since, None if distrusted_since is None else now - distrusted_since, reason)
             wait_s = delay_ms * (0.8 + 0.4 * self._rand.fraction()) / 1000
@@ -124,15 +124,15 @@ class TaskManagerLink:
                 delay_ms = min(delay_ms * 2, self._policy.max_delay_ms)
 
     def _check_patience(self, lost_ms: float, distrusted_ms: float | None, reason: str) -> None:
-        """Raise when the JobManager has been away, or not to be believed, for too long."""
+        """Raise if the JobManager has been unreachable, or its proof has failed, for too long."""
         give_up = self._policy.give_up_after_ms
         distrusted = distrusted_ms is not None and distrusted_ms > self._policy.distrust_after_ms
         if distrusted or (give_up is not None and lost_ms > give_up):
-            msg = f"the JobManager at {self.address} cannot be reached: {reason}"
-            raise PenstockError(msg, hint="it answers" if distrusted else "is it running, and is the address right?")
+            msg = f"the JobManager at {self.address} is unreachable: {reason}"
+            raise PenstockError(msg, hint="it answers" if distrusted else "check that it is running, and its address")
 
     async def _one_stream(self) -> tuple[bool, str]:
-        """Dial, register and serve one stream; return whether the JobManager answered, and why it ended."""
+        """Connect, register and serve one stream; return whether the JobManager answered, and why the stream ended."""
         heard = self._distrusts = False
         self._silence_ms = self._answer_ms
         reason = "the JobManager closed the stream"
@@ -146,7 +146,7 @@ class TaskManagerLink:
             self._queue = queue
             writer = asyncio.create_task(_write(queue, call))
             while (data := await self._next(call)) is not aio.EOF:
-                if not heard:  # from now on as the handler wishes
+                if not heard:  # from now on the handler sets the limit
                     heard, self._silence_ms, self._answer_ms = True, None, float(self._policy.answer_ms)
                 self._handle(decode_taskmanager_command(data))
         except DistrustError as error:
@@ -161,7 +161,7 @@ class TaskManagerLink:
             if not heard:
                 self._answer_ms = min(2 * self._answer_ms, float(self._policy.most_answer_ms))
         except msgspec.MsgspecError as error:
-            reason = f"the JobManager sent something that is no message: {error}"
+            reason = f"the JobManager sent an invalid message: {error}"
         finally:
             self._queue = None
             queue.close()
@@ -181,7 +181,7 @@ class TaskManagerLink:
         return aio.secure_channel(self.address, credentials, options=(*OPTIONS, *tls.CHANNEL_OPTIONS))
 
     async def _prove(self, call: Any) -> None:
-        """Let the JobManager prove that it is of our cluster, and prove the same."""
+        """Exchange mutual proofs of the cluster secret with the JobManager."""
         end = TaskManagerEnd(self._security.secret, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)))
         await call.write(end.greeting())
         answer = await self._next(call)
@@ -190,16 +190,16 @@ class TaskManagerLink:
         await call.write(end.proof(answer))
 
     async def _next(self, call: Any) -> Any:
-        """Return the next message, or EOF when the stream or this link ends.
+        """Return the next message, or EOF at the end of the stream or the link.
 
         Raises:
-            TimeoutError: the stream is silent for too long.
+            TimeoutError: the stream was silent for too long.
         """
         read = asyncio.ensure_future(call.read())
         closing = asyncio.ensure_future(self._closing.wait())
         silence_ms = self._silence_ms
         try:
-            # where this process itself stood still, what has come meanwhile is seen by the second look
+            # if this process itself was suspended, the second wait sees messages that arrived meanwhile
             for timeout_ms in (silence_ms, _SECOND_LOOK_MS):
                 timeout_s = None if timeout_ms is None else timeout_ms / 1000
                 await asyncio.wait((read, closing), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,10 +1,10 @@
-"""Control messages but those to workers (`rpc.worker_commands`), and the coding of all.
+"""Control messages except those to workers (`rpc.worker_commands`), and the encoding of all.
 
-Two legs: JobManager <-> TaskManager (gRPC stream) and TaskManager <-> worker (socket pair).
+There are two connections: JobManager <-> TaskManager (gRPC stream) and TaskManager <-> worker (socket pair).
 
-The JobManager talks to workers through the TaskManager, which relays encoded `WorkerCommand`s without looking inside,
-and relays `WorkerReport`s back. All are frozen msgspec structs with a tag, encoded as msgpack. Whoever receives one
-drops it when its (job, run, generation, attempt) is older than what it knows.
+The JobManager talks to workers through the TaskManager, which relays encoded `WorkerCommand`s and `WorkerReport`s
+unchanged. All are frozen msgspec structs with a tag, encoded as msgpack. A receiver drops messages whose (job, run,
+generation, attempt) is older than its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.rpc.worker_commands import Message, WorkerCommand
 
 
 class TaskState(Message, frozen=True, kw_only=True):
-    """A subtask changed state: DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED."""
+    """A subtask changed its state: DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED."""
 
     job_id: str
     vertex_id: str
@@ -30,12 +30,12 @@ class TaskState(Message, frozen=True, kw_only=True):
     error: str = ""
     #: Long text of a failure (traceback), user frames first.
     detail: str = ""
-    #: Its last metrics, of one that has finished.
+    #: Last metrics of a finished subtask.
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class InputEnded(Message, frozen=True, kw_only=True):
-    """The subtask has seen the end of all its input and finished its operators; it waits for the final checkpoint."""
+    """The subtask has processed all its input; it waits for the final checkpoint."""
 
     job_id: str
     vertex_id: str
@@ -77,7 +77,7 @@ class OutputPublished(Message, frozen=True, kw_only=True):
 
 
 class PendingResolved(Message, frozen=True, kw_only=True):
-    """Answer to ResolvePending; `error` empty = all owed output is published."""
+    """Answer to ResolvePending; an empty `error` means that all pending output is published."""
 
     job_id: str
     generation: int
@@ -96,18 +96,18 @@ class SavepointWritten(Message, frozen=True, kw_only=True):
 
 
 class SlowCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to an outside system that takes long."""
+    """A call to an external system that takes long."""
 
-    #: Of this call in its worker.
+    #: Number of the call in its worker.
     number: int
-    #: What it does, and to whom.
+    #: Description of the call, with its target.
     what: str
-    #: How long it has taken so far.
+    #: Time it has taken so far.
     for_ms: int
 
 
 class WorkerMetrics(Message, frozen=True, kw_only=True):
-    """Counters of all subtasks of a worker.
+    """Metrics of all subtasks of a worker.
 
     `<vertex>/<subtask>` -> name -> value (Flink's metric names), and the worker's own.
     """
@@ -116,7 +116,7 @@ class WorkerMetrics(Message, frozen=True, kw_only=True):
     job_id: str
     tasks: dict[str, dict[str, float]]
     worker: dict[str, float]
-    #: Calls of the job that are slow right now.
+    #: Slow calls of the job in progress.
     slow: tuple[SlowCall, ...] = ()
 
 
@@ -131,7 +131,7 @@ class WorkerReady(Message, frozen=True, kw_only=True):
 class SubtaskAnswer(Message, frozen=True, kw_only=True):
     """Answer to AskSubtask, SampleStacks or DumpThreads.
 
-    With `error`, `kind` is the class of it: `not-found`, `usage` or empty.
+    With `error`, `kind` is its class: `not-found`, `usage` or empty.
     """
 
     job_id: str
@@ -141,7 +141,7 @@ class SubtaskAnswer(Message, frozen=True, kw_only=True):
     kind: str = ""
 
 
-#: What the job itself hears of.
+#: Reports to the job.
 WorkerReport = (
     TaskState
     | InputEnded
@@ -153,37 +153,37 @@ WorkerReport = (
     | WorkerMetrics
     | WorkerReady
 )
-#: All that a worker sends.
+#: All messages of a worker.
 WorkerMessage = WorkerReport | SubtaskAnswer
 
 # --- TaskManager -> JobManager
 
 
 class RegisterTaskManager(Message, frozen=True, kw_only=True):
-    """First message on the stream. A TaskManager that reconnects names the workers it still holds."""
+    """First message on the stream; a reconnecting TaskManager lists the workers it still runs."""
 
     taskmanager_id: str
     host: str
     pid: int
     slots: int
     workers: tuple[str, ...] = ()
-    #: host:port of its `/metrics`; empty: there is none.
+    #: host:port of its `/metrics` endpoint; empty: none.
     metrics_address: str = ""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """Every heartbeat interval; the answer renews the workers' leases."""
+    """Sent every heartbeat interval; the answer renews the workers' leases."""
 
     taskmanager_id: str
     sequence: int
-    #: Worker id -> bytes it holds (`lineage.held_bytes`).
+    #: Worker id -> bytes of memory it holds (`lineage.held_bytes`).
     worker_memory: dict[str, int] = msgspec.field(default_factory=dict)
-    #: What the process itself uses, by Flink's names.
+    #: Resource usage of the process, with Flink's names.
     process: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class FromWorker(Message, frozen=True, kw_only=True):
-    """A worker's report, relayed."""
+    """A relayed report of a worker."""
 
     taskmanager_id: str
     worker_id: str
@@ -192,20 +192,20 @@ class FromWorker(Message, frozen=True, kw_only=True):
 
 
 class WorkerExited(Message, frozen=True, kw_only=True):
-    """A worker process ended: seen at once by the supervisor."""
+    """A worker process ended; the supervisor reports it at once."""
 
     taskmanager_id: str
     worker_id: str
-    #: Exit status as of `Popen.returncode` (negative = signal).
+    #: Exit status as in `Popen.returncode` (negative = signal).
     returncode: int
     #: Last lines of its log.
     log_tail: str = ""
-    #: Whether the JobManager had asked for it.
+    #: Whether the JobManager had requested it.
     asked: bool = False
 
 
 class WorkerStartFailed(Message, frozen=True, kw_only=True):
-    """A worker could not be started (requirements failed to install, template died...)."""
+    """A worker could not be started (requirements not installed, template ended, ...)."""
 
     taskmanager_id: str
     worker_id: str
@@ -220,7 +220,7 @@ class LogText(Message, frozen=True, kw_only=True):
 
 
 class ThreadsText(Message, frozen=True, kw_only=True):
-    """Answer to FetchThreads: names of the TaskManager's own threads, and where each is."""
+    """Answer to FetchThreads: names and stacks of the TaskManager's own threads."""
 
     request_id: str
     threads: tuple[tuple[str, str], ...]
@@ -234,7 +234,7 @@ TaskManagerReport = (
 
 
 class Registered(Message, frozen=True, kw_only=True):
-    """Answer to RegisterTaskManager; workers not in `keep_workers` are to be killed at once."""
+    """Answer to RegisterTaskManager; workers not in `keep_workers` must be killed at once."""
 
     jobmanager_id: str
     generation: int
@@ -244,13 +244,13 @@ class Registered(Message, frozen=True, kw_only=True):
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """The coordinator has heard heartbeat `sequence`."""
+    """The JobManager received heartbeat `sequence`."""
 
     sequence: int
 
 
 class StartWorker(Message, frozen=True, kw_only=True):
-    """Start a slot worker for a job."""
+    """Start a worker of a job in a slot."""
 
     worker_id: str
     job_id: str
@@ -258,27 +258,27 @@ class StartWorker(Message, frozen=True, kw_only=True):
     requirements: tuple[str, ...]
     python_path: tuple[str, ...]
     managed_memory_bytes: int
-    #: Modules the template imports beforehand for this job.
+    #: Modules that the job's template imports beforehand.
     preload: tuple[str, ...] = ()
-    #: For people.
+    #: For display.
     job_name: str = ""
 
 
 class StopWorker(Message, frozen=True, kw_only=True):
-    """Kill the worker (SIGKILL: everything it may do is fenced or repeatable) and free its slot."""
+    """Kill the worker (SIGKILL: its effects are fenced or repeatable) and free its slot."""
 
     worker_id: str
 
 
 class ToWorker(Message, frozen=True, kw_only=True):
-    """Relay `command` (an encoded `WorkerCommand`) to a worker, or to several."""
+    """Relay `command` (an encoded `WorkerCommand`) to one or more workers."""
 
     worker_ids: tuple[str, ...]
     command: bytes
 
 
 class FetchLog(Message, frozen=True, kw_only=True):
-    """Send the tail of a worker's log, or of the TaskManager's own when `worker_id` is empty."""
+    """Send the tail of a worker's log, or of the TaskManager's own if `worker_id` is empty."""
 
     request_id: str
     worker_id: str
@@ -286,7 +286,7 @@ class FetchLog(Message, frozen=True, kw_only=True):
 
 
 class FetchThreads(Message, frozen=True, kw_only=True):
-    """Say where each thread of the TaskManager's own process is."""
+    """Send the stacks of the TaskManager's own threads."""
 
     request_id: str
 
@@ -307,25 +307,25 @@ _taskmanager_reports: msgspec.msgpack.Decoder[TaskManagerReport] = msgspec.msgpa
 
 
 def encode(message: WorkerCommand | WorkerMessage | TaskManagerCommand | TaskManagerReport) -> bytes:
-    """Return the wire form of any message."""
+    """Return the encoded form of any message."""
     return _encoder.encode(message)
 
 
 def decode_worker_command(data: bytes) -> WorkerCommand:
-    """Decode what a worker receives."""
+    """Decode a message to a worker."""
     return _worker_commands.decode(data)
 
 
 def decode_worker_report(data: bytes) -> WorkerMessage:
-    """Decode what a worker sent."""
+    """Decode a message of a worker."""
     return _worker_reports.decode(data)
 
 
 def decode_taskmanager_command(data: bytes) -> TaskManagerCommand:
-    """Decode what a TaskManager receives."""
+    """Decode a message to a TaskManager."""
     return _taskmanager_commands.decode(data)
 
 
 def decode_taskmanager_report(data: bytes) -> TaskManagerReport:
-    """Decode what a TaskManager sent."""
+    """Decode a message of a TaskManager."""
     return _taskmanager_reports.decode(data)

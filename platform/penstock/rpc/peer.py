@@ -1,8 +1,8 @@
-"""Which user of this machine holds the other end of a loopback connection; the kernel says it.
+"""Finds the user that owns the other end of a loopback connection, by asking the kernel.
 
-It is asked for the one socket (`sock_diag`). Where it does not answer that, its table of all sockets is read, which
-takes milliseconds on a busy machine. Used by REST (`rest.server.guard`) and the control port (`rpc.server`) of clusters
-without tokens: a port on 127.0.0.1 is open to every user of the machine, and a job is code that runs as the cluster's
+The kernel is asked about the one socket (`sock_diag`). If that is not supported, its table of all sockets is read,
+which takes milliseconds on a busy machine. Used by REST (`rest.server.guard`) and the control port (`rpc.server`) of
+clusters without tokens: any local user can reach a port on 127.0.0.1, and a job is code that runs as the cluster's
 user.
 """
 
@@ -18,14 +18,15 @@ from pathlib import Path
 from urllib.parse import unquote
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-#: Fields of a line: local and remote address, then the owner and the socket's number.
+#: Fields of a line: local and remote address, owner, socket number (inode).
 _LOCAL, _REMOTE, _OWNER, _NUMBER = 1, 2, 7, 9
 _ROOT = 0
-#: `linux/netlink.h`, `linux/sock_diag.h`: header of a message, a request of that kind, the two kinds of answer.
+#: From `linux/netlink.h` and `linux/sock_diag.h`: message header, request type, answer types.
 _NETLINK_SOCK_DIAG = 4
 _HEADER = struct.Struct("=IHHII")
 _SOCK_DIAG_BY_FAMILY, _ERROR, _IS_REQUEST = 20, 2, 1
-#: `linux/inet_diag.h`: family, protocol, states; ports, addresses, interface, cookie; of the answer owner and number.
+#: From `linux/inet_diag.h`: family, protocol, states; ports, addresses, interface, cookie; owner and inode of the
+#: answer.
 _REQUEST = struct.Struct("=BBBxI")
 _SOCKET = struct.Struct("!HH16s16s4x8s")
 _OWNER_AND_NUMBER = struct.Struct("=II")
@@ -37,7 +38,7 @@ Address = tuple[str, int]
 
 
 def is_same_user(client: Address, server: Address) -> bool:
-    """Whether `client`, the far end of a connection to our `server`, belongs to our own user or to root."""
+    """Return whether `client`, the other end of a connection to our `server`, belongs to our user or root."""
     try:
         owner = owner_by_kernel(client, server)
     except OSError:
@@ -46,16 +47,16 @@ def is_same_user(client: Address, server: Address) -> bool:
 
 
 def split_address(peer: str) -> Address:
-    """Return host and port of what gRPC calls a peer: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
+    """Return host and port of a gRPC peer name: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return host.strip("[]"), int(port) if port.isdigit() else 0
 
 
 def owner_by_kernel(client: Address, server: Address) -> int | None:
-    """Return the user id that holds the socket `client` -> `server`, as `owner_of` does.
+    """Return the user id that owns the socket `client` -> `server`, like `owner_of`.
 
     Raises:
-        OSError: this kernel does not answer.
+        OSError: this kernel does not support the query.
     """
     family, ends = _packed(client, server)
     wanted = _SOCKET.pack(client[1], server[1], *ends, _ANY_COOKIE)
@@ -75,19 +76,19 @@ def owner_by_kernel(client: Address, server: Address) -> int | None:
 
 
 def _packed(client: Address, server: Address) -> tuple[int, tuple[bytes, bytes]]:
-    """Return the family of two addresses, and the addresses in 16 bytes each; one of IPv4 in IPv6 is of IPv4."""
+    """Return the family of two addresses, and both as 16 bytes; IPv4 mapped in IPv6 counts as IPv4."""
     found = [_ip(address) for address in (client, server)]
     family = socket.AF_INET if all(ip.version == 4 for ip in found) else socket.AF_INET6
     return family, (found[0].packed.ljust(16, b"\0"), found[1].packed.ljust(16, b"\0"))
 
 
 def owner_of(client: Address, server: Address, lines: Iterable[str]) -> int | None:
-    """Return the user id that holds the socket `client` -> `server`; None if no process of this machine holds it.
+    """Return the user id that owns the socket `client` -> `server`; None if no local process does.
 
-    A socket that its process has closed already has no number, and is shown as root's: it counts as nobody's.
+    A socket that its process has already closed has no inode and is listed as root's: it counts as unowned.
     """
     wanted = (_plain(client), _plain(server))
-    port = f":{client[1]:04X} "  # few lines have it, and only these are worth reading
+    port = f":{client[1]:04X} "  # a cheap filter: few lines contain the port
     for line in lines:
         if port not in line:
             continue
@@ -106,19 +107,19 @@ def _lines() -> Iterator[str]:
 
 
 def _plain(address: Address) -> tuple[int, int]:
-    """An address as numbers."""
+    """Return an address as numbers."""
     return int(_ip(address)), address[1]
 
 
 def _ip(address: Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return its host; one of IPv4 in the form of IPv6 is the same address."""
+    """Return the host of an address; IPv4 mapped in IPv6 becomes IPv4."""
     name = "127.0.0.1" if address[0] == "localhost" else address[0].partition("%")[0]
     ip = ipaddress.ip_address(name)
     return ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None else ip
 
 
 def _read(field: str) -> tuple[int, int]:
-    """Read `0100007F:1F90`: words of four bytes in this machine's order, and a port."""
+    """Parse `0100007F:1F90`: words of four bytes in this machine's byte order, and a port."""
     address, _, port = field.partition(":")
     words = [address[start : start + 8] for start in range(0, len(address), 8)]
     number = int("".join(_turned(word) for word in words), 16)

@@ -1,8 +1,8 @@
-"""The JobManager's end of the control streams: a grpc.aio server that turns each TaskManager's stream into a `Session`.
+"""The JobManager's end of the control streams: a grpc.aio server with a `Session` for each TaskManager's stream.
 
-Started by `penstock.jobmanager.main`; what arrives goes to a `SessionHandler`
-(`penstock.jobmanager.cluster.taskmanagers`), on the event loop, in order. A stream that ends, for whatever reason, is
-one `disconnected` call.
+Started by `penstock.jobmanager.main`. Messages are passed to a `SessionHandler`
+(`penstock.jobmanager.cluster.taskmanagers`) on the event loop, in order. Any end of a stream leads to one
+`disconnected` call.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ _STOP_GRACE_S = 0.5
 
 
 class Session:
-    """One connected TaskManager."""
+    """A connected TaskManager."""
 
     def __init__(self, registration: RegisterTaskManager, peer: str) -> None:
-        """Made by the server when the first message has arrived."""
+        """Create the session from the first message."""
         self.registration = registration
         self.peer = peer
         self.queue = SendQueue()
 
     @property
     def taskmanager_id(self) -> str:
-        """Who is at the other end."""
+        """The id of the TaskManager."""
         return self.registration.taskmanager_id
 
     def send(self, command: TaskManagerCommand) -> bool:
-        """Queue a command; False when the stream is gone (its handler hears of that separately)."""
+        """Queue a command; return False if the stream has ended (the handler is notified separately)."""
         return self.queue.put(encode(command))
 
     def close(self) -> None:
-        """End the stream after what is queued."""
+        """End the stream after the queued messages."""
         self.queue.close()
 
 
 class SessionHandler(Protocol):
-    """What the server calls, on the event loop; must not block."""
+    """The callbacks of the server, called on the event loop; they must not block."""
 
     def connected(self, session: Session) -> None:
-        """A TaskManager has registered."""
+        """Handle a TaskManager's registration."""
 
     def received(self, session: Session, report: TaskManagerReport) -> None:
-        """A message after the registration."""
+        """Handle a message after the registration."""
 
     def disconnected(self, session: Session, reason: str) -> None:
-        """The stream has ended; nothing more comes from this session."""
+        """Handle the end of the stream; the session delivers no further messages."""
 
 
 class RpcServer:
@@ -83,9 +83,9 @@ class RpcServer:
         log: Callable[[str], None] = lambda _text: None,
         register_timeout_s: float = _REGISTER_TIMEOUT_S,
     ) -> None:
-        """`port` 0 takes a free one; `log` gets a line for everybody who is refused.
+        """Prepare the server; `port` 0 takes a free one, `log` gets a line for each refused connection.
 
-        Who has connected is to register within `register_timeout_s`.
+        A connection must register within `register_timeout_s`.
         """
         self._handler = handler
         self._host = host
@@ -99,7 +99,7 @@ class RpcServer:
 
     @property
     def address(self) -> str:
-        """`host:port` that TaskManagers dial; known after `start`."""
+        """`host:port` that TaskManagers connect to; known after `start`."""
         return f"{self._host}:{self._port}"
 
     async def start(self) -> str:
@@ -138,9 +138,9 @@ class RpcServer:
             registration = await asyncio.wait_for(self._admit(context), self._register_timeout_s)
         except (PenstockError, TimeoutError, msgspec.MsgspecError) as error:
             late = isinstance(error, TimeoutError)
-            reason = "it did not say who it is in time" if late else str(error)
+            reason = "it did not register in time" if late else str(error)
             self._log(f"refused a TaskManager at {context.peer()}: {reason}")
-            # Which end was slow is not known: that is no distrust, which ends a TaskManager soon.
+            # The slow end is unknown, so this is not reported as distrust, which ends a TaskManager soon.
             code = grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.UNAUTHENTICATED
             await context.abort(code, reason)
             return
@@ -154,7 +154,7 @@ class RpcServer:
             self._handler.connected(session)
             reason = await self._read(session, context, writer)
         except msgspec.MsgspecError as error:
-            reason = f"sent something that is no message: {error}"
+            reason = f"it sent an invalid message: {error}"
         finally:
             session.close()
             writer.cancel()
@@ -164,7 +164,7 @@ class RpcServer:
             self._handler.disconnected(session, reason)
 
     async def _admit(self, context: Any) -> RegisterTaskManager | None:
-        """Return who it is, once it has proved that it belongs to the cluster; None when it has gone."""
+        """Verify a connection; return its registration, or None if the stream ended."""
         self._check_peer(context)
         end = JobManagerEnd(self._security.secret, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)))
         if (greeting := await context.read()) is aio.EOF:
@@ -177,14 +177,14 @@ class RpcServer:
             return None
         registration = decode_taskmanager_report(first)
         if not isinstance(registration, RegisterTaskManager):
-            raise DistrustError("the first message must be RegisterTaskManager", hint="it is of another version")
+            raise DistrustError("the first message must be RegisterTaskManager", hint="it has another version")
         return registration
 
     def _check_peer(self, context: Any) -> None:
-        """Refuse another certificate, or without certificates another user of this machine, before a byte is read."""
+        """Refuse a foreign certificate, or without certificates another local user, before reading any byte."""
         if self._security.cluster is not None:
             if not tls.is_of_the_cluster(context.auth_context()):
-                raise DistrustError("its certificate is not the cluster's", hint="give it the cluster's cluster.pem")
+                raise DistrustError("its certificate is not the cluster's", hint="use the cluster's cluster.pem")
             return
         host, port = split_address(context.peer())
         if is_loopback(self._host) and not is_same_user((host, port), (self._host, self._port)):

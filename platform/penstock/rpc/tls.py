@@ -1,4 +1,4 @@
-"""Mutual TLS of the control stream: what gRPC needs of the cluster's certificate, and whose certificate is let in."""
+"""Mutual TLS of the control stream: gRPC credentials from the cluster's certificate, and the check of the caller's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import grpc
 from penstock.config.security import INTERNAL_NAME, Tls
 from penstock.core.errors import UsageError
 
-#: The certificate is of the cluster, not of a host: whatever address is dialled, this name must be in it.
+#: The certificate is the cluster's, not a host's: it must contain this name, for any address.
 CHANNEL_OPTIONS = (("grpc.ssl_target_name_override", INTERNAL_NAME),)
 _NAMES = "x509_subject_alternative_name"
 
 
 def server_credentials(tls: Tls) -> Any:
-    """Return credentials of a port that asks its callers for certificates of the cluster's CA.
+    """Return server credentials that require certificates of the cluster's CA.
 
     Raises:
         UsageError: a file cannot be read.
@@ -26,7 +26,7 @@ def server_credentials(tls: Tls) -> Any:
 
 
 def channel_credentials(tls: Tls) -> Any:
-    """Return credentials of a caller that shows the cluster's certificate.
+    """Return client credentials with the cluster's certificate.
 
     Raises:
         UsageError: a file cannot be read.
@@ -36,7 +36,7 @@ def channel_credentials(tls: Tls) -> Any:
 
 
 def is_of_the_cluster(context: Mapping[str, Any]) -> bool:
-    """Whether a caller's certificate is that of the cluster's processes; a client's of the same CA is not."""
+    """Return whether a certificate is that of the cluster's processes; a client's of the same CA is not."""
     return INTERNAL_NAME.encode() in context.get(_NAMES, ())
 
 
@@ -44,5 +44,5 @@ def _files(tls: Tls) -> tuple[bytes, bytes, bytes]:
     try:
         return tls.certificate.read_bytes(), tls.key.read_bytes(), tls.ca.read_bytes()
     except OSError as error:
-        msg = f"{error.filename} cannot be read: {error.strerror}"
-        raise UsageError(msg, hint="`penstock cluster certs DIR` makes the cluster's certificates") from error
+        msg = f"cannot read {error.filename}: {error.strerror}"
+        raise UsageError(msg, hint="`penstock cluster certs DIR` creates the cluster's certificates") from error

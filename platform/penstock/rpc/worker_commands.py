@@ -1,4 +1,4 @@
-"""What the JobManager tells workers; TaskManagers relay it without looking inside. Coded by `rpc.messages`."""
+"""Commands from the JobManager to workers; TaskManagers relay them unchanged. Encoded by `rpc.messages`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class DeployTasks(Message, frozen=True, kw_only=True):
-    """Start these subtasks (`graph.deployment.encode_deployment`), all of one region in this worker: channels first."""
+    """Start these subtasks (`graph.deployment.encode_deployment`) in this worker, with their channels first."""
 
     job_id: str
     generation: int
@@ -23,7 +23,7 @@ class DeployTasks(Message, frozen=True, kw_only=True):
 
 
 class DeployPeers(Message, frozen=True, kw_only=True):
-    """Where the other subtasks run, for the `DeployTasks` that follows; the same for all workers of a TaskManager."""
+    """Addresses of the other subtasks, for the following `DeployTasks`; the same for all workers of a TaskManager."""
 
     job_id: str
     #: `graph.deployment.encode_peers` bytes.
@@ -37,7 +37,7 @@ class CancelTasks(Message, frozen=True, kw_only=True):
 
 
 class TriggerCheckpoint(Message, frozen=True, kw_only=True):
-    """Sources put the barrier into the stream; the others learn that one is on its way."""
+    """Emit the barrier in sources; other subtasks learn that it is coming."""
 
     job_id: str
     run_id: str
@@ -48,15 +48,15 @@ class TriggerCheckpoint(Message, frozen=True, kw_only=True):
 
 
 class CheckpointCompleted(Message, frozen=True, kw_only=True):
-    """The manifest exists: sinks may publish, readers may publish offsets."""
+    """The manifest is durable: sinks may publish output, sources may publish offsets."""
 
     permit: CommitPermit
-    #: Sinks (uids) that may not publish yet: the run is on trial.
+    #: Sinks (uids) that must withhold their output: the run is on trial.
     held: tuple[str, ...] = ()
 
 
 class CheckpointAborted(Message, frozen=True, kw_only=True):
-    """The checkpoint will never be complete."""
+    """The checkpoint was aborted."""
 
     job_id: str
     run_id: str
@@ -83,7 +83,7 @@ class AssignSplits(Message, frozen=True, kw_only=True):
 
 
 class ResolvePending(Message, frozen=True, kw_only=True):
-    """Before a region opens: fence, read markers, publish what is owed, for every sink of the job.
+    """Before the start: fence older runs, read markers, publish pending output, for every sink of the job.
 
     Answered by PendingResolved.
     """
@@ -93,13 +93,13 @@ class ResolvePending(Message, frozen=True, kw_only=True):
     checkpoint_root: str
     #: uid -> `connector.sink.SinkSpec` as builtins.
     sinks: dict[str, dict[str, Any]]
-    #: Transactional id prefixes `<job>.<uid>.<run>.` whose writers must be fenced, per uid.
+    #: By uid: transactional id prefixes `<job>.<uid>.<run>.` whose writers must be fenced.
     prefixes: dict[str, tuple[str, ...]]
     committables: tuple[Committable, ...]
 
 
 class WriteSavepoint(Message, frozen=True, kw_only=True):
-    """Write the state of a complete checkpoint as a self-contained savepoint at `uri`; answered by SavepointWritten."""
+    """Write a completed checkpoint to `uri` as a self-contained savepoint; answered by SavepointWritten."""
 
     job_id: str
     savepoint_id: str
@@ -111,19 +111,19 @@ class WriteSavepoint(Message, frozen=True, kw_only=True):
 
 
 class AskSubtask(Message, frozen=True, kw_only=True):
-    """Look at a running subtask, between two batches; answered by SubtaskAnswer of the same request, or not at all."""
+    """Query a running subtask between two batches; answered by SubtaskAnswer of the same request, or not at all."""
 
     job_id: str
     request_id: str
     vertex_id: str
     subtask: int
-    #: `state`: the rows of one key; `keys`: which there are; `states`: what there is, and how much; `hot-keys`;
-    #: `watermarks`: how far the splits of its sources are.
+    #: `state`: the rows of one key; `keys`: existing keys; `states`: all states with sizes; `hot-keys`; `watermarks`:
+    #: those of the splits of its sources.
     what: str
-    #: How long somebody waits for the answer.
+    #: How long the caller waits for the answer.
     wait_ms: float = 10_000.0
-    #: Of `state` and `keys`: the operator, its state, the most rows or keys; the key's parts as texts
-    #: (`state.keys.key_text`), or the range of hashes in which the keys lie.
+    #: For `state` and `keys`: the operator, its state, the maximum number of rows or keys; the key's parts as texts
+    #: (`state.keys.key_text`), or the range of key hashes.
     uid: str = ""
     state: str = ""
     key: tuple[str, ...] = ()
@@ -132,35 +132,35 @@ class AskSubtask(Message, frozen=True, kw_only=True):
 
 
 class SampleStacks(Message, frozen=True, kw_only=True):
-    """Look again and again at where this worker's subtasks of a vertex are; answered by SubtaskAnswer at the end."""
+    """Sample the stacks of this worker's subtasks of a vertex; answered by SubtaskAnswer at the end."""
 
     job_id: str
     request_id: str
     vertex_id: str
-    #: For how long, and how often.
+    #: Duration and interval of the sampling.
     duration_ms: float
     interval_ms: float
 
 
 class DumpThreads(Message, frozen=True, kw_only=True):
-    """Say where each thread of the worker is; answered by SubtaskAnswer."""
+    """Report the stacks of all threads of the worker; answered by SubtaskAnswer."""
 
     job_id: str
     request_id: str
 
 
 class FinishTasks(Message, frozen=True, kw_only=True):
-    """The final checkpoint is complete and published: close all subtasks of the job and report FINISHED."""
+    """The final checkpoint is completed and published: close all subtasks of the job and report FINISHED."""
 
     job_id: str
 
 
 class LeaseRenewed(Message, frozen=True, kw_only=True):
-    """The supervisor passes on that the coordinator has heard of it (re-arms the worker's kernel lease)."""
+    """Renew the worker's kernel lease: the JobManager has acknowledged a heartbeat."""
 
     sequence: int
-    #: Host's monotonic clock (ms) at which the lease ends: counted from when the acknowledged heartbeat was *sent*,
-    #: so a worker never outlives what the coordinator believes. 0: a full lease from now.
+    #: Host's monotonic clock (ms) at which the lease ends, counted from when the acknowledged heartbeat was *sent*: a
+    #: worker never outlives the JobManager's view of it. 0: a full lease from now.
     expires_monotonic_ms: float = 0.0
 
 

@@ -1,1 +1,1 @@
-"""The TaskManager: a supervisor that never runs user code, a warm template, and the slot workers forked from it."""
+"""The TaskManager: a supervisor that never runs user code, a warm template, and workers forked from it."""

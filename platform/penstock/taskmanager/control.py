@@ -1,7 +1,7 @@
 """Frames on the control socket between supervisor and worker: four bytes of length, then one encoded message.
 
-The worker's end is blocking with a deadline on writes (`WorkerControl`); the supervisor's end are asyncio streams
-(`read_frame`, `frame`). A peer that sends nonsense or does not read in time is an error, never a wait without end.
+The worker's end blocks, with a deadline on writes (`WorkerControl`). The supervisor's end uses asyncio streams
+(`read_frame`, `frame`). A peer that sends invalid data or does not read in time causes an error, never an endless wait.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import threading
 from penstock.core.errors import PenstockError
 
 _LENGTH = struct.Struct("<I")
-#: Deployments and acks carry small state inline; more than this is a fault.
+#: Deployments and acks contain small state; a larger message is a bug.
 MAX_FRAME_BYTES = 256 << 20
-#: A supervisor that has not read for this long is gone or stuck; the worker's lease would end it soon anyway.
+#: A supervisor that has not read for this long has ended or hangs; the worker's lease would soon end too.
 SEND_DEADLINE_SECONDS = 10.0
-#: A worker's answer to every renewal of its lease: its control loop runs.
+#: A worker's answer to every lease renewal, which shows that its control loop runs.
 SIGN_OF_LIFE = b""
 
 
 class ControlClosedError(PenstockError):
-    """The other end of the control socket is gone."""
+    """Raised if the other end of the control socket has closed it."""
 
 
 def frame(data: bytes) -> bytes:
-    """Return `data` with its length in front.
+    """Return `data` prefixed by its length.
 
     Raises:
         ValueError: longer than MAX_FRAME_BYTES.
@@ -39,7 +39,7 @@ def frame(data: bytes) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next message, or None at the end of the stream (a message cut short counts as the end)."""
+    """Return the next message, or None at the end of the stream (an incomplete message counts as the end)."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > MAX_FRAME_BYTES:
@@ -56,33 +56,33 @@ class WorkerControl:
         """Take over a connected stream socket."""
         self._socket = control
         self._socket.setblocking(True)
-        # A send time-out of the kernel's, so that receiving stays without one.
+        # A kernel send timeout: receiving stays without a timeout.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_DEADLINE_SECONDS), 0))
         self._send_lock = threading.Lock()
 
     def receive(self) -> bytes:
-        """Block for the next message; the kernel lease bounds the life of a worker whose supervisor says nothing.
+        """Wait for the next message; the kernel lease limits the wait for a silent supervisor.
 
         Raises:
-            ControlClosedError: the supervisor is gone.
+            ControlClosedError: the supervisor has closed the socket.
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         if length > MAX_FRAME_BYTES:
             msg = f"control frame of {length} bytes"
-            raise ControlClosedError(msg, hint="the supervisor speaks another protocol")
+            raise ControlClosedError(msg, hint="the supervisor uses another protocol")
         return self._exactly(length)
 
     def send(self, data: bytes) -> None:
-        """Write one message; when this returns, the kernel has it, and it arrives even if this process is killed now.
+        """Send a message; after the return it is in the kernel and arrives even if this process is killed.
 
         Raises:
-            ControlClosedError: the supervisor is gone or has not read for SEND_DEADLINE_SECONDS.
+            ControlClosedError: the supervisor has closed the socket or has not read for SEND_DEADLINE_SECONDS.
         """
         try:
             with self._send_lock:
                 self._socket.sendall(frame(data))
         except OSError as error:
-            msg = f"the supervisor does not take reports: {error}"
+            msg = f"cannot send a report to the supervisor: {error}"
             raise ControlClosedError(msg) from error
 
     def close(self) -> None:

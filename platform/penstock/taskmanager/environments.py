@@ -1,8 +1,8 @@
-"""Which template a worker is forked from: the warm base, a job's own fork of it, or one with the job's requirements.
+"""Chooses the template a worker is forked from: the warm base, a job's fork of it, or one with the job's requirements.
 
-Part of the supervisor. Requirements get a template started afresh with their folder first on the import path, so that
-their versions win over ours; preloaded modules alone get a fork of the base. A job's template that starts threads
-while it imports cannot be forked safely: its workers are spawned.
+Part of the supervisor. A job with requirements gets a fresh template process with their folder first on the import
+path, so that their versions take precedence. A job with preloaded modules only gets a fork of the base. A template that
+starts threads during its imports cannot be forked safely: its workers are spawned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BASE = "base"
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentKey:
-    """Workers with equal keys share a template."""
+    """The key of a template: workers with equal keys share one."""
 
     requirements: tuple[str, ...]
     import_path: tuple[str, ...]
@@ -43,7 +43,7 @@ class Environments:
     """All templates of one TaskManager."""
 
     def __init__(self, work_dir: Path, clock: Clock, on_exit: Callable[[str, int], None]) -> None:
-        """`on_exit(worker id, returncode)` is called for every worker that ends."""
+        """Start without templates; `on_exit(worker id, returncode)` is called for every worker that ends."""
         self._work_dir = work_dir
         self._clock = clock
         self._on_exit = on_exit
@@ -56,15 +56,15 @@ class Environments:
         """Start the base template.
 
         Raises:
-            TemplateError: it cannot be started.
+            TemplateError: it could not be started.
         """
         await self._template(EnvironmentKey((), (), ()), ())
 
     async def import_path(self, command: StartWorker) -> tuple[str, ...]:
-        """Return the folders a worker puts first on its import path, with its requirements installed.
+        """Install a worker's requirements; return the folders to put first on its import path.
 
         Raises:
-            RequirementsError: they could not be.
+            RequirementsError: the installation failed.
         """
         if not command.requirements:
             return command.python_path
@@ -73,7 +73,7 @@ class Environments:
         return (str(folder), *command.python_path)
 
     async def start(self, command: StartWorker, spec: WorkerSpec, control: socket.socket) -> int:
-        """Start a worker that owns `control`; returns its process id.
+        """Start a worker that owns `control`; return its process id.
 
         Raises:
             TemplateError: no template could be started.
@@ -85,7 +85,7 @@ class Environments:
         return await template.fork(spec, control)
 
     def close(self) -> None:
-        """End all templates, and by that all workers."""
+        """End all templates, and with them all workers."""
         for template in self._templates.values():
             template.close()
         for task in self._spawned:
@@ -93,7 +93,7 @@ class Environments:
 
     @property
     def template_pids(self) -> tuple[int, ...]:
-        """Process ids of the templates that run."""
+        """Process ids of the running templates."""
         return tuple(template.pid for template in self._templates.values() if template.alive)
 
     async def _template(self, key: EnvironmentKey, import_path: tuple[str, ...]) -> TemplateClient:

@@ -1,6 +1,6 @@
-"""What a TaskManager measures of processes: its own for heartbeats, and with its workers' for its `/metrics`.
+"""Process metrics of a TaskManager: its own for heartbeats, and its workers' in addition for `/metrics`.
 
-Owned by `taskmanager.supervisor`; read from `/proc`, so that nothing has to be asked of a worker that hangs.
+Owned by `taskmanager.supervisor`; read from `/proc`, so that a hanging worker need not answer.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from penstock.core.clock import Clock
 from penstock.metrics.process import ProcessMeter
 from penstock.metrics.prometheus import TASKMANAGER_SCOPE, Sample, process_samples, render, scope_samples
 
-#: Figures change in the dashboards no faster than this, and each costs a look into `/proc`.
+#: Dashboards need no higher rate, and each sample reads `/proc`.
 _EVERY_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class HeldWorker:
-    """A worker process that runs."""
+    """A running worker process."""
 
     pid: int
     job_id: str
@@ -26,10 +26,10 @@ class HeldWorker:
 
 
 class Figures:
-    """The meters of one TaskManager."""
+    """The process meters of one TaskManager."""
 
     def __init__(self, taskmanager_id: str, host: str, clock: Clock) -> None:
-        """The load of this process is counted from here."""
+        """Start the meters; the CPU load of this process is measured from here."""
         self._labels = {"tm_id": taskmanager_id, "host": host}
         self._clock = clock
         self._own = ProcessMeter(clock)
@@ -38,7 +38,7 @@ class Figures:
         self._due_ms = 0.0
 
     def own(self) -> dict[str, float]:
-        """Return this process's figures, no older than two seconds."""
+        """Return this process's metrics, at most two seconds old."""
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + _EVERY_MS
@@ -46,7 +46,7 @@ class Figures:
         return self._last
 
     def text(self, slots: tuple[int, int], workers: Mapping[str, HeldWorker]) -> str:
-        """Return the answer of `/metrics`; `slots` are all and the free ones, `workers` those that run, by id."""
+        """Return the body of `/metrics`; `slots` are (all, free), `workers` the running ones by id."""
         own = self.own()
         held = {"taskSlotsTotal": float(slots[0]), "taskSlotsAvailable": float(slots[1])}
         samples = scope_samples(TASKMANAGER_SCOPE, {**own, **held}, self._labels)

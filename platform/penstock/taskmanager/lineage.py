@@ -1,8 +1,7 @@
-"""What the kernel and the C library do for us: processes die with their parent, and when their lease runs out.
+"""Process controls by kernel and C library: a process dies with its parent, and when its lease expires.
 
-Called first thing in the template and in every worker. Both work on a process that holds the GIL or was stopped,
-because no instruction of ours has to run: PR_SET_PDEATHSIG delivers SIGKILL, ITIMER_REAL delivers SIGALRM with its
-default action.
+Called first in the template and in every worker. Both work even if the process holds the GIL or is stopped, because
+none of its code has to run: PR_SET_PDEATHSIG delivers SIGKILL, ITIMER_REAL delivers SIGALRM with its default action.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-#: Added to a worker's nice value: the control plane gets three times the share of a core that a busy worker gets.
+#: Added to a worker's nice value: control processes get three times the CPU share of a busy worker.
 _NICE = 5
-# glibc's numbers of what `mallopt` sets, and the largest value it takes for the second
+# glibc's `mallopt` parameters, and the largest value of the second
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_FREE_BYTES, _LARGEST_IN_HEAP_BYTES = 256 << 20, 32 << 20
-#: Files of all subtasks of a worker and its connections stay far below it.
+#: A limit far above the files and connections of all subtasks of a worker.
 _DESCRIPTORS = 65_536
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Be killed with the process `parent_pid`; exits at once when it is gone already. Without effect outside Linux."""
+    """Let the kernel kill this process with `parent_pid`; exit at once if that has ended. No effect outside Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
@@ -34,16 +33,16 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """Set the name `ps` and `top` show (15 characters)."""
+    """Set the process name in `ps` and `top` (15 characters)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def title_process(title: str) -> None:
-    """Set the command line that `ps` shows, cut to the length of the one that the process was started with."""
+    """Set the command line that `ps` shows, truncated to the length of the original one."""
     if sys.platform != "linux":
         return
-    # fields 48 and 49 of proc(5): where the arguments lie; the name before may hold spaces
+    # fields 48 and 49 of proc(5): where the arguments are stored; the name before may contain spaces
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
     if end > start > 0:
@@ -52,15 +51,15 @@ def title_process(title: str) -> None:
 
 
 def give_way() -> None:
-    """Let JobManager and TaskManager run first: among many busy workers they would miss their heartbeats."""
+    """Lower this process's priority: with many busy workers the control processes would miss heartbeats."""
     os.nice(_NICE)
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator keep what is freed, up to a bound: the columns of the next batch then need no new pages.
+    """Let the allocator keep freed memory, up to a limit, so that the next batch needs no new pages.
 
-    By default every array of a batch is mapped, cleared page by page at its first touch, and unmapped. Without effect
-    where there is no glibc.
+    By default every array of a batch is mapped, cleared page by page at the first access, and unmapped. No effect
+    without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -69,7 +68,7 @@ def keep_freed_memory() -> None:
 
 
 def allow_descriptors() -> None:
-    """Let the process open as many files as it may ask for, up to a bound: state beyond memory lies in many."""
+    """Raise the limit of open files, up to a bound: spilled state uses many files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -77,19 +76,19 @@ def allow_descriptors() -> None:
 
 
 def arm_lease(remaining_ms: float) -> None:
-    """Die by SIGALRM in `remaining_ms` (more than 0) unless called again before."""
+    """Let SIGALRM end this process in `remaining_ms` (more than 0), unless called again before."""
     signal.setitimer(signal.ITIMER_REAL, remaining_ms / 1000)
 
 
 def take_default_signals() -> None:
-    """Give SIGALRM, SIGCHLD, SIGTERM and SIGINT their default actions (a fork inherits its template's handlers)."""
+    """Set SIGALRM, SIGCHLD, SIGTERM and SIGINT to their default actions (a fork inherits its template's handlers)."""
     for number in (signal.SIGALRM, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
 
 def close_other_descriptors(keep: set[int]) -> None:
-    """Close every descriptor but 0, 1, 2 and `keep`: an inherited socket kept open would hide its owner's death."""
+    """Close every descriptor except 0, 1, 2 and `keep`: an inherited open socket would hide its owner's death."""
     wanted = {0, 1, 2, *keep}
     for path in list(Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd").iterdir()):
         descriptor = int(path.name)
@@ -97,11 +96,11 @@ def close_other_descriptors(keep: set[int]) -> None:
             try:
                 os.close(descriptor)
             except OSError:
-                continue  # the listing's own descriptor, closed by now
+                continue  # the listing's own descriptor, already closed
 
 
 def thread_names() -> tuple[str, ...]:
-    """Return the kernel's names of this process's threads, the main thread's left out."""
+    """Return the kernel's names of this process's threads, without the main thread."""
     names = []
     for task in list(Path("/proc/self/task").iterdir()):
         if int(task.name) == os.getpid():
@@ -109,12 +108,12 @@ def thread_names() -> tuple[str, ...]:
         try:
             names.append((task / "comm").read_text(encoding="utf-8").strip())
         except FileNotFoundError:
-            continue  # ended meanwhile
+            continue  # has ended in the meantime
     return tuple(sorted(names))
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident set of a process; 0 when it is gone."""
+    """Return the resident set size of a process; 0 if it has ended."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except (FileNotFoundError, ProcessLookupError, IndexError):
@@ -123,10 +122,10 @@ def resident_bytes(pid: int) -> int:
 
 
 def held_bytes(pid: int) -> int:
-    """Return what a process holds of memory and nobody can take back; 0 when it is gone.
+    """Return the memory of a process that the kernel cannot reclaim; 0 if it has ended.
 
-    Pages of mapped files are not counted: state beyond the managed memory lies in such files, and the operating system
-    writes their pages back when it needs the room.
+    Pages of mapped files are not counted: spilled state is in such files, and the kernel writes their pages back when
+    it needs memory.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Where the output of workers goes: one file each under `<work dir>/logs`, its tail sent along when a worker ends."""
+"""Log files of workers: one each in `<work dir>/logs`; the tail is sent to the JobManager when a worker ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.core.logs import readable
 from penstock.core.secrets import redact
 
-#: Of the files of workers that are gone, this many are kept.
+#: Number of log files of ended workers that are kept.
 RETAINED_LOGS = 50
 TAIL_BYTES = 8192
 
@@ -17,7 +17,7 @@ class WorkerLogs:
     """The log folder of one TaskManager."""
 
     def __init__(self, directory: Path) -> None:
-        """Make the folder."""
+        """Create the folder."""
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -26,11 +26,11 @@ class WorkerLogs:
         return self.directory / f"{worker_id}.log"
 
     def tail(self, worker_id: str, max_bytes: int = TAIL_BYTES) -> str:
-        """Return the last whole lines of a worker's log, at most `max_bytes`; empty when there is none."""
+        """Return the last complete lines of a worker's log, at most `max_bytes`; empty if there is none."""
         return tail_of(self.path_of(worker_id), max_bytes)
 
     def prune(self, live: set[str]) -> None:
-        """Delete the oldest files of ended workers beyond RETAINED_LOGS."""
+        """Delete the oldest log files of ended workers beyond RETAINED_LOGS."""
         ended = [path for path in self.directory.glob("*.log") if path.stem not in live]
         ended.sort(key=lambda path: path.stat().st_mtime)
         for path in ended[: max(0, len(ended) - RETAINED_LOGS)]:
@@ -38,7 +38,7 @@ class WorkerLogs:
 
 
 def tail_of(path: Path, max_bytes: int) -> str:
-    """Return the last whole lines of a file, at most `max_bytes`."""
+    """Return the last complete lines of a file, at most `max_bytes`."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -53,7 +53,7 @@ def tail_of(path: Path, max_bytes: int) -> str:
 
 
 def redirect_output(path: Path) -> None:
-    """Let stdout and stderr of this process append to `path`, C code included; what they hold only its user reads."""
+    """Append stdout and stderr of this process to `path`, including those of C code; only its user can read it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

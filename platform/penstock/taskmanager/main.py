@@ -1,4 +1,4 @@
-"""One TaskManager as a process: wires the supervisor to the JobManager; called by the command line."""
+"""A TaskManager process: connects the supervisor to the JobManager; called by the command line."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ _HOST = re.compile(r"[A-Za-z0-9.:_-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class TaskManagerConfig:
-    """Everything `penstock taskmanager` is told."""
+    """The options of `penstock taskmanager`."""
 
     #: `host:port` of the JobManager's control port.
     jobmanager_address: str
     taskmanager_id: str
-    #: None: one line of stdin says it, before the JobManager hears of this TaskManager.
+    #: None: read from stdin before the registration.
     slots: int | None = 1
     work_dir: Path = Path(".penstock/taskmanager")
-    #: Memory at which a worker is killed, without pages of mapped files; None: twice its managed memory + 2 GiB.
+    #: Memory limit of a worker, without mapped files; above it the worker is killed. None: twice its managed memory + 2
+    #: GiB.
     worker_memory_limit_bytes: int | None = None
     #: The cluster's certificates and secret.
     security: Security = UNPROTECTED
-    #: Name or address under which workers of other hosts reach those here; empty: all are on this host.
+    #: Name or address of this host's workers for other hosts; empty: all workers are on this host.
     data_host: str = ""
-    #: Address at which its workers listen for them; empty: `data_host`.
+    #: Address that its workers listen on; empty: `data_host`.
     data_bind: str = ""
-    #: Port of `/metrics` on loopback; 0: any that is free, told to the JobManager.
+    #: Port of `/metrics` on loopback; 0: a free one, which is reported to the JobManager.
     metrics_port: int = 0
     log_format: LogFormat = "text"
 
@@ -111,29 +112,29 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
 
 
 def _data_address(config: TaskManagerConfig) -> str:
-    """Return where workers listen for other hosts, once it is a name and may be listened at."""
+    """Return the data address of workers for other hosts; raise UsageError if it is invalid or not allowed."""
     host, bind = config.data_host, config.data_bind or config.data_host
     if not host and not bind:
         return ""
     if not _HOST.fullmatch(host) or not _HOST.fullmatch(bind):
-        msg = f"{host or bind!r} is no host"
-        raise UsageError(msg, hint="--data-host takes a name or an address that the other hosts reach, without a port")
+        msg = f"{host or bind!r} is not a host"
+        raise UsageError(msg, hint="--data-host needs a name or address that other hosts can reach, without a port")
     check_data_port(config.security, bind)
     return f"tcp:{bind}:0={host}"
 
 
 async def _serve(config: TaskManagerConfig, supervisor: Supervisor, link: TaskManagerLink) -> None:
-    """Serve the JobManager; it may hand out work while the template warms, workers wait for that."""
+    """Serve the JobManager; it may assign work while the template warms up, workers wait for that."""
     if config.slots is None:
         slots = await _told_slots()
         if not slots:
-            return  # the starter has no job for us
+            return  # the parent has no job for this TaskManager
         supervisor.set_slots(slots)
     await link.run()
 
 
 async def _told_slots() -> int:
-    """Read the number of slots from stdin; 0 when it ends without one."""
+    """Read the number of slots from stdin; return 0 if it ends without one."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     return int((await reader.readline()).strip() or b"0")

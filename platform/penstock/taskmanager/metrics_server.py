@@ -1,8 +1,8 @@
-"""`GET /metrics` of a TaskManager: Prometheus text of its own process and of its workers' processes.
+"""`GET /metrics` of a TaskManager: Prometheus metrics of its process and its workers' processes.
 
-Started by `taskmanager.main` on the supervisor's event loop. One small answer over plain HTTP/1.1, a connection each:
-a whole web server would be the largest part of this process. What the tasks measure is at the JobManager, which has it
-by job; that is why nothing is counted twice when both are scraped.
+Started by `taskmanager.main` on the supervisor's event loop. It implements minimal HTTP/1.1 with one request per
+connection, because a web server would be the largest part of this process. Task metrics are exported by the JobManager
+only, so scraping both counts nothing twice.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _TYPE = "text/plain; version=0.0.4"
 
 
 class MetricsServer:
-    """Answers with what `text` returns; `start` and `close` belong to the event loop."""
+    """Serves the result of `text`; call `start` and `close` on the event loop."""
 
     def __init__(self, text: Callable[[], str], security: Security) -> None:
-        """Nothing listens before `start`."""
+        """Prepare the server; it does not listen before `start`."""
         self._text = text
         self._security = security
         self._server: asyncio.Server | None = None
         self._open = 0
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; return `host:port`, with the port that 0 became.
+        """Listen; return `host:port` with the actual port.
 
         Raises:
-            UsageError: others reach that address, and nothing keeps them out. PenstockError: the port is taken.
+            UsageError: the address is reachable by others without protection. PenstockError: the port is in use.
         """
         check_listening(self._security, host)
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=_MAX_HEAD_BYTES)
         except OSError as error:
             msg = f"/metrics cannot listen on {host}:{port}: {error.strerror}"
-            raise PenstockError(msg, hint="choose another --metrics-port, or stop what uses it") from error
+            raise PenstockError(msg, hint="choose another --metrics-port, or stop the process that uses it") from error
         address = self._server.sockets[0].getsockname()
         return f"{host}:{address[1]}"
 
@@ -62,7 +62,7 @@ class MetricsServer:
             writer.write(f"{head}Connection: close\r\n\r\n".encode() + data)
             await asyncio.wait_for(writer.drain(), _HEAD_SECONDS)
         except (TimeoutError, ConnectionError):
-            return  # who asked is gone, or never finished asking
+            return  # the client has gone, or did not complete its request
         finally:
             self._open -= 1
             writer.close()
@@ -86,7 +86,7 @@ class MetricsServer:
         return 200, self._text() if words[0] == "GET" else ""
 
     def _refused(self, lines: list[str], headers: dict[str, str], writer: asyncio.StreamWriter) -> int | None:
-        """Return the status of a refusal: who has no token, or is another user of this machine; None lets in."""
+        """Return the refusal status for a missing token or another local user; None accepts the request."""
         if not self._security.tokens:
             if self._security.insecure:
                 return None

@@ -1,7 +1,7 @@
-"""A job's own Python requirements, installed once per TaskManager into a folder named after their hash.
+"""Installs a job's Python requirements once per TaskManager into a folder named after their hash.
 
 Called by the supervisor in a helper thread before a worker of such a job is started. Several TaskManagers may share a
-work folder: a lock file lets one install while the others wait; a folder appears under its name only when it is
+work folder: a lock file lets one install while the others wait. The folder gets its final name only when it is
 complete.
 """
 
@@ -28,21 +28,21 @@ class RequirementsError(PenstockError):
 
 
 def environment_key(requirements: Sequence[str]) -> str:
-    """Return the name of the folder: the same for the same requirements and Python, in whatever order."""
+    """Return the folder name: the same for the same requirements and Python version, in any order."""
     text = "\n".join([f"{sys.version_info[0]}.{sys.version_info[1]}", *sorted(set(requirements))])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def install(requirements: Sequence[str], root: Path, installer: Sequence[str] | None = None) -> Path:
-    """Return the folder that holds `requirements`, installing them first when nobody has.
+    """Return the folder with `requirements`; install them first if necessary.
 
     Args:
         requirements: PEP 508 texts.
         root: the TaskManager's folder of environments.
-        installer: command to which `--target <folder> <requirements>` is appended; None: uv if there is one, else pip.
+        installer: command to which `--target <folder> <requirements>` is appended; None: uv if available, else pip.
 
     Raises:
-        RequirementsError: one line with the installer's reason.
+        RequirementsError: the installation failed; the message has the installer's reason.
     """
     folder = root / environment_key(requirements)
     if folder.is_dir():
@@ -69,7 +69,7 @@ def _installer() -> list[str]:
         return [uv, "pip", "install", "--quiet", "--python", sys.executable]
     if importlib.util.find_spec("pip") is None:
         msg = "the job has requirements, but this TaskManager has neither uv nor pip"
-        raise RequirementsError(msg, hint="install uv, or pip into the environment of penstock")
+        raise RequirementsError(msg, hint="install uv, or pip in Penstock's environment")
     return [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
 
 
@@ -85,7 +85,7 @@ def _run(command: list[str]) -> None:
         )
     except subprocess.TimeoutExpired as error:
         msg = f"the job's requirements were not installed within {INSTALL_TIMEOUT_SECONDS} s"
-        raise RequirementsError(msg, hint="is the package index reachable?") from error
+        raise RequirementsError(msg, hint="check that the package index is reachable") from error
     except OSError as error:
         msg = f"the installer {command[0]} could not be started: {error}"
         raise RequirementsError(msg) from error

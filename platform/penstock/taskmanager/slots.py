@@ -1,7 +1,7 @@
-"""The slot table of one TaskManager: which slot is held by which worker; pure, no I/O.
+"""The slot table of one TaskManager: the worker in each slot; pure, no I/O.
 
-A slot is a process: allocated before its worker is started, freed only when that process is known to be gone, so that
-two workers never share a slot. Used by `taskmanager.supervisor`.
+A slot is a process. It is allocated before its worker is started and freed only when that process is known to have
+ended, so two workers never share a slot. Used by `taskmanager.supervisor`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from penstock.core.errors import PenstockError
 
 
 class SlotError(PenstockError):
-    """A slot does not exist or is taken."""
+    """Raised if a slot does not exist or is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotHolder:
-    """Who holds a slot."""
+    """The worker that holds a slot."""
 
     slot: int
     worker_id: str
@@ -28,13 +28,13 @@ class SlotTable:
     """Slots 0..count-1, each free or held by one worker."""
 
     def __init__(self, count: int) -> None:
-        """All slots are free."""
+        """Create a table of free slots."""
         self.count = count
         self._holders: dict[int, SlotHolder] = {}
         self._by_worker: dict[str, SlotHolder] = {}
 
     def allocate(self, slot: int, worker_id: str, job_id: str) -> SlotHolder:
-        """Give `slot` to `worker_id`; asking again for the same worker is fine.
+        """Assign `slot` to `worker_id`; idempotent for the same worker.
 
         Raises:
             SlotError: no such slot, the slot is held by another worker, or the worker holds another slot.
@@ -55,14 +55,14 @@ class SlotTable:
         return holder
 
     def free(self, worker_id: str) -> SlotHolder | None:
-        """Free the slot of a worker whose process is gone; None when it held none."""
+        """Free the slot of a worker whose process has ended; return None if it held none."""
         holder = self._by_worker.pop(worker_id, None)
         if holder is not None:
             del self._holders[holder.slot]
         return holder
 
     def of_worker(self, worker_id: str) -> SlotHolder | None:
-        """Return the slot a worker holds."""
+        """Return the slot that a worker holds."""
         return self._by_worker.get(worker_id)
 
     @property

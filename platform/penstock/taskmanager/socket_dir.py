@@ -1,4 +1,4 @@
-"""A short folder for unix sockets: their paths may have 107 bytes at most, whatever the work folder is called."""
+"""A short folder for unix sockets, whose paths have at most 107 bytes, for any path of the work folder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MAX_BASE_BYTES = 60
 
 
 def make_socket_dir(most_base_bytes: int = _MAX_BASE_BYTES) -> Path:
-    """Make a private folder under XDG_RUNTIME_DIR or /tmp, and sweep those that killed TaskManagers left there.
+    """Make a private folder in XDG_RUNTIME_DIR or /tmp; delete those left by killed TaskManagers.
 
-    XDG_RUNTIME_DIR is passed over where its path is longer than `most_base_bytes`.
+    XDG_RUNTIME_DIR is ignored if its path is longer than `most_base_bytes`.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")  # noqa: S108 - mkdtemp makes it private
     if not base.is_dir() or not os.access(base, os.W_OK) or len(os.fsencode(base)) > most_base_bytes:
@@ -33,5 +33,5 @@ def _sweep(base: Path) -> None:
 def _is_ours(path: Path) -> bool:
     try:
         return path.lstat().st_uid == os.getuid()
-    except FileNotFoundError:  # another TaskManager that starts now has swept it
+    except FileNotFoundError:  # another starting TaskManager has deleted it
         return False

@@ -1,7 +1,7 @@
-"""The TaskManager's supervisor: heartbeats, workers, relays, leases; never runs user code.
+"""The TaskManager's supervisor: heartbeats, workers, relays, leases; it never runs user code.
 
-An asyncio process that imports neither Arrow nor Polars nor anything of the data path, so that nothing a job does can
-keep it from its heartbeats. It does not look into what it relays.
+An asyncio process that imports nothing of the data path (no Arrow, no Polars), so that no job can delay its heartbeats.
+It relays messages without decoding them.
 """
 
 from __future__ import annotations
@@ -55,63 +55,62 @@ from penstock.taskmanager.template_messages import WorkerSpec
 from penstock.taskmanager.worker_process import WorkerProcess
 
 _MB = 1 << 20
-#: Old logs are looked for at every so many ends of workers: the folder is read as a whole.
+#: Old logs are pruned after this many worker exits, because the whole folder is read.
 _PRUNE_EVERY = 20
-#: Heartbeats sent and not yet acknowledged that are remembered.
+#: Limit of remembered heartbeats that are not acknowledged.
 _MAX_OPEN_HEARTBEATS = 100
-#: A stream that is silent for less is never given up, however short the workers' lease is.
+#: Minimum silence before a stream is closed, even for a short worker lease.
 _LEAST_SILENCE_MS = 2_000
-#: Memory beside the managed one that a worker may hold before it is killed: libraries, user code, batches on their way.
+#: Memory beyond the managed memory that a worker may use: libraries, user code, batches in flight.
 UNMANAGED_ALLOWANCE_BYTES = 2 << 30
 
 
 class Link(Protocol):
-    """The way to the JobManager (`rpc.client.TaskManagerLink`)."""
+    """The connection to the JobManager (`rpc.client.TaskManagerLink`)."""
 
     def send(self, report: TaskManagerReport) -> bool:
-        """Queue a report; False when not connected."""
+        """Queue a report; return False if not connected."""
 
     def expect(self, silence_ms: float) -> None:
-        """Connect again when the JobManager is silent for so long."""
+        """Reconnect if the JobManager is silent for this long."""
 
     def close(self) -> None:
-        """End the connection for good."""
+        """Close the connection permanently."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorConfig:
-    """What one TaskManager is told at its start."""
+    """The configuration of one TaskManager."""
 
     taskmanager_id: str
     slots: int
     work_dir: Path
-    #: Memory at which a worker is killed, without pages of mapped files; None: twice its managed memory and
-    #: UNMANAGED_ALLOWANCE_BYTES.
+    #: Memory limit of a worker, without mapped files; None: twice its managed memory plus UNMANAGED_ALLOWANCE_BYTES.
     worker_memory_limit_bytes: int | None = None
-    #: Of the cluster; its workers get keys made of it, and its certificate.
+    #: The cluster's security; workers get keys derived from its secret, and its certificate.
     security: Security = UNPROTECTED
-    #: `tcp:<address>:0=<host>`: where its workers listen for those of other hosts; empty: they do not.
+    #: `tcp:<address>:0=<host>`: where its workers listen for other hosts; empty: they do not.
     data_address: str = ""
     log_format: LogFormat = "text"
 
 
 class Supervisor:
-    """Commands of the JobManager come in by `handle`; `run` keeps the heartbeat until `close`."""
+    """Supervises workers: `handle` takes the JobManager's commands, `run` sends heartbeats until `close`."""
 
     def __init__(self, config: SupervisorConfig, clock: Clock, log: Callable[[str], None]) -> None:
-        """Nothing is started; call `prepare`."""
+        """Prepare the supervisor; `prepare` starts the template."""
         self._config = config
         self._clock = clock
         self._log = log
         self._logs = WorkerLogs(config.work_dir / "logs")
         self._slots = SlotTable(config.slots)
         self._workers: dict[str, WorkerProcess] = {}
-        #: Workers asked for, by slot, whose killed predecessor still holds it.
+        #: Requested workers by slot, whose killed predecessor still holds it.
         self._waiting: dict[int, StartWorker] = {}
         self._environments = Environments(config.work_dir, clock, self._worker_exited)
         self._socket_dir = make_socket_dir()
         self._figures = Figures(config.taskmanager_id, socket.gethostname(), clock)
-        #: host:port of this process's `/metrics`, told at the registration; empty: there is none.
+        #: host:port of this process's `/metrics`, sent with the registration; empty: none.
         self.metrics_address = ""
         self._link: Link | None = None
         self._registered: Registered | None = None
@@ -124,11 +123,11 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def prepare(self) -> None:
-        """Warm the base template, so that the first worker is ready as fast as any later one."""
+        """Warm the base template, so that the first worker starts as fast as later ones."""
         await self._environments.warm()
 
     def set_slots(self, slots: int) -> None:
-        """Offer this many slots; only before the registration."""
+        """Set the number of slots; only before the registration."""
         self._slots = SlotTable(slots)
 
     def connect(self, link: Link) -> None:
@@ -136,7 +135,7 @@ class Supervisor:
         self._link = link
 
     def registration(self) -> RegisterTaskManager:
-        """Return the first message of a new stream; names the workers still held."""
+        """Return the first message of a new stream, with the workers still running."""
         self._sent_at = {0: self._clock.monotonic_ms()}
         self._registered = None
         return RegisterTaskManager(
@@ -149,7 +148,7 @@ class Supervisor:
         )
 
     def handle(self, command: TaskManagerCommand) -> None:
-        """Serve one command of the JobManager; never blocks."""
+        """Handle a command of the JobManager; never blocks."""
         match command:
             case Registered():
                 self._on_registered(command)
@@ -172,11 +171,11 @@ class Supervisor:
                 self._closing.set()
 
     def stop(self) -> None:
-        """Let `run` return (from a signal handler)."""
+        """Let `run` return (for signal handlers)."""
         self._closing.set()
 
     async def run(self) -> None:
-        """Send heartbeats until told to stop."""
+        """Send heartbeats until the shutdown."""
         while not self._closing.is_set():
             interval = self._registered.heartbeat_interval_ms if self._registered is not None else 100
             with contextlib.suppress(TimeoutError):
@@ -185,7 +184,7 @@ class Supervisor:
                 self._beat()
 
     async def close(self) -> None:
-        """End all workers and templates and remove what they left."""
+        """End all workers and templates and delete their files."""
         self._closing.set()
         workers = list(self._workers.values())
         for worker in workers:
@@ -203,7 +202,7 @@ class Supervisor:
         shutil.rmtree(self._socket_dir, ignore_errors=True)
 
     def metrics_text(self) -> str:
-        """Return the answer of `/metrics`."""
+        """Return the body of `/metrics`."""
         workers = {
             worker.worker_id: HeldWorker(worker.pid, worker.spec.job_id, worker.spec.slot)
             for worker in self._workers.values()
@@ -226,7 +225,7 @@ class Supervisor:
         self._heard_ms = self._sent_at.pop(0, self._clock.monotonic_ms())
         self._log(f"registered at JobManager {registered.jobmanager_id}, generation {registered.generation}")
         self._waiting.clear()
-        if self._link is not None:  # workers' leases are over by then
+        if self._link is not None:  # by then the workers' leases have expired
             self._link.expect(max(registered.worker_lease_ms, _LEAST_SILENCE_MS))
         for worker_id in set(self._workers) - set(registered.keep_workers):
             self._on_stop_worker(worker_id)
@@ -246,7 +245,7 @@ class Supervisor:
             worker.send(data)
 
     def _lease_end(self) -> float:
-        """When leases given now end: counted from the sending of the last heartbeat known to be heard."""
+        """Return when leases granted now end: counted from the sending of the last acknowledged heartbeat."""
         return self._heard_ms + (self._registered.worker_lease_ms if self._registered is not None else 0)
 
     def _beat(self) -> None:
@@ -271,7 +270,7 @@ class Supervisor:
             limit = 2 * worker.spec.managed_memory_bytes + UNMANAGED_ALLOWANCE_BYTES
         if held > limit and not worker.stopping:
             worker.kill(
-                f"worker {worker.worker_id} held {held // _MB} MB of memory, more than its limit of {limit // _MB} MB "
+                f"worker {worker.worker_id} used {held // _MB} MB of memory, its limit is {limit // _MB} MB "
                 "(raise the TaskManager's worker memory limit, or use more slots or state_backend=rocksdb)"
             )
 
@@ -279,7 +278,7 @@ class Supervisor:
         if command.worker_id in self._workers:
             return
         if self._registered is None:
-            return  # a command of a stream that is gone
+            return  # a command of a closed stream
         if self._is_being_freed(command.slot) and command.slot not in self._waiting:
             self._waiting[command.slot] = command
             return
@@ -312,7 +311,7 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _is_being_freed(self, slot: int) -> bool:
-        """Whether its holder was killed and is about to be gone: a JobManager that takes over asks before that."""
+        """Return whether the slot's worker was killed and is about to end: a new JobManager may ask before that."""
         holders = (self._workers.get(holder.worker_id) for holder in self._slots.held if holder.slot == slot)
         return any(worker is not None and worker.stopping for worker in holders)
 
@@ -355,7 +354,7 @@ class Supervisor:
 
     def _worker_ended(self, worker: WorkerProcess, returncode: int) -> None:
         if self._workers.get(worker.worker_id) is not worker:
-            return  # its start had failed, and that was reported
+            return  # its failed start was already reported
         self._forget(worker)
         self._log(f"worker {worker.worker_id} ended with {returncode} {worker.kill_reason}")
         tail = self._logs.tail(worker.worker_id)
@@ -392,5 +391,5 @@ class Supervisor:
 
 
 def log_to_stderr(text: str) -> None:
-    """Write one line; the TaskManager's own log."""
+    """Write a line to the TaskManager's log."""
     say("penstock.taskmanager", text)

@@ -1,10 +1,10 @@
-"""The warm template: a process with imported modules and compiled kernels that forks slot workers in milliseconds.
+"""The warm template: a process with imported modules and compiled kernels that forks workers in milliseconds.
 
-`python -m penstock.taskmanager.template <socket descriptor> <supervisor pid>`, started by `template_client`. It has
-one thread of its own and runs no user function. It never *uses* Polars, Arrow compute or a client before a fork (a
-used Polars hangs in the child); it warms our own kernels only. `gc.freeze()` is the last thing before the first fork,
-so that the children's collector does not copy its pages. Workers die with the template, the template dies with its
-supervisor: both by the kernel.
+`python -m penstock.taskmanager.template <socket descriptor> <supervisor pid>`, started by `template_client`. It has one
+thread and runs no user function. It never *uses* Polars, Arrow compute or a client before a fork (a used Polars hangs
+in the child); it warms only Penstock's kernels. `gc.freeze()` is the last call before the first fork, so that the
+children's collector does not copy its pages. The kernel ends workers with the template, and the template with its
+supervisor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from penstock.taskmanager.template_messages import (
     encode,
 )
 
-#: Everything a worker of any job needs; connectors come with the job's own preload.
+#: The modules that every worker needs; a job's preload adds its connectors.
 MODULES = (
     "numpy",
     "pyarrow",
@@ -59,12 +59,12 @@ MODULES = (
     "penstock.task.drive.runtime",
     "penstock.taskmanager.worker",
 )
-#: Threads that libraries start on import and that may be lost in a fork: jemalloc makes its own anew, Polars' cleaner
+#: Threads that libraries start on import and that may be lost in a fork: jemalloc starts a new one, Polars' cleaner
 #: only sleeps.
 SAFE_THREADS = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
-#: Until it is ready a worker does nothing that would have to be fenced, but a spawned one imports for seconds.
+#: Until it is ready a worker does nothing that needs fencing, but a spawned one imports for seconds.
 START_LEASE_MS = 60_000.0
-#: The signal's wake-up ends a poll at once; this bounds it when a signal is lost.
+#: The signal's wake-up ends a poll at once; this bounds the poll if a signal is lost.
 _POLL_MS = 1000
 
 
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
     descriptor, supervisor_pid = int(arguments[0]), int(arguments[1])
     die_with_parent(supervisor_pid)
     name_process("ps-template")
-    # Forking beside the threads listed in SAFE_THREADS is what we test for; Python 3.12 warns of any thread.
+    # Forking with the threads in SAFE_THREADS is tested; Python 3.12 warns about any thread.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     error = warm_up() or _import(tuple(arguments[2:]))
     _keep_kernels(error)
@@ -81,9 +81,9 @@ def main(arguments: list[str]) -> None:
 
 
 def warm_up() -> str:
-    """Import and compile what any job needs; returns the first error. A worker's control loop must never wait for it.
+    """Import and compile what any job needs; return the first error. A worker's control loop must never wait for it.
 
-    A spawned worker calls it too, before it says that it is ready.
+    A spawned worker calls it too, before it reports that it is ready.
     """
     error = _import(MODULES)
     if error:
@@ -93,22 +93,22 @@ def warm_up() -> str:
     if importlib.import_module("penstock.kernels.compiler.build").lacking(
         [f"penstock.kernels.{n}" for n in kernels.MODULES]
     ):
-        sys.stderr.write("compiling the kernels, once for this installation; `penstock compile` does it beforehand\n")
+        sys.stderr.write("compiling the kernels, once for this installation (`penstock compile` does it in advance)\n")
         sys.stderr.flush()
     kernels.warm()
     return _import(tuple(sorted({path.partition(":")[0] for path in operators})))
 
 
 class Template:
-    """Forks on request, reaps, reports."""
+    """Forks processes on request, reaps them, and reports both."""
 
     def __init__(self, control: socket.socket) -> None:
-        """`control` is the SOCK_SEQPACKET end shared with the supervisor."""
+        """Take the SOCK_SEQPACKET end shared with the supervisor."""
         self._control = control
         self._children: dict[int, str] = {}
 
     def serve(self, error: str = "") -> None:
-        """Say what was imported, then serve until the supervisor closes its end; exits the process."""
+        """Report the imports, then serve until the supervisor closes its end; exits the process."""
         unsafe = tuple(name for name in thread_names() if name not in SAFE_THREADS)
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -129,7 +129,7 @@ class Template:
             self._reap()
 
     def _request(self) -> bool:
-        """Serve one request; False when the supervisor has closed its end."""
+        """Serve one request; return False if the supervisor has closed its end."""
         data, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
         if not data:
             return False
@@ -166,16 +166,16 @@ class Template:
         try:
             self._control.send(encode(report))
         except OSError:
-            os._exit(0)  # the supervisor is gone
+            os._exit(0)  # the supervisor has ended
 
     def _child(self, request: ForkWorker | ForkTemplate, descriptor: int, parent: int) -> None:
-        """Become what was asked for; never returns."""
+        """Become the requested process; never returns."""
         code = 1
         try:
             die_with_parent(parent)
             signal.set_wakeup_fd(-1)
             take_default_signals()
-            # The object must not close the number later, when it means another file.
+            # Detach the socket object, so that it cannot later close a reused descriptor.
             self._control.detach()
             close_other_descriptors({descriptor})
             failpoints.reset()
@@ -183,7 +183,7 @@ class Template:
                 _become_template(request, descriptor)
             else:
                 code = become_worker(request, descriptor)
-        except BaseException:  # noqa: BLE001 - the last frame of a forked process: nothing may escape into the template's code
+        except BaseException:  # noqa: BLE001 - the last frame of a forked process: no error may reach the template code
             traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
@@ -193,7 +193,7 @@ class Template:
 
 
 def become_worker(request: ForkWorker, descriptor: int) -> int:
-    """Run a worker in this (forked or spawned) process and return its exit code."""
+    """Run a worker in this (forked or spawned) process; return its exit code."""
     from penstock.taskmanager.worker import run_worker
 
     spec = request.spec
@@ -223,7 +223,7 @@ def _keep_kernels(error: str) -> None:
 
 
 def _import(modules: tuple[str, ...]) -> str:
-    """Import all; return the first failure as one line."""
+    """Import all modules; return the first failure as one line."""
     for module in modules:
         try:
             importlib.import_module(module)

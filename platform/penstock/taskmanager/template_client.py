@@ -1,7 +1,7 @@
-"""The supervisor's side of one template: starts the process, asks it for forks, hears of exits.
+"""The supervisor's side of a template: starts the process, requests forks, reports exits.
 
-Every call runs on the supervisor's event loop. When the template itself ends, its children are dead too (the kernel
-saw to that): every name not yet reported is reported as killed.
+Every call runs on the supervisor's event loop. When the template ends, the kernel kills its children too, and each
+child without a report is reported as killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.taskmanager.template_messages import (
 READY_TIMEOUT_SECONDS = 240.0
 FORK_TIMEOUT_SECONDS = 20.0
 _KILLED = -9
-#: One thread in each library; native thread pools would die in a fork, and slots are our unit of parallelism.
+#: One thread per library: native thread pools would be lost in a fork, and slots are the unit of parallelism.
 THREAD_LIMITS = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -47,17 +47,17 @@ THREAD_LIMITS = {
 
 
 class TemplateError(PenstockError):
-    """A template did not start, died, or could not fork."""
+    """Raised if a template did not start, ended, or could not fork."""
 
 
 @dataclass(slots=True)
 class TemplateClient:
-    """One template process, forked or started; `on_exit(name, returncode)` for each of its children."""
+    """A template process, forked or started; `on_exit(name, returncode)` is called for each of its children."""
 
     name: str
     on_exit: Callable[[str, int], None]
     log_path: Path
-    #: Told when the template itself is gone.
+    #: Called when the template has ended.
     on_gone: Callable[[TemplateClient], None] = lambda _client: None
     unsafe_threads: tuple[str, ...] = ()
     error: str = ""
@@ -70,14 +70,14 @@ class TemplateClient:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the template accepts requests."""
         return self._socket is not None
 
     async def start_process(self, import_path: tuple[str, ...] = (), preload: tuple[str, ...] = ()) -> None:
-        """Start a template as a child process of ours and wait until it is warm.
+        """Start a template as a child process and wait until it is warm.
 
         Raises:
-            TemplateError: it ended or was not ready in time; carries the tail of its log.
+            TemplateError: it ended or was not ready in time; the message has the last line of its log.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, **THREAD_LIMITS, "PYTHONUNBUFFERED": "1"}
@@ -98,7 +98,7 @@ class TemplateClient:
         """Let `base` fork this template and wait until it has imported the job's modules.
 
         Raises:
-            TemplateError: as `start_process`.
+            TemplateError: like `start_process`.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -110,17 +110,17 @@ class TemplateClient:
         await self._wait_ready(ours)
 
     async def fork(self, spec: WorkerSpec, control: socket.socket) -> int:
-        """Fork a worker that owns `control`; returns its process id.
+        """Fork a worker that owns `control`; return its process id.
 
         Raises:
-            TemplateError: the template is gone or cannot fork.
+            TemplateError: the template has ended or cannot fork.
         """
         return await self.ask(spec.worker_id, ForkWorker(spec), control)
 
     async def ask(self, name: str, request: ForkWorker | ForkTemplate, control: socket.socket) -> int:
-        """Send a request with its descriptor and return the new process's id."""
+        """Send a request with its descriptor; return the new process's id."""
         if self._socket is None:
-            msg = f"template {self.name} is gone"
+            msg = f"template {self.name} has ended"
             raise TemplateError(msg)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._forks[name] = future
@@ -134,7 +134,7 @@ class TemplateClient:
             self._forks.pop(name, None)
 
     def close(self) -> None:
-        """End the template, and by that its children; idempotent."""
+        """End the template and with it its children; idempotent."""
         self._gone()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -153,7 +153,7 @@ class TemplateClient:
             self.close()
             last = tail_of(self.log_path, 2000).strip().rpartition("\n")[2]
             msg = f"the worker template {self.name} did not start: {last or str(error) or 'not ready in time'}"
-            raise TemplateError(msg, hint=f"its log is {self.log_path}") from error
+            raise TemplateError(msg, hint=f"see its log {self.log_path}") from error
 
     def _readable(self) -> None:
         while self._socket is not None:

@@ -1,6 +1,6 @@
-"""What supervisor and template say to each other, over a SOCK_SEQPACKET pair: one encoded struct a packet.
+"""Messages between supervisor and template over a SOCK_SEQPACKET pair: one encoded struct per packet.
 
-`ForkWorker` and `ForkTemplate` carry one descriptor by SCM_RIGHTS: the new process's end of its own socket.
+`ForkWorker` and `ForkTemplate` carry a descriptor by SCM_RIGHTS: the new process's end of its socket.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ from typing import Literal
 
 import msgspec
 
-#: Longest packet; requests hold names and paths only.
+#: Packet size limit; requests contain only names and paths.
 MAX_PACKET_BYTES = 128 << 10
-#: How a spawned worker gets its key, in hex: arguments of a process can be read by everyone.
+#: Passes the key (hex) to a spawned worker, because all users can read a process's arguments.
 KEY_VARIABLE = "PENSTOCK_WORKER_KEY"
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All a worker must know from its first instruction on."""
+    """The parameters of a worker, needed from its first instruction."""
 
     worker_id: str
     job_id: str
     taskmanager_id: str
     slot: int
     managed_memory_bytes: int
-    #: Full lease, which begins when the worker says that it is ready.
+    #: Full lease, which starts when the worker reports that it is ready.
     lease_ms: int
     log_path: str
-    #: Where its network listens (`network.addresses.listeners`): a short folder, with it a TCP address or not.
+    #: Listen addresses of its network (`network.addresses.listeners`): a short folder, optionally with a TCP address.
     listen: str
-    #: Folder of this worker alone, for spilled state; removed by the supervisor when the worker is gone.
+    #: Folder for this worker's spilled state; the supervisor deletes it when the worker has ended.
     state_dir: str
-    #: What workers of this job prove to each other; never an argument of a process.
+    #: Key with which workers of this job authenticate to each other; never a process argument.
     key: bytes = b""
-    #: The cluster's certificate, its key and CA, for connections to other hosts; empty: without TLS.
+    #: The cluster's certificate, key and CA, for connections to other hosts; empty: no TLS.
     certificates: tuple[str, ...] = ()
     log_format: Literal["text", "json"] = "text"
-    #: Put in front of `sys.path`: installed requirements, then the job's own folders.
+    #: Prepended to `sys.path`: installed requirements, then the job's folders.
     import_path: tuple[str, ...] = ()
-    #: For people.
+    #: For display.
     job_name: str = ""
 
 
@@ -48,7 +48,7 @@ class ForkWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkTemplate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Fork a template that also holds a job's modules; on the descriptor, its own socket, it says TemplateReady."""
+    """Fork a template that also imports a job's modules; it sends TemplateReady on the descriptor, its own socket."""
 
     name: str
     import_path: tuple[str, ...]
@@ -62,14 +62,14 @@ class TemplateReady(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The template has imported and compiled everything."""
 
     pid: int
-    #: Names of threads that make forking unsafe; then this job's workers are spawned.
+    #: Threads that make forking unsafe; this job's workers are then spawned.
     unsafe_threads: tuple[str, ...] = ()
-    #: Why a module could not be imported; the workers will fail with the same words, at the place that needs it.
+    #: Why a module could not be imported; workers will fail with the same error where they need it.
     error: str = ""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A process was forked; `pid` 0 and `error` when that failed."""
+    """A process was forked; on failure `pid` is 0 and `error` is set."""
 
     name: str
     pid: int
@@ -77,7 +77,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A forked process ended and was reaped; `returncode` as `Popen.returncode`."""
+    """A forked process ended and was reaped; `returncode` as in `Popen.returncode`."""
 
     name: str
     pid: int
@@ -91,20 +91,20 @@ _reports: msgspec.msgpack.Decoder[TemplateReport] = msgspec.msgpack.Decoder(Temp
 
 
 def encode(message: TemplateRequest | TemplateReport | WorkerSpec) -> bytes:
-    """Return the wire form."""
+    """Return the encoded message."""
     return msgspec.msgpack.encode(message)
 
 
 def decode_request(data: bytes) -> TemplateRequest:
-    """Decode what a template receives."""
+    """Decode a message to a template."""
     return _requests.decode(data)
 
 
 def decode_report(data: bytes) -> TemplateReport:
-    """Decode what a template sent."""
+    """Decode a message of a template."""
     return _reports.decode(data)
 
 
 def decode_spec(data: bytes) -> WorkerSpec:
-    """Decode a spec given to a spawned worker."""
+    """Decode the spec of a spawned worker."""
     return msgspec.msgpack.decode(data, type=WorkerSpec)

@@ -1,8 +1,9 @@
-"""The slot worker: one job's subtasks in one process, forked from the template (or spawned where that is not safe).
+"""A worker: one job's subtasks in one process, forked from the template, or spawned if forking is not safe.
 
-The main thread is the control loop: it reads commands, re-arms the kernel lease, hands the rest to the `TaskRuntime`.
-A worker has no orderly end: what it does is fenced or repeatable, so it exits when its supervisor closes the socket,
-is killed when its slot is given back, and dies by its lease when the coordinator does not hear of it.
+The main thread is the control loop: it reads commands, re-arms the kernel lease, and passes other commands to the
+`TaskRuntime`. A worker has no orderly shutdown, because its effects are fenced or repeatable. It exits when its
+supervisor closes the socket, is killed when its slot is released, and dies by its lease without contact to the
+JobManager.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ if TYPE_CHECKING:
     from penstock.task.drive.runtime import TaskRuntime
     from penstock.task.drive.sampler import StackSampler
 
-#: A round trip beside a busy Python thread takes 5 ms with Python's default of 5 ms, a tenth of that with this.
+#: With Python's default of 5 ms, a round trip beside a busy Python thread takes 5 ms; with this a tenth.
 SWITCH_INTERVAL_SECONDS = 0.0005
-#: Encoding and uploading; two, so that one slow PUT does not hold up the other subtasks of the slot.
+#: For encoding and uploading; two, so that one slow PUT does not block the other subtasks of the slot.
 BACKGROUND_THREADS = 2
 READING_THREADS = 8
-#: Publishing and recovery may block for as long as a broker is away: one thread a sink, as far as this goes.
+#: Publishing and recovery may block while a broker is down: one thread per sink, up to this number.
 BLOCKING_THREADS = 16
-#: Metrics go out with the first lease renewal after this long.
+#: Metrics are sent with the first lease renewal after this time.
 METRICS_INTERVAL_MS = 1000.0
 #: Exit code of a worker that cannot go on.
 BROKEN = 70
 
 
 def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
-    """Serve until the supervisor closes the control socket; returns the exit code."""
+    """Serve until the supervisor closes the control socket; return the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     give_way()
     keep_freed_memory()
@@ -62,7 +63,7 @@ def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
         try:
             control.send(encode(message))
         except ControlClosedError as error:
-            # Nobody can hear us: whatever we still did would be a zombie's work.
+            # Without a supervisor no further work may have an effect: exit.
             sys.stderr.write(f"penstock worker: {error}\n")
             sys.stderr.flush()
             os._exit(0)
@@ -91,7 +92,7 @@ class _ControlLoop:
         self._metrics_sent_ms = clock.monotonic_ms()
 
     def run(self) -> NoReturn:
-        """Never returns; raises ControlClosedError."""
+        """Run until ControlClosedError."""
         while True:
             command = decode_worker_command(self._control.receive())
             if isinstance(command, LeaseRenewed):
@@ -107,7 +108,7 @@ class _ControlLoop:
                 self._runtime.handle(command)
 
     def _renew(self, command: LeaseRenewed) -> None:
-        """Extend the lease; a renewal that was overtaken by its own end (it waited to be read) extends nothing."""
+        """Extend the lease; a renewal that was read after its own end is ignored."""
         remaining = float(self._spec.lease_ms)
         if command.expires_monotonic_ms:
             remaining = min(remaining, command.expires_monotonic_ms - self._clock.monotonic_ms())
@@ -135,7 +136,7 @@ class _ControlLoop:
 def _start_runtime(
     spec: WorkerSpec, clock: Clock, report: Callable[[WorkerMessage], None]
 ) -> tuple[TaskRuntime, StackSampler, str]:
-    # Imported here: the supervisor imports this module's neighbours and must not load the data path.
+    # Imported here: the supervisor imports neighbouring modules and must not load the data path.
     from penstock.network.connection import WorkerNetwork
     from penstock.network.greeting import Trust
     from penstock.task.chain.environment import TaskEnvironment
@@ -165,13 +166,13 @@ def _start_runtime(
 
 
 def _log_lost_connection(peer: str, reason: str) -> None:
-    """The tasks concerned fail by themselves; the log says which worker was lost first."""
+    """Log the first lost connection; the affected tasks fail separately."""
     sys.stderr.write(f"connection to worker {peer} lost: {reason}\n")
     sys.stderr.flush()
 
 
 def _die_of_a_broken_thread(arguments: threading.ExceptHookArgs) -> None:
-    """A thread of ours ended by an exception nobody handles: the worker must not linger without it."""
+    """End the worker after an unhandled exception in one of its threads: it must not continue without the thread."""
     traceback.print_exception(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
     sys.stderr.flush()
     os._exit(BROKEN)

@@ -1,7 +1,7 @@
-"""One slot worker as its supervisor sees it: control socket, process id, exit; no decisions.
+"""A worker from the supervisor's view: control socket, process id, exit; no decisions.
 
-A worker is over when both its control socket is read to the end and its exit status is known, so that what it
-reported last is passed on before the news of its end.
+A worker has ended when its control socket is read to the end and its exit status is known. Its last reports are
+therefore relayed before its end.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from dataclasses import dataclass, field
 from penstock.taskmanager.control import SIGN_OF_LIFE, frame, read_frame
 from penstock.taskmanager.template_messages import WorkerSpec
 
-#: A worker that lets this much pile up does not read and is killed.
+#: A worker with more unread bytes than this is killed.
 MAX_UNREAD_BYTES = 256 << 20
-#: How long the other half of a worker's end may take once one half is known.
+#: Time limit between the two signs of a worker's end.
 _END_GRACE_SECONDS = 2.0
 _KILLED = -int(signal.SIGKILL)
-#: A worker that answers nothing for its lease and this much more is stopped (its timer would have ended it) and killed.
+#: A worker that is silent for its lease plus this margin must be suspended, because its timer would have ended it
+#: otherwise. It is killed.
 SILENCE_MARGIN_MS = 1000
 
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """A worker from the moment it was asked for until it is gone."""
+    """A worker from its request until its end."""
 
     spec: WorkerSpec
     on_report: Callable[[WorkerProcess, bytes], None]
     on_end: Callable[[WorkerProcess, int], None]
     pid: int = 0
-    #: Set when it is to be killed, with the reason if that is a failure.
+    #: Set before it is killed, with the reason if that is a failure.
     stopping: bool = False
     kill_reason: str = ""
     _pidfd: int = -1
@@ -43,16 +44,16 @@ class WorkerProcess:
     _backlog: list[bytes] = field(default_factory=list)
     _exit: asyncio.Future[int] | None = None
     _reading: asyncio.Task[None] | None = None
-    #: When it was last heard, in seconds of the event loop; None before its first message.
+    #: Time of its last message (event loop seconds); None before the first.
     _heard: float | None = None
 
     @property
     def worker_id(self) -> str:
-        """The id the JobManager gave it."""
+        """The id that the JobManager assigned."""
         return self.spec.worker_id
 
     def open_control(self) -> socket.socket:
-        """Make the control socket and start to read; returns the worker's end, to be passed on and then closed."""
+        """Create the control socket and start reading; return the worker's end, to be passed on and then closed."""
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._ours.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -61,7 +62,7 @@ class WorkerProcess:
         return theirs
 
     def started(self, pid: int) -> None:
-        """The process exists."""
+        """Take the id of the started process."""
         self.pid = pid
         with contextlib.suppress(ProcessLookupError, AttributeError):
             self._pidfd = os.pidfd_open(pid)
@@ -69,7 +70,7 @@ class WorkerProcess:
             self.kill()
 
     def send(self, command: bytes) -> None:
-        """Pass a command on; kept until the socket is open."""
+        """Send a command; keep it until the socket is open."""
         if self._writer is None:
             self._backlog.append(command)
             return
@@ -83,7 +84,7 @@ class WorkerProcess:
         self._writer.write(frame(command))
 
     def kill(self, reason: str = "") -> None:
-        """SIGKILL, exactly this process (a pid may be somebody else's by now, a pidfd never)."""
+        """Kill exactly this process (a pid may be reused, a pidfd never is)."""
         self.stopping = True
         self.kill_reason = self.kill_reason or reason
         if not self.pid:
@@ -95,12 +96,12 @@ class WorkerProcess:
                 os.kill(self.pid, signal.SIGKILL)
 
     def exited(self, returncode: int) -> None:
-        """Its exit status is known."""
+        """Take the exit status."""
         if self._exit is not None and not self._exit.done():
             self._exit.set_result(returncode)
 
     async def ended(self) -> None:
-        """Wait until it is over (with a deadline; the process itself was killed before)."""
+        """Wait until the worker has ended (with a deadline; the process was killed before)."""
         if self._reading is not None:
             await asyncio.wait((self._reading,), timeout=2 * _END_GRACE_SECONDS)
             self._reading.cancel()
@@ -116,7 +117,7 @@ class WorkerProcess:
         drained = asyncio.ensure_future(self._relay(reader))
         await asyncio.wait((drained, self._exit), return_when=asyncio.FIRST_COMPLETED)
         if drained.done():
-            # The socket ended first: a worker that closed it without ending has no business left.
+            # The socket ended first: a worker without it has no work left.
             await asyncio.wait((self._exit,), timeout=_END_GRACE_SECONDS / 2)
             if not self._exit.done():
                 self.kill()

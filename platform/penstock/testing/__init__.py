@@ -1,1 +1,1 @@
-"""What a user's own tests need: servers, harnesses and clusters; nothing outside the command line imports from here."""
+"""Servers, harnesses and clusters for users' tests; outside the tests only the command line imports from here."""

@@ -134,7 +134,7 @@ def test_a_job_that_runs_is_not_begun_anew(cluster, client, tmp_path, name, runn
     beside = CheckBackfillOperator(task_id="check", job_file=str(path), may_run=True)
     assert beside.execute(Instance("check").context()) == {"accepted": []}
     start = SubmitJobOperator(task_id="s", job_file=str(path), options={"attach": "False"})
-    with pytest.raises(AirflowException, match="runs already in this cluster"):
+    with pytest.raises(AirflowException, match="already running in this cluster"):
         start.execute(Instance(f"{name}-s").context())
     assert [job["jid"] for job in client.jobs() if job["name"] == name] == [running]
 
@@ -196,7 +196,7 @@ def test_what_makes_no_sense_is_not_tried_again(cluster, tmp_path, name, path):
     assert not target.exists()
 
 
-@pytest.mark.parametrize(("text", "said"), [('{python} "$@"; exit $?', "has to `exec` it"), ("true", "gave no answer")])
+@pytest.mark.parametrize(("text", "said"), [('{python} "$@"; exit $?', "must `exec` it"), ("true", "gave no answer")])
 def test_a_script_for_the_interpreter_that_does_not_exec_it_is_told(
     cluster, tmp_path, name, path, monkeypatch, text, said
 ):

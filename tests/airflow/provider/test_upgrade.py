@@ -65,7 +65,7 @@ def test_one_that_fails_is_taken_back_with_its_reason_in_one_line(client, name, 
     with pytest.raises(AirflowFailException, match=r"upgrade failed: .*ZeroDivisionError") as failed:
         run(upgrade(name, path, checkpoints=50), instance)
     assert "\n" not in str(failed.value)
-    assert "the old version runs again" in str(failed.value)
+    assert "the old version is running again" in str(failed.value)
     assert instance.stored["penstock"]["ended"]
     wait_until(lambda: client.job(running)["state"] == "RUNNING", "the old version", step=0.1)
     assert names(client, running) == before
@@ -79,7 +79,7 @@ def test_a_user_ends_the_task_while_it_waits(client, name, running, version, wis
     if wish == "keep":
         assert finish(task, instance, deferred)["job_id"] == running
     else:
-        with pytest.raises(AirflowException, match="by a user's word"):
+        with pytest.raises(AirflowException, match="by a user's verdict"):
             finish(task, instance, deferred)
         assert client.newest_upgrade(running)["phase"] == "rolled-back"
 

@@ -18,5 +18,5 @@ def test_a_starter_that_stands_behind_another_process_is_told(tmp_path, module, 
     )
     assert done.returncode == code
     assert done.stderr.startswith("penstock: ")
-    assert "has to `exec` it" in done.stderr
+    assert "must `exec` it" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -71,7 +71,7 @@ def test_other_requests(server, client):
 @pytest.mark.parametrize("page", [b"<!doctype html><title>Another service</title>", b"\xff", b"[]", b'"pong"'])
 def test_what_another_service_answers_is_one_error(server, client, page):
     server.ready = (200, page)
-    with pytest.raises(PenstockError, match=rf"http://127.0.0.1:{server.server_port} is no JobManager's"):
+    with pytest.raises(PenstockError, match=rf"http://127.0.0.1:{server.server_port} is not a JobManager"):
         client.overview()
 
 

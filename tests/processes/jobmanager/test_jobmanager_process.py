@@ -160,7 +160,7 @@ async def test_a_job_runs_survives_a_worker_and_stops_with_a_savepoint(cluster_o
     assert await dispatcher.submit(encoded(), SubmitOptions(token="t")) == job_id
     assert (dispatcher.submitted("t"), dispatcher.submitted("u"), dispatcher.submitted("")) == (job_id, "", "")
     await running(manager, job_id)
-    with pytest.raises(JobIdentityError, match="runs already"):
+    with pytest.raises(JobIdentityError, match="is already running"):
         await dispatcher.submit(encoded())
     worker_id = next(iter(machine.workers))
     assert await dispatcher.log_tail("tm", worker_id) == f"log of {worker_id}"
@@ -312,7 +312,7 @@ async def test_a_cut_whose_savepoint_cannot_be_written_is_refused_and_the_job_go
     file.touch()
     for target in (str(file), str(file / "below"), "ftp://somewhere"):
         for ask in (dispatcher.stop, dispatcher.savepoint):
-            with pytest.raises(UsageError, match=r"cannot be written.*the job goes on") as caught:
+            with pytest.raises(UsageError, match=r"is not writable.*the job continues") as caught:
                 await ask(job_id, uri=target)
             assert target in caught.value.message
     done = dispatcher.checkpoints(job_id).completed

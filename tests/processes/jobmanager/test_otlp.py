@@ -81,5 +81,5 @@ def test_what_waits_is_sent_at_the_end(collector):
 
 
 def test_an_endpoint_is_a_url():
-    with pytest.raises(UsageError, match="no collector"):
+    with pytest.raises(UsageError, match="not a URL of a collector"):
         OtlpSpans("localhost:4318")

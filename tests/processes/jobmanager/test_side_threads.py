@@ -46,7 +46,7 @@ async def test_where_all_hang_the_next_is_refused_at_once_until_one_returns():
     for _ in range(2):
         with pytest.raises(TimeoutError):
             await threads.call(0.05, go.wait, LIMIT_S)
-    with pytest.raises(TimeoutError, match="2 calls before it have not returned"):
+    with pytest.raises(TimeoutError, match="2 earlier calls have not returned"):
         await threads.call(None, str)
     go.set()
     await until(lambda: all(future.done() for future in threads._abandoned), "the calls that hung return")
@@ -110,7 +110,7 @@ async def test_targets_that_hang_hold_up_no_lease_and_further_ones_are_refused(m
         assert free
         told = await asyncio.gather(*tasks, return_exceptions=True)
         assert all("did not answer within" in str(error) for error in told)
-        with pytest.raises(UsageError, match="did not answer: 4 calls before it have not returned"):
+        with pytest.raises(UsageError, match="did not answer: 4 earlier calls have not returned"):
             await ask(7)
     finally:
         go.set()

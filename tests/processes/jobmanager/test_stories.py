@@ -160,8 +160,8 @@ async def test_a_store_that_hangs_does_not_hold_up_the_end(hanging, caplog):
     stories.grew("k", master)
     assert await stories.of("j", None) == ()
     await asyncio.wait_for(stories.close(), 60)
-    assert "the story of job j was not written down: the store does not answer" in caplog.text
-    assert "the story of job k was not written down: 1 calls before it have not returned" in caplog.text
+    assert "the event log of job j was not stored: the store does not answer" in caplog.text
+    assert "the event log of job k was not stored: 1 earlier calls have not returned" in caplog.text
     stories = Stories(hanging, StoryTimes(gather_s=0.001, call_s=60, close_s=0.2))
     stories.grew("j", master)
     await asyncio.wait_for(stories.close(), 60)

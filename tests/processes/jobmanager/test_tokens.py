@@ -33,7 +33,7 @@ async def test_a_token_of_another_jobs_request_is_refused_by_every_leader(cluste
             ask.rescale(job, RescaleTo(1, token="nightly")),
             ask.changes.upgrade(job, other, UpgradePolicy(), "nightly"),
         ):
-            with pytest.raises(UsageError, match=r"'nightly' was given to a request of job 'job' already"):
+            with pytest.raises(UsageError, match=r"'nightly' is already used by a request of job 'job'"):
                 await made
         assert ask.summary(job).state == "RUNNING"
 
@@ -68,7 +68,7 @@ async def test_a_token_is_for_one_kind_of_request_under_every_leader(cluster_of,
         ask.rescale(job, RescaleTo(1, token="saved")),
         ask.changes.upgrade(job, encoded(parallelism=1), UpgradePolicy(), "saved"),
     ):
-        with pytest.raises(UsageError, match="'saved' was given to a request for a savepoint already"):
+        with pytest.raises(UsageError, match="'saved' is already used by a savepoint request"):
             await made
     assert await ask.savepoint(job, target, token="saved") == "saved"
     assert ask.summary(job).state == "RUNNING"
@@ -77,7 +77,7 @@ async def test_a_token_is_for_one_kind_of_request_under_every_leader(cluster_of,
     assert (await ask.wait(job, 10_000)).state == "FINISHED"
     await old.close()
     new, _ = await cluster_of()
-    with pytest.raises(UsageError, match="'stopped' was given to a request for a stop already"):
+    with pytest.raises(UsageError, match="'stopped' is already used by a stop request"):
         await new.dispatcher.savepoint(job, target, token="stopped")
     assert await new.dispatcher.stop(job, uri=target, token="stopped") == "stopped"
 
@@ -104,7 +104,7 @@ async def test_the_token_of_a_stop_that_an_earlier_leader_took_is_for_stops_alon
     await running(manager, job)
     manifest = SimpleNamespace(checkpoint_id=1)
     ask._operations.end(LastCut(manifest, target, "stopped", 0).answer, job)
-    with pytest.raises(UsageError, match="'stopped' was given to a request for a stop already"):
+    with pytest.raises(UsageError, match="'stopped' is already used by a stop request"):
         await ask.savepoint(job, target, token="stopped")
     assert await ask.stop(job, uri=target, token="stopped") == "stopped"
     assert ask.operation("stopped").status == "COMPLETED"

@@ -84,7 +84,7 @@ async def test_the_next_leader_goes_on_with_the_trial_and_a_user_ends_it(cluster
     assert (status, json.loads(text)["phase"], json.loads(text)["confirm"]) == (200, "trial", True)
     assert (await call(app, "POST", f"/v1/penstock/jobs/{job_id}/upgrade/verdict?healthy=false"))[0] == 202
     done = await dispatcher.wait_operation("mine", 9000)
-    assert (done.status, "by a user's word" in done.error) == ("FAILED", True)
+    assert (done.status, "by a user's verdict" in done.error) == ("FAILED", True)
     await until(lambda: dispatcher.summary(job_id).state == "RUNNING", "a running job")
     view = dispatcher.changes.view(job_id)
     assert (view.phase, dispatcher.summary(job_id).run_id) == ("rolled-back", view.back_run_id)
@@ -125,7 +125,7 @@ async def test_a_verdict_is_taken_when_it_is_durable_and_was_not_too_late(cluste
 
     monkeypatch.setattr(dispatcher._jobs[job_id].driver, "post", lost)
     status, text = await call(app, "POST", path + "true")
-    assert (status, "came too late: it failed 9 times" in text) == (400, True)
+    assert (status, "was too late: it failed 9 times" in text) == (400, True)
 
 
 @pytest.mark.parametrize("point", ["before_upgrade_record", "after_upgrade_record"])
@@ -179,7 +179,7 @@ async def test_a_savepoint_that_cannot_be_written_is_refused_before_the_old_vers
     file.touch()
     policy = msgspec.structs.replace(TRIAL, target=str(file))
     before = dispatcher.summary(job_id).run_id
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(UsageError, match="is not writable"):
         await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
     assert dispatcher.changes.view(job_id) is None
     done = dispatcher.checkpoints(job_id).completed

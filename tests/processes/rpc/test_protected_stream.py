@@ -79,7 +79,7 @@ async def test_one_secret():
 async def test_another_secret(secret):
     recorder, error = await meet(PLAIN, Security(secret=Secret(secret)))
     assert not recorder.sessions
-    assert "another cluster secret" in str(error)
+    assert "a different cluster secret" in str(error)
 
 
 async def test_one_certificate(secured):
@@ -210,7 +210,7 @@ async def test_distrust_counts_from_its_own_beginning():
     await run_script((0, True), (9_000, False), (2_000, True), (9_000, True))
     with pytest.raises(PenstockError, match="the story"):
         await run_script((0, True), (10_001, True))
-    with pytest.raises(PenstockError, match="is it running"):
+    with pytest.raises(PenstockError, match="check that it is running"):
         await run_script((600_001, False))
 
 

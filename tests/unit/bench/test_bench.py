@@ -34,7 +34,7 @@ def test_the_list_names_every_workload(monkeypatch, capsys):
     ("arguments", "message"),
     [
         (["nothing"], "no workload 'nothing'"),
-        ([], "no workload is named"),
+        ([], "the workload is missing"),
         (["w1", "--events", "0"], "--events must be from 1"),
         (["w1", "--parallelism", "0"], "--parallelism must be from 1"),
         (["w1", "--keys", "float"], "--keys 'float'"),

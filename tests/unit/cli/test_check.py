@@ -210,7 +210,7 @@ def test_nothing_of_a_checkpoint_is_left_behind(job, check, checkpoint):
     name = ("--allow-non-restored-state", "people/pair")
     assert check(path, *name, "--json")["ok"] is True
     found = check(path, *name, "--against", checkpoint, "--json")
-    assert "from a savepoint only" in found["needs_savepoint"]
+    assert "only at a start from a savepoint" in found["needs_savepoint"]
 
 
 def test_bad_usage(job, check, tmp_path):

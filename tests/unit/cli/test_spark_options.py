@@ -43,12 +43,12 @@ def test_pairs():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["spark.executor.memory"], r"--spark-conf 'spark.executor.memory' has no value \(write --spark-conf spark\."),
+        (["spark.executor.memory"], r"'spark.executor.memory' has no value \(for example --spark-conf spark\."),
         (["executor.memory=4g"], r"'executor.memory=4g': names of Spark's settings begin with 'spark\.'"),
         (["spark.=4g"], "begin with"),
         (["=4g"], "begin with"),
-        (["spark.master=yarn"], r"that is another option \(write --master yarn\)"),
-        (["spark.a=1", "spark.b=1", "spark.a=2"], r"has spark.a as '1' and as '2' \(give it once\)"),
+        (["spark.master=yarn"], r"is not allowed \(use --master yarn\)"),
+        (["spark.a=1", "spark.b=1", "spark.a=2"], r"has spark.a as '1' and as '2' \(set it once\)"),
     ],
 )
 def test_what_makes_no_sense(given, says):
@@ -59,7 +59,7 @@ def test_what_makes_no_sense(given, says):
 @pytest.mark.parametrize("command", OTHERS)
 def test_every_command_tells_it_in_one_line(refused, command):
     said = refused(*OTHERS[command], "--spark-conf", "spark.a=1", "--spark-conf", "spark.b")
-    assert said == "penstock: --spark-conf 'spark.b' has no value (write --spark-conf spark.executor.memory=4g)\n"
+    assert said == "penstock: --spark-conf 'spark.b' has no value (for example --spark-conf spark.executor.memory=4g)\n"
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_every_command_tells_it_in_one_line(refused, command):
     [
         (("run", "job.py"), "run it with --engine spark --master URL"),
         (("cluster", "start"), "start it with --provider spark --master URL"),
-        (BACKFILL, "name its master: --master local[4]"),
+        (BACKFILL, "add a master: --master local[4]"),
     ],
     ids=["run", "cluster", "backfill"],
 )
 def test_settings_without_spark(refused, command, way):
     said = refused(*command, "--spark-conf", "spark.a=1")
-    assert said == f"penstock: --spark-conf 'spark.a=1', and Spark is not asked for ({way})\n"
+    assert said == f"penstock: --spark-conf 'spark.a=1' has no effect without Spark ({way})\n"
 
 
 def test_a_backfill_without_pyspark(monkeypatch, capsys, tmp_path):
@@ -85,5 +85,5 @@ def test_a_backfill_without_pyspark(monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
         main.app()
     assert ended.value.code == 2
-    way = "pip install 'penstock[spark]'; without --master this process does the work"
+    way = "pip install 'penstock[spark]'; without --master it runs in this process"
     assert capsys.readouterr().err == f"penstock: Spark is not installed ({way})\n"

@@ -187,7 +187,7 @@ def test_spark_does_what_is_much(root, penstock, tmp_path, monkeypatch, command,
         assert "Spark needs Java, and there is none (install" in penstock(*words, code=2)
         monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
         said = penstock(*words, code=2)
-        assert "Spark is not installed (pip install 'penstock[spark]'; --engine local does without)" in said
+        assert "Spark is not installed (pip install 'penstock[spark]'; --engine local works without it)" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
@@ -206,18 +206,18 @@ def test_without_spark_a_repartition_is_done_here_unless_spark_was_asked_for(roo
     for options in (["--engine", "spark"], ["--master", "local[1]", *much]):
         assert missing in penstock("repartition", root / "words", tmp_path / "a", *options, code=2)
     said = penstock("repartition", root / "words", tmp_path / "a", *much)
-    assert f"{missing}: this process does the work\n" in said
+    assert f"{missing}: running in this process\n" in said
     assert penstock("fsck", tmp_path / "a", "--json")["ok"] is True
     monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
     assert penstock("repartition", root / "words", tmp_path / "b", *much, "--json")["rows"] == 3
     said = penstock("repartition", root / "words", tmp_path / "c", *much)
-    assert "Spark is not installed: this process does the work\n" in said
+    assert "Spark is not installed: running in this process\n" in said
     monkeypatch.setenv("PENSTOCK_SPARK_MASTER", "local[1]")
     assert "Spark is not installed" in penstock("repartition", root / "words", tmp_path / "d", *much, code=2)
 
 
 def test_bytes_that_are_none(root, penstock, tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_SPARK_ABOVE", "1GB")
-    assert "PENSTOCK_SPARK_ABOVE='1GB' is no number of bytes" in penstock(
+    assert "PENSTOCK_SPARK_ABOVE='1GB' is not a number of bytes" in penstock(
         "repartition", root / "words", tmp_path / "new", code=2
     )

@@ -22,11 +22,11 @@ def test_tables_by_source():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ((["a"], None, None), "--history 'a' cannot be read.*UID=URI"),
+        ((["a"], None, None), "--history 'a' is malformed.*UID=URI"),
         ((["a=x"], ["a=p"], None), "--offsets 'a=p' names no columns"),
         ((["a=x"], ["a=p,o,t,u"], None), "names no columns"),
         ((["a=x"], ["b=p,o"], None), "'b' has no table"),
-        ((["a=x"], None, ["a"]), "--sparse a is about offsets"),
+        ((["a=x"], None, ["a"]), "--sparse a needs offsets"),
     ],
 )
 def test_what_makes_no_sense(given, says):

@@ -44,5 +44,5 @@ def test_a_token_is_not_sent_in_the_clear_to_another_machine():
 
 def test_certificates_that_are_none(tmp_path):
     (tmp_path / "ca.pem").write_text("nothing")
-    with pytest.raises(UsageError, match=r"certificates cannot be used .*ca\.pem"):
+    with pytest.raises(UsageError, match=r"cannot load certificates .*ca\.pem"):
         ClientAccess(ca=tmp_path / "ca.pem").context()

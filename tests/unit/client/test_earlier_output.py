@@ -39,7 +39,7 @@ def test_an_unfinished_file_is_no_news(graph, tmp_path):
 
 def test_files_of_an_earlier_run_are_told_to_whom_starts_over(graph, tmp_path):
     (line,) = earlier_output(published(graph, tmp_path), fresh=True)
-    assert line.startswith(f"sink out: {tmp_path / 'out'} holds 1 file of earlier runs, and the job starts over")
+    assert line.startswith(f"sink out: {tmp_path / 'out'} holds 1 file of earlier runs, but the job starts over")
 
 
 def test_a_job_whose_checkpoints_are_gone_starts_over_too(graph, tmp_path):

@@ -68,7 +68,7 @@ def test_a_failure_is_told_later_if_nobody_answers_now(job):
 
 def test_a_source_without_an_answer_is_told_once_in_each_outage(job):
     watch, away = FailureWatch(), summary(**{"sources-unreachable": {"in": 6_000}})
-    told = ["orders: source in: no answer for more than 5 s; it resumes with the next one"]
+    told = ["orders: source in: no answer for more than 5 s; it resumes with the next answer"]
     assert [watch.look(job, s) for s in (summary(), away, away, summary(), away)] == [[], told, [], [], told]
 
 
@@ -82,10 +82,8 @@ def test_times_before_1990_are_told_once_with_the_settings(job):
     watch = FailureWatch()
     odd = summary(**{"doubtful-times": {"payments": {"rows": 1200, "example": 1_700_000_000}}})
     (line,) = watch.look(job, odd)
-    assert line.startswith(
-        "1,200 rows of payments have event times before 1990, such as 1970-01-20 16:13:20: if their "
-    )
-    assert "timestamp_unit='s' of the source, or unit='s' of the watermark strategy" in line
+    assert line.startswith("1,200 rows of payments have event times before 1990, such as 1970-01-20 16:13:20: if they ")
+    assert "timestamp_unit='s' on the source, or unit='s' on the watermark strategy" in line
     assert watch.look(job, odd) == []
 
 
@@ -98,7 +96,7 @@ def test_a_failed_checkpoint_and_slots_that_are_waited_for_are_told_once(job):
     })  # fmt: skip
     assert watch.look(job, troubled) == [
         "orders: a checkpoint failed: checkpoint 7: declined by w: OSError: no space left on device",
-        "orders waits for slots: it needs 9 slots, 4 of 6 are free",
+        "orders is waiting for slots: it needs 9 slots, 4 of 6 are free",
     ]
     assert watch.look(job, troubled) == []
 

@@ -27,7 +27,7 @@ class Client:
     ("line", "said"),
     [
         ("BadRecordError: topic orders: not JSON (mend it)", "BadRecordError: topic orders: not JSON (mend it)"),
-        ("ValueError: no", "ValueError: no (PENSTOCK_TRACEBACK=1 prints all of it)"),
+        ("ValueError: no", "ValueError: no (PENSTOCK_TRACEBACK=1 prints the traceback)"),
     ],
 )
 def test_a_failed_job_is_told_in_one_line_with_a_way_out(monkeypatch, line, said):

@@ -48,7 +48,7 @@ def test_a_week_of_savepoints():
 
 @pytest.mark.parametrize(("keep", "keep_ms"), [(0, 0), (-1, 5), (1, -1)])
 def test_nothing_to_keep_is_a_mistake(keep, keep_ms):
-    with pytest.raises(UsageError, match="keep at least one"):
+    with pytest.raises(UsageError, match="keep must be at least 1"):
         Retention(keep, keep_ms)
 
 

@@ -55,7 +55,7 @@ def test_a_task_that_is_run_again_is_another_taskmanager(tmp_path):
 
 def test_a_folder_without_certificates_is_named(folder):
     (folder / "cluster.key").unlink()
-    with pytest.raises(UsageError, match=r"cluster\.key cannot be read"):
+    with pytest.raises(UsageError, match=r"cannot read .*cluster\.key"):
         order_for("10.0.0.4:6123", 1, "s", str(folder), insecure=False)
 
 
@@ -80,7 +80,7 @@ def test_an_engine_and_a_master_go_together(tmp_path, options):
 def test_spark_brings_a_cluster_of_its_own(tmp_path):
     job = tmp_path / "job.py"
     job.touch()
-    with pytest.raises(UsageError, match="brings a cluster of its own"):
+    with pytest.raises(UsageError, match="starts its own cluster"):
         run(job, engine="spark", master="yarn", cluster="http://127.0.0.1:1")
 
 
@@ -97,14 +97,14 @@ def test_a_number_of_taskmanagers_or_two_bounds():
 
 @pytest.mark.parametrize("given", ["", "two", "-1", "1..", "..3", "3..1", "0..0", "1..2..3", "1.5"])
 def test_what_is_no_number_of_taskmanagers(given):
-    with pytest.raises(UsageError, match=r"write 4 for always four"):
+    with pytest.raises(UsageError, match=r"use 4 for a fixed number"):
         taskmanager_bounds(given, 2, "", on_spark=True)
 
 
 def test_on_this_machine_their_number_is_fixed_and_none_is_released():
     with pytest.raises(UsageError, match="--provider spark"):
         start(taskmanagers="1..2")
-    with pytest.raises(UsageError, match="none is ever released"):
+    with pytest.raises(UsageError, match="has no effect with a fixed"):
         start(taskmanagers="2", taskmanager_timeout="60s")
 
 

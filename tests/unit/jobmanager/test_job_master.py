@@ -218,7 +218,7 @@ def test_a_start_may_take_as_long_as_its_state_needs_to_be_read(world_of):
         assert world.master.restarts == restarts
     world.pass_time(24 * 3_600_000)
     assert world.master.restarts
-    assert "did not start in time; it waits for subtasks to run" in world.master.failures[0].error
+    assert "did not start in time; it is waiting for subtasks to run" in world.master.failures[0].error
 
 
 def test_output_owed_by_a_sink_that_no_longer_publishes_is_not_forgotten(world_of, graph_of):
@@ -228,7 +228,7 @@ def test_output_owed_by_a_sink_that_no_longer_publishes_is_not_forgotten(world_o
     (source,) = first.manifests()
     world = world_of(graph_of(delivery="at-least-once"), generation=2, run_id="r2", source=source).start()
     assert world.terminal.state == "FAILED"
-    assert "no exactly-once sink of that uid" in world.terminal.error
+    assert "no exactly-once sink with that uid" in world.terminal.error
 
 
 def test_a_savepoint_publishes_nothing_and_its_output_leaves_with_the_next_checkpoint(world_of):

@@ -98,7 +98,7 @@ def test_a_claim_under_another_root_sees_its_origin_too(store_of, savepoint, req
     origin.renew()
     origin.release()
     heir.acquire(HEIR, "r2")
-    with pytest.raises(JobIdentityError, match=r"goes on as .*elsewhere/origin"):
+    with pytest.raises(JobIdentityError, match=r"continues as .*elsewhere/origin"):
         store_of("origin").acquire(ORIGIN, "r3")
 
 
@@ -112,7 +112,7 @@ def test_an_origin_whose_savepoint_another_name_has_claimed_does_not_go_on(store
     origin.release()
     store_of("heir", from_uri=savepoint).acquire(HEIR, "r2")
     again = store_of("origin")
-    with pytest.raises(JobIdentityError, match=r"goes on as .*/heir"):
+    with pytest.raises(JobIdentityError, match=r"continues as .*/heir"):
         again.acquire(ORIGIN, "r3")
     for choice in ({"fresh": True}, {"accept_duplicates": True}):
         chosen = store_of("origin", **choice)
@@ -127,7 +127,7 @@ def test_a_fork_of_a_backfill_whose_output_is_staged_is_refused_as_nobody_would_
     place = open_memory_store(savepoint.removeprefix("memory://"))
     staged = Committable(id="out/r/0/1", uid="out", run_id="r1", subtask=0, checkpoint_id=1, rows=3)
     place.put("manifest.json", encode_manifest(taken(job_id="0" * 32, pending=(staged,))))
-    with pytest.raises(StateMismatchError, match="no other job that publishes it"):
+    with pytest.raises(StateMismatchError, match="no other job publishes its staged output"):
         store_of("fork", from_uri=savepoint, claim=False).acquire(HEIR, "r2")
     place.put("manifest.json", encode_manifest(taken(job_id="0" * 32)))
     assert store_of("fork", from_uri=savepoint, claim=False).acquire(HEIR, "r2") == 1

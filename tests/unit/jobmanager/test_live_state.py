@@ -77,20 +77,20 @@ def test_the_first_subtask_says_whose_the_key_is(owner, asked):
 def test_a_key_that_moves_all_the_time_is_no_key_that_holds_nothing():
     place = {"key": {"k": 7}, "key-group": 9}
     cluster = Cluster(lambda command: {"answer": {**place, "subtask": (command.subtask + 1) % 3}})
-    with pytest.raises(PenstockError, match=r"moved to another subtask.*ask again") as raised:
+    with pytest.raises(PenstockError, match=r"moved to another subtask.*try again") as raised:
         ask(cluster)
     assert not isinstance(raised.value, NotFoundError)
 
 
 def test_a_key_that_holds_nothing_is_not_found():
-    with pytest.raises(NotFoundError, match="state 'panes' of 'totals' holds nothing for the key"):
+    with pytest.raises(NotFoundError, match="state 'panes' of 'totals' has no rows of the key"):
         ask(Cluster(owned_by(1, [])))
 
 
 def test_an_unknown_operator_is_not_found_and_nobody_asked():
     cluster = Cluster(owned_by(0, []))
     with pytest.raises(
-        NotFoundError, match=r"no operator of uid 'total' \(did you mean 'totals'\?\)|no operator of uid"
+        NotFoundError, match=r"no operator with uid 'total' \(did you mean 'totals'\?\)|no operator with uid"
     ):
         ask(cluster, uid="total")
     assert cluster.asked == []
@@ -134,7 +134,7 @@ def test_a_lost_worker_ends_the_wait_at_once():
         other = asyncio.create_task(found.ask(Worker("tm", "w1"), question(1)))
         await asyncio.sleep(0)
         found.lost("w0")
-        with pytest.raises(PenstockError, match="worker w0 was lost while it was asked"):
+        with pytest.raises(PenstockError, match="worker w0 was lost during the query"):
             await asyncio.wait_for(asking, 5)
         assert not other.done()
         other.cancel()
@@ -153,7 +153,7 @@ def test_too_many_questions_at_once_are_refused():
         return await asyncio.gather(*asking, return_exceptions=True)
 
     errors = [str(error) for error in asyncio.run(run())]
-    assert "2 questions to running jobs are open" in errors[2]
+    assert "2 queries to running jobs are already open" in errors[2]
     assert all("did not answer" in error for error in errors[:2])
 
 
@@ -220,8 +220,8 @@ def test_keys_of_one_key_group_are_asked_of_its_subtask_alone():
         ({"most": 1001}, "limit 1001"),
         ({"key_group": GROUPS}, f"there is no key group {GROUPS}"),
         ({"key_group": -1}, "there is no key group -1"),
-        ({"after": HASH_MAX + 1}, "is no hash of these keys"),
-        ({"key_group": 3, "after": 0}, "is no hash of these keys"),
+        ({"after": HASH_MAX + 1}, "is no hash in this range"),
+        ({"key_group": 3, "after": 0}, "is no hash in this range"),
     ],
 )
 def test_keys_that_cannot_be(asked, error):

@@ -73,5 +73,5 @@ def test_names_are_of_the_savepoint_and_not_of_the_runs_own_checkpoints():
 def test_unpublished_output_is_never_left_behind():
     owed = Committable(id="c", uid="old-sink", run_id="r1", subtask=0, checkpoint_id=7, rows=3)
     source = msgspec.structs.replace(savepoint(), pending=(owed,))
-    with pytest.raises(StateMismatchError, match="output of sink 'old-sink' is not published"):
+    with pytest.raises(StateMismatchError, match="sink 'old-sink' has unpublished output"):
         recover(make_graph(), LEAVE, log_from(source), deployed_before=False)

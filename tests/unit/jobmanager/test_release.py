@@ -59,7 +59,7 @@ def test_one_in_use_is_not_released(managers):
     managers.attach("job", events.append)
     joined(managers, "tm")
     managers.request_slots("job", 1, wait=True)
-    with pytest.raises(UsageError, match="jobs hold 1 of its slots"):
+    with pytest.raises(UsageError, match="jobs hold 1 slots"):
         managers.release("tm")
     (view,) = managers.views()
     assert (view.free_slots, managers.pool.total) == (1, 2)
@@ -97,7 +97,7 @@ def test_one_whose_worker_has_not_ended_is_not_released(managers):
         "job", "w", granted.slots[0], JobGraph(name="j", vertices=(), edges=(), settings=JobSettings())
     )
     managers.release_slots("job", None)
-    with pytest.raises(UsageError, match="jobs hold 0 of its slots, 1 workers run"):
+    with pytest.raises(UsageError, match="jobs hold 0 slots, 1 workers are running"):
         managers.release("tm")
     managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=0, log_tail=""))
     managers.release("tm")

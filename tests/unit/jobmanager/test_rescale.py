@@ -148,8 +148,8 @@ def test_a_savepoint_that_is_being_written_is_not_cut_off(world_of):
 @pytest.mark.parametrize(
     ("request_of", "obstacle"),
     [
-        (lambda: ev.StopRequested("s", "memory://sp"), "a stop of the job was asked for"),
-        (lambda: ev.SavepointRequested("s", "memory://sp"), "a savepoint of the job was asked for"),
+        (lambda: ev.StopRequested("s", "memory://sp"), "a stop of the job was requested"),
+        (lambda: ev.SavepointRequested("s", "memory://sp"), "a savepoint of the job was requested"),
     ],
 )
 @pytest.mark.parametrize("queued", [False, True])
@@ -169,7 +169,7 @@ def test_what_was_asked_for_first_comes_first(world_of, request_of, obstacle, qu
 def test_a_stop_behind_it_ends_the_rescale_and_the_job(world_of, graph_of):
     world = begun(world_of, graph_of).post(ev.StopRequested("s", "memory://sp"))
     acknowledge(world)
-    assert world.operations["t"].error == "a stop of the job was asked for"
+    assert world.operations["t"].error == "a stop of the job was requested"
     acknowledge(world)
     assert (world.operations["s"].error, world.savepoints) == ("", ["memory://sp"])
     assert world.terminal.state == "FINISHED"

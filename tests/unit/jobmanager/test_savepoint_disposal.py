@@ -89,7 +89,7 @@ def test_a_checkpoint_that_names_its_files_holds_it(savepoint, job):
     seal = manifest("seal", note=f"from {savepoint}")
     inherited = manifest("checkpoint", subtasks=(part(f"file://{savepoint}/u/s/part-0.parquet"),))
     own = manifest("checkpoint", subtasks=(part("data/1.parquet"),))
-    with pytest.raises(SavepointInUseError, match="still reads from the savepoint"):
+    with pytest.raises(SavepointInUseError, match="still uses files of savepoint"):
         dispose(str(savepoint), [job(seal, inherited)])
     dispose(str(savepoint), [job(seal, own)])
     assert left(savepoint) == ["notes.txt"]
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_takes_the_place_of_another_meanwhile_is_not_missed(sa
         return read(self, key, *piece)
 
     monkeypatch.setattr(LocalStore, "read", late)
-    with pytest.raises(SavepointInUseError, match="still reads from the savepoint"):
+    with pytest.raises(SavepointInUseError, match="still uses files of savepoint"):
         dispose(str(savepoint), [folder])
 
 
@@ -116,7 +116,7 @@ def test_a_run_that_begins_there_holds_it_until_its_first_checkpoint_or_its_end(
     link = tmp_path / "link"
     link.symlink_to(savepoint)
     seal = manifest("seal", note=f"from {link}/manifest.json")
-    with pytest.raises(SavepointInUseError, match="still reads from the savepoint"):
+    with pytest.raises(SavepointInUseError, match="still uses files of savepoint"):
         dispose(str(savepoint), [job(seal)])
     dispose(str(savepoint), [job(seal, manifest("end", note="FAILED"))])
 

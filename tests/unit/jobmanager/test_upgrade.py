@@ -174,7 +174,7 @@ def test_without_a_roll_back_it_publishes_at_once_and_stays(world_of, graph_of):
     world.pass_time(1500)
     assert published(world, "new-t")
     world.pass_time(3000)
-    assert "stays as asked for" in world.operations["t"].error
+    assert "kept, as requested" in world.operations["t"].error
     assert world.upgrades[-1].phase == "kept"
     assert running(world)[0] == {"new-t"}
     assert_exact(world)

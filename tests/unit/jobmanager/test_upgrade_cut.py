@@ -66,7 +66,7 @@ def test_a_users_stop_stays_the_users(world_of, graph_of, held):
     orders_held = []
     world._send = lambda w, m: orders_held.append((w, m)) if isinstance(m, held) else send(w, m)
     world.post(ev.StopRequested("user", "memory://sp/user")).post(ask(world.graph))
-    assert world.operations["t"].error in ("a stop of the job was asked for", "the job is about to end")
+    assert world.operations["t"].error in ("a stop of the job was requested", "the job is about to end")
     world._send = send
     for worker_id, order in orders_held:
         world._send(worker_id, order)

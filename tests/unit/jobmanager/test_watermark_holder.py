@@ -67,8 +67,8 @@ def test_one_without_any_watermark_is_before_all():
     ("what", "pressed", "why"),
     [
         (split("p", 1, standing=500), 0, "it advances"),
-        (split("p", 1, quiet=60_000), 0, "no rows have come from it for 60 s"),
-        (split("p", None), 0, "none has given it a watermark"),
+        (split("p", 1, quiet=60_000), 0, "no rows from it for 60 s"),
+        (split("p", None), 0, "none has produced a watermark"),
         (split("p", 1), 0, "event times do not advance"),
         (split("p", 1, quiet=60_000), 900, "back-pressured 90%"),
     ],

@@ -67,5 +67,5 @@ def test_what_flink_says_of_none():
     assert flame_graph(None, "full", None) == {"endTimestamp": -1}
     assert flame_graph(Profiled(None, sampling=True), "full", None) == {"endTimestamp": -3}
     assert flame_graph(Profiled(None, sampling=False, error="lost"), "full", None)["error"] == "lost"
-    with pytest.raises(UsageError, match="no kind"):
+    with pytest.raises(UsageError, match="not a kind"):
         flame_graph(None, "half", None)

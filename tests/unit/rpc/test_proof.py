@@ -23,7 +23,7 @@ def test_one_secret(secret):
 def test_two_secrets(theirs, ours):
     taskmanager, jobmanager = ends(theirs, ours)
     answer = jobmanager.answer(taskmanager.greeting())
-    with pytest.raises(DistrustError, match="another cluster secret"):
+    with pytest.raises(DistrustError, match="a different cluster secret"):
         taskmanager.proof(answer)
 
 

@@ -48,7 +48,7 @@ def test_a_length_beyond_the_limit_is_refused_before_anything_is_allocated(pair)
 def test_sending_to_a_closed_supervisor_is_an_error(pair):
     ours, control = pair
     ours.close()
-    with pytest.raises(ControlClosedError, match="does not take reports"):
+    with pytest.raises(ControlClosedError, match="cannot send a report to the supervisor"):
         control.send(b"x" * 1_000_000)
 
 

@@ -1,8 +1,9 @@
-"""`penstock demo`: the main job on real input.
+"""`penstock demo`: runs the main job on real input.
 
-Killed twice while it runs, checked against an independent computation at the end.
+Kills two workers while it runs, and compares the result with an independent computation.
 
-Without `--kafka`: generator to files, Python alone suffices. With it: a real Kafka and a real MinIO, found or started.
+Without `--kafka`: generator to files, only Python is needed. With it: a real Kafka and a real MinIO, existing or
+started.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Killer:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def on_poll(self, handle: JobHandle, job: dict[str, Any]) -> None:
-        """Look at the job's progress; kill a worker when it is time."""
-        with contextlib.suppress(PenstockError):  # a JobManager between two lives: the next poll sees it
+        """Check the job's progress; kill a worker when one is due."""
+        with contextlib.suppress(PenstockError):  # the JobManager is restarting: the next poll succeeds
             self.summary = handle.client.summary(handle.job_id)
         due = self.kills < KILLS and self.summary.get("source-records", 0) >= KILL_AFTER * self.events
         if not due or job["state"] != "RUNNING" or self.summary.get("restarts", 0) < self.kills:
@@ -148,7 +149,7 @@ def _run(scenario: Scenario, progress: JobProgress) -> dict[str, Any]:
     with use_executor(executor, {}):
         scenario.build().execute("order-totals")
     if killer.kills < KILLS:
-        msg = f"the job ended after {killer.kills} of {KILLS} kills: the demonstration shows nothing"
+        msg = f"the job ended after {killer.kills} of {KILLS} kills: the demo is not conclusive"
         raise PenstockError(msg, hint="run it with more --events")
     return killer.summary
 
@@ -158,6 +159,6 @@ def _report(figures: dict[str, Any], *, exact: bool, as_json: bool) -> None:
         print_json(figures)
     else:
         say(", ".join(f"{name} {value:,}" for name, value in figures.items()))
-        say("EXACT: every window once and right" if exact else "NOT EXACT")
+        say("EXACT: every window exactly once and correct" if exact else "NOT EXACT")
     if not exact:
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""The demo on the embedded default: a generator of orders, the same job, files as output; Python alone suffices."""
+"""The demo with the embedded default: an order generator, the same job, files as output; only Python is needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RATE_PER_SECOND = 150_000
 
 
 class Order(ps.Schema):
-    """One order."""
+    """An order."""
 
     user_id: int
     amount: int
@@ -32,19 +32,19 @@ class Order(ps.Schema):
 
 
 class FilesScenario:
-    """Orders from a generator in four splits, totals as Parquet files in a folder."""
+    """Orders from a generator in four splits; totals as Parquet files in a folder."""
 
     def __init__(self, folder: Path, events: int) -> None:
-        """`folder` gets output and checkpoints."""
+        """Use `folder` for output and checkpoints."""
         self.events = events
         self.environment: dict[str, str] = {}
         self._folder = folder
 
     def prepare(self) -> None:
-        """Nothing is needed."""
+        """Do nothing: no server is needed."""
 
     def build(self) -> ps.Environment:
-        """The nine-line job, from a generator to files."""
+        """Return the nine-line job, from a generator to files."""
         from penstock_connectors.datagen import DatagenSource
         from penstock_connectors.files import FileSink
 
@@ -76,13 +76,13 @@ class FilesScenario:
         return env
 
     def begin(self) -> None:
-        """The generator is part of the job."""
+        """Do nothing: the generator is part of the job."""
 
     def killed(self, kills: int) -> None:
-        """The generator goes on by itself."""
+        """Do nothing: the generator continues by itself."""
 
     def expected(self) -> Windows:
-        """Compute the windows from the generator's published formula, written here a second time."""
+        """Compute the windows from the generator's published formula, implemented here independently."""
         number = np.arange(self.events, dtype=np.int64)
         users = (_mix(number, 1) % np.uint64(_USERS)).astype(np.int64)
         amounts = (_mix(number, 2) % np.uint64(_MAX_AMOUNT)).astype(np.int64) + 1
@@ -100,11 +100,11 @@ class FilesScenario:
             yield from zip(*(column.to_pylist() for column in columns), strict=True)
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: nothing was started."""
 
 
 def _mix(number: np.ndarray[Any, Any], field: int) -> np.ndarray[Any, Any]:
-    """splitmix64's finaliser of the order's number plus `field` steps of the generator's constant."""
+    """Return splitmix64's finaliser of the order's number plus `field` steps of the generator's constant."""
     wide = number.astype(np.uint64) + np.uint64(field * 0xD1B54A32D192ED03 % 2**64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         wide = (wide ^ (wide >> np.uint64(shift))) * np.uint64(factor)

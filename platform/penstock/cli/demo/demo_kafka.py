@@ -1,6 +1,6 @@
-"""The demo on a real Kafka and a real MinIO.
+"""The demo with a real Kafka and a real MinIO.
 
-Starts or finds them, produces orders while the job runs, reads the output back.
+Starts or finds them, produces orders while the job runs, and reads the output back.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KafkaScenario:
         bootstrap: str | None = None,
         s3_endpoint: str | None = None,
     ) -> None:
-        """Nothing is started before `prepare`."""
+        """Prepare names; `prepare` starts the servers."""
         self.events = events - events % _PARTITIONS
         self.environment: dict[str, str] = {}
         self._folder = folder
@@ -64,18 +64,18 @@ class KafkaScenario:
 
     @property
     def bootstrap(self) -> str:
-        """The broker's address, known after `prepare`."""
+        """The broker's address; known after `prepare`."""
         return self._bootstrap or ""
 
     def prepare(self) -> None:
-        """Start or find Kafka and MinIO, create topics and bucket."""
+        """Start or find Kafka and MinIO; create topics and bucket."""
         if self._bootstrap is None:
-            self._note("starting Kafka (installing it first where it is missing)")
+            self._note("starting Kafka (installing it first if missing)")
             kafka = start_kafka(self._folder / "kafka", progress=self._note)
             self._servers.append(kafka)
             self._bootstrap = kafka.bootstrap
         if self._s3_endpoint is None:
-            self._note("starting MinIO (building it first where it is missing: some minutes)")
+            self._note("starting MinIO (building it first if missing, which takes minutes)")
             minio = start_minio(self._folder / "minio", progress=self._note)
             self._servers.append(minio)
             minio.make_bucket(_BUCKET)
@@ -90,7 +90,7 @@ class KafkaScenario:
         self._create_topics()
 
     def build(self) -> Environment:
-        """The nine-line job."""
+        """Return the nine-line job."""
         import penstock as ps
         from penstock.cli.demo.demo_files import Order
         from penstock_connectors.kafka import KafkaSink, KafkaSource
@@ -119,7 +119,7 @@ class KafkaScenario:
         self._producer.start()
 
     def killed(self, kills: int) -> None:
-        """Produce the next part: no kill comes when everything has been read already."""
+        """Produce the next part: a kill must come before all input has been read."""
         self._kills = kills
         self._killed.set()
 
@@ -132,7 +132,7 @@ class KafkaScenario:
             raise ConnectorError(msg) from self._producer_error
         rows = [json.loads(value) for value in self._read(self._orders)]
         if len(rows) != self.events:
-            msg = f"the input topic holds {len(rows)} of {self.events} orders"
+            msg = f"the input topic has {len(rows)} of {self.events} orders"
             raise PenstockError(msg)
         columns = [np.array([row[name] for row in rows], np.int64) for name in ("user_id", "amount", "ts")]
         return expected_windows(columns[0], columns[1], columns[2] * 1000, WINDOW_SECONDS * 1_000_000)
@@ -163,8 +163,8 @@ class KafkaScenario:
             try:
                 future.result(timeout=30)
             except Exception as error:
-                msg = f"topic {topic} cannot be created at {self.bootstrap}: {error}"
-                raise ConnectorError(msg, hint="is it a reachable Kafka broker?") from error
+                msg = f"cannot create topic {topic} at {self.bootstrap}: {error}"
+                raise ConnectorError(msg, hint="check that it is a reachable Kafka broker") from error
 
     def _produce(self) -> None:
         from confluent_kafka import Producer
@@ -186,7 +186,7 @@ class KafkaScenario:
                 if self._closing.wait(max(0.0, ahead_ms) / 1000):
                     return
             if producer.flush(60):
-                raise ConnectorError("the broker did not take all of the demo's orders within 60 s")  # noqa: TRY301
+                raise ConnectorError("the broker did not accept all of the demo's orders within 60 s")  # noqa: TRY301
         except BaseException as error:  # noqa: BLE001 - kept for `expected`, which raises it
             self._producer_error = error
 
@@ -210,7 +210,7 @@ class KafkaScenario:
                 messages = consumer.consume(10_000, timeout=_READ_IDLE_SECONDS)
                 if not messages:
                     msg = f"reading {topic} back stalled"
-                    raise ConnectorError(msg, hint="is the broker up?")
+                    raise ConnectorError(msg, hint="check that the broker is running")
                 for message in messages:
                     error = message.error()
                     if error is None:
@@ -225,9 +225,9 @@ class KafkaScenario:
 
 
 def _orders(low: int, high: int) -> Iterator[tuple[int, bytes]]:
-    """Orders `low..high`: scattered users.
+    """Yield the orders `low..high` with scattered users.
 
-    Amounts 1-1000, event time running on with up to five seconds of disorder.
+    Amounts are 1-1000, event time advances with up to five seconds of disorder.
     """
     for index in range(low, high):
         mixed: Any = (index * 2654435761) & 0xFFFFFFFF

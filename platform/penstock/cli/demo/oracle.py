@@ -1,7 +1,7 @@
-"""The demo's judge: recomputes every window from the input and compares it with what a reader of the output sees.
+"""The demo's check: recomputes every window from the input and compares it with the output.
 
-Shares no code with the engine on purpose (plain Python, numpy): a fault in the engine's windows must not be repeated
-here. Called by `penstock demo`; the process-level tests use it from outside too.
+Deliberately shares no code with the engine (only Python and numpy), so that a bug in the engine's windows is not
+repeated here. Called by `penstock demo` and by the process-level tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OutputRow = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Number of windows expected, and how the output differs from them."""
+    """The number of expected windows, and the differences of the output."""
 
     windows: int
     missing: int
@@ -32,7 +32,7 @@ class Verdict:
 
     @property
     def exact(self) -> bool:
-        """Whether every window is there once and right, and nothing else is."""
+        """Whether every window exists exactly once with the right values, and no other."""
         return self.missing == self.duplicated == self.wrong == 0
 
 
@@ -53,7 +53,7 @@ def expected_windows(
 
 
 def compare(expected: Windows, output: Iterable[OutputRow]) -> Verdict:
-    """Return how `output` differs: a window's second row is a duplicate, an unexpected or unequal one is wrong."""
+    """Compare the output: a window's second row is a duplicate, an unexpected or unequal row is wrong."""
     seen: Counter[tuple[int, int]] = Counter()
     wrong = 0
     for user, start, count, total in output:

@@ -1,4 +1,4 @@
-"""`penstock explain JOB [WHAT]`: which operator takes how much of the time, what holds the watermark back, scaling."""
+"""`penstock explain JOB [WHAT]`: time per operator, the split that holds the watermark back, autoscaler decisions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.cli.terminal import terminal
 
 
 class What(enum.StrEnum):
-    """What can be explained."""
+    """The subjects that can be explained."""
 
     BUDGET = "budget"
     WATERMARK = "watermark"
@@ -26,7 +26,7 @@ class What(enum.StrEnum):
 def explain(
     job: JobArgument,
     what: Annotated[
-        What, typer.Argument(help="The time budget, what holds the watermark back, or what the autoscaler does.")
+        What, typer.Argument(help="The time budget, the split that holds the watermark back, or the autoscaler.")
     ] = What.BUDGET,
     *,
     cluster: ClusterOption = None,
@@ -78,7 +78,7 @@ def _print_watermark(found: dict[str, Any]) -> None:
         console.print(
             f"its watermark: {_time(found['held-by']['watermark'])}, since {_time(found['held-by']['since'])}"
         )
-    table = Table("source", "partition", "subtask", "watermark", "stands for", "", box=None)
+    table = Table("source", "partition", "subtask", "watermark", "standing for", "", box=None)
     for source in found["sources"]:
         for split in source["splits"]:
             state = "read" if split["finished"] else "idle" if split["idle"] else ""

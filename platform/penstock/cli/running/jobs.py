@@ -1,4 +1,4 @@
-"""Commands on running jobs: list, show, cancel, stop, savepoint, story, logs."""
+"""Commands on jobs: list, show, cancel, stop, savepoint, story, logs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
 
-#: A job whose tasks do not leave within 10 s is ended all the same.
+#: A job whose tasks do not exit within 10 s is ended anyway.
 _CANCEL_MS = 60_000.0
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id, a unique beginning of it, or the job's name.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id, unique id prefix, or name.")]
 
 
 def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> None:
@@ -49,8 +49,8 @@ def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> Non
 def show(
     job: JobArgument,
     *,
-    state: Annotated[bool, typer.Option("--state", help="The state it holds: rows and bytes by key groups.")] = False,
-    hot_keys: Annotated[bool, typer.Option("--hot-keys", help="The keys with the most rows.")] = False,
+    state: Annotated[bool, typer.Option("--state", help="Show its state: rows and bytes by key groups.")] = False,
+    hot_keys: Annotated[bool, typer.Option("--hot-keys", help="Show the keys with the most rows.")] = False,
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -106,13 +106,13 @@ def show(
     if summary["stopped-with"]:
         console.print(f"stopped with savepoint {summary['stopped-with']}", markup=False, soft_wrap=True)
     if summary["waits-for"]:
-        console.print(f"waits for slots: it needs {summary['waits-for']}", markup=False)
+        console.print(f"waiting for slots: it needs {summary['waits-for']}", markup=False)
     for line in _last_failure(failures, summary):
         console.print(line, markup=False, soft_wrap=True)
 
 
 def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str]:
-    """Return the newest failure whole: where and when, the user's own lines, all frames."""
+    """Return the newest failure in full: place and time, the user's own lines, all frames."""
     entries = failures["exceptionHistory"]["entries"]
     if not entries:
         return []
@@ -148,7 +148,7 @@ def stop(
     *,
     drain: Annotated[bool, typer.Option(help="Fire all windows and timers first, as at the end of input.")] = False,
     target: Annotated[
-        str | None, typer.Option(help="Folder or URI below which the savepoint is written; default: the job's own.")
+        str | None, typer.Option(help="Folder or URI for the savepoint; default: the job's folder.")
     ] = None,
     token: TokenOption = "",
     cluster: ClusterOption = None,
@@ -164,7 +164,7 @@ def stop(
 def savepoint(
     job: JobArgument,
     uri: Annotated[
-        str | None, typer.Argument(help="Folder or URI below which it is written; default: the job's own.")
+        str | None, typer.Argument(help="Folder or URI for the savepoint; default: the job's folder.")
     ] = None,
     *,
     token: TokenOption = "",
@@ -182,7 +182,7 @@ def savepoint(
 
 
 def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Print what happened to a job, event by event."""
+    """Print the event log of a job."""
     with connect(cluster) as client:
         entries = client.story(find_job(client, job)["jid"])
     if json:
@@ -215,14 +215,14 @@ def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = 
     if not workers:
         say(f"job {found['name']} is {found['state']} and has no workers; see `penstock show` and `penstock story`")
     for worker in workers:
-        ended = f"the last that failed; the job is {found['state']}"
+        ended = f"the last one that failed; the job is {found['state']}"
         what = f"pid {worker['pid']}" if worker["pid"] is not None else ended
         say(f"--- {worker['id']} ({what}, {worker['taskmanager']})")
         say(worker["log"])
 
 
 def _log_of(client: RestClient, worker_id: str) -> str:
-    """Return the tail of a log, or why there is none."""
+    """Return the tail of a log, or an error text."""
     try:
         return client.log(worker_id)
     except PenstockError as error:

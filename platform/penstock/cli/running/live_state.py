@@ -13,14 +13,14 @@ from penstock.client.rest_client import RestClient
 
 
 def get(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Job id, a unique beginning of it, or the job's name.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Job id, unique id prefix, or name.")],
     uid: Annotated[str, typer.Argument(metavar="UID", help="The operator's uid.")],
     name: Annotated[str, typer.Argument(metavar="STATE", help="The state's name.")],
     key: Annotated[
-        list[str], typer.Argument(metavar="KEY...", help="A value for each key column, or one JSON array or object.")
+        list[str], typer.Argument(metavar="KEY...", help="A value for each key column, or a JSON array or object.")
     ],
     *,
-    limit: Annotated[int, typer.Option(help="Rows at most.")] = 1000,
+    limit: Annotated[int, typer.Option(help="Maximum number of rows.")] = 1000,
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -38,7 +38,7 @@ def get(
         table.add_row(*map(str, row.values()))
     terminal().print(table)
     if found["more"]:
-        say(f"the first {limit} rows; --limit prints more")
+        say(f"only the first {limit} rows; use --limit for more")
 
 
 def print_live(client: RestClient, job_id: str, *, hot_keys: bool, as_json: bool) -> None:

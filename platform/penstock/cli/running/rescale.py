@@ -1,4 +1,4 @@
-"""`penstock rescale`: another parallelism for a running job, from a checkpoint of its own."""
+"""`penstock rescale`: changes the parallelism of a running job, from a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from penstock.core.errors import UsageError
 def rescale(
     job: JobArgument,
     parallelism: Annotated[
-        int | None, typer.Argument(metavar="[N]", help="Subtasks of all parts that have the job's own parallelism.")
+        int | None, typer.Argument(metavar="[N]", help="Parallelism of all vertices that use the job's default.")
     ] = None,
     *,
     vertex: Annotated[
-        list[str] | None, typer.Option(metavar="UID=N", help="Subtasks of one operator, by its uid; may be repeated.")
+        list[str] | None, typer.Option(metavar="UID=N", help="Parallelism of an operator, by uid; repeatable.")
     ] = None,
     token: TokenOption = "",
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Give a running job another parallelism.
+    """Change the parallelism of a running job.
 
-    It goes on from a checkpoint, or as before if there are no slots.
+    It continues from a checkpoint, or unchanged if slots are missing.
     """
     vertices = dict(map(_of, vertex or []))
     with connect(cluster) as client:
@@ -42,6 +42,6 @@ def rescale(
 def _of(text: str) -> tuple[str, int]:
     uid, _, count = text.rpartition("=")
     if not uid or not count.isdigit():
-        msg = f"--vertex {text!r} is not UID=N"
-        raise UsageError(msg, hint="write for example --vertex totals=3")
+        msg = f"--vertex {text!r} is not of the form UID=N"
+        raise UsageError(msg, hint="for example --vertex totals=3")
     return uid, int(count)

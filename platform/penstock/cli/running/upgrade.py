@@ -1,4 +1,4 @@
-"""`penstock upgrade`: another version in the place of a running job, taken back by itself when it is not healthy."""
+"""`penstock upgrade`: replaces a running job by a new version, with a rollback if it is not healthy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.core.errors import UsageError
 def upgrade(
     job: JobArgument,
     new: Annotated[
-        Path | None, typer.Argument(metavar="[JOB.PY]", help="The new version; none with the next three options.")
+        Path | None, typer.Argument(metavar="[JOB.PY]", help="The new version; omitted with the next three options.")
     ] = None,
     *,
     status: Annotated[bool, typer.Option("--status", help="Show the progress of the newest upgrade.")] = False,
@@ -40,36 +40,37 @@ def upgrade(
     from_checkpoint: Annotated[
         bool, typer.Option("--from-checkpoint", help="Continue from a checkpoint, without a savepoint.")
     ] = False,
-    target: Annotated[str, typer.Option(help="Folder or URI below which the savepoint is written.")] = "",
+    target: Annotated[str, typer.Option(help="Folder or URI for the savepoint.")] = "",
     checkpoints: Annotated[int, typer.Option(help="Checkpoints to complete in the trial.")] = 3,
     max_restarts: Annotated[int, typer.Option(help="Restarts allowed during the trial.")] = 0,
     deadline: Annotated[str, typer.Option(help="Time limit of the trial.")] = "5m",
     confirm: Annotated[bool, typer.Option("--confirm", help="Require --healthy to accept the version.")] = False,
     no_rollback: Annotated[
-        bool, typer.Option("--no-rollback", help="Do not hold output back; the new version stays.")
+        bool, typer.Option("--no-rollback", help="Do not withhold output; the new version stays.")
     ] = False,
     accept: Annotated[
         list[str] | None,
-        typer.Option(metavar="UID", help="A sink that cannot hold output: a roll-back leaves there what it wrote."),
+        typer.Option(metavar="UID", help="Accept a sink that cannot withhold output: a rollback keeps its rows."),
     ] = None,
     allow_non_restored_state: Annotated[
-        list[str] | None, typer.Option(metavar="UID[/STATE]", help="Leave behind state that it no longer has.")
+        list[str] | None, typer.Option(metavar="UID[/STATE]", help="Drop state that it no longer has.")
     ] = None,
-    parallelism: Annotated[int | None, typer.Option(help="Of the new version; default: as the running one.")] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Parallelism of the new version; default: unchanged.")] = None,
     settings: SettingsOption = None,
     token: TokenOption = "",
-    detached: Annotated[bool, typer.Option(help="Return once it is asked for; see --status.")] = False,
+    detached: Annotated[bool, typer.Option(help="Return once it is requested; see --status.")] = False,
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
     """Replace a running job by another version.
 
-    The old version stops with a savepoint, and the new one goes on from there with its output held back. If it is
-    healthy in time, its output is released. Else it is discarded, and the old version goes on from that savepoint.
+    The old version stops with a savepoint, and the new one continues from there with its output withheld. If it is
+    healthy in time, its output is released. Otherwise it is discarded, and the old version continues from that
+    savepoint.
     """
     if (new is None) != (status or healthy or unhealthy):
-        msg = "give either the new version's file, or one of --status, --healthy and --unhealthy"
-        raise UsageError(msg, hint="write `penstock upgrade JOB new.py`")
+        msg = "pass either the new version's file, or one of --status, --healthy and --unhealthy"
+        raise UsageError(msg, hint="use `penstock upgrade JOB new.py`")
     options: UpgradeOptions = {
         "from_checkpoint": from_checkpoint,
         "target": target,
@@ -95,18 +96,18 @@ def upgrade(
     if json:
         print_json({"jobid": found.job_id, "name": found.name, "savepoint": uri})
         return
-    say(f"{found.name} runs as {new}" + (f"; savepoint of the version before: {uri}" if uri else ""))
+    say(f"{found.name} runs as {new}" + (f"; savepoint of the old version: {uri}" if uri else ""))
 
 
 def _tell_asked(handle: JobHandle, request_id: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"jobid": handle.job_id, "name": handle.name, "request-id": request_id})
     else:
-        say(f"asked for; penstock upgrade {handle.name} --status tells how far it is")
+        say(f"requested; see its progress with `penstock upgrade {handle.name} --status`")
 
 
 class _Progress:
-    """One line for each thing that changes."""
+    """Prints a line for each change of the upgrade."""
 
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
@@ -114,7 +115,7 @@ class _Progress:
         self._parallelism_told = False
 
     def show(self, view: dict[str, Any]) -> None:
-        """Print what is new of `RestClient.newest_upgrade`."""
+        """Print the changes in `RestClient.newest_upgrade`."""
         text = _described(view)
         if not (self._silent or self._parallelism_told):
             self._parallelism_told = True
@@ -131,13 +132,13 @@ def _described(view: dict[str, Any]) -> str:
     if view["phase"] == "trial":
         done, restarts, held = view["checkpoints"], view["restarts"], view["held"]
         text = f"trial of the new version: checkpoint {done['completed']} of {done['wanted']}"
-        text += f", {restarts['seen']} of {restarts['allowed']} restarts, {held['rows']:,} output rows held back"
-        return text + ("; it waits for your --healthy or --unhealthy" if view["confirm"] else "")
+        text += f", {restarts['seen']} of {restarts['allowed']} restarts, {held['rows']:,} output rows withheld"
+        return text + ("; waiting for --healthy or --unhealthy" if view["confirm"] else "")
     return f"upgrade {view['phase']}{view['reason'] and ': ' + view['reason']}"
 
 
 def _parallelism(view: dict[str, Any]) -> list[str]:
-    """Return a line for each operator that has another parallelism than before, or than the new version's file says."""
+    """Return a line for each operator whose parallelism differs from before, or from the new version's file."""
     lines = []
     for uid, count in view["parallelism"].items():
         if count["now"] == count["before"]:

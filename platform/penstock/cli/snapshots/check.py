@@ -1,6 +1,6 @@
-"""`penstock check job.py --against URI`: a table of verdicts, state by state, before the job is started from it.
+"""`penstock check job.py --against URI`: a table of verdicts by state, before the job is started from a snapshot.
 
-With `--backfill` instead: which of its operators a backfill takes.
+With `--backfill` instead: which of its operators a backfill accepts.
 """
 
 from __future__ import annotations
@@ -36,43 +36,43 @@ if TYPE_CHECKING:
     from penstock.graph.job_graph import JobGraph
     from penstock.graph.verdicts import StateVerdict
 
-    #: (where histories end, where sources take over), the tables.
+    #: (end of histories, start of sources), the tables.
     _Tables = tuple[tuple[dict[str, Any], dict[str, Any]], tuple[TableHistory, ...]]
 
-#: What to do about a job that has changed; the verdicts tell beforehand whether it will help.
-_SAVEPOINT = "stop the job with a savepoint (penstock stop) and start with --from: the verdicts are those of that start"
+#: Advice for a changed job; the verdicts show beforehand whether it will work.
+_SAVEPOINT = "stop the job with a savepoint (penstock stop) and start with --from; the verdicts apply to that start"
 
 
 def check(
     job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
     *,
-    against: Annotated[str | None, typer.Option(help="A savepoint's folder, or CHECKPOINT_ROOT/JOB.")] = None,
-    backfill: Annotated[bool, typer.Option("--backfill", help="Whether `penstock backfill` takes the job.")] = False,
+    against: Annotated[str | None, typer.Option(help="Folder of a savepoint, or CHECKPOINT_ROOT/JOB.")] = None,
+    backfill: Annotated[bool, typer.Option("--backfill", help="Check the job for `penstock backfill`.")] = False,
     accept: Annotated[
-        list[str] | None, typer.Option(metavar="UID", help="With --backfill: an operator accepted by name.")
+        list[str] | None, typer.Option(metavar="UID", help="With --backfill: accept this operator.")
     ] = None,
     history: HistoryOption = None,
     offsets: OffsetsOption = None,
     sparse: SparseOption = None,
     cut_over: CutOverOption = None,
     until: UntilOption = "latest",
-    parallelism: Annotated[int | None, typer.Option(help="Overrides the job's own.")] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Overrides the job's parallelism.")] = None,
     allow_non_restored_state: Annotated[
-        list[str] | None, typer.Option(metavar="UID[/STATE]", help="State that may be left behind.")
+        list[str] | None, typer.Option(metavar="UID[/STATE]", help="State that may be dropped.")
     ] = None,
     settings: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say whether a snapshot's state fits a job.
+    """Check whether a snapshot's state fits a job.
 
-    State by state: same, migrates, new, dropped or blocked; exit code 1 if one is blocked.
+    Each state is same, migrates, new, dropped or blocked; exit code 1 if one is blocked.
 
-    A checkpoint's job must be unchanged too. With --backfill: whether its operators give in a backfill what they give
-    live; exit code 1 if one does not and is not accepted. With --history also: whether the tables fit, and where the
+    A checkpoint also needs an unchanged job. With --backfill: whether its operators give the same results in a backfill
+    as live; exit code 1 if one does not and is not accepted. With --history also: whether the tables fit, and where the
     sources take over.
     """
     if (against is None) != backfill:
-        raise UsageError("check needs --against URI or --backfill", hint="one of the two")
+        raise UsageError("check needs either --against URI or --backfill", hint="pass one of them")
     if against is None:
         graph = planned(job, parse_overrides(settings or []), "")
         cut = (parse_until(until), parse_cut_over(cut_over))
@@ -102,7 +102,7 @@ def check(
     else:
         _print_verdicts(verdicts)
         if groups["job"] != groups["snapshot"]:
-            say(f"key groups: {groups['snapshot']} in the snapshot, {groups['job']} in the job: cut anew at the start")
+            say(f"key groups: {groups['snapshot']} in the snapshot, {groups['job']} in the job: redistributed at start")
         say(f"{blocked} blocked" if blocked else f"the state of {snapshot.uri} fits {graph.name}")
         if savepoint:
             say(f"{savepoint}\n    {_SAVEPOINT}")
@@ -136,17 +136,17 @@ def _check_backfill(graph: JobGraph, accept: list[str], tables: _Tables, *, as_j
         for uid, splits in stitched.items():
             for split, at in splits.items():
                 said = f"offsets {at['from']} to {at['to'] - 1} from the table, " if "from" in at else ""
-                say(f"{uid}: {split}: {said}its source takes over at {at['to']}")
+                say(f"{uid}: {split}: {said}the source continues at {at['to']}")
         say(f"{refused} refused" if refused else f"{graph.name} can be backfilled")
     if refused:
         raise typer.Exit(1)
 
 
 def _stitched(graph: JobGraph, given: _Tables) -> dict[str, dict[str, dict[str, int]]]:
-    """Return where the tables of sources begin and sources take over: uid -> split id -> positions.
+    """Return the ranges of the sources' tables and where sources take over: uid -> split id -> positions.
 
     Raises:
-        UsageError: one does not fit, or leaves a gap.
+        UsageError: a table does not fit, or leaves a gap.
     """
     (until, cut_over), tables = given
     if not tables and not cut_over:
@@ -167,9 +167,9 @@ def _stitched(graph: JobGraph, given: _Tables) -> dict[str, dict[str, dict[str, 
 
 
 def _needs_savepoint(graph: JobGraph, manifest: Manifest, names: list[str] | None) -> str:
-    """Return why the job goes on from a savepoint only, though its states may fit; nothing if it does without."""
+    """Return why the job can continue only from a savepoint although its states may fit; empty if it need not."""
     if manifest.kind == "savepoint":
         return ""
     if manifest.graph_fingerprint != graph.fingerprint:
-        return f"job {graph.name!r} has changed since checkpoint {manifest.checkpoint_id}: it cannot go on from it"
-    return "state is left behind at a start from a savepoint only, and this is a checkpoint" if names else ""
+        return f"job {graph.name!r} has changed since checkpoint {manifest.checkpoint_id}: it cannot continue from it"
+    return "state can be dropped only at a start from a savepoint, and this is a checkpoint" if names else ""

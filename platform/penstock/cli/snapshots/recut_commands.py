@@ -1,4 +1,4 @@
-"""`penstock state repartition` and `rekey`: a snapshot written anew, here or, where its state is much, by Spark."""
+"""`penstock state repartition` and `rekey`: rewrites a snapshot, here or, for much state, with Spark."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from penstock.core.errors import UsageError
 if TYPE_CHECKING:
     from penstock.snapshots.access.opening import Snapshot
 
-#: Bytes of state's files above which Spark does the work, unless told otherwise.
+#: Bytes of state files above which Spark is used by default.
 SPARK_ABOVE = 1 << 30
 _ABOVE_VARIABLE = "PENSTOCK_SPARK_ABOVE"
 _MASTER_VARIABLE = "PENSTOCK_SPARK_MASTER"
-#: All cores of this machine, and its disk for what does not fit in memory.
+#: All cores of this machine, and its disk for spilled data.
 _MASTER = "local[*]"
 
 
@@ -35,14 +35,14 @@ class Where(enum.StrEnum):
     spark = enum.auto()
 
 
-TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for the savepoint.")]
-EngineOption = Annotated[Where, typer.Option(help="Who does the work; auto: Spark where the state is much.")]
+TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="New folder for the savepoint.")]
+EngineOption = Annotated[Where, typer.Option(help="Where to run; auto: Spark for large state.")]
 MasterOption = Annotated[
-    str | None, typer.Option(metavar="URL", help=f"Spark's master; default: ${_MASTER_VARIABLE}, else {_MASTER}.")
+    str | None, typer.Option(metavar="URL", help=f"Spark master; default: ${_MASTER_VARIABLE}, else {_MASTER}.")
 ]
 AboveOption = Annotated[
     int | None,
-    typer.Option(help=f"Bytes of state that are much; default: ${_ABOVE_VARIABLE}, else 1 GiB.", min=0),
+    typer.Option(help=f"State size from which auto uses Spark; default: ${_ABOVE_VARIABLE}, else 1 GiB.", min=0),
 ]
 
 
@@ -50,7 +50,7 @@ def repartition(
     uri: UriArgument,
     target: TargetArgument,
     *,
-    key_groups: Annotated[int | None, typer.Option(help="Number of key groups; default: as many as it has.")] = None,
+    key_groups: Annotated[int | None, typer.Option(help="Number of key groups; default: unchanged.")] = None,
     engine: EngineOption = Where.auto,
     master: MasterOption = None,
     spark_above: AboveOption = None,
@@ -60,7 +60,7 @@ def repartition(
 ) -> None:
     """Rewrite a snapshot with a different number of key groups.
 
-    It is written again as a savepoint, merged. No cluster is needed.
+    The result is a compacted savepoint. No cluster is needed.
     """
     from penstock.snapshots.rewrite.recut import Run, in_turn
     from penstock.snapshots.rewrite.repartition import repartition as write_anew
@@ -81,10 +81,8 @@ def rekey(
     uri: UriArgument,
     target: TargetArgument,
     *,
-    uid: Annotated[str, typer.Option(help="The operator whose state gets another key.")],
-    key: Annotated[
-        list[str], typer.Option(help="A column of the new key: NAME, or 'NAME=SQL'; once for each, in order.")
-    ],
+    uid: Annotated[str, typer.Option(help="Operator whose state gets another key.")],
+    key: Annotated[list[str], typer.Option(help="Column of the new key: NAME or 'NAME=SQL'; repeat in order.")],
     engine: EngineOption = Where.auto,
     master: MasterOption = None,
     spark_above: AboveOption = None,
@@ -94,7 +92,7 @@ def rekey(
 ) -> None:
     """Rewrite a snapshot with another key for an operator's state.
 
-    The snapshot is written again as a savepoint. No cluster is needed.
+    The result is a savepoint. No cluster is needed.
     """
     from penstock.snapshots.rewrite.rekey import Engine, InMemory
     from penstock.snapshots.rewrite.rekey import rekey as write_anew
@@ -113,25 +111,25 @@ def rekey(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What the command line says of who does the work."""
+    """The engine options of the command line."""
 
     engine: Where
     master: str | None
-    #: Bytes of state.
+    #: State size limit in bytes.
     above: int | None
     settings: dict[str, str]
-    #: Whether nothing but JSON is printed.
+    #: Whether only JSON is printed.
     quiet: bool
 
     @contextlib.contextmanager
     def session(self, snapshot: Snapshot, *, or_here: bool) -> Iterator[Any]:
-        """Open a session of Spark where it does the work, else give None.
+        """Open a Spark session if Spark is used; otherwise yield None.
 
-        `or_here` says that this process can do it, too, however much it is: it does where there is no Spark, and nobody
-        has asked for it by name.
+        With `or_here` this process can do the work for any size: it does so without Spark, unless Spark was
+        requested explicitly.
 
         Raises:
-            UsageError: there is no Spark, or no Java, or it does not start.
+            UsageError: Spark or Java is missing, or Spark does not start.
         """
         if not self._is_much(snapshot) or not self._has_spark(or_here=or_here):
             yield None
@@ -142,7 +140,7 @@ class _Choice:
         where = self._named_master or _MASTER
         if self.engine is Where.auto and not self.quiet:
             size = f"{state_bytes(snapshot):,} bytes of state"
-            say(f"{size}: Spark does the work on {where} (--engine local: this process)")
+            say(f"{size}: using Spark on {where} (--engine local: this process)")
         with open_session(where, self.settings) as session:
             yield session
 
@@ -151,7 +149,7 @@ class _Choice:
         return self.master or os.environ.get(_MASTER_VARIABLE, "")
 
     def _is_much(self, snapshot: Snapshot) -> bool:
-        """Whether Spark is to do the work: asked for, or the state's files are more than so many bytes."""
+        """Return whether to use Spark: requested, or the state files exceed the limit."""
         from penstock.snapshots.rewrite.recut import state_bytes
 
         if self.engine is not Where.auto:
@@ -159,19 +157,19 @@ class _Choice:
         above, text = self.above, os.environ.get(_ABOVE_VARIABLE, "")
         if above is None and text:
             if not text.isdecimal():
-                raise UsageError(f"{_ABOVE_VARIABLE}={text!r} is no number of bytes", hint="e.g. 1073741824")
+                raise UsageError(f"{_ABOVE_VARIABLE}={text!r} is not a number of bytes", hint="for example 1073741824")
             above = int(text)
         return state_bytes(snapshot) > (SPARK_ABOVE if above is None else above)
 
     def _has_spark(self, *, or_here: bool) -> bool:
         try:
-            with needs_spark("; --engine local does without"):
+            with needs_spark("; --engine local works without it"):
                 from penstock.snapshots.on_spark.spark_session import require_java
             require_java()
         except UsageError as error:
             if not or_here or self.engine is Where.spark or self._named_master:
                 raise
-            typer.echo(f"{error.message}: this process does the work", err=True)
+            typer.echo(f"{error.message}: running in this process", err=True)
             return False
         return True
 

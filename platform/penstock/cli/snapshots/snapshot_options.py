@@ -1,4 +1,4 @@
-"""What the commands on snapshots share: how one is named and opened, and what is said of it in short."""
+"""Shared parts of the snapshot commands: arguments, opening, short summary."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from penstock.snapshots.access.opening import Snapshot
 
 UriArgument = Annotated[
-    str, typer.Argument(metavar="URI", help="A savepoint's folder, or CHECKPOINT_ROOT/JOB for its newest checkpoint.")
+    str, typer.Argument(metavar="URI", help="Folder of a savepoint, or CHECKPOINT_ROOT/JOB for the newest checkpoint.")
 ]
 CheckpointOption = Annotated[
-    int | None, typer.Option("--checkpoint", help="The checkpoint of that sequence instead of the newest.")
+    int | None, typer.Option("--checkpoint", help="Use the checkpoint with this sequence instead of the newest.")
 ]
 
 
@@ -25,7 +25,7 @@ def opened(uri: str, checkpoint: int | None = None) -> Snapshot:
 
 
 def summary_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Return what a listing says of a snapshot."""
+    """Return the summary of a snapshot for listings."""
     from penstock.snapshots.access.content import states_of
 
     manifest, states = snapshot.manifest, states_of(snapshot.manifest)

@@ -1,4 +1,4 @@
-"""`penstock state ...`: look at snapshots: what there is, what they hold, what differs, whether they are whole."""
+"""`penstock state ...`: lists, shows, reads, compares, verifies and rewrites snapshots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.manifest import Manifest
 
 commands = typer.Typer(
-    help="Look at snapshots, and at the state of running jobs.",
+    help="Inspect snapshots and the state of running jobs.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -32,7 +32,7 @@ commands.command("get")(get)
 @commands.command("ls")
 def list_snapshots(
     uri: Annotated[
-        str, typer.Argument(metavar="URI", help="A checkpoint root, a job's folder, a savepoint or a folder of such.")
+        str, typer.Argument(metavar="URI", help="A checkpoint root, a job's folder, a savepoint, or a folder of those.")
     ],
     *,
     json: JsonOption = False,
@@ -67,7 +67,7 @@ def show(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
     console = terminal()
     console.print(
         f"[bold]{head['job']}[/] {head['kind']} {head['checkpoint']}, taken {_when(head['created-ms'])},"
-        f" {head['key-groups']} key groups, {head['pending-rows']:,} rows of output not yet published"
+        f" {head['key-groups']} key groups, {head['pending-rows']:,} rows of unpublished output"
     )
     table = Table("uid", "state", "key", "value", "subtasks", "files", "rows", "bytes", box=None)
     for row in states:
@@ -84,8 +84,8 @@ def read(
     name: Annotated[str | None, typer.Argument(metavar="[STATE]", help="The state's name.")] = None,
     *,
     checkpoint: CheckpointOption = None,
-    where: Annotated[str | None, typer.Option(help="Rows to keep, as SQL: --where 'user_id = 7'.")] = None,
-    limit: Annotated[int, typer.Option(help="Rows at most; 0: all.")] = 20,
+    where: Annotated[str | None, typer.Option(help="Filter as SQL: --where 'user_id = 7'.")] = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of rows; 0: all.")] = 20,
     output: Annotated[Path | None, typer.Option(help="Write all rows to a .parquet or .csv file instead.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -117,7 +117,7 @@ def read(
         table.add_row(*map(str, row))
     terminal().print(table)
     if limit and found.height == limit:
-        say(f"the first {limit} rows; --limit 0 prints all, --output FILE writes them")
+        say(f"only the first {limit} rows; --limit 0 prints all, --output FILE writes them to a file")
 
 
 @commands.command("diff")
@@ -129,7 +129,7 @@ def diff(
 ) -> None:
     """Compare the states of two snapshots.
 
-    The command prints in how many rows each differs. The exit code is 1 when one does.
+    The command prints how many rows differ by state. The exit code is 1 if any differ.
     """
     from penstock.snapshots.access.compare import diff as compare
 
@@ -150,7 +150,7 @@ def diff(
 def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOption = False) -> None:
     """Verify the files of snapshots.
 
-    These are all files that a snapshot names, or all checkpoints of a job's folder. The exit code is 1 when one is
+    It reads all files that a snapshot references, or all checkpoints of a job's folder. The exit code is 1 if one is
     damaged.
     """
     from penstock.snapshots.access.verify import verify
@@ -161,14 +161,14 @@ def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
     else:
         for damage in report.damaged:
             say(f"{damage.file}: {damage.problem}")
-            say(f"    named by {damage.manifest} {f'for {damage.state}' if damage.state else ''}".rstrip())
+            say(f"    referenced by {damage.manifest} {f'for {damage.state}' if damage.state else ''}".rstrip())
             say(f"    {damage.remedy}")
         for title, files in (("not referenced", report.unreferenced), ("unknown", report.unknown)):
             for name in files:
                 say(f"{title}: {name}")
         say(
             f"{len(report.damaged)} damaged; {report.manifests} manifests, {report.files} files,"
-            f" {report.size_bytes:,} bytes verified; {len(report.unreferenced)} files that no manifest names,"
+            f" {report.size_bytes:,} bytes verified; {len(report.unreferenced)} unreferenced files,"
             f" {len(report.unknown)} unknown"
         )
     if report.damaged:
@@ -198,8 +198,8 @@ def _listed(uri: str) -> list[dict[str, Any]]:
                 found.append(summary_of(opening.Snapshot(where, job_store, manifest)))
         found += [summary_of(opened(savepoint)) for savepoint in opening.savepoints_of(job_store)]
     if not found:
-        msg = f"{store.uri} holds no checkpoint that is complete"
-        raise NotFoundError(msg, hint="a job writes its first one a checkpoint interval after its start")
+        msg = f"{store.uri} has no completed checkpoint"
+        raise NotFoundError(msg, hint="a job writes its first checkpoint one interval after its start")
     return found
 
 
@@ -215,8 +215,8 @@ def _write(rows: Any, output: Path) -> None:
     elif output.suffix == ".csv":
         rows.write_csv(output)
     else:
-        msg = f"--output {output}: its ending says no format"
-        raise UsageError(msg, hint="write to a .parquet or .csv file")
+        msg = f"--output {output} has an unknown format"
+        raise UsageError(msg, hint="use a .parquet or .csv file")
     say(f"{rows.height:,} rows written to {output}")
 
 

@@ -1,4 +1,4 @@
-"""`penstock backfill job.py`: a job's history on Spark or in this process, as a savepoint the live job starts from."""
+"""`penstock backfill job.py`: turns a job's history into a savepoint to start from, on Spark or in this process."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 def backfill(
     job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
     *,
-    target: Annotated[str, typer.Option("--to", metavar="URI", help="Where the savepoint goes: an empty place.")],
+    target: Annotated[str, typer.Option("--to", metavar="URI", help="Folder of the savepoint; must be empty.")],
     until: UntilOption = "latest",
     history: HistoryOption = None,
     offsets: OffsetsOption = None,
     sparse: SparseOption = None,
     cut_over: CutOverOption = None,
-    master: Annotated[str | None, typer.Option(help="Spark's: local[4], yarn, ...; default: in this process.")] = None,
+    master: Annotated[str | None, typer.Option(help="Spark master: local[4], yarn, ...; default: in-process.")] = None,
     spark_conf: SparkConfOption = None,
-    parts: Annotated[int, typer.Option(min=1, help="Key ranges, each the work of one task.")] = 16,
+    parts: Annotated[int, typer.Option(min=1, help="Key ranges; one task each.")] = 16,
     accept: Annotated[
-        list[str] | None, typer.Option(metavar="UID", help="An operator that does not qualify by itself.")
+        list[str] | None, typer.Option(metavar="UID", help="Accept this operator although it does not qualify.")
     ] = None,
     settings: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a job over its source's history.
 
-    Up to a cut; `penstock run --from` goes on from there.
+    The result is a savepoint; `penstock run --from` continues from it.
 
-    What the job's sinks would have written is staged in the savepoint and published by that start, once. With
-    --history the first part comes from Parquet files, and the topic takes over where they end.
+    The output of the job's sinks is staged in the savepoint and published once, at that start. With --history the first
+    part is read from Parquet files, and the topic continues where they end.
     """
     from penstock.backfill.run import Backfill, BackfillOptions
 
@@ -69,7 +69,7 @@ def backfill(
         accept=tuple(accept or ()),
     )
     if master is None:
-        refuse_settings(spark_conf, way="name its master: --master local[4]")
+        refuse_settings(spark_conf, way="add a master: --master local[4]")
     given = spark_settings(spark_conf)
     graph = planned(job, parse_overrides(settings or []), "")
     clock = SystemClock()
@@ -87,13 +87,13 @@ def backfill(
     for uid, uris in result.histories.items():
         say(f"{uid}: read from {', '.join(uris)}")
     if result.rows_late:
-        say(f"{result.rows_late:,} rows were late and were dropped, as they would be live")
-    say(f"event time has come to {_time(result.watermark)}; start the job with: penstock run {job} --from {result.uri}")
+        say(f"{result.rows_late:,} late rows were dropped, as in a live run")
+    say(f"event time is at {_time(result.watermark)}; start the job with: penstock run {job} --from {result.uri}")
 
 
 @contextlib.contextmanager
 def _engine(master: str | None, settings: dict[str, str]) -> Iterator[Engine]:
-    """Open what does the work: Spark with these settings, or without a master this process."""
+    """Open the engine: Spark with these settings, or without a master this process."""
     with contextlib.ExitStack() as stack:
         engine: Engine
         if master is None:
@@ -101,7 +101,7 @@ def _engine(master: str | None, settings: dict[str, str]) -> Iterator[Engine]:
 
             engine = LocalEngine()
         else:
-            with needs_spark("; without --master this process does the work"):
+            with needs_spark("; without --master it runs in this process"):
                 from penstock.backfill.spark import SparkEngine
                 from penstock.snapshots.on_spark.spark_session import open_session
 
@@ -120,7 +120,7 @@ def _progress(*, quiet: bool) -> Progress:
 
 def _time(watermark: int | None) -> str:
     if watermark is None:
-        return "nowhere yet"
+        return "no value yet"
     return f"{dt.datetime.fromtimestamp(watermark / 1e6, dt.UTC).isoformat(timespec='milliseconds')}"
 
 

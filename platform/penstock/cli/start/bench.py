@@ -1,4 +1,4 @@
-"""`penstock bench NAME`: one benchmark, measured from outside, its answer checked before a figure is given."""
+"""`penstock bench NAME`: runs a benchmark, measures it from outside and checks its results before it prints figures."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Workload; --list shows them.")] = "",
     *,
     list_: Annotated[bool, typer.Option("--list", help="List the workloads.")] = False,
-    events: Annotated[int | None, typer.Option(help="Number of events; default: the workload's own.")] = None,
+    events: Annotated[int | None, typer.Option(help="Number of events; default: the workload's.")] = None,
     parallelism: Annotated[int, typer.Option(help="Subtasks of each vertex.")] = 2,
     checkpoint_interval: Annotated[
-        str | None, typer.Option(help="Time between checkpoints; default: the workload's own, 1s for most.")
+        str | None, typer.Option(help="Time between checkpoints; default: the workload's, mostly 1s.")
     ] = None,
-    no_checkpoints: Annotated[bool, typer.Option("--no-checkpoints", help="Only the one at the end.")] = False,
+    no_checkpoints: Annotated[bool, typer.Option("--no-checkpoints", help="Only the final one.")] = False,
     keys: Annotated[str, typer.Option(help="Type of the key: int or string.")] = "int",
-    nullable: Annotated[bool, typer.Option("--nullable", help="Key and amount may be null, and some are.")] = False,
+    nullable: Annotated[bool, typer.Option("--nullable", help="Make key and amount nullable.")] = False,
     key_count: Annotated[int | None, typer.Option(help="Number of keys of w2 and w2x.")] = None,
-    peers: Annotated[str | None, typer.Option(help="Folder of other engines; they run in the same call.")] = None,
-    pairs: Annotated[int, typer.Option(help="Run so many pairs with and without checkpoints; show what is lost.")] = 0,
+    peers: Annotated[str | None, typer.Option(help="Folder of other engines, which run in the same call.")] = None,
+    pairs: Annotated[int, typer.Option(help="Run N pairs with and without checkpoints; show the overhead.")] = 0,
     latency: Annotated[
-        bool, typer.Option("--latency", help="How late results are at half of the highest rate.")
+        bool, typer.Option("--latency", help="Measure the latency at half of the highest rate.")
     ] = False,
-    bootstrap: Annotated[str | None, typer.Option(help="Kafka broker of w4; default: one is started.")] = None,
+    bootstrap: Annotated[str | None, typer.Option(help="Kafka broker of w4; default: start one.")] = None,
     settings: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a benchmark on an embedded cluster.
 
-    A wrong answer gives no figure and exit code 1.
+    With a wrong result it prints no figure and exits with code 1.
     """
     if list_:
         _list(as_json=json)
         return
     if not name:
-        raise UsageError("no workload is named", hint="`penstock bench --list` shows them")
+        raise UsageError("the workload is missing", hint="`penstock bench --list` shows them")
     run = workload(name)
     compile_kernels(benchmarks=True)
     options = BenchOptions(
@@ -79,7 +79,7 @@ def bench(
 
 @contextlib.contextmanager
 def _ended_by_a_signal() -> Iterator[None]:
-    """End on SIGTERM as on a key, so that no job, engine or broker stays behind."""
+    """End on SIGTERM as on Ctrl-C, so that no job, engine or broker stays running."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -89,7 +89,7 @@ def _ended_by_a_signal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _broker(name: str, options: BenchOptions) -> Iterator[BenchOptions]:
-    """Yield the options with a broker where one is needed: the one named, else one that lives as long as the block."""
+    """Yield the options with a broker if one is needed: the given one, or one that lives as long as the block."""
     if not needs_broker(name, options) or options.bootstrap is not None:
         yield options
         return
@@ -120,7 +120,7 @@ def _interval(text: str | None, *, checkpoints: bool) -> int | msgspec.UnsetType
 def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--set {text!r} has no value", hint="write --set key=value")
+        raise UsageError(f"--set {text!r} has no value", hint="use --set key=value")
     return key, value
 
 

@@ -1,7 +1,7 @@
-"""`penstock cluster certs DIR`: a CA, certificates, tokens and a secret: what a cluster needs to be reached safely.
+"""`penstock cluster certs DIR`: creates CA, certificates, tokens and the secret of a protected cluster.
 
-Writes what `penstock.config.security` and `penstock.client.access` read. The CA's key stays in the folder so that the
-same command can renew what runs out; keep it off the hosts of the cluster.
+Writes the files that `penstock.config.security` and `penstock.client.access` read. The CA's key stays in the folder, so
+that the same command can renew expiring certificates; keep it off the cluster's hosts.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ _CA_KEY = "ca.key"
 _CLIENT_FILES = ("client.pem", "client.key")
 _CA_DAYS = 3650
 _TOKEN_DIGITS = 64
-#: Clocks of hosts differ a little.
+#: Allows for clock differences between hosts.
 _BEFORE = dt.timedelta(hours=1)
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class _Issuer:
-    """Who signs."""
+    """The certificate authority that signs."""
 
     key: EllipticCurvePrivateKey
     certificate: Certificate
 
 
 def certs(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; made if it is not there.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; created if missing.")],
     *,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Name or address by which clients reach REST, beside those it has; give it once for each."),
+        typer.Option(help="Additional name or address by which clients reach REST; repeatable."),
     ] = None,
-    days: Annotated[int, typer.Option(help="How long certificates last.", min=1)] = 365,
+    days: Annotated[int, typer.Option(help="Validity of the certificates in days.", min=1)] = 365,
     client_certificates: Annotated[
-        bool, typer.Option("--client-certificates", help="REST asks its clients for a certificate too.")
+        bool, typer.Option("--client-certificates", help="REST requires client certificates too.")
     ] = False,
 ) -> None:
-    """Make certificates, tokens and a secret.
+    """Create certificates, tokens and a secret.
 
-    A second call makes only what is missing or expires.
+    A second call creates missing files and renews certificates.
     """
     try:
-        import cryptography  # noqa: F401 - asked for first, so that nothing is half made without it
+        import cryptography  # noqa: F401 - checked first, before any file is written
     except ImportError as error:
-        msg = "certificates are made with the package cryptography, which is not installed"
+        msg = "creating certificates needs the package cryptography, which is not installed"
         raise UsageError(msg, hint="pip install 'penstock[tls]'") from error
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o700)
@@ -91,10 +91,10 @@ def certs(
 
 
 def _issuer(directory: Path, now: dt.datetime) -> _Issuer:
-    """Return the folder's CA, made if there is none.
+    """Return the folder's CA; create it if missing.
 
     Raises:
-        UsageError: there is one, and its key is elsewhere.
+        UsageError: the CA exists, but its key is missing.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
@@ -102,8 +102,8 @@ def _issuer(directory: Path, now: dt.datetime) -> _Issuer:
 
     if (directory / CA_FILE).exists():
         if not (directory / _CA_KEY).exists():
-            msg = f"{directory / _CA_KEY} is not there, and {CA_FILE} is"
-            raise UsageError(msg, hint="bring the key back to sign with it, or take another folder")
+            msg = f"{directory / _CA_KEY} is missing, but {CA_FILE} exists"
+            raise UsageError(msg, hint="restore the key, or use another folder")
         key: Any = serialization.load_pem_private_key((directory / _CA_KEY).read_bytes(), None)
         return _Issuer(key, x509.load_pem_x509_certificate((directory / CA_FILE).read_bytes()))
     own = ec.generate_private_key(ec.SECP256R1())
@@ -170,10 +170,10 @@ def _builder(subject: Any, issuer: Any, key: EllipticCurvePrivateKey, times: tup
 
 
 def _names_in(path: Path) -> tuple[str, ...]:
-    """Return the names and addresses a certificate is for, none when it is not there: a renewal keeps them.
+    """Return the names and addresses of an existing certificate; a renewal keeps them.
 
     Raises:
-        UsageError: what is there is no certificate.
+        UsageError: the file is not a certificate.
     """
     from cryptography import x509
 
@@ -185,7 +185,7 @@ def _names_in(path: Path) -> tuple[str, ...]:
     except x509.ExtensionNotFound:
         return ()
     except ValueError as error:
-        raise UsageError(f"{path} is no certificate: {error}", hint="remove it, and name each --host again") from error
+        raise UsageError(f"{path} is no certificate: {error}", hint="delete it and pass each --host again") from error
     return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
 
 
@@ -213,22 +213,22 @@ def _pem_of(key: EllipticCurvePrivateKey) -> bytes:
 
 
 def _tokens(directory: Path) -> str:
-    """Make a token a role unless there are some; return what to say of it."""
+    """Create a token for each role unless tokens exist; return a text about them."""
     path = directory / TOKENS_FILE
     if path.exists():
-        return f"the tokens as they were in {TOKENS_FILE}"
+        return f"the existing tokens in {TOKENS_FILE}"
     lines = ["# role name sha256-of-the-token"]
     for role in ROLES:
         token = SystemRand().token(_TOKEN_DIGITS)
         _write_private(directory / f"{role}.token", f"{token}\n".encode())
         lines.append(f"{role} {role} {token_digest(token)}")
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    path.chmod(0o644)  # whatever the umask says: what others can write is refused
+    path.chmod(0o644)  # regardless of the umask: files writable by others are refused
     return f"tokens {', '.join(f'{role}.token' for role in ROLES)}"
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Write a file that its owner alone may read, from its first byte on."""
+    """Write a file that only its owner can read, from the first byte on."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -1,4 +1,4 @@
-"""`penstock cluster start|status|stop`: a cluster that outlives the command, its TaskManagers here or on Spark."""
+"""`penstock cluster start|status|stop`: a cluster that outlives the command, with TaskManagers here or on Spark."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ commands = typer.Typer(
 )
 commands.command("certs")(certs)
 TimeoutOption = Annotated[
-    str, typer.Option(metavar="TIME", help="Of MIN..MAX: one that is unused for so long is released (60s).")
+    str, typer.Option(metavar="TIME", help="With MIN..MAX: release a TaskManager unused for this time (60s).")
 ]
 _START_TIMEOUT_MS = 330_000
 _SPARK_START_TIMEOUT_MS = 960_000
@@ -66,7 +66,7 @@ def start(
     taskmanagers: Annotated[str, typer.Option(metavar="N", help="TaskManagers; on Spark also MIN..MAX.")] = "2",
     slots: Annotated[int, typer.Option(help="Slots (worker processes) of each TaskManager.")] = 2,
     rest_port: Annotated[int, typer.Option(help="Port of the REST API; 0 picks a free one.")] = 8081,
-    host: Annotated[str, typer.Option(help="Address REST listens on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address that REST listens on.")] = "127.0.0.1",
     taskmanager_timeout: TimeoutOption = "",
     provider: Annotated[str, typer.Option(help="Where TaskManagers run: local, or spark.")] = "local",
     master: MasterOption = "",
@@ -80,17 +80,17 @@ def start(
     """Start a cluster in the background and print its address."""
     if (provider == "spark") != bool(master) or provider not in {"local", "spark"}:
         msg = f"--provider {provider} with --master {master or '(none)'}"
-        raise UsageError(msg, hint="--provider spark takes a --master, --provider local (the default) none")
+        raise UsageError(msg, hint="--provider spark needs --master, --provider local (the default) takes none")
     if provider == "spark":
-        spark_settings(spark_conf)  # a bad one is told here, and not by the process that is started
+        spark_settings(spark_conf)  # checked here, so that the error is printed by this process
     else:
         refuse_settings(spark_conf, way="start it with --provider spark --master URL")
     taskmanager_bounds(taskmanagers, slots, taskmanager_timeout, on_spark=bool(master))
     record = cluster_file()
     if record.exists() and _alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
-        msg = f"a cluster runs already ({record})"
+        msg = f"a cluster is already running ({record})"
         raise UsageError(msg, hint="stop it with `penstock cluster stop`")
-    compile_kernels()  # here, where it is seen
+    compile_kernels()  # here, where its progress is visible
     home().mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
     log = home() / "cluster.log"
@@ -112,7 +112,7 @@ def start(
     while not record.exists():
         if process.poll() is not None or clock.monotonic_ms() > deadline:
             msg = f"the cluster did not start: {log.read_text(errors='replace').strip().rpartition(chr(10))[2]}"
-            raise PenstockError(msg, hint=f"its log is {log}")
+            raise PenstockError(msg, hint=f"see its log {log}")
         clock.sleep_ms(_POLL_MS)
     found = jsonlib.loads(record.read_text(encoding="utf-8"))
     if json:
@@ -186,7 +186,7 @@ def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonO
 def stop() -> None:
     """Stop the local cluster; jobs keep their checkpoints."""
     if not cluster_file().exists():
-        msg = "no local cluster runs"
+        msg = "no local cluster is running"
         raise UsageError(msg, hint="`penstock cluster start` starts one")
     pid = int(jsonlib.loads(cluster_file().read_text(encoding="utf-8"))["pid"])
     with contextlib.suppress(ProcessLookupError):

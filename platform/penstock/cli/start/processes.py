@@ -26,7 +26,7 @@ def jobmanager(
     log_format: LogFormatOption = "",
     ready_file: ReadyFile = None,
 ) -> None:
-    """Run a JobManager until it is told to stop."""
+    """Run a JobManager until it is stopped."""
     options = {"ha-root": ha_root, "host": host, "rest-port": str(rest_port), "rpc-port": str(rpc_port)}
     protection = {"security": security, "insecure": str(insecure).lower()}
     told = {"otlp-endpoint": otlp_endpoint, "log-format": log_format}
@@ -36,18 +36,18 @@ def jobmanager(
 def taskmanager(
     *,
     jobmanager_address: Annotated[str, typer.Option("--jobmanager", help="HOST:PORT of the JobManager's RPC.")],
-    slots: Annotated[int, typer.Option(help="Worker processes this TaskManager offers.", min=1)] = 1,
+    slots: Annotated[int, typer.Option(help="Worker processes (slots) to offer.", min=1)] = 1,
     work_dir: Annotated[Path, typer.Option(help="Folder for logs, spill files, requirements.")] = Path(".penstock/tm"),
     identity: Annotated[str, typer.Option("--id", help="Name of this TaskManager; default: host and pid.")] = "",
-    data_host: Annotated[str, typer.Option(help="Name by which workers of other hosts reach those here (TCP).")] = "",
-    data_bind: Annotated[str, typer.Option(help="Address workers listen at for them; default: --data-host.")] = "",
+    data_host: Annotated[str, typer.Option(help="Host name of these workers for other hosts (TCP).")] = "",
+    data_bind: Annotated[str, typer.Option(help="Address that workers listen on; default: --data-host.")] = "",
     security: SecurityOption = "",
     insecure: InsecureOption = False,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics on loopback; 0 picks a free one.")] = 0,
     log_format: LogFormatOption = "",
     ready_file: ReadyFile = None,
 ) -> None:
-    """Run a TaskManager until it is told to stop."""
+    """Run a TaskManager until it is stopped."""
     options = {"jobmanager": jobmanager_address, "slots": str(slots), "work-dir": str(work_dir), "id": identity}
     options |= {"data-host": data_host, "data-bind": data_bind}
     options |= {"security": security, "insecure": str(insecure).lower()}

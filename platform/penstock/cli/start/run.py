@@ -1,4 +1,4 @@
-"""`penstock run job.py`: executes a job file with an executor of the user's choice behind `env.execute`."""
+"""`penstock run job.py`: runs a job file with the chosen executor for `env.execute`."""
 
 from __future__ import annotations
 
@@ -24,48 +24,42 @@ if TYPE_CHECKING:
 _ClusterOption = Annotated[
     str | None,
     typer.Option(
-        help="URL of a JobManager; default: an embedded one, with --detached, --token or --attach the known one."
+        help="URL of a JobManager; default: an embedded one, or with --detached, --token, --attach the known one."
     ),
 ]
-_TokenOption = Annotated[str, typer.Option(metavar="ID", help="On a cluster: runs with the same token are one job.")]
+_TokenOption = Annotated[str, typer.Option(metavar="ID", help="On a cluster: runs with the same token give one job.")]
 
 
 def run(
     job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
     *,
-    parallelism: Annotated[int | None, typer.Option(help="Overrides the job's own.")] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Overrides the job's parallelism.")] = None,
     cluster: _ClusterOption = None,
     from_uri: Annotated[str | None, typer.Option("--from", help="Savepoint to start from.")] = None,
     fresh: Annotated[bool, typer.Option(help="Start a new history instead of resuming the newest checkpoint.")] = False,
-    no_claim: Annotated[
-        bool, typer.Option(help="With --from: fork, leaving the origin's pending output alone.")
-    ] = False,
-    accept_duplicates: Annotated[
-        bool, typer.Option(help="With --from: go back below output that was published already.")
-    ] = False,
+    no_claim: Annotated[bool, typer.Option(help="With --from: fork; leave pending output to the origin.")] = False,
+    accept_duplicates: Annotated[bool, typer.Option(help="With --from: accept repeated output.")] = False,
     allow_non_restored_state: Annotated[
         list[str] | None,
-        typer.Option(metavar="UID[/STATE]", help="With --from: leave behind state that the job no longer has."),
+        typer.Option(metavar="UID[/STATE]", help="With --from: drop state that the job no longer has."),
     ] = None,
     detached: Annotated[bool, typer.Option(help="On a cluster: return once the job is submitted.")] = False,
     token: _TokenOption = "",
-    attach: Annotated[
-        bool, typer.Option(help="On a cluster: if the job already runs, follow it instead of starting another.")
-    ] = False,
-    name: Annotated[str, typer.Option(help="Instead of the name that the job file gives.")] = "",
+    attach: Annotated[bool, typer.Option(help="On a cluster: follow the job if it is already running.")] = False,
+    name: Annotated[str, typer.Option(help="Job name instead of the job file's.")] = "",
     engine: Annotated[str, typer.Option(help="Without --cluster: embedded, or spark.")] = "embedded",
     master: MasterOption = "",
     spark_conf: SparkConfOption = None,
-    taskmanagers: Annotated[int, typer.Option(help="With Spark: TaskManagers, each a core of an executor.", min=1)] = 2,
-    host: Annotated[str, typer.Option(help="With Spark: this machine, as executors reach it.")] = "127.0.0.1",
+    taskmanagers: Annotated[int, typer.Option(help="With Spark: TaskManagers, one executor core each.", min=1)] = 2,
+    host: Annotated[str, typer.Option(help="With Spark: this machine's address for executors.")] = "127.0.0.1",
     insecure: InsecureOption = False,
     settings: SettingsOption = None,
     write: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Start nothing: write the job for the web interface to start.")
+        Path | None, typer.Option(metavar="FILE", help="Write the job to a file for the web interface; start nothing.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a job file; it goes on from its newest checkpoint."""
+    """Run a job file; resume from its newest checkpoint."""
     if not job.is_file():
         msg = f"there is no job file {job}"
         raise UsageError(msg, hint="pass the path of a Python file")
@@ -103,7 +97,7 @@ def run(
 
 
 def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str]) -> list[JobResult]:
-    """Run the job file; what it needs is imported while the cluster's processes start."""
+    """Run the job file; its imports run while the cluster's processes start."""
     from penstock.api.building.executors import use_executor
 
     with use_executor(executor, overrides) as results:
@@ -130,7 +124,7 @@ def _tell(results: list[JobResult], *, as_json: bool) -> None:
             for line in _totals(result):
                 say(line)
         else:
-            say(f"{result.name} {result.job_id} is submitted; `penstock show {result.name}` tells how it is")
+            say(f"{result.name} {result.job_id} is submitted; see its state with `penstock show {result.name}`")
 
 
 def _document(result: JobResult) -> dict[str, Any]:
@@ -143,7 +137,7 @@ def _document(result: JobResult) -> dict[str, Any]:
 
 
 def _totals(result: JobResult) -> list[str]:
-    """Return what a job that has ended has read, written and left out, a line each."""
+    """Return the totals of an ended job (rows read, written, dropped), one line each."""
     if result.nothing_left:
         return [f"  nothing was left to do since checkpoint {result.restored_checkpoint}; --fresh starts over"]
     lines = [f"  read {count:,} rows from {uid}" for uid, count in result.rows_read.items()]
@@ -162,21 +156,21 @@ def _totals(result: JobResult) -> list[str]:
 def _check_engine(engine: str, master: str, spark_conf: list[str] | None, *, on_cluster: bool) -> None:
     if engine not in {"embedded", "spark"} or (engine == "spark") != bool(master):
         msg = f"--engine {engine} with --master {master or '(none)'}"
-        raise UsageError(msg, hint="--engine spark takes a --master, --engine embedded (the default) none")
+        raise UsageError(msg, hint="--engine spark needs --master, --engine embedded (the default) takes none")
     if master and on_cluster:
-        msg = "--engine spark brings a cluster of its own, and --cluster, --detached, --token or --attach name another"
-        raise UsageError(msg, hint="leave out one of them")
+        msg = "--engine spark starts its own cluster, but --cluster, --detached, --token or --attach name another"
+        raise UsageError(msg, hint="omit one of them")
     if not master:
         refuse_settings(spark_conf, way="run it with --engine spark --master URL")
 
 
 def _write(job: Path, overrides: dict[str, str], to: Path) -> None:
-    """Write what a job file builds, as the file that the web interface and REST start a job from."""
+    """Write the job graph of a job file to a file for the web interface and REST."""
     encoded = encode_graph(planned(job, overrides, ""))
     try:
         to.write_bytes(encoded)
     except OSError as error:
-        msg = f"{to} cannot be written: {error.strerror}"
+        msg = f"cannot write {to}: {error.strerror}"
         raise UsageError(msg, hint="pass another path to --write") from error
     say(f"{to}: {len(encoded):,} bytes; start it in the web interface, or send it to POST /v1/penstock/submit")
 
@@ -188,7 +182,7 @@ def parse_overrides(settings: list[str], parallelism: int | None = None) -> dict
         key, equals, value = setting.partition("=")
         if not equals:
             msg = f"--set {setting!r} has no value"
-            raise UsageError(msg, hint="write --set key=value")
+            raise UsageError(msg, hint="use --set key=value")
         overrides[key] = value
     if parallelism is not None:
         overrides["parallelism"] = str(parallelism)

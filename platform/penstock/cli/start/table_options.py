@@ -1,4 +1,4 @@
-"""Options of `penstock backfill` and `penstock check --backfill` about tables that hold the first part of a history."""
+"""Options of `penstock backfill` and `penstock check --backfill` about tables with the first part of a history."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 UNTIL = (
     "latest, a time such as 2026-01-31T00:00Z (of writing, not of events), SPLIT=POSITION,... (Kafka: orders-0=1200), "
-    "or cut-over: nothing behind the tables of --history"
+    "or cut-over: nothing after the tables of --history"
 )
-_CUT_OVER = "SPLIT=POSITION,... or a time of writing, from which on rows come from the topic; default: the table's end"
+_CUT_OVER = "SPLIT=POSITION,... or a time of writing, from which rows are read from the topic; default: the table's end"
 
 UntilOption = Annotated[str, typer.Option(help=UNTIL)]
 HistoryOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="UID=URI", help="Parquet files, a folder or one, with the first part of a source's history."),
+    typer.Option(metavar="UID=URI", help="Parquet file or folder with the first part of a source's history."),
 ]
 OffsetsOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="UID=PARTITION,OFFSET", help="That table's columns of partition and offset (and ,TOPIC)."),
+    typer.Option(metavar="UID=PARTITION,OFFSET", help="The table's columns for partition and offset (and ,TOPIC)."),
 ]
 SparseOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="UID", help="Offsets may be missing in that table: transactions, compaction."),
+    typer.Option(metavar="UID", help="The table may lack offsets (transactions, compaction)."),
 ]
 CutOverOption = Annotated[str | None, typer.Option(help=_CUT_OVER)]
 
@@ -37,10 +37,10 @@ CutOverOption = Annotated[str | None, typer.Option(help=_CUT_OVER)]
 def parse_tables(
     history: list[str] | None, offsets: list[str] | None, sparse: list[str] | None
 ) -> tuple[TableHistory, ...]:
-    """Return the tables that were named.
+    """Return the tables of the options.
 
     Raises:
-        UsageError: an option cannot be read, or is about a source without `--history`.
+        UsageError: an option is malformed, or its source has no `--history`.
     """
     from penstock.backfill.histories import TableHistory
     from penstock.backfill.table_plan import Offsets
@@ -54,14 +54,14 @@ def parse_tables(
         uid, text = _pair("--offsets", item, "UID=PARTITION,OFFSET")
         partition, offset, topic = [*text.split(","), "", ""][:3]
         if not partition or not offset or text.count(",") > 2:
-            raise UsageError(f"--offsets {item!r} names no columns", hint="write UID=PARTITION,OFFSET or ...,TOPIC")
+            raise UsageError(f"--offsets {item!r} names no columns", hint="use UID=PARTITION,OFFSET or ...,TOPIC")
         columns[uid] = Offsets(partition=partition, offset=offset, topic=topic)
     for uid in [*columns, *(sparse or [])]:
         if uid not in uris:
-            raise UsageError(f"{uid!r} has no table", hint=f"name it with --history {uid}=URI")
+            raise UsageError(f"{uid!r} has no table", hint=f"add --history {uid}=URI")
     for uid in sparse or []:
         if uid not in columns:
-            raise UsageError(f"--sparse {uid} is about offsets", hint=f"name them: --offsets {uid}=PARTITION,OFFSET")
+            raise UsageError(f"--sparse {uid} needs offsets", hint=f"add --offsets {uid}=PARTITION,OFFSET")
     return tuple(
         TableHistory(uid=uid, uris=tuple(found), offsets=columns.get(uid), sparse=uid in (sparse or []))
         for uid, found in uris.items()
@@ -69,14 +69,14 @@ def parse_tables(
 
 
 def parse_until(text: str) -> dict[str, Any]:
-    """Return `--until` as `connector.source.HistoryFactory` takes it; raises UsageError."""
+    """Parse `--until` into the argument of `connector.source.HistoryFactory`; raises UsageError."""
     if text in ("latest", "cut-over"):
         return {} if text == "latest" else {"begin": True}
     return _position(text, "--until", UNTIL)
 
 
 def parse_cut_over(text: str | None) -> dict[str, Any]:
-    """Return `--cut-over` as `backfill.histories.Cut` takes it; raises UsageError."""
+    """Parse `--cut-over` into the argument of `backfill.histories.Cut`; raises UsageError."""
     return {} if text is None else _position(text, "--cut-over", _CUT_OVER)
 
 
@@ -86,13 +86,13 @@ def _position(text: str, option: str, hint: str) -> dict[str, Any]:
         for item in text.split(","):
             split, _, position = item.rpartition("=")
             if not split or not position.isdecimal():
-                raise UsageError(f"{option} {item!r} is no position", hint="write SPLIT=POSITION: orders-0=1200")
+                raise UsageError(f"{option} {item!r} is not a position", hint="use SPLIT=POSITION, as in orders-0=1200")
             positions[split] = int(position)
         return {"positions": positions}
     try:
         moment = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"{option} {text!r} is no cut", hint=hint) from error
+        raise UsageError(f"{option} {text!r} is not a position", hint=hint) from error
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
     return {"timestamp": int(moment.timestamp() * 1000)}
 
@@ -100,5 +100,5 @@ def _position(text: str, option: str, hint: str) -> dict[str, Any]:
 def _pair(option: str, item: str, form: str) -> tuple[str, str]:
     uid, _, value = item.partition("=")
     if not uid or not value:
-        raise UsageError(f"{option} {item!r} cannot be read", hint=f"write {form}")
+        raise UsageError(f"{option} {item!r} is malformed", hint=f"use {form}")
     return uid, value

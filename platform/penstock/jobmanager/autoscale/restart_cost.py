@@ -1,7 +1,7 @@
-"""What restarts of a job have cost: from the moment it ran no more until its output came again; pure.
+"""Measures the cost of a job's restarts: the time from its stop until it produces output again; pure.
 
-Used by `jobmanager.jobs.autoscaler`, whose decisions weigh it. Output counts as come again with the first checkpoint
-that is complete behind the restart, or, in a job that takes none, when all subtasks run.
+Used by `jobmanager.jobs.autoscaler` for its decisions. Output resumes with the first checkpoint completed after the
+restart, or, in a job without checkpoints, when all subtasks run.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ _KEPT = 5
 
 
 class RestartCost:
-    """Looked at now and then; counts restarts of every kind but the first start."""
+    """The restart cost of one job, sampled regularly; the first start does not count."""
 
     def __init__(self, assumed_ms: float) -> None:
-        """`assumed_ms` is told until one was seen."""
+        """Start with an estimate of `assumed_ms`, used until the first measurement."""
         self._assumed_ms = assumed_ms
         self._seen: deque[float] = deque(maxlen=_KEPT)
         self._left_ms: int | None = None
@@ -25,13 +25,13 @@ class RestartCost:
         self._looked_ms = 0
 
     def look(self, now_ms: int, *, running_since_ms: int | None, checkpoints: int, periodic: bool) -> None:
-        """Look at the job: since when it runs (None: it does not), how many checkpoints it has completed."""
+        """Sample the job: since when it runs (None: it does not) and its number of completed checkpoints."""
         if running_since_ms is None:
             if self._ran and self._left_ms is None:
                 self._left_ms, self._checkpoints = now_ms, checkpoints
             return
         if self._ran and self._left_ms is None and running_since_ms != self._since_ms:
-            # gone and back between two looks: it ran at the last one
+            # a restart between two samples: the job still ran at the previous one
             self._left_ms, self._checkpoints = self._looked_ms, checkpoints
         self._ran, self._since_ms, self._looked_ms = True, running_since_ms, now_ms
         if self._left_ms is None or (periodic and checkpoints <= self._checkpoints):
@@ -41,15 +41,15 @@ class RestartCost:
 
     @property
     def pending(self) -> bool:
-        """Whether a restart is not over yet."""
+        """Whether a restart is in progress."""
         return self._left_ms is not None
 
     @property
     def measured(self) -> int:
-        """Return how many restarts the figure is made of."""
+        """The number of measured restarts."""
         return len(self._seen)
 
     @property
     def cost_ms(self) -> float:
-        """Return the mean of the last few, or what is assumed."""
+        """The mean of the last measurements, or the estimate."""
         return sum(self._seen) / len(self._seen) if self._seen else self._assumed_ms

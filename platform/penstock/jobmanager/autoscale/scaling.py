@@ -1,9 +1,9 @@
-"""What parallelism a job should have, from what was measured of it: a pure decider, as Flink's autoscaler (DS2).
+"""Computes a job's target parallelism from its metrics: a pure decider, as in Flink's autoscaler (DS2).
 
-The true rate of a vertex is what it takes while it works: rate / busy share. Demands come from the sources (their rate,
-what piles up before them, what back-pressure holds back) and go down the graph with the rows; a vertex gets so many
-subtasks that they work `target_utilization` of their time. A restart has to win more than it costs. Called by
-`jobmanager.jobs.autoscaler`, which knows jobs and clocks; rates are rows a second, shares 0 to 1.
+The true rate of a vertex is its rate while it works: rate / busy share. Demand starts at the sources (rate, growth of
+lag, share held back by back-pressure) and propagates along the graph with the rows. A vertex gets the number of
+subtasks at which they are busy for `target_utilization` of the time. A restart must gain more than it costs. Called by
+`jobmanager.jobs.autoscaler`, which knows jobs and clocks. Rates are rows per second, shares 0 to 1.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from penstock.graph.job_graph import JobGraph
 from penstock.graph.regions import required_slots
 from penstock.graph.rescale import alike, is_single, within
 
-#: Below these a share is measuring noise.
+#: Shares below these are measurement noise.
 _LEAST_BUSY, _LEAST_HELD = 0.01, 0.05
-#: More time than this a source is not believed to be held back.
+#: Upper limit of the back-pressured share of a source.
 _MOST_HELD = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class VertexLook:
-    """One vertex at one moment: the sum of its subtasks' rates, the mean of their shares."""
+    """The metrics of one vertex at one time: sums of its subtasks' rates, means of their shares."""
 
     id: str
     name: str
     parallelism: int
-    #: Vertices it reads; none: a source.
+    #: Upstream vertices; empty for a source.
     inputs: tuple[str, ...]
-    #: Rows taken (by a source: given), rows given.
+    #: Rows received per second (emitted, for a source) and emitted per second.
     rows_in: float
     rows_out: float
     busy: float
     back_pressured: float
-    #: Rows that wait before a source, where it knows them.
+    #: Rows waiting in front of a source, if it reports them.
     lag: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is known of a vertex, and what it should be."""
+    """The measured capacity of a vertex and its target parallelism."""
 
     name: str
     parallelism: int
-    #: Rows a second all of its subtasks could take, and should take.
+    #: Capacity of all its subtasks and demand, in rows per second.
     true_rate: float
     wanted_rate: float
-    #: Subtasks for that; today's where it is well as it is.
+    #: Subtasks for the demand; the current number if utilization is within bounds.
     wanted: int
 
     @property
     def utilization(self) -> float:
-        """Return the part of its time it would work if it took what it should."""
+        """The share of time that the vertex would be busy at the wanted rate."""
         return self.wanted_rate / self.true_rate if self.true_rate else 0.0
 
     def carried(self, parallelism: int, target: float) -> float:
-        """Return what part of the wanted rate so many subtasks carry while they work `target` of their time."""
+        """Return the share of the wanted rate that `parallelism` subtasks process at a utilization of `target`."""
         if not self.wanted_rate:
             return 1.0
         return min(1.0, self.true_rate / self.parallelism * parallelism * target / self.wanted_rate)
@@ -71,19 +71,22 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was seen and would be done. `kind`: `wait`, `keep`, `rescale`, `not-worth`."""
+    """The outcome of a sample. `kind`: `wait`, `keep`, `rescale`, `not-worth`."""
 
     kind: str
     text: str
     needs: Mapping[str, Need]
-    #: Vertex id -> subtasks, of those that change.
+    #: Vertex id -> new parallelism, for the vertices that change.
     change: Mapping[str, int]
 
 
 def needs(
     looks: Sequence[VertexLook], settings: AutoscalerSettings, lag_growth: Mapping[str, float]
 ) -> dict[str, Need]:
-    """Return what each vertex should be; `looks` in the order of data, `lag_growth` in rows a second by source."""
+    """Return the target of each vertex.
+
+    `looks` are in topological order, `lag_growth` is in rows per second by source.
+    """
     target, boundary = settings.target_utilization, settings.utilization_boundary
     by_id = {look.id: look for look in looks}
     more: dict[str, float] = {}
@@ -95,7 +98,7 @@ def needs(
         need = Need(look.name, look.parallelism, true_rate, wanted_rate, look.parallelism)
         if wanted_rate and not target - boundary <= need.utilization <= target + boundary:
             exact = look.parallelism * need.utilization / target
-            # a hair above a whole number is that number
+            # ignore rounding errors just above a whole number
             count = max(settings.min_parallelism, math.ceil(min(settings.max_parallelism, exact - 1e-6)))
             need = Need(look.name, look.parallelism, true_rate, wanted_rate, count)
         found[look.id] = need
@@ -103,7 +106,7 @@ def needs(
 
 
 def _of_source(look: VertexLook, settings: AutoscalerSettings, lag_growth: Mapping[str, float]) -> float:
-    """Return by what factor a source should give more than it does."""
+    """Return the factor by which a source should emit more than now."""
     if not look.rows_in:
         return 1.0
     if look.lag is not None:
@@ -114,7 +117,7 @@ def _of_source(look: VertexLook, settings: AutoscalerSettings, lag_growth: Mappi
 
 
 def _of_inputs(look: VertexLook, by_id: Mapping[str, VertexLook], more: Mapping[str, float]) -> float:
-    """Return the mean of the inputs' factors, by how many rows each gives."""
+    """Return the mean of the inputs' factors, weighted by their output rates."""
     rows = sum(by_id[i].rows_out for i in look.inputs)
     if not rows:
         return max(more[i] for i in look.inputs)
@@ -122,58 +125,58 @@ def _of_inputs(look: VertexLook, by_id: Mapping[str, VertexLook], more: Mapping[
 
 
 class Scaler:
-    """Looks of one job, and what follows from them."""
+    """The samples of one job, and the decisions from them."""
 
     def __init__(self, settings: AutoscalerSettings) -> None:
-        """Nothing was seen."""
+        """Start without samples."""
         self._settings = settings
         self._looks: deque[tuple[int, tuple[VertexLook, ...]]] = deque()
         self._changed_ms: int | None = None
         self._not_before_ms = 0
 
     def look(self, looks: Sequence[VertexLook], now_ms: int) -> None:
-        """Remember one look, at the job as it was at the last one."""
+        """Add a sample; the job's shape must equal that of the previous one."""
         self._looks.append((now_ms, tuple(looks)))
         while now_ms - self._looks[0][0] > self._settings.metrics_window_ms and len(self._looks) > 2:
             self._looks.popleft()
 
     def unsettled(self) -> None:
-        """The job does not run: what was seen before is of another time."""
+        """Discard the samples: the job is not running."""
         self._looks.clear()
 
     def changed(self, now_ms: int) -> None:
-        """The job has other vertices or another parallelism, by whomever: looks before say nothing any more."""
+        """Discard the samples: the job has other vertices or another parallelism."""
         self._changed_ms = now_ms
         self._looks.clear()
 
     def failed(self, now_ms: int, *, put_off: bool = False) -> None:
-        """What was decided could not be done: not again for some time, a short one if what stood against it passes."""
+        """Pause after a failed rescale: a short time if the obstacle was temporary, otherwise a long one."""
         settings = self._settings
         pause_ms = settings.stabilization_interval_ms if put_off else settings.scale_down_interval_ms
         self._not_before_ms = now_ms + pause_ms
 
     def decide(self, graph: JobGraph, slots: int, restart_ms: float, now_ms: int) -> Decision:
-        """Return what is to be done of a job that has run for `stabilization_interval` at least and changes in nothing.
+        """Decide for a job that has run for at least `stabilization_interval` and is not being changed.
 
-        `slots`: those it has or could get; `restart_ms`: what a restart costs.
+        `slots` is the number it has or could get, `restart_ms` the cost of a restart.
         """
         settings = self._settings
         begun = self._looks[0][0] if self._looks else now_ms
         missing = settings.metrics_window_ms - (now_ms - begun)
-        # a look a second: the first of the window may be a second late
+        # samples are a second apart: the first of the window may be a second late
         if missing > 1000 or len(self._looks) < 2:
-            return Decision("wait", f"looking for {max(0, missing) / 1000:.0f} s more", {}, {})
+            return Decision("wait", f"collecting metrics for {max(0, missing) / 1000:.0f} s more", {}, {})
         if now_ms < self._not_before_ms:
-            return Decision("wait", "the last change did not work: not tried again yet", {}, {})
+            return Decision("wait", "pausing after the last change failed", {}, {})
         looks, growth = self._mean()
         found = needs(looks, settings, growth)
         change = self._change(graph, found, slots, now_ms)
         if not change:
-            return Decision("keep", _seen(found) or "no rows come", found, {})
+            return Decision("keep", _seen(found) or "no input rows", found, {})
         text = ", ".join(f"{found[i].name} {found[i].parallelism} -> {count}" for i, count in change.items())
         loss = _loss(graph, found, change, settings, restart_ms)
         if loss:
-            return Decision("not-worth", f"{text} is not worth it: {loss}; {_seen(found)}", found, change)
+            return Decision("not-worth", f"{text} is not worthwhile: {loss}; {_seen(found)}", found, change)
         cost = f"a restart costs {restart_ms / 1000:.1f} s"
         return Decision("rescale", f"{text}: {_seen(found)}; {cost}", found, change)
 
@@ -208,7 +211,7 @@ class Scaler:
         return averaged, growth
 
     def _change(self, graph: JobGraph, found: Mapping[str, Need], slots: int, now_ms: int) -> dict[str, int]:
-        """Return the vertices that are to have another parallelism, within slots and key groups."""
+        """Return the vertices whose parallelism changes, within the limits of slots and key groups."""
         settings = self._settings
         wanted: dict[str, int] = {}
         for group in alike(graph):
@@ -224,7 +227,7 @@ class Scaler:
             least = {i: min(count, today[i]) for i, count in wanted.items()}
             fitting = within(graph, {i: (least[i], count) for i, count in wanted.items()}, slots) if wanted else {}
         except UsageError:
-            return {}  # it has lost slots: what it has is more than there is
+            return {}  # slots were lost: the job holds more than are available
         return {i: count for i, count in fitting.items() if count != today[i]}
 
 
@@ -235,16 +238,16 @@ def _loss(
     settings: AutoscalerSettings,
     restart_ms: float,
 ) -> str:
-    """Return why a change costs more than it wins, or nothing."""
+    """Return why a change costs more than it gains, or an empty string."""
     target = settings.target_utilization
     now = min(need.carried(need.parallelism, target) for need in found.values())
     then = min(need.carried(change.get(i, need.parallelism), target) for i, need in found.items())
     if then > now:
         period = settings.catch_up_duration_ms
         won, lost = (then - now) * max(0.0, period - restart_ms), now * restart_ms
-        what = f"within {period / 1000:.0f} s it would carry as much as {won / 1000:.1f} s of the whole load more"
+        what = f"within {period / 1000:.0f} s the gain is {won / 1000:.1f} s of the whole load"
     elif any(count > found[i].parallelism for i, count in change.items() if i in found):
-        return f"another part of the job goes on carrying only {now:.0%} of the load"
+        return f"another vertex still limits the job to {now:.0%} of the load"
     else:
         period = settings.scale_down_interval_ms
         before = required_slots(graph)
@@ -253,15 +256,15 @@ def _loss(
         )
         after = required_slots(msgspec.structs.replace(graph, vertices=vertices))
         if before == after:
-            return "no slot becomes free"
+            return "it frees no slot"
         won, lost = (before - after) * max(0.0, period - restart_ms), before * restart_ms
-        what = f"within {period / 1000:.0f} s it would save {won / 1000:.1f} s of a slot"
+        what = f"within {period / 1000:.0f} s it saves {won / 1000:.1f} slot seconds"
     return "" if won > lost else f"{what}, and a restart costs {lost / 1000:.1f} s"
 
 
 def _seen(found: Mapping[str, Need]) -> str:
     return ", ".join(
-        f"{need.name} x{need.parallelism} would work {need.utilization:.0%} of its time at {need.wanted_rate:,.0f}/s"
+        f"{need.name} x{need.parallelism} would be busy {need.utilization:.0%} of the time at {need.wanted_rate:,.0f}/s"
         for need in found.values()
         if need.wanted_rate
     )

@@ -1,6 +1,6 @@
-"""What changes a running job in its place: another parallelism or another version, one of them at a time; pure.
+"""Changes a running job: rescale or upgrade, one at a time; pure.
 
-A member of `jobmanager.master.job_master`, which takes the steps that are returned here.
+A member of `jobmanager.master.job_master`, which executes the returned steps.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from penstock.jobmanager.messages.placement import Slot
 
 
 class InPlace:
-    """A rescale, or an upgrade, or nothing."""
+    """The rescale or upgrade of a job that is in progress, if any."""
 
     def __init__(self, upgrade: UpgradeRecord | None) -> None:
-        """Go on with the upgrade that a leader before has recorded."""
+        """Continue the upgrade that an earlier leader recorded."""
         self.rescaling = Rescaling()
         self.upgrading = Upgrading(upgrade)
 
     @property
     def recording(self) -> bool:
-        """Whether the job may be another one with the next answer: its end is not written before."""
+        """Whether a pending record write may change the job: its end is not written before the answer."""
         return self.rescaling.phase is Phase.RECORD or self.upgrading.recording
 
     @property
     def unrecorded(self) -> bool:
-        """Whether it is not settled yet what the job is to be."""
+        """Whether the job's next definition is still undecided."""
         return self.rescaling.phase is Phase.RECORD or self.upgrading.unrecorded
 
     @property
     def waits_for_slots(self) -> bool:
-        """Whether slots that come, or do not, are for a rescale."""
+        """Whether granted or refused slots belong to a rescale."""
         return self.rescaling.phase is Phase.SLOTS
 
     def obstacle(self, request: ev.CutRequested) -> str:
-        """Why a user cannot have that cut now, or nothing."""
+        """Return why a user cannot have that checkpoint now; empty if the user can."""
         plain = isinstance(request, ev.CheckpointRequested)
         return "" if plain or self.upgrading.phase is None else "an upgrade of the job is under way"
 
     def handle(self, event: ev.Change, job: Situation) -> list[ChangeStep]:
-        """A user wants something, or what was to be recorded is, or is not."""
+        """Handle a user request, or the outcome of persisting the pending change."""
         match event:
             case ev.RescaleRequested():
                 return self._rescale_asked(event, job)
@@ -55,7 +55,7 @@ class InPlace:
                 return [Become(graph, identity, extra)]
             case ev.RescaleNotRecorded(reason):
                 text = f"it could not be recorded: {reason}"
-                return [Note("rescale", f"given up, {text}"), *self.rescaling.abandon(text)]
+                return [Note("rescale", f"abandoned: {text}"), *self.rescaling.abandon(text)]
             case ev.UpgradeRequested():
                 obstacle = job.obstacle or ("a rescale of the job is under way" if self.rescaling.phase else "")
                 return self.upgrading.asked(event, job, obstacle)
@@ -67,7 +67,7 @@ class InPlace:
                 return self.upgrading.not_recorded(reason, job.now_ms)
 
     def answers(self, commands: Sequence[Command], job: Situation) -> list[ChangeStep]:
-        """Look among a job's commands for answers to its own requests: return what is to be done in their place."""
+        """Replace answers to the rescale's or upgrade's own requests by the resulting steps."""
         found, decided = self.rescaling.answered(list(commands), job.checkpointing, running=job.step is Step.RUNNING)
         steps: list[ChangeStep] = [Note("rescale", decided)] if decided else []
         for command in found:
@@ -78,37 +78,37 @@ class InPlace:
         return steps
 
     def decide(self, job: Situation) -> list[ChangeStep]:
-        """Return what it is time for."""
+        """Return the steps that are due."""
         steps = self.upgrading.decide(job)
         if request_id := self.rescaling.needs_checkpoint(job.held):
             steps += job.checkpointing.join(request_id, job.now_ms)
         return steps
 
     def log_read(self, plan: RecoveryPlan, job: Situation) -> list[ChangeStep]:
-        """A deployment has read the log."""
+        """Handle the recovery plan of a deployment."""
         for manifest in plan.history:
             self.upgrading.checkpointed(manifest)
         return self.upgrading.log_read(plan.trial, job, finishing=plan.finishing)
 
     def release_answered(self, event: ev.ManifestAppended | ev.ManifestFailed, job: Situation) -> list[ChangeStep]:
-        """The release of an upgrade is in the log, or not, or nobody knows."""
+        """Handle the outcome of appending the upgrade's release."""
         if isinstance(event, ev.ManifestFailed):
             return self.upgrading.not_released(event.reason, job.now_ms)
         return [*job.checkpointing.released(), *self.upgrading.released()]
 
     def slots_granted(self, slots: Sequence[Slot]) -> bool:
-        """Whether they are for a rescale; they are kept then."""
+        """Keep slots that belong to a rescale; return whether they do."""
         return self.rescaling.slots_granted(slots)
 
     def halted(self, reason: str) -> list[Command]:
-        """The deployment is over."""
+        """Handle the end of the deployment."""
         return self.rescaling.halted(reason)
 
     def closed(self, reason: str) -> list[Command]:
-        """The job is about to end."""
+        """Handle the coming end of the job."""
         return [step for step in self.upgrading.closed(reason) if isinstance(step, OperationEnded)]
 
     def _rescale_asked(self, event: ev.RescaleRequested, job: Situation) -> list[ChangeStep]:
         obstacle = "an upgrade of the job is under way" if self.upgrading.phase else job.obstacle
-        text = f"asked for: {described(event.graph)}{obstacle and f' ({obstacle})'}"
+        text = f"requested: {described(event.graph)}{obstacle and f' ({obstacle})'}"
         return [Note("rescale", text), *self.rescaling.asked(event, job.graph, job.held, obstacle)]

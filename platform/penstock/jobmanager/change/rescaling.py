@@ -1,8 +1,9 @@
-"""One rescale of a running job at a time, from the request to the first start with the new parallelism; pure.
+"""One rescale of a running job, from the request to the first start with the new parallelism; pure.
 
-A member of `jobmanager.master.job_master`, which takes the steps. The order is fixed: slots are there -> a checkpoint
-is in the log -> its state fits -> the workers are killed, the new run is sealed in the log and recorded -> they are
-gone -> deploy. Up to the kill a failure leaves the job as it is; from the record on, whoever leads finishes it.
+A member of `jobmanager.master.job_master`, which takes the steps. The order is fixed: slots granted -> a checkpoint is
+in the log -> its state fits -> the workers are killed, the new run is sealed in the log and recorded -> the workers
+have exited -> deploy. A failure before the kill leaves the job unchanged. Once the change is recorded, any leader
+completes it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from penstock.jobmanager.messages.placement import Slot
 
 
 class Phase(enum.Enum):
-    """What a rescale waits for."""
+    """The step that a rescale waits for."""
 
     SLOTS = "slots"
     CHECKPOINT = "checkpoint"
-    #: The checkpoint is there: the workers are to be killed.
+    #: The checkpoint is complete: the workers are to be killed.
     DECIDED = "decided"
     RECORD = "record"
     START = "start"
@@ -38,31 +39,31 @@ class Phase(enum.Enum):
 class _Rescale:
     request: RescaleRequested
     phase: Phase
-    #: Slots beyond those the job has.
+    #: Slots in addition to those the job holds.
     extra: tuple[Slot, ...] = ()
 
 
 class Rescaling:
-    """The rescale under way, if any."""
+    """The rescale in progress, if any."""
 
     def __init__(self) -> None:
-        """None."""
+        """Start without a rescale."""
         self._current: _Rescale | None = None
-        #: Whether the last one that was refused stood against something that passes.
+        #: Whether the last refusal was caused by a temporary obstacle.
         self.put_off = False
 
     @property
     def phase(self) -> Phase | None:
-        """What it waits for; None when there is none."""
+        """The step that the rescale waits for; None without a rescale."""
         return self._current.phase if self._current is not None else None
 
     @property
     def _tag(self) -> str:
-        """The id under which its checkpoint is asked for."""
+        """The request id of the rescale's checkpoint."""
         return f"rescale-{self._current.request.request_id}" if self._current is not None else ""
 
     def asked(self, request: RescaleRequested, graph: JobGraph, held: int, obstacle: str) -> list[Command]:
-        """A user wants it; `held`: slots the job has, `obstacle`: why it cannot be."""
+        """Start a rescale or refuse it; `held` is the number of slots the job holds, `obstacle` a reason against it."""
         current = self._current
         if current is not None and current.request.request_id == request.request_id:
             return []
@@ -78,7 +79,7 @@ class Rescaling:
         return [RequestSlots(missing, wait=False)] if missing > 0 else []
 
     def slots_granted(self, slots: Sequence[Slot]) -> bool:
-        """Whether they are for it; they are kept then."""
+        """Keep granted slots if the rescale waits for them; return whether it did."""
         current = self._current
         if current is None or current.phase is not Phase.SLOTS:
             return False
@@ -86,7 +87,7 @@ class Rescaling:
         return True
 
     def needs_checkpoint(self, held: int) -> str:
-        """Return the request id of the checkpoint that is to be taken now, or nothing."""
+        """Return the request id of the checkpoint to take now, or an empty string."""
         current = self._current
         if current is None or current.phase is not Phase.SLOTS:
             return ""
@@ -98,42 +99,42 @@ class Rescaling:
     def answered(
         self, commands: list[Command], checkpointing: Checkpointing, *, running: bool
     ) -> tuple[list[Command], str]:
-        """Look for the answer to its checkpoint: return the commands without it, and what was decided if it is there.
+        """Take the answer to its checkpoint out of the commands; return the others, and the decision as text.
 
-        DECIDED then means that the workers may be killed, and `record` executed.
+        In phase DECIDED the workers may be killed and `record` executed.
         """
         current = self._current
         mine = next((c for c in commands if isinstance(c, OperationEnded) and c.request_id == self._tag), None)
         if current is None or mine is None:
             return commands, ""
         others = [c for c in commands if c is not mine]
-        passing = checkpointing.busy or ("" if running else "the job is not running any more")
+        passing = checkpointing.busy or ("" if running else "the job is no longer running")
         self.put_off = bool(passing)
         reason = mine.error or passing or _unfit(current.request.graph, checkpointing.newest)
         if reason:
-            return others + self.abandon(reason), f"given up: {reason}"
+            return others + self.abandon(reason), f"abandoned: {reason}"
         current.phase = Phase.DECIDED
         return others, f"from checkpoint {mine.checkpoint_id}: {described(current.request.graph)}"
 
     def record(self) -> RecordRescale:
-        """Return what makes it durable."""
+        """Return the command that makes the rescale durable."""
         assert self._current is not None  # noqa: S101 - it was decided
         self._current.phase = Phase.RECORD
         request = self._current.request
         return RecordRescale(request.request_id, request.run_id, request.graph)
 
     def recorded(self, identity: JobIdentity) -> tuple[JobGraph, JobIdentity, tuple[Slot, ...]]:
-        """It is durable: return what the job is from here on, and the slots that are to be its own."""
+        """Switch to the new run; return its graph, its identity and the additional slots."""
         current = self._current
         assert current is not None  # noqa: S101 - answers `record`
         current.phase = Phase.START
-        # How the run before was started is of that run.
+        # Start options of the previous run do not apply to the new one.
         own = JobIdentity(identity.job_id, current.request.run_id, identity.generation)
         extra, current.extra = current.extra, ()
         return current.request.graph, own, extra
 
     def abandon(self, reason: str) -> list[Command]:
-        """The job stays as it is: give back the slots, and tell."""
+        """Abandon the rescale: release its slots and fail the request."""
         current, self._current = self._current, None
         if current is None:
             return []
@@ -141,19 +142,19 @@ class Rescaling:
         return [*release, OperationEnded(current.request.request_id, error=reason)]
 
     def halted(self, reason: str) -> list[Command]:
-        """The deployment is over before the checkpoint was complete."""
+        """Abandon the rescale if the deployment ended before the checkpoint was complete."""
         return self.abandon(reason) if self.phase in (Phase.SLOTS, Phase.CHECKPOINT) else []
 
     def taskmanager_lost(self, taskmanager_id: str) -> list[Command]:
-        """Slots kept for it are gone."""
+        """Drop the slots of a lost TaskManager that were kept for the rescale."""
         current = self._current
         if current is None or not any(s.taskmanager_id == taskmanager_id for s in current.extra):
             return []
         current.extra = tuple(s for s in current.extra if s.taskmanager_id != taskmanager_id)
-        return self.halted(f"TaskManager {taskmanager_id} with slots for it is gone")
+        return self.halted(f"TaskManager {taskmanager_id} with slots for the rescale is lost")
 
     def running(self) -> list[Command]:
-        """All subtasks run: if with the new parallelism, it is done."""
+        """Complete the rescale if the job now runs with the new parallelism."""
         current = self._current
         if current is None or current.phase is not Phase.START:
             return []
@@ -162,12 +163,12 @@ class Rescaling:
 
 
 def described(graph: JobGraph) -> str:
-    """Return the parallelism of a job's vertices in a line."""
+    """Return the parallelism of all vertices in one line."""
     return ", ".join(f"{vertex.name} x{vertex.parallelism}" for vertex in graph.vertices)
 
 
 def _unfit(graph: JobGraph, manifest: Manifest) -> str:
-    """Return why the state of a checkpoint cannot be handed out to the new subtasks, or nothing."""
+    """Return why a checkpoint's state cannot be assigned to the new subtasks, or an empty string."""
     try:
         assign_state(graph, manifest.subtasks, checkpoint_id=manifest.checkpoint_id)
     except PenstockError as error:

@@ -1,4 +1,4 @@
-"""Steps of a job, its failures and its pending transitions: values of `jobmanager.master.job_master`."""
+"""The job's step, its failures, and the steps of a change: values of `jobmanager.master.job_master`."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from penstock.jobmanager.messages.placement import Slot
 
 
 class Step(enum.Enum):
-    """What the job is busy with."""
+    """The phase that the job master is in."""
 
     IDLE = "idle"
-    #: Old workers leave, or the restart's delay runs.
+    #: Old workers are exiting, or the restart delay is running.
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
-    #: Old workers leave, what the job is to be from here on is being recorded.
+    #: Old workers are exiting, and the new definition of the job is being recorded.
     CHANGING = "changing"
-    #: Everything is published: tasks close.
+    #: All output is published: tasks are closing.
     FINISHING = "finishing"
     CANCELLING = "cancelling"
-    #: The `end` entry is written, workers leave.
+    #: The `end` entry is written, workers are exiting.
     CLOSING = "closing"
     DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure of the job."""
+    """A failure of the job."""
 
     at_ms: int
     error: str
     detail: str = ""
     task: str = ""
     worker_id: str = ""
-    #: Where that worker was, and its log is.
+    #: The TaskManager of that worker, which has its log.
     taskmanager_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Restart the job, or end it; the cause decides."""
+    """Tells the job master to restart or end the job; the cause decides."""
 
     failure: Failure
     cause: Cause
@@ -55,7 +55,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Tell it in the story."""
+    """Adds an entry to the event log."""
 
     kind: str
     text: str
@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Kill the workers and have recorded what the job is from here on."""
+    """Kills the workers and records the new definition of the job."""
 
     reason: str
     record: Command
@@ -78,11 +78,11 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Become:
-    """It is recorded: the job is this now."""
+    """The new definition is durable: the job switches to it."""
 
     graph: JobGraph
     identity: JobIdentity
-    #: Slots that are its own besides those it has.
+    #: Additional slots that now belong to the job.
     extra: tuple[Slot, ...] = ()
 
 

@@ -1,6 +1,6 @@
-"""What a new version of a job must be for an upgrade: pure checks, before anything is touched and at the cut.
+"""Checks that a new version of a job can replace the running one: at the request, and against the checkpoint; pure.
 
-Called by `jobmanager.change.job_change` at a request and by `jobmanager.change.upgrading`.
+Called by `jobmanager.jobs.change_requests` at a request and by `jobmanager.change.upgrading`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.jobmanager.deploy.deployment import publishing_sinks
 
 
 def sink_deliveries(graph: JobGraph) -> dict[str, str]:
-    """Return the delivery of every sink, by uid; `none` for one that is no connector's."""
+    """Return the delivery of every sink, by uid; `none` for a sink that is not a connector's."""
     found = {}
     for vertex in graph.vertices:
         for operator in vertex.operators:
@@ -32,31 +32,29 @@ def sink_deliveries(graph: JobGraph) -> dict[str, str]:
 
 
 def holding_sinks(graph: JobGraph) -> tuple[str, ...]:
-    """Return the sinks that can hold output back: those that stage it."""
+    """Return the sinks that can withhold output: those that stage it."""
     return tuple(sorted(uid for uid, delivery in sink_deliveries(graph).items() if delivery == "exactly-once"))
 
 
 def require_upgradable(old: JobGraph, new: JobGraph, policy: UpgradePolicy) -> None:
-    """Refuse what cannot be an upgrade of `old`, or could not be taken back as the policy wants.
+    """Refuse a graph that cannot be an upgrade of `old`, or cannot be rolled back as the policy demands.
 
     Raises:
-        UsageError: with the way out.
+        UsageError: with a hint.
     """
     if new.name != old.name:
         msg = f"the new version is named {new.name!r}, the running job {old.name!r}"
         raise UsageError(msg, hint=f"keep the name: env.execute({old.name!r})")
     if new.settings.checkpoint_root != old.settings.checkpoint_root:
         ours, theirs = new.settings.checkpoint_root, old.settings.checkpoint_root
-        msg = f"the new version has the checkpoint root {ours}, the job {theirs}"
-        raise UsageError(
-            msg, hint="an upgrade keeps the root: stop the job with a savepoint and run it there with --from"
-        )
+        msg = f"the new version has the checkpoint root {ours}, the running job {theirs}"
+        raise UsageError(msg, hint="keep the root, or stop the job with a savepoint and run it with --from")
     if policy.checkpoints < 0 or policy.max_restarts < 0 or policy.deadline_ms <= 0:
         msg = "--checkpoints and --max-restarts must be at least 0, --deadline more than 0"
-        raise UsageError(msg, hint="leave them out for the defaults")
+        raise UsageError(msg, hint="omit them for the defaults")
     if policy.checkpoints and new.settings.checkpoint_interval_ms is None:
-        msg = f"the new version has no checkpoint interval, and the upgrade requires {policy.checkpoints} checkpoints"
-        raise UsageError(msg, hint="set checkpoint_interval, or ask for --checkpoints 0")
+        msg = f"the new version has no checkpoint interval, but the upgrade requires {policy.checkpoints} checkpoints"
+        raise UsageError(msg, hint="set checkpoint_interval, or pass --checkpoints 0")
     if policy.rollback:
         _require_holding(new, policy)
     if policy.from_checkpoint:
@@ -67,14 +65,14 @@ def _require_holding(new: JobGraph, policy: UpgradePolicy) -> None:
     deliveries = sink_deliveries(new)
     for uid in policy.accept:
         if uid not in deliveries or deliveries[uid] == "exactly-once":
-            msg = f"--accept {uid}: the new version has no sink of that uid that cannot hold its output"
-            raise UsageError(msg, hint=f"its sinks: {', '.join(sorted(deliveries)) or 'none'}")
+            msg = f"--accept {uid}: the new version has no such sink that cannot withhold output"
+            raise UsageError(msg, hint=f"sinks of the new version: {', '.join(sorted(deliveries)) or 'none'}")
     cannot = sorted(uid for uid, d in deliveries.items() if d != "exactly-once" and uid not in policy.accept)
     if cannot:
         which = ", ".join(f"{uid} ({deliveries[uid]})" for uid in cannot)
-        msg = f"these sinks cannot hold output back, so a roll-back would leave what they wrote in place: {which}"
+        msg = f"these sinks cannot withhold output, so a rollback would not remove their rows: {which}"
         names = " ".join(f"--accept {uid}" for uid in cannot)
-        raise UsageError(msg, hint=f"accept that by name ({names}), or upgrade with --no-rollback")
+        raise UsageError(msg, hint=f"accept them by name ({names}), or upgrade with --no-rollback")
 
 
 def _require_same_sinks(old: JobGraph, new: JobGraph) -> None:
@@ -89,12 +87,12 @@ def _require_same_sinks(old: JobGraph, new: JobGraph) -> None:
 
 
 def _goes_to(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return what says where output goes: its columns may be others, staged rows carry their own."""
+    """Return the fields that determine an output's destination; columns may differ, staged rows carry their own."""
     return {name: spec[name] for name in ("factory", "config", "delivery")}
 
 
 def misfit(graph: JobGraph, cut: Manifest | None, policy: UpgradePolicy) -> str:
-    """Return why the state of a cut does not fit a new version, or nothing."""
+    """Return why the state of a checkpoint does not fit a new version, or an empty string."""
     if cut is None:
         return ""
     allowed = policy.allow_non_restored_state

@@ -1,11 +1,12 @@
 """The upgrade of one job, from the request to the verdict on the new version; pure.
 
-A member of `jobmanager.change.job_change`. The order is fixed: the intent is recorded -> the old version's cut (a stop
-with a savepoint, or a checkpoint) is in the log -> its state fits -> the workers are killed, the new run is sealed in
-the log as on trial and recorded -> it runs, its output held -> healthy: the release is in the log, the output goes out;
-or not: its workers are killed and the old version is recorded again. Each step is in the job's record or in the log
-before the next one: whoever leads goes on from there. From the moment the release is sent to the log there is no way
-back.
+A member of `jobmanager.change.job_change`. The order is fixed: the intent is recorded -> the old version's checkpoint
+(a stop with a savepoint, or a checkpoint) is in the log -> its state fits -> the workers are killed, the new run is
+sealed in the log as on trial and recorded -> it runs with its output withheld. If it is healthy, the release is
+appended to the log and the output is published. Otherwise its workers are killed and the old version is recorded again.
+
+Each step is in the job record or the log before the next one, so any leader can continue from there. Once the release
+is sent to the log, the upgrade cannot be rolled back.
 """
 
 from __future__ import annotations
@@ -30,66 +31,66 @@ from penstock.jobmanager.messages.events import UpgradeRequested
 
 RELEASE_TAG = "release"
 _RETRY_MS = 1_000
-#: Failures behind a stop that is in the log (of its savepoint's copy, above all) until the old version goes on.
+#: Failures after a stop is in the log (mostly of its savepoint's copy) until the old version continues.
 _STOP_TRIES = 2
 _CLOSING = (Step.FINISHING, Step.CANCELLING, Step.CLOSING, Step.DONE)
 
 
 class Phase(enum.Enum):
-    """What an upgrade waits for."""
+    """The step that an upgrade waits for."""
 
     #: The intent is being recorded.
     INTENT = "intent"
-    #: The job is to run for its cut.
+    #: The job must run before its checkpoint can be taken.
     WAIT = "wait"
     CUT = "cut"
-    #: The old workers are killed, the new version is being recorded.
+    #: The old workers are killed; the new version is being recorded.
     SWITCH = "switch"
     TRIAL = "trial"
-    #: The release is on its way into the log.
+    #: The release is being appended to the log.
     RELEASE = "release"
-    #: The new workers are killed, the old version is being recorded.
+    #: The new workers are killed; the old version is being recorded.
     BACK = "back"
-    #: The end is being recorded, while the job goes on.
+    #: The outcome is being recorded while the job runs.
     REPORT = "report"
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What of the job matters for a change in its place."""
+    """The job's current values that matter for a change."""
 
     graph: JobGraph
     identity: JobIdentity
     step: Step
-    #: Flink's state, for texts.
+    #: Flink's state, for messages.
     state: str
-    #: All subtasks run.
+    #: Whether all subtasks run.
     running: bool
-    #: Slots it has.
+    #: Number of slots it holds.
     held: int
     checkpointing: Checkpointing
     now_ms: int
 
     @property
     def obstacle(self) -> str:
-        """Why it cannot be cut and replaced now, or nothing."""
+        """Why the job cannot be checkpointed and replaced now; empty if it can."""
         checkpointing = self.checkpointing
         return checkpointing.busy or checkpointing.asked_for if self.running else f"the job is {self.state} {WAY_OUT}"
 
 
 class Upgrading:
-    """The upgrade under way, if any, or the newest one."""
+    """The upgrade in progress, or the newest one."""
 
     def __init__(self, record: UpgradeRecord | None = None) -> None:
-        """Go on with what a leader before has recorded."""
+        """Continue the upgrade that an earlier leader recorded."""
         self.record = record
         self.phase: Phase | None = None
         if record is not None and not record.ended:
             self.phase = Phase.WAIT if record.phase == "cut" else Phase.TRIAL
-        #: Before it was, nobody knows whether a leader before us has taken the cut.
+        #: Whether the log was read: before, it is unknown whether an earlier leader took the checkpoint.
         self._log_known = False
         self._command: RecordUpgrade | None = None
-        #: What is told as soon as that is durable: no leader after us says otherwise then.
+        #: The reply to send once the record is durable: later leaders then give the same answer.
         self._told: OperationEnded | None = None
         self._retry_ms: int | None = None
         self._begin()
@@ -103,13 +104,13 @@ class Upgrading:
         #: Its stop is in the log: the sources are silent until one of the versions runs.
         self._stopped = False
         self._stop_failures = 0
-        #: A deployment waits for the release, to publish the last output.
+        #: A deployment waits for the release to publish the final output.
         self._at_its_end = False
 
-    # --- what a user wants -----------------------------------------------------------------------------------------
+    # --- user requests ---------------------------------------------------------------------------------------------
 
     def asked(self, request: UpgradeRequested, job: Situation, obstacle: str) -> list[ChangeStep]:
-        """A user wants it; `obstacle`: why it cannot be."""
+        """Start an upgrade or refuse it; `obstacle` is a reason against it."""
         if self.record is not None and self.record.token == request.request_id:
             return []
         if self.phase is not None:
@@ -131,14 +132,14 @@ class Upgrading:
         self._begin()
         self.phase = Phase.INTENT
         text = "a checkpoint" if request.policy.from_checkpoint else f"a savepoint at {request.uri}"
-        return [Note("upgrade", f"asked for, to go on from {text}"), *self._send(RecordUpgrade(self.record))]
+        return [Note("upgrade", f"requested, from {text}"), *self._send(RecordUpgrade(self.record))]
 
     def judged(self, *, healthy: bool) -> list[ChangeStep]:
-        """A user says whether the new version is healthy; nothing unless it is on trial."""
+        """Take a user's verdict on the new version; ignored unless it is on trial."""
         if self.phase is not Phase.TRIAL:
             return []
         self._word = healthy
-        return [Note("upgrade", f"a user calls it {'healthy' if healthy else 'unhealthy'}")]
+        return [Note("upgrade", f"a user declared it {'healthy' if healthy else 'unhealthy'}")]
 
     # --- the cut ---------------------------------------------------------------------------------------------------
 
@@ -147,13 +148,13 @@ class Upgrading:
         return f"upgrade-{self.record.token}" if self.record is not None else ""
 
     def wants(self, cut: Manifest) -> bool:
-        """Whether a cut that would end the job is the one it has asked for, under this leader or one before."""
+        """Return whether a final checkpoint is the upgrade's, requested under this or an earlier leader."""
         if self.phase not in (Phase.WAIT, Phase.CUT) or cut.barrier != "stop":
             return False
-        return bool(cut.note) and cut.note == self._of().savepoint  # else it is a user's stop
+        return bool(cut.note) and cut.note == self._of().savepoint  # otherwise it is a user's stop
 
     def answered(self, ended: OperationEnded, job: Situation) -> list[ChangeStep] | None:
-        """Take the answer to its cut; None if it is another's."""
+        """Take the answer to the upgrade's checkpoint; return None for other requests."""
         if self.record is None or self.phase is None or ended.request_id != self._tag:
             return None
         if ended.error:
@@ -161,13 +162,16 @@ class Upgrading:
         return [] if self.record.savepoint else self.cut_taken(job.checkpointing.newest, job)
 
     def cut_taken(self, cut: Manifest, job: Situation) -> list[ChangeStep]:
-        """The cut is in the log (a stop's is published and copied too): replace the old version, if the state fits."""
+        """Replace the old version if its state fits.
+
+        The checkpoint is in the log; that of a stop is also published and copied.
+        """
         record = self._of()
         graph = decode_graph(record.other)
         if problem := misfit(graph, cut, record.policy):
             if not record.savepoint:
                 return self._refuse(problem)
-            return self._back(job.graph, "refused", problem)  # its sources are silent: it goes on as another run
+            return self._back(job.graph, "refused", problem)  # its sources are silent: it needs a new run
         trial = Trial(cut.sequence, holding_sinks(graph) if record.policy.rollback else (), open=record.policy.rollback)
         self.record = msgspec.structs.replace(
             record,
@@ -178,21 +182,21 @@ class Upgrading:
         )
         self.phase, self._last_error = Phase.SWITCH, ""
         command = RecordUpgrade(self.record, record.run_id, graph, trial)
-        held = f", output of {', '.join(trial.held)} held" if trial.held else ""
-        text = f"checkpoint {cut.checkpoint_id} is the cut: the new version takes over{held}"
+        held = f", output of {', '.join(trial.held)} withheld" if trial.held else ""
+        text = f"the new version takes over from checkpoint {cut.checkpoint_id}{held}"
         self._send(command)
         return [Note("upgrade", text), Leave("the job is being upgraded", command)]
 
     # --- the trial -------------------------------------------------------------------------------------------------
 
     def checkpointed(self, manifest: Manifest) -> None:
-        """A checkpoint is in the log."""
+        """Count a checkpoint that is in the log."""
         self._stopped = self._stopped or self.wants(manifest)
         if self.phase is Phase.TRIAL and manifest.kind == "checkpoint" and manifest.run_id == self._of().run_id:
             self._done.add(manifest.checkpoint_id or 0)
 
     def failed(self, error: str, *, hopeless: bool) -> bool:
-        """The job has failed, for good if `hopeless`; return whether it is taken back instead of ending then."""
+        """Record a failure, final if `hopeless`; return whether the job must be rolled back instead of ending."""
         if self._stopped and self.phase in (Phase.WAIT, Phase.CUT):
             self._stop_failures += _STOP_TRIES if hopeless else 1
             self._last_error = error
@@ -204,17 +208,17 @@ class Upgrading:
         return self._of().policy.rollback
 
     def log_read(self, trial: Trial | None, job: Situation, *, finishing: bool) -> list[ChangeStep]:
-        """A deployment has read the log: did a leader before us release it, or has it come to its end on trial?"""
+        """Handle the log of a deployment: an earlier leader may have released the run, or it ended on trial."""
         self._log_known = True
         if self.phase not in (Phase.TRIAL, Phase.RELEASE) or trial is None or not self._of().policy.rollback:
             return []
         self._at_its_end = trial.open and finishing
         if not trial.open:
             return self.released()
-        return self._release("it has come to its end", job) if finishing else []
+        return self._release("it has reached its end", job) if finishing else []
 
     def decide(self, job: Situation) -> list[ChangeStep]:
-        """Return the next steps, if it is time for some."""
+        """Return the steps that are due."""
         if self.phase is None or job.step in _CLOSING:
             return []
         if self._retry_ms is not None:
@@ -224,7 +228,7 @@ class Upgrading:
         return self._judge(job) if self.phase is Phase.TRIAL else []
 
     def _resume_old(self, job: Situation) -> list[ChangeStep]:
-        """Behind a stop whose savepoint does not come the old version goes on, as another run."""
+        """Continue the old version as another run if the stop's savepoint cannot be written."""
         record = self._of()
         if self._stop_failures < _STOP_TRIES and job.now_ms < record.deadline_ms:
             return []
@@ -237,7 +241,7 @@ class Upgrading:
         if self.phase is not Phase.WAIT or not self._log_known:
             return []
         if job.now_ms >= record.deadline_ms:
-            return self._refuse(f"no cut could be taken in time: {job.obstacle}")
+            return self._refuse(f"no checkpoint could be taken in time: {job.obstacle}")
         if job.obstacle:
             return []
         self.phase = Phase.CUT
@@ -247,7 +251,7 @@ class Upgrading:
 
     def _judge(self, job: Situation) -> list[ChangeStep]:
         record, healthy = self._of(), self._word
-        policy, text = record.policy, "by a user's word"
+        policy, text = record.policy, "by a user's verdict"
         if healthy is None:
             healthy, text = self._seen(job)
         if healthy is None:
@@ -259,7 +263,7 @@ class Upgrading:
         return self._report("completed", f"healthy: {text}")
 
     def _seen(self, job: Situation) -> tuple[bool | None, str]:
-        """Return whether it is healthy, None while that is open, and why."""
+        """Return whether it is healthy (None: undecided) and why."""
         record = self._of()
         policy = record.policy
         if self._hopeless or self.restarts > policy.max_restarts:
@@ -267,13 +271,11 @@ class Upgrading:
             return False, f"it failed {failed} ({policy.max_restarts} restarts allowed): {self._last_error}"
         if job.now_ms >= record.deadline_ms:
             what = (
-                "nobody called it healthy"
-                if policy.confirm
-                else f"{len(self._done)} of {policy.checkpoints} checkpoints"
+                "no user confirmed it" if policy.confirm else f"{len(self._done)} of {policy.checkpoints} checkpoints"
             )
             return False, f"not healthy within {policy.deadline_ms / 1000:.0f} s: {what}, the job is {job.state}"
         if job.running and job.checkpointing.inputs_ended:
-            return True, "it has come to its end"
+            return True, "it has reached its end"
         if job.running and len(self._done) >= policy.checkpoints and not policy.confirm:
             return True, f"{len(self._done)} checkpoints, {self.restarts} restarts"
         return None, ""
@@ -283,10 +285,10 @@ class Upgrading:
     def _release(self, text: str, job: Situation) -> list[ChangeStep]:
         self.phase = Phase.RELEASE
         entry = release_entry(job.graph, job.identity, self._of().base, job.now_ms)
-        return [Note("upgrade", f"healthy: {text}; its output is released"), AppendManifest(RELEASE_TAG, entry)]
+        return [Note("upgrade", f"healthy: {text}; releasing its output"), AppendManifest(RELEASE_TAG, entry)]
 
     def released(self) -> list[ChangeStep]:
-        """The release is in the log."""
+        """Handle the release that is in the log."""
         if self.phase not in (Phase.TRIAL, Phase.RELEASE):
             return []
         again: list[ChangeStep] = [ReadLog()] if self._at_its_end else []
@@ -294,39 +296,39 @@ class Upgrading:
         return [*self._report("completed", "released"), *again]
 
     def not_released(self, reason: str, now_ms: int) -> list[ChangeStep]:
-        """The release is not in the log, or nobody knows: it is sent again."""
+        """Repeat the release, whose append failed or has an unknown outcome."""
         self._retry_ms = now_ms + _RETRY_MS
-        return [Note("upgrade", f"not released, tried again: {reason}")]
+        return [Note("upgrade", f"release failed, retrying: {reason}")]
 
     def _report(self, phase: UpgradePhase, text: str, error: str = "") -> list[ChangeStep]:
-        """The job stays what it is now: tell, and record that nothing is left to do."""
+        """Finish the upgrade with the running version kept; report and persist that."""
         self.phase, self._retry_ms = Phase.REPORT, None
         self.record = msgspec.structs.replace(self._of(), phase=phase, other=b"", reason=error)
         self._told = OperationEnded(self.record.token, uri=self.record.savepoint, error=error)
         return [Note("upgrade", f"{phase}: {text}"), *self._send(RecordUpgrade(self.record))]
 
     def _refuse(self, reason: str) -> list[ChangeStep]:
-        return self._report("refused", reason, f"the old version goes on: {reason}")
+        return self._report("refused", reason, f"the old version continues: {reason}")
 
     def _keep(self, reason: str) -> list[ChangeStep]:
-        return self._report("kept", reason, f"the new version is not healthy, and stays as asked for: {reason}")
+        return self._report("kept", reason, f"the new version is unhealthy but kept, as requested: {reason}")
 
     def _back(self, old: JobGraph, phase: UpgradePhase, reason: str) -> list[ChangeStep]:
         self.phase = Phase.BACK
         record = self._of()
         self.record = msgspec.structs.replace(
-            record, phase=phase, other=b"", reason=f"the old version runs again: {reason}"
+            record, phase=phase, other=b"", reason=f"the old version is running again: {reason}"
         )
         command = RecordUpgrade(self.record, record.back_run_id, old)
         self._send(command)
-        return [Note("upgrade", f"{phase}: {reason}"), Leave("the upgrade is taken back", command)]
+        return [Note("upgrade", f"{phase}: {reason}"), Leave("the upgrade is rolled back", command)]
 
     def closed(self, reason: str) -> list[ChangeStep]:
-        """The job ends: so does this, as far as anybody waits for it."""
+        """End the upgrade with the job; fail its request if it is still open."""
         open_ended = self.phase not in (None, Phase.REPORT)
         if self._retry_ms is not None:
             open_ended = open_ended or self._told is not None
-            self._command = self._told = None  # it is not on its way, and will not be
+            self._command = self._told = None  # it is not being written, and will not be
         self.phase, self._retry_ms = None, None
         return [OperationEnded(self._of().token, error=reason)] if open_ended else []
 
@@ -334,16 +336,16 @@ class Upgrading:
 
     @property
     def recording(self) -> bool:
-        """Whether a record is on its way: what the job is may change with the answer."""
+        """Whether a record is being written; the answer may change the job's definition."""
         return self._command is not None and self._retry_ms is None
 
     @property
     def unrecorded(self) -> bool:
-        """Whether a record is on its way, or waits to be sent again."""
+        """Whether a record is being written or waits for a retry."""
         return self._command is not None
 
     def recorded(self, job: Situation) -> list[ChangeStep]:
-        """What was sent is durable."""
+        """Handle the durable record."""
         command, self._command = self._command, None
         told, self._told = self._told, None
         if command is None:
@@ -366,15 +368,15 @@ class Upgrading:
         return steps
 
     def not_recorded(self, reason: str, now_ms: int) -> list[ChangeStep]:
-        """It is not durable: send it again, unless the job ends."""
+        """Repeat the record, unless the job ends."""
         if self.phase is None:
             self._command = None
             return []
         self._retry_ms = now_ms + _RETRY_MS
-        return [Note("upgrade", f"not recorded, tried again: {reason}")]
+        return [Note("upgrade", f"recording failed, retrying: {reason}")]
 
     def wake_ms(self) -> int | None:
-        """When `decide` has something to do by time alone."""
+        """Return the time at which `decide` is due without an event."""
         if self._retry_ms is not None:
             return self._retry_ms
         waits = (self.phase is Phase.WAIT and self._log_known) or (self.phase is Phase.CUT and self._stopped)
@@ -382,13 +384,13 @@ class Upgrading:
 
     @property
     def checkpoints(self) -> int:
-        """Checkpoints the new version has completed on trial."""
+        """Number of checkpoints the new version has completed on trial."""
         return len(self._done)
 
     def _retry(self, job: Situation) -> list[ChangeStep]:
         self._retry_ms = None
         if self.phase is Phase.RELEASE:
-            return self._release("sent again", job)
+            return self._release("retried", job)
         return [self._command] if self._command is not None else []
 
     def _send(self, command: RecordUpgrade) -> list[ChangeStep]:

@@ -1,6 +1,6 @@
-"""What became of the last hundred checkpoints, and why the job failed: bookkeeping for people, no decision rests on it.
+"""Keeps the last hundred checkpoints and the job's failures for display; no decision depends on it.
 
-Filled by `jobmanager.checkpoints.checkpointing` and `jobmanager.master.job_master`, shown by
+Filled by `jobmanager.checkpoints.checkpointing` and `jobmanager.master.job_master`, read by
 `jobmanager.jobs.job_views`.
 """
 
@@ -29,7 +29,7 @@ class _Record:
     failure: str = ""
     sequence: int | None = None
     path: str = ""
-    #: Objects written for it, the manifest among them.
+    #: Number of objects written for it, including the manifest.
     objects: int = 0
 
     def paths(self) -> set[str]:
@@ -39,7 +39,7 @@ class _Record:
         return {file.path for file in files if file.path}
 
     def view(self) -> CheckpointView:
-        """Return it as it is shown."""
+        """Return the record as a view."""
         return CheckpointView(
             id=self.checkpoint_id,
             kind=self.kind,
@@ -74,10 +74,10 @@ class _Record:
 
 
 class CheckpointHistory:
-    """Counts for ever, details of the last hundred."""
+    """Counts of all checkpoints, details of the last hundred."""
 
     def __init__(self) -> None:
-        """Nothing has happened."""
+        """Start empty."""
         self._records: deque[_Record] = deque(maxlen=LIMIT)
         self.completed = 0
         self.failed = 0
@@ -85,18 +85,18 @@ class CheckpointHistory:
         self.latest_restored: RestoredView | None = None
         self.latest_id: int | None = None
         self._latest: dict[str, CheckpointView] = {}
-        #: Objects that the newest checkpoint refers to.
+        #: Objects that the newest checkpoint references.
         self._paths: set[str] = set()
 
     def triggered(self, pending: PendingCheckpoint) -> None:
-        """A checkpoint has begun."""
+        """Record the start of a checkpoint."""
         record = _Record(pending.checkpoint_id, pending.label, pending.triggered_ms, len(pending.expected))
-        # The same dict: acks show as they come in.
+        # Shared with the coordinator, so acks show as they arrive.
         record.acks = pending.acks
         self._records.append(record)
 
     def appended(self, checkpoint_id: int, sequence: int, path: str, now_ms: int) -> None:
-        """It exists."""
+        """Record a completed checkpoint."""
         record = self._find(checkpoint_id)
         if record is None:
             return
@@ -110,14 +110,14 @@ class CheckpointHistory:
             self.latest_id = checkpoint_id
 
     def saved(self, checkpoint_id: int, uri: str) -> None:
-        """Its self-contained copy was written."""
+        """Record that the checkpoint's self-contained copy was written."""
         record = self._find(checkpoint_id)
         if record is not None:
             record.path = uri
             self._latest["savepoint"] = record.view()
 
     def aborted(self, checkpoint_id: int, reason: str, now_ms: int) -> None:
-        """It will never exist."""
+        """Record an aborted checkpoint."""
         record = self._find(checkpoint_id)
         if record is None or record.status != "IN_PROGRESS":
             return
@@ -126,7 +126,7 @@ class CheckpointHistory:
         self._latest["failed"] = record.view()
 
     def was_restored(self, manifest: Manifest, now_ms: int, *, savepoint: bool) -> None:
-        """A deployment starts from it; `savepoint`: a user started the job from it."""
+        """Record a restore; `savepoint` if a user started the job from a savepoint."""
         self.restored += 1
         taken_id = manifest.checkpoint_id or 0
         self.latest_restored = RestoredView(
@@ -137,17 +137,17 @@ class CheckpointHistory:
 
     @property
     def last_failure(self) -> str:
-        """Why the newest of the checkpoints that failed did; empty without one."""
+        """The newest checkpoint failure as text; empty if there is none."""
         failed = self._latest.get("failed")
         return f"{failed.kind} {failed.id}: {failed.failure}" if failed is not None else ""
 
     def ended(self, count: int) -> tuple[CheckpointView, ...]:
-        """Return the last `count` that are complete or failed, oldest first."""
+        """Return the last `count` completed or failed checkpoints, oldest first."""
         over = [record for record in self._records if record.status != "IN_PROGRESS"]
         return tuple(record.view() for record in over[len(over) - min(count, len(over)) :])
 
     def view(self, pending: tuple[int, int, int]) -> CheckpointsView:
-        """Return it as it is shown; `pending` is count, rows and bytes of output not yet known published."""
+        """Return the history as a view; `pending` is count, rows and bytes of output not known to be published."""
         return CheckpointsView(
             completed=self.completed,
             failed=self.failed,

@@ -1,4 +1,4 @@
-"""What the workers of a deployment are told of checkpoints; pure. Called by `jobmanager.checkpoints.checkpointing`."""
+"""Builds the checkpoint commands for the workers of a deployment; pure. Called by `checkpoints.checkpointing`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.rpc.worker_commands import CheckpointAborted, CheckpointCompleted,
 
 
 def trigger(deployment: Deployment, pending: PendingCheckpoint) -> list[Command]:
-    """Return what makes the sources begin a cut."""
+    """Return the commands that make the sources emit the barrier."""
     message = TriggerCheckpoint(
         job_id=deployment.ids.job_id,
         run_id=deployment.ids.run_id,
@@ -23,19 +23,19 @@ def trigger(deployment: Deployment, pending: PendingCheckpoint) -> list[Command]
 
 
 def completed(deployment: Deployment, permit: CommitPermit, held: tuple[str, ...]) -> list[Command]:
-    """Return what lets all sinks publish but those in `held` (uids)."""
+    """Return the commands that let all sinks publish except those in `held` (uids)."""
     message = CheckpointCompleted(permit=permit, held=held)
     return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
 
 
 def aborted(deployment: Deployment, checkpoint_id: int) -> list[Command]:
-    """Return what tells all that a cut will never be complete."""
+    """Return the commands that tell all workers that a checkpoint is aborted."""
     message = CheckpointAborted(job_id=deployment.ids.job_id, run_id=deployment.ids.run_id, checkpoint_id=checkpoint_id)
     return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
 
 
 def copy(deployment: Deployment, manifest: Manifest, savepoint_id: str, uri: str) -> list[Command]:
-    """Return what has a worker write a cut as a savepoint to `uri`."""
+    """Return the command that makes a worker copy a checkpoint to `uri` as a savepoint."""
     message = WriteSavepoint(
         job_id=deployment.ids.job_id,
         savepoint_id=savepoint_id,

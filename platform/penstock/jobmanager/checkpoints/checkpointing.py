@@ -1,8 +1,7 @@
-"""The checkpoints of one job over all its deployments: manifests, pending output, savepoints, the end; pure.
+"""Coordinates the checkpoints of one job over all deployments: manifests, pending output, savepoints, the end; pure.
 
 A member of `jobmanager.master.job_master`. Output is pending from the ack that names it until a sink reports it
-published: every manifest in between names it. What the job must do besides (fail, finish) is said by `JobShouldFail`
-and `JobCanFinish`.
+published; every manifest in between lists it. `JobShouldFail` and `JobCanFinish` ask the job master to act.
 """
 
 from __future__ import annotations
@@ -45,14 +44,17 @@ _ENDING = ("stop", "drain", "final")
 
 @dataclass(frozen=True, slots=True)
 class JobShouldFail:
-    """Restart the job."""
+    """Tells the job master to restart the job."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobCanFinish:
-    """The last cut is durable, published and, if asked for, copied: close the tasks, unless it was for an upgrade."""
+    """The final checkpoint is durable, published and, if requested, copied.
+
+    The tasks can close, unless the checkpoint was for an upgrade.
+    """
 
     cut: Manifest
 
@@ -61,38 +63,38 @@ CheckpointCommand = Command | JobShouldFail | JobCanFinish
 
 
 class Checkpointing:
-    """Lives as long as the job; `begin` and `halt` bracket each deployment."""
+    """Checkpointing of one job for its whole life; `begin` and `halt` bracket each deployment."""
 
     def __init__(self, checkpoint_root: str, sweep_grace_ms: int = _SWEEP_GRACE_MS) -> None:
-        """Nothing is restored yet."""
+        """Start with an empty history."""
         self._root = checkpoint_root
         self.history = CheckpointHistory()
         self.sweeper = Sweeper(sweep_grace_ms)
         self._deployment: Deployment | None = None
         self._coordinator: CheckpointCoordinator | None = None
         self._next_id = 1
-        #: Manifests of the present history that are in the log, oldest first.
+        #: Manifests of the current history in the log, oldest first.
         self._manifests: tuple[Manifest, ...] = ()
         self.pending: dict[str, Committable] = {}
-        #: Sequence of the newest checkpoint that `pending` takes account of; 0 = none of this log.
+        #: Sequence of the newest checkpoint that `pending` reflects; 0 = none in this log.
         self.pending_as_of = 0
-        #: Reported since the last manifest: an ack already under way may still name them.
+        #: Published since the last manifest: an ack already on its way may still name them.
         self._published: set[str] = set()
         self._uris: dict[str, str] = {}
         self._held = HeldOutput()
-        #: Savepoint id -> (checkpoint id, log sequence): being copied.
+        #: Savepoints being copied: savepoint id -> (checkpoint id, log sequence).
         self._copying: dict[str, tuple[int, int]] = {}
-        #: Of this deployment: it is in the log.
+        #: The final checkpoint of this deployment, once it is in the log.
         self.last_cut: LastCut | None = None
-        #: A stop whose append was under way when the deployment failed, or was not answered: the log decides.
+        #: A stop whose append had no known outcome when the deployment failed: the log decides.
         self._undecided_stop = ""
-        #: The answer to the stop that has ended the job.
+        #: The reply to the stop that ended the job.
         self.stopped: OperationEnded | None = None
 
     # --- deployments -----------------------------------------------------------------------------------------------
 
     def begin(self, deployment: Deployment, plan: RecoveryPlan, now_ms: int) -> list[Command]:
-        """A deployment was planned: take over what the log says."""
+        """Take over the recovery plan for a new deployment."""
         self._deployment = deployment
         self._next_id = max(self._next_id, plan.next_checkpoint_id)
         self._manifests = plan.history
@@ -107,11 +109,11 @@ class Checkpointing:
         return [] if plan.finishing else self.close("the job failed before its last checkpoint was durable")
 
     def resolved(self, pending: tuple[Committable, ...]) -> None:
-        """What was owed is published, save `pending` and what is held."""
+        """All recovered output is committed except `pending` and output withheld by a trial."""
         self.pending = {c.id: c for c in (*pending, *self._held.restored)}
 
     def released(self) -> list[Command]:
-        """The run's trial is over, it stays: what its sinks held back may be published."""
+        """Let sinks publish the withheld output: the trial was accepted."""
         self._held.release()
         permit = self._held.permit
         if permit is None or self._deployment is None:
@@ -119,7 +121,7 @@ class Checkpointing:
         return checkpoint_orders.completed(self._deployment, permit, ())
 
     def start(self, now_ms: int) -> list[CheckpointCommand]:
-        """All subtasks run and the sources have their splits."""
+        """Start the coordinator: all subtasks run and the sources have their splits."""
         deployment = self._running()
         settings = deployment.graph.settings
         self._coordinator = CheckpointCoordinator(
@@ -132,14 +134,14 @@ class Checkpointing:
             ),
             [e.id for e in deployment.executions.values()],
             self._next_id,
-            # A bounded source may be read to its end while another one still looks for its splits.
+            # One bounded source may have ended while another is still discovering splits.
             ended=[e.id for e in deployment.executions.values() if e.input_ended],
         )
         resumed = deployment.recovered is not None and deployment.recovered.plan.restored is not None
         return self._translate(self._coordinator.start(now_ms, resumed=resumed), now_ms)
 
     def resume_ending(self, manifest: Manifest, now_ms: int) -> list[CheckpointCommand]:
-        """The last cut was durable before the failure, and its output is published now: copy it and finish."""
+        """Copy and finish a final checkpoint that was durable before the failure and is published now."""
         timeout = self._running().graph.settings.checkpoint_timeout_ms
         uri = manifest.note if manifest.barrier in ("stop", "drain") else ""
         self.last_cut = LastCut(manifest, uri, self._undecided_stop or manifest.request, now_ms + timeout)
@@ -147,7 +149,7 @@ class Checkpointing:
         return self._advance_ending()
 
     def halt(self, reason: str, now_ms: int) -> list[Command]:
-        """The deployment is over: nothing that is under way will be complete."""
+        """End the deployment: abort everything in progress."""
         commands: list[Command] = []
         if self._coordinator is not None:
             self._next_id = self._coordinator.next_id
@@ -163,45 +165,48 @@ class Checkpointing:
         return commands
 
     def close(self, reason: str) -> list[Command]:
-        """The job has ended: a stop nobody will carry out any more is refused."""
+        """Refuse a stop that can no longer be carried out: the job has ended."""
         request, self._undecided_stop = self._undecided_stop, ""
         return [OperationEnded(request, error=reason, kind="stop")] if request else []
 
     # --- requests --------------------------------------------------------------------------------------------------
 
     def request(self, kind: BarrierKind, request_id: str, uri: str, now_ms: int) -> list[CheckpointCommand]:
-        """A user wants a cut."""
+        """Request a checkpoint, savepoint or stop for a user."""
         if self.last_cut is not None and self.last_cut.request_id == request_id:
-            return []  # asked again of the leader that goes on with it
+            return []  # repeated request; this leader is already carrying it out
         if self._coordinator is None or self.last_cut is not None:
             return [OperationEnded(request_id, error=f"the job is not running {WAY_OUT}")]
         self._uris[request_id] = uri
         return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
 
     def join(self, request_id: str, now_ms: int) -> list[CheckpointCommand]:
-        """The next checkpoint is asked for, be it under way already."""
+        """Let a request be answered by the next checkpoint, also if it is already in progress."""
         assert self._coordinator is not None  # noqa: S101 - only a job without `busy` is asked
         return self._translate(self._coordinator.join(request_id, now_ms), now_ms)
 
     @property
     def busy(self) -> str:
-        """Why the deployment cannot be ended now without harm to what somebody waits for, or nothing."""
+        """Why the deployment cannot be ended now without breaking a user's request; empty if it can."""
         if self._coordinator is None:
             return "the job is not running"
         if self.last_cut is not None:
             return "the job is about to end"
         if any(kind.ends_job for kind in self._coordinator.requested):
-            return "a stop of the job was asked for"
+            return "a stop of the job was requested"
         return "a savepoint is being written" if self._copying else ""
 
     @property
     def asked_for(self) -> str:
-        """What a change of the job does not begin before; one that has begun puts it off."""
+        """Why a change of the job must not start yet; empty if it may.
+
+        A change that has started postpones the request instead.
+        """
         waits = self._coordinator is not None and BarrierKind.SAVEPOINT in self._coordinator.requested
-        return "a savepoint of the job was asked for" if waits else ""
+        return "a savepoint of the job was requested" if waits else ""
 
     def withdraw(self) -> list[CutRequested]:
-        """The deployment ends for a change of the job: return what users want of it that has not come about."""
+        """End the coordinator for a change of the job; return the user requests that are still unanswered."""
         taken = self._coordinator.withdraw() if self._coordinator is not None else ()
         return [request_of(kind, request_id, self._uris.pop(request_id, "")) for kind, request_id in taken]
 
@@ -212,27 +217,27 @@ class Checkpointing:
 
     @property
     def newest_or_none(self) -> Manifest | None:
-        """The newest checkpoint of this history that counts."""
+        """The newest checkpoint of this history, without those of abandoned trials."""
         counting = (m for m in reversed(self._manifests) if m.sequence not in self._held.abandoned)
         return next((m for m in counting if m.kind == "checkpoint"), None)
 
     @property
     def newest(self) -> Manifest:
-        """The same where there is one: behind a checkpoint of this deployment, or a restore of one."""
+        """The same, where one exists: after a checkpoint or restore in this deployment."""
         newest = self.newest_or_none
         assert newest is not None  # noqa: S101 - the caller has seen it
         return newest
 
-    # --- what the tasks and the log say ----------------------------------------------------------------------------
+    # --- reports of tasks and log ----------------------------------------------------------------------------------
 
     def input_ended(self, execution: ExecutionId, now_ms: int) -> list[CheckpointCommand]:
-        """A subtask has processed all its input."""
+        """Handle the end of a subtask's input."""
         if self._coordinator is None:
             return []
         return self._translate(self._coordinator.input_ended(execution, now_ms), now_ms)
 
     def acked(self, message: CheckpointAck, now_ms: int) -> list[CheckpointCommand]:
-        """A subtask's part is durable."""
+        """Handle an ack: a subtask's part is durable."""
         if self._coordinator is None:
             return []
         snapshot = message.snapshot
@@ -241,7 +246,7 @@ class Checkpointing:
         return self._translate(self._coordinator.ack(message.checkpoint_id, execution, ack), now_ms)
 
     def declined(self, message: CheckpointDeclined, now_ms: int) -> list[CheckpointCommand]:
-        """A subtask could not take part."""
+        """Handle a subtask that declined the checkpoint."""
         if self._coordinator is None:
             return []
         execution = ExecutionId(message.vertex_id, message.subtask, message.attempt)
@@ -249,14 +254,14 @@ class Checkpointing:
         return self._translate(done, now_ms)
 
     def published(self, ids: tuple[str, ...]) -> list[CheckpointCommand]:
-        """Sinks have read the markers back."""
+        """Handle output that sinks have published."""
         self._published.update(ids)
         for committable_id in ids:
             self.pending.pop(committable_id, None)
         return self._advance_ending()
 
     def appended(self, entry: LogEntry, now_ms: int) -> list[CheckpointCommand]:
-        """A manifest of ours is in the log: the checkpoint exists."""
+        """Handle a manifest that is in the log: the checkpoint is complete."""
         manifest, coordinator = entry.manifest, self._coordinator
         current = coordinator.current if coordinator is not None else None
         if coordinator is None or current is None or current.checkpoint_id != manifest.checkpoint_id:
@@ -286,13 +291,13 @@ class Checkpointing:
         return commands + self._advance_ending()
 
     def append_failed(self, checkpoint_id: int, reason: str, now_ms: int) -> list[CheckpointCommand]:
-        """The manifest could not be written, or nobody knows."""
+        """Handle a manifest append that failed or whose outcome is unknown."""
         if self._coordinator is None:
             return []
         return self._translate(self._coordinator.append_failed(checkpoint_id, reason, now_ms), now_ms)
 
     def savepoint_written(self, message: SavepointWritten) -> list[CheckpointCommand]:
-        """The self-contained copy exists, or not."""
+        """Handle the end of a savepoint copy."""
         copying = self._copying.pop(message.savepoint_id, None)
         if copying is None:
             return []
@@ -308,13 +313,13 @@ class Checkpointing:
         return self._advance_ending()
 
     def tick(self, now_ms: int) -> list[CheckpointCommand]:
-        """Time has passed."""
+        """Act on timeouts."""
         if self.last_cut is not None and (late := self.last_cut.late(now_ms)):
-            return [JobShouldFail(f"{late} in time: {len(self.pending)} committables are left")]
+            return [JobShouldFail(f"{late} in time: {len(self.pending)} committables are still pending")]
         return [] if self._coordinator is None else self._translate(self._coordinator.tick(now_ms), now_ms)
 
     def wake_ms(self) -> int | None:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` is due."""
         times = [self._coordinator.wake_ms() if self._coordinator is not None else None]
         times.append(self.last_cut.deadline_ms if self.last_cut is not None else None)
         return min((t for t in times if t is not None), default=None)
@@ -353,7 +358,7 @@ class Checkpointing:
         self.history.aborted(pending.checkpoint_id, reason, now_ms)
         commands: list[CheckpointCommand] = [*checkpoint_orders.aborted(self._running(), pending.checkpoint_id)]
         if pending.appending and pending.kind.ends_job:
-            # It may be in the log all the same: the next deployment reads that.
+            # The append may have succeeded; the next deployment reads the log.
             self._undecided_stop = pending.request_id
         elif pending.request_id:
             self._uris.pop(pending.request_id, None)
@@ -361,7 +366,7 @@ class Checkpointing:
         return commands
 
     def _owed(self, pending: PendingCheckpoint) -> tuple[Committable, ...]:
-        """Return all output not known to be published when `pending` is complete."""
+        """Return all output that is not known to be published when `pending` is complete."""
         owed = dict(self.pending)
         for _execution, ack in sorted(pending.acks.items()):
             owed.update((c.id, c) for c in ack.snapshot.committables if c.id not in self._published)
@@ -395,5 +400,5 @@ class Checkpointing:
             return done
         if ending.writing:
             return []
-        # All is published: a marker, which may have expired when somebody starts from the copy, is not needed.
+        # All output is published, so the copy needs no markers, which may expire before it is used.
         return self._copy(settled(ending.manifest), ending.copy(), ending.uri)

@@ -1,4 +1,4 @@
-"""The output of a run on trial, as its checkpoints name it; pure. A member of `checkpoints.checkpointing`."""
+"""The withheld output of a run on trial, as its checkpoints name it; pure. A member of `checkpoints.checkpointing`."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from penstock.core.snapshot import Committable
 
 
 class HeldOutput:
-    """Of one deployment."""
+    """The withheld output of one deployment."""
 
     def __init__(self, plan: RecoveryPlan | None = None) -> None:
-        """What the log says."""
+        """Take the trial state from the recovery plan."""
         self._trial = plan.trial if plan is not None else None
-        #: Held by earlier attempts: their successors have it from the restore.
+        #: Output withheld by earlier attempts, known from the restore.
         self.restored: tuple[Committable, ...] = plan.held if plan is not None else ()
-        #: Of entries that count for nobody: trials that were taken back.
+        #: Log entries of trials that were rolled back; they do not count.
         self.abandoned = plan.abandoned if plan is not None else frozenset()
-        #: That of the newest checkpoint of this deployment.
+        #: The permit of this deployment's newest checkpoint.
         self.permit: CommitPermit | None = None
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The sinks that may not publish yet."""
+        """The sinks that must withhold their output."""
         return self._trial.held if self._trial is not None and self._trial.open else ()
 
     @property
     def base(self) -> tuple[int, ...]:
-        """The checkpoint (sequence) that is kept to go back to."""
+        """The checkpoint (sequence) that is kept for a rollback."""
         return (self._trial.base,) if self._trial is not None and self._trial.open else ()
 
     def stamped(self, entry: Manifest) -> Manifest:
-        """Return the entry of a checkpoint with what it may not let out."""
+        """Return a checkpoint entry with the trial's base and the withholding sinks added."""
         if self._trial is None:
             return entry
         return msgspec.structs.replace(entry, upgrade_of=self._trial.base, held=self.sinks)
 
     def release(self) -> None:
-        """Nothing is held any more."""
+        """Release all withheld output."""
         self.restored = ()
         if self._trial is not None:
             self._trial = Trial(self._trial.base, open=False)

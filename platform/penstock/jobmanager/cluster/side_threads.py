@@ -1,7 +1,7 @@
-"""Few threads for calls that may hang and that no running job needs: the loop's own stay with leases and records.
+"""A few threads for calls that may hang; the event loop's default pool stays free for leases and records.
 
-Used for places that users name (`savepoint_target`, `savepoint_disposal`, `enumerators`), and for stories. A call that
-hangs keeps its thread, but neither whoever waits for it nor the end of the process.
+Used for stores that users name (`savepoint_target`, `savepoint_disposal`, `enumerators`) and for event logs. A hanging
+call blocks its thread, but neither its caller nor the end of the process.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _Work = tuple["Future[Any]", Callable[[], Any]]
 
 
 class SideThreads:
-    """At most `count` threads; calls that find none free wait for one, in their order."""
+    """A pool of at most `count` threads; further calls wait in order."""
 
     def __init__(self, name: str, count: int) -> None:
-        """No thread is started before the first call."""
+        """Prepare the pool; threads start at the first calls."""
         self._name, self._count = name, count
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
         self._started = 0
         self._abandoned: list[Future[Any]] = []
 
     async def call(self, limit_s: float | None, call: Callable[..., T], *arguments: Any) -> T:
-        """Return what `call` does, waited for so many seconds at most.
+        """Run `call` in a thread and return its result; wait at most `limit_s` seconds.
 
         Raises:
-            TimeoutError: it has not returned; at once where every thread has a call that nobody waits for any more.
+            TimeoutError: the call did not return in time, or all threads are blocked by abandoned calls.
         """
         self._abandoned = [future for future in self._abandoned if not future.done()]
         if len(self._abandoned) >= self._count:
-            msg = f"{self._count} calls before it have not returned"
+            msg = f"{self._count} earlier calls have not returned"
             raise TimeoutError(msg)
         future: Future[T] = Future()
         self._work.put((future, partial(call, *arguments)))
@@ -51,7 +51,7 @@ class SideThreads:
                 self._abandoned.append(future)
 
     def close(self) -> None:
-        """Let the threads end behind the calls they have; there are no others after this."""
+        """Let the threads end after their queued calls; no further call is allowed."""
         for _ in range(self._started):
             self._work.put(None)
 
@@ -63,6 +63,6 @@ def _serve(asked: SimpleQueue[_Work | None]) -> None:
             continue
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - whoever waits has it raised
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
             future.set_exception(error)
         del work, future, call

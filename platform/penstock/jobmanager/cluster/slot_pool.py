@@ -1,8 +1,8 @@
-"""The cluster's slots: who offers them, which job holds them, who waits; a pure decider shared by all jobs.
+"""The cluster's slots: offers of TaskManagers, slots held by jobs, waiting requests; a pure decider shared by all jobs.
 
-A member of `jobmanager.cluster.taskmanagers`. A request is granted as a whole or waits. The oldest request that the
-free slots are enough for is served first: a large one does not hold up smaller ones. Slots are taken from the
-TaskManagers with the most free ones, so that a job spreads.
+A member of `jobmanager.cluster.taskmanagers`. A request is granted as a whole or waits. The oldest request that fits in
+the free slots is served first, so a large request does not block smaller ones. Slots are taken from the TaskManagers
+with the most free slots, which spreads a job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.jobmanager.messages.placement import Slot
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """These slots are the job's."""
+    """Slots granted to a job."""
 
     job_id: str
     slots: tuple[Slot, ...]
@@ -23,7 +23,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The request waited too long."""
+    """A refusal: the request waited too long, or cannot be granted now."""
 
     job_id: str
     reason: str
@@ -32,7 +32,7 @@ class Refuse:
 @dataclass(slots=True)
 class _Offer:
     host: str
-    #: Descending: the lowest is taken next.
+    #: In descending order: the lowest index is taken first.
     free: list[int]
     total: int
     held: dict[int, str] = field(default_factory=dict)
@@ -49,47 +49,47 @@ class SlotPool:
     """All slots of the registered TaskManagers."""
 
     def __init__(self, timeout_ms: int) -> None:
-        """Requests are refused after `timeout_ms`."""
+        """Create an empty pool; waiting requests are refused after `timeout_ms`."""
         self._timeout_ms = timeout_ms
         self._offers: dict[str, _Offer] = {}
         self._requests: list[_Request] = []
-        #: Slots that no job holds.
+        #: Number of slots that no job holds.
         self.free = 0
 
     @property
     def total(self) -> int:
-        """All slots."""
+        """Number of all slots."""
         return sum(offer.total for offer in self._offers.values())
 
     @property
     def pending(self) -> int:
-        """Slots that are asked for by requests that wait."""
+        """Number of slots that waiting requests need."""
         return sum(request.count for request in self._requests)
 
     def waiting(self, job_id: str) -> str:
-        """Return what a job's request waits for, such as `9 slots, 4 of 6 are free`; empty without one."""
+        """Return what a job's request waits for, such as `9 slots, 4 of 6 are free`; empty without a request."""
         count = next((request.count for request in self._requests if request.job_id == job_id), 0)
         return f"{_slots(count)}, {self.free} of {self.total} are free" if count else ""
 
     def free_of(self, taskmanager_id: str) -> int:
-        """Return the free slots of one TaskManager."""
+        """Return the number of free slots of one TaskManager."""
         return len(self._offers[taskmanager_id].free)
 
     def add(self, taskmanager_id: str, host: str, slots: int) -> list[Grant | Refuse]:
-        """A TaskManager has registered."""
+        """Add the slots of a registered TaskManager."""
         self.remove(taskmanager_id)
         self._offers[taskmanager_id] = _Offer(host, list(reversed(range(slots))), slots)
         self.free += slots
         return self._serve()
 
     def remove(self, taskmanager_id: str) -> list[Grant | Refuse]:
-        """A TaskManager is dead: its slots are gone, whoever held them."""
+        """Remove the slots of a lost TaskManager, including those that jobs hold."""
         offer = self._offers.pop(taskmanager_id, None)
         self.free -= len(offer.free) if offer is not None else 0
         return []
 
     def request(self, job_id: str, count: int, now_ms: int, *, wait: bool = True) -> list[Grant | Refuse]:
-        """A job needs `count` more slots; without `wait` it is answered at once."""
+        """Request `count` more slots for a job; without `wait` the answer is immediate."""
         if not wait and count > self.free:
             return [Refuse(job_id, f"{count} more slots are needed, {self.free} of {self.total} are free")]
         self._requests = [r for r in self._requests if r.job_id != job_id]
@@ -97,7 +97,7 @@ class SlotPool:
         return self._serve()
 
     def release(self, job_id: str, slots: tuple[Slot, ...] | None = None) -> list[Grant | Refuse]:
-        """A job gives slots back (None: all of them, and its request)."""
+        """Release slots of a job (None: all of them, and its request)."""
         given: dict[str, list[int]] = {}
         if slots is None:
             self._requests = [r for r in self._requests if r.job_id != job_id]
@@ -116,14 +116,14 @@ class SlotPool:
         return self._serve()
 
     def tick(self, now_ms: int) -> list[Grant | Refuse]:
-        """Refuse what waited too long."""
+        """Refuse requests that waited too long."""
         late = [r for r in self._requests if now_ms >= r.deadline_ms]
         self._requests = [r for r in self._requests if now_ms < r.deadline_ms]
         return [
             Refuse(
                 r.job_id,
                 f"{_slots(r.count)} needed, {self.free} of {self.total} are free: "
-                f"none came in {self._timeout_ms / 1000:.0f} s",
+                f"not enough became free within {self._timeout_ms / 1000:.0f} s",
             )
             for r in late
         ]
@@ -140,7 +140,7 @@ class SlotPool:
         return granted
 
     def _take(self, job_id: str, count: int) -> tuple[Slot, ...]:
-        """Take slots, one after another from whoever has the most free ones."""
+        """Take slots one by one, each from the TaskManager with the most free slots."""
         most = [(-len(offer.free), name) for name, offer in self._offers.items() if offer.free]
         heapq.heapify(most)
         taken = []

@@ -1,8 +1,8 @@
-"""The registered TaskManagers: who is there, who is dead, who holds which slot, and the way to every worker; a driver.
+"""The registered TaskManagers, their slots and workers, and the message relay to every worker; a driver.
 
-Implements `rpc.server.SessionHandler`; everything runs on the event loop. A TaskManager is dead when its stream ends or
-when it was silent for the heartbeat time-out; one that comes back starts with empty slots (the workers it still had are
-killed).
+Implements `rpc.server.SessionHandler`; everything runs on the event loop. A TaskManager is lost when its stream ends or
+no message arrives within the heartbeat timeout. When it registers again its slots are empty and its old workers are
+killed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from penstock.rpc import worker_commands as orders
 from penstock.rpc.server import Session
 
 _ANSWER_TIMEOUT_S = 10.0
-#: Time for a JobManager's start-up, during which known TaskManagers come back, is part of the slot request's own time-
-#: out.
+#: A starting JobManager waits for known TaskManagers within the slot request's own timeout.
 _CHECK_EVERY = 4
 
 
@@ -65,56 +64,56 @@ class TaskManagers:
     """All TaskManagers of this cluster."""
 
     def __init__(self, jobmanager_id: str, generation: int, settings: ClusterSettings, clock: Clock) -> None:
-        """Nobody is there yet."""
+        """Start without TaskManagers."""
         self._jobmanager_id = jobmanager_id
         self._generation = generation
         self._settings = settings
         self._clock = clock
         self._managers: dict[str, _Manager] = {}
         self._jobs: dict[str, Callable[[Event], None]] = {}
-        #: Requests to TaskManagers themselves: for logs and threads.
+        #: Requests to TaskManagers themselves, for logs and threads.
         self._asked: dict[str, asyncio.Future[msg.LogText | msg.ThreadsText]] = {}
         self._requests = 0
         self.pool = SlotPool(settings.slot_request_timeout_ms)
-        #: Open questions to running subtasks.
+        #: Open queries to running subtasks.
         self.questions = Questions(self.send)
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
     def attach(self, job_id: str, post: Callable[[Event], None]) -> None:
-        """Events of this job's workers and slots go to `post`."""
+        """Deliver the events of this job's workers and slots to `post`."""
         self._jobs[job_id] = post
 
     def detach(self, job_id: str) -> None:
-        """The job has ended; what it still held is given back."""
+        """Release the slots of an ended job and stop delivering its events."""
         self._jobs.pop(job_id, None)
         self._tell(self.pool.release(job_id))
 
     def request_slots(self, job_id: str, count: int, *, wait: bool) -> None:
-        """Answered by SlotsGranted or SlotsRefused, without `wait` at once."""
+        """Request slots; answered by SlotsGranted or SlotsRefused, at once without `wait`."""
         self._tell(self.pool.request(job_id, count, self._clock.now_ms(), wait=wait))
 
     def require_slots(self, graph: JobGraph) -> None:
-        """Look whether the cluster can ever have the slots of a job, if that is known.
+        """Check that the cluster can provide the slots of a job, if its size is known.
 
         Raises:
-            UsageError: it cannot.
+            UsageError: the job needs more slots than the cluster has.
         """
         needed, most = required_slots(graph), self._settings.most_slots
         if most and needed > max(most, self.pool.total):
-            text = f"job {graph.name!r} needs {needed} slots, and this cluster has {max(most, self.pool.total)}"
-            raise UsageError(text, hint="lower its parallelism, or start the cluster with more TaskManagers or slots")
+            text = f"job {graph.name!r} needs {needed} slots, but this cluster has {max(most, self.pool.total)}"
+            raise UsageError(text, hint="lower the parallelism, or start the cluster with more TaskManagers or slots")
 
     def release_slots(self, job_id: str, slots: tuple[Slot, ...] | None) -> None:
-        """Give back some slots, or all and the request."""
+        """Release some slots of a job, or all and its request."""
         self._tell(self.pool.release(job_id, slots))
 
     def start_worker(self, job_id: str, worker_id: str, slot: Slot, graph: JobGraph) -> None:
-        """Start a worker; a TaskManager that is gone makes it lost at once."""
+        """Start a worker; it is reported lost at once if its TaskManager is gone."""
         settings = graph.settings
         manager = self._managers.get(slot.taskmanager_id)
         if manager is None:
-            self._post(job_id, WorkerLost(worker_id, f"TaskManager {slot.taskmanager_id} is gone"))
+            self._post(job_id, WorkerLost(worker_id, f"TaskManager {slot.taskmanager_id} is not connected"))
             return
         manager.workers[worker_id] = _Worker(job_id, slot)
         manager.session.send(
@@ -131,15 +130,15 @@ class TaskManagers:
         )
 
     def kill_worker(self, job_id: str, worker_id: str, slot: Slot) -> None:
-        """Kill a worker; its end is reported by its TaskManager, or is certain already."""
+        """Kill a worker; its TaskManager reports the end, unless the worker has already ended."""
         manager = self._managers.get(slot.taskmanager_id)
         if manager is None or worker_id not in manager.workers:
-            self._post(job_id, WorkerLost(worker_id, "it had ended before"))
+            self._post(job_id, WorkerLost(worker_id, "it had already ended"))
             return
         manager.session.send(msg.StopWorker(worker_id=worker_id))
 
     def send(self, taskmanager_id: str, worker_ids: tuple[str, ...], command: orders.WorkerCommand) -> None:
-        """Relay; dropped when the TaskManager is gone (the job hears of that separately)."""
+        """Relay a command; drop it if the TaskManager is gone, which the job learns separately."""
         manager = self._managers.get(taskmanager_id)
         if manager is not None:
             manager.session.send(msg.ToWorker(worker_ids=worker_ids, command=msg.encode(command)))
@@ -147,11 +146,11 @@ class TaskManagers:
     # --- sessions --------------------------------------------------------------------------------------------------
 
     def connected(self, session: Session) -> None:
-        """A TaskManager has registered."""
+        """Handle a TaskManager's registration."""
         name = session.taskmanager_id
         if name in self._managers:
             old = self._managers[name].session
-            self._lost(name, "it registered anew")
+            self._lost(name, "it registered again")
             old.close()
         now_ms = self._clock.now_ms()
         self._managers[name] = _Manager(session, now_ms, self._clock.monotonic_ms(), now_ms)
@@ -166,7 +165,7 @@ class TaskManagers:
         self._tell(self.pool.add(name, session.registration.host, session.registration.slots))
 
     def received(self, session: Session, report: msg.TaskManagerReport) -> None:
-        """A message of a TaskManager."""
+        """Handle a message from a TaskManager."""
         manager = self._managers.get(session.taskmanager_id)
         if manager is None or manager.session is not session:
             return
@@ -193,31 +192,31 @@ class TaskManagers:
                 session.close()
 
     def disconnected(self, session: Session, reason: str) -> None:
-        """A stream has ended."""
+        """Handle the end of a TaskManager's stream."""
         manager = self._managers.get(session.taskmanager_id)
         if manager is not None and manager.session is session:
             self._lost(session.taskmanager_id, reason)
 
     def release(self, taskmanager_id: str) -> None:
-        """End a TaskManager that nobody uses: from now on none of its slots is given to a job.
+        """Shut down an unused TaskManager; its slots are not offered any longer.
 
         Raises:
-            NotFoundError: no such TaskManager. UsageError: a job holds a slot of it, or a worker has not ended.
+            NotFoundError: no such TaskManager. UsageError: a job holds one of its slots, or a worker is running.
         """
         manager = self._managers.get(taskmanager_id)
         if manager is None:
             msg_text = f"no TaskManager {taskmanager_id!r}"
-            raise NotFoundError(msg_text, hint=f"there are: {', '.join(sorted(self._managers)) or 'none'}")
+            raise NotFoundError(msg_text, hint=f"registered: {', '.join(sorted(self._managers)) or 'none'}")
         held = manager.session.registration.slots - self.pool.free_of(taskmanager_id)
         if held or manager.workers:
-            msg_text = f"{taskmanager_id} is in use: jobs hold {held} of its slots, {len(manager.workers)} workers run"
-            raise UsageError(msg_text, hint="wait for the end of their jobs, or rescale them")
+            msg_text = f"{taskmanager_id} is in use: jobs hold {held} slots, {len(manager.workers)} workers are running"
+            raise UsageError(msg_text, hint="wait until the jobs end, or rescale them")
         manager.session.send(msg.Shutdown())
         manager.session.close()
         self._lost(taskmanager_id, "it was released")
 
     def check(self) -> None:
-        """Called a few times a second: declare the silent dead, refuse old slot requests."""
+        """Declare silent TaskManagers lost and refuse expired slot requests; called a few times a second."""
         now = self._clock.monotonic_ms()
         for name, manager in list(self._managers.items()):
             silent_ms = now - manager.heard_ms
@@ -228,13 +227,13 @@ class TaskManagers:
 
     @property
     def check_interval_ms(self) -> int:
-        """How often `check` wants to be called."""
+        """The interval at which `check` should be called."""
         return max(10, min(self._settings.heartbeat_interval_ms, self._settings.heartbeat_timeout_ms // _CHECK_EVERY))
 
     # --- views -----------------------------------------------------------------------------------------------------
 
     def views(self) -> tuple[TaskManagerView, ...]:
-        """Return all TaskManagers as they are shown."""
+        """Return the views of all TaskManagers."""
         return tuple(
             TaskManagerView(
                 taskmanager_id=name,
@@ -262,7 +261,7 @@ class TaskManagers:
         )
 
     async def log_tail(self, taskmanager_id: str, worker_id: str) -> str:
-        """Return the tail of a log.
+        """Return the tail of the log of a worker or of the TaskManager.
 
         Raises:
             NotFoundError: no such TaskManager, or it did not answer.
@@ -285,7 +284,7 @@ class TaskManagers:
         manager = self._managers.get(taskmanager_id)
         if manager is None:
             msg_text = f"no TaskManager {taskmanager_id!r}"
-            raise NotFoundError(msg_text, hint=f"there are: {', '.join(sorted(self._managers)) or 'none'}")
+            raise NotFoundError(msg_text, hint=f"registered: {', '.join(sorted(self._managers)) or 'none'}")
         self._requests += 1
         request_id = str(self._requests)
         future: asyncio.Future[msg.LogText | msg.ThreadsText] = asyncio.get_running_loop().create_future()
@@ -295,7 +294,7 @@ class TaskManagers:
             return await asyncio.wait_for(future, _ANSWER_TIMEOUT_S)
         except TimeoutError as error:
             text = f"TaskManager {taskmanager_id!r} did not answer in time"
-            raise NotFoundError(text, hint="ask again") from error
+            raise NotFoundError(text, hint="try again") from error
         finally:
             self._asked.pop(request_id, None)
 
@@ -309,7 +308,7 @@ class TaskManagers:
             message = msg.decode_worker_report(report.report)
         except msgspec.MsgspecError as error:
             manager.session.send(msg.StopWorker(worker_id=report.worker_id))
-            self._worker_lost(manager, WorkerLost(report.worker_id, f"it sent something that is no report: {error}"))
+            self._worker_lost(manager, WorkerLost(report.worker_id, f"it sent an invalid report: {error}"))
             return
         if isinstance(message, msg.SubtaskAnswer):
             self.questions.answered(message)
@@ -348,7 +347,7 @@ class TaskManagers:
 
 
 def _preload_of(graph: JobGraph) -> tuple[str, ...]:
-    """Return what the job's connectors and its checkpoint store want imported before its workers are forked."""
+    """Return the modules that the job's connectors and checkpoint store import before its workers are forked."""
     configs = [operator.config for vertex in graph.vertices for operator in vertex.operators]
     specs = [config[part] for config in configs for part in ("source", "sink") if part in config]
     wanted = [module for spec in specs for module in spec.get("preload", ())]

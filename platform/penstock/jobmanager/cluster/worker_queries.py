@@ -1,7 +1,7 @@
-"""Questions to running subtasks and workers, and who waits for answers: bounded in number and time; on the event loop.
+"""Queries to running subtasks and workers: bounded in number and time; on the event loop.
 
-Held by `jobmanager.cluster.taskmanagers`, which brings the answers; asked by `jobmanager.observe.live_state` and
-`jobmanager.observe.profiling`. The job's master knows nothing of them: no question can change what it decides.
+Owned by `jobmanager.cluster.taskmanagers`, which delivers the answers; used by `jobmanager.observe.live_state` and
+`jobmanager.observe.profiling`. The job master is not involved, so a query cannot influence its decisions.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.rpc.messages import SubtaskAnswer
 from penstock.rpc.worker_commands import AskSubtask, DumpThreads, SampleStacks, WorkerCommand
 
-#: More open questions than this are refused.
+#: Limit of open queries; further ones are refused.
 _MOST_OPEN = 4096
-#: How long a subtask may take: it answers between two batches.
+#: Time limit of an answer: a subtask answers between two batches.
 _DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Where a subtask runs."""
+    """The worker process that runs a subtask."""
 
     taskmanager_id: str
     worker_id: str
 
 
 class Questions:
-    """All that are open."""
+    """All open queries."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Questions:
         deadline_s: float = _DEADLINE_S,
         most_open: int = _MOST_OPEN,
     ) -> None:
-        """`send(taskmanager, workers, command)` relays, or drops what has no way."""
+        """Start without queries; `send(taskmanager, workers, command)` relays, or drops what it cannot deliver."""
         self._send = send
         self._deadline_s, self._most_open = deadline_s, most_open
         self._number = 0
@@ -51,12 +51,12 @@ class Questions:
         """Return the answer of the subtask that `question` names, or of the worker as a whole, as JSON values.
 
         Raises:
-            NotFoundError, UsageError: what the subtask says is wrong with the question.
-            PenstockError: it does not run any more, does not answer in time, or too much is asked at once.
+            NotFoundError, UsageError: the subtask rejected the query.
+            PenstockError: it is not running, did not answer in time, or too many queries are open.
         """
         if len(self._open) >= self._most_open:
-            msg = f"{self._most_open} questions to running jobs are open"
-            raise PenstockError(msg, hint="ask again when they are answered")
+            msg = f"{self._most_open} queries to running jobs are already open"
+            raise PenstockError(msg, hint="try again later")
         self._number += 1
         request_id = str(self._number)
         future: asyncio.Future[SubtaskAnswer] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class Questions:
         except TimeoutError as error:
             whom = f"subtask {question.subtask}" if isinstance(question, AskSubtask) else f"worker {worker.worker_id}"
             msg = f"{whom} did not answer within {self._deadline_s:g} s"
-            way = "it answers between two batches: a function of the job takes long, or the job is restarting"
+            way = "subtasks answer between batches: a user function may be slow, or the job is restarting"
             raise PenstockError(msg, hint=way) from error
         finally:
             del self._open[request_id]
@@ -80,14 +80,14 @@ class Questions:
         return found.answer
 
     def answered(self, answer: SubtaskAnswer) -> None:
-        """An answer has come; nobody may wait for it any more."""
+        """Deliver an answer; drop it if no caller waits for it any longer."""
         _, future = self._open.get(answer.request_id, ("", None))
         if future is not None and not future.done():
             future.set_result(answer)
 
     def lost(self, worker_id: str) -> None:
-        """The worker is gone: it will answer nothing."""
+        """Fail the queries to a worker that was lost."""
         for request_id, (asked, future) in self._open.items():
             if asked == worker_id and not future.done():
-                error = f"worker {worker_id} was lost while it was asked; ask again when the job runs"
+                error = f"worker {worker_id} was lost during the query; try again when the job is running"
                 future.set_result(SubtaskAnswer(job_id="", request_id=request_id, error=error))

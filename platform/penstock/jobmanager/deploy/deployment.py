@@ -1,9 +1,8 @@
-"""One deployment of a job: from slots over workers and resolved output to all subtasks RUNNING; a pure decider.
+"""One deployment of a job: from slots, workers and resolved output to all subtasks RUNNING; a pure decider.
 
-A member of `jobmanager.master.job_master`, made anew at every (re)start. The order is fixed: manifest chosen and
-workers ready
--> pending output resolved in one worker (fence, read markers, publish what is owed) -> state assigned, tasks deployed
--> all RUNNING -> splits.
+A member of `jobmanager.master.job_master`, created for every start and restart. The order is fixed: manifest chosen and
+workers ready -> pending output resolved in one worker (fence, read markers, publish uncommitted output) -> state
+assigned, tasks deployed -> all RUNNING -> splits.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from penstock.jobmanager.messages.placement import Slot, place
 from penstock.rpc.messages import PendingResolved
 from penstock.rpc.worker_commands import AssignSplits, DeployPeers, DeployTasks, ResolvePending, WorkerCommand
 
-#: A start takes at most this long, and besides as long as it takes to read its state at a very low rate.
+#: A start may take this long, plus the time to read its state at the rate below.
 START_TIMEOUT_MS = 600_000
 _LEAST_BYTES_PER_MS = 1_000
 _ENDED = ("FINISHED", "CANCELED", "FAILED")
@@ -46,7 +45,7 @@ _EXACTLY_ONCE = ("exactly-once", "exactly-once-2pc")
 
 @dataclass(slots=True)
 class Worker:
-    """A worker of this deployment."""
+    """A worker process of this deployment."""
 
     worker_id: str
     slot: Slot
@@ -56,7 +55,7 @@ class Worker:
 
 @dataclass(slots=True)
 class Execution:
-    """One attempt of one subtask."""
+    """An attempt of a subtask."""
 
     id: ExecutionId
     worker_id: str = ""
@@ -68,37 +67,37 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What the log said: the decision, and the state it assigns."""
+    """The recovery decision from the log, and the state it assigns."""
 
     plan: RecoveryPlan
     restore: RestorePlan | None
-    #: Output is resolved before anything opens, unless the job has never written any.
+    #: Older runs to fence: output is resolved before sinks open, unless the job has never written any.
     fence: tuple[tuple[str, str], ...]
-    #: The user let it fall below output that may have been published.
+    #: The user accepted a restore older than output that may have been published.
     accepted_duplicates: bool = False
 
     @property
     def text(self) -> str:
-        """The decision in a line."""
+        """The decision in one line."""
         restored = self.plan.restored
         what = "an empty start"
         if restored is not None:
             what = f"checkpoint {restored.checkpoint_id} of run {restored.run_id[:8]}"
         if self.accepted_duplicates:
             what += ", older than output that may have been published (--accept-duplicates)"
-        return f"{what}; {len(self.plan.pending)} pieces of output to publish, {len(self.fence)} older runs to fence"
+        return f"{what}; {len(self.plan.pending)} committables to publish, {len(self.fence)} older runs to fence"
 
     @property
     def start_timeout_ms(self) -> int:
-        """How long the start may take from here on."""
+        """How long the start may take from now on."""
         return START_TIMEOUT_MS + (self.restore.read_bytes if self.restore is not None else 0) // _LEAST_BYTES_PER_MS
 
 
 class Deployment:
-    """The state of one (re)start."""
+    """The state of one start or restart."""
 
     def __init__(self, graph: JobGraph, ids: PlanIds, checkpoint_root: str) -> None:
-        """`ids.attempt` and `ids.epoch` are this deployment's number."""
+        """Create the subtasks; `ids.attempt` and `ids.epoch` are this deployment's number."""
         self.graph = graph
         self.ids = ids
         self._root = checkpoint_root
@@ -114,48 +113,48 @@ class Deployment:
         self._discover_at: dict[str, int] = {}
         self._resolver = ""
         self.resolved = False
-        #: Output that is still owed after the resolution.
+        #: Output that is still uncommitted after the resolution.
         self.pending: tuple[Committable, ...] = ()
         self.deployed = False
-        # Asked at every event: kept, not counted.
+        # Kept as counters because they are read at every event.
         self._needed = required_slots(graph)
         self._held: dict[str, list[Execution]] = {}
         self._ready = 0
         self._running = 0
-        #: Subtasks that have not ended.
+        #: Number of subtasks that have not ended.
         self.open = len(self.executions)
 
-    # --- what the caller asks --------------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------------------------
 
     @property
     def needed(self) -> int:
-        """Slots the job needs."""
+        """Number of slots the job needs."""
         return self._needed
 
     @property
     def fenced(self) -> bool:
-        """Whether output that is owed from before was asked about."""
+        """Whether the resolution of earlier output has been sent to a worker."""
         return bool(self._resolver)
 
     @property
     def finishing(self) -> bool:
-        """Whether nothing is deployed: the last cut is durable, only its publication is left."""
+        """Whether no tasks are deployed because only the final checkpoint's publication is left."""
         return self.recovered is not None and self.recovered.plan.finishing
 
     @property
     def last_cut(self) -> Manifest | None:
-        """The cut that ended the job, when its output is published and a worker is there to copy it; else None."""
+        """The checkpoint that ended the job, once it is published and a worker can copy it; else None."""
         worker = any(w.endpoint for w in self.workers.values())
         return self.recovered.plan.restored if self.recovered and self.finishing and self.resolved and worker else None
 
     @property
     def ready(self) -> bool:
-        """Whether all workers have reported."""
+        """Whether all workers are ready."""
         return len(self.workers) == self._ready == self.needed
 
     @property
     def running(self) -> bool:
-        """Whether all subtasks run."""
+        """Whether all subtasks are running."""
         return self.deployed and self._running == len(self.executions)
 
     @property
@@ -164,29 +163,29 @@ class Deployment:
         return all(assigner.complete for assigner in self.assigners.values())
 
     def waiting_for(self) -> str:
-        """Say what is missing, for the text of a time-out."""
+        """Return what the start is waiting for, for a timeout message."""
         if self.recovered is None:
             return "the manifest log"
         if not self.resolved and self._resolver:
-            return "pending output to be published"
+            return "the publication of pending output"
         if not self.ready:
             return f"workers: {sum(bool(w.endpoint) for w in self.workers.values())} of {self.needed} are ready"
         late = [str(e.id) for e in self.executions.values() if e.state != "RUNNING"]
         return f"subtasks to run: {', '.join(late[:3])}" if late else "source splits"
 
     def source_workers(self) -> list[str]:
-        """Return the workers that hold source subtasks."""
+        """Return the workers that run source subtasks."""
         sources = {vertex.id for vertex in self.graph.vertices if vertex.is_source}
         return sorted({e.worker_id for e in self.executions.values() if e.id.vertex_id in sources})
 
     def any_worker(self) -> str:
-        """Return a worker that can be given work beside the tasks."""
+        """Return a worker for work besides the tasks."""
         return next(w.worker_id for w in self.workers.values() if w.endpoint)
 
-    # --- what happens ----------------------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------------------------
 
     def begin(self, kept: Iterable[Slot]) -> list[Command]:
-        """Start workers in the slots the job still has, and ask for the rest."""
+        """Start workers in the slots the job still holds, and request the rest."""
         slots = list(kept)[: self.needed]
         commands = self.slots_granted(slots)
         if len(slots) < self.needed:
@@ -194,18 +193,18 @@ class Deployment:
         return commands
 
     def slots_granted(self, slots: Iterable[Slot]) -> list[Command]:
-        """Start a worker in each."""
+        """Start a worker in each slot."""
         commands: list[Command] = []
         restart = self.ids.epoch - (self.ids.generation << 16)
         for slot in slots:
-            # Files are named by it: never the same twice.
+            # Names must be unique over all restarts: files carry them.
             worker_id = f"{self.ids.job_id[:8]}-g{self.ids.generation}-r{restart}-{len(self.workers)}"
             self.workers[worker_id] = Worker(worker_id, slot)
             commands.append(LaunchWorker(worker_id, slot))
         return commands
 
     def log_read(self, recovered: Recovered, now_ms: int) -> list[Command]:
-        """The decision is made: look for splits while the workers start."""
+        """Handle the recovery decision: discover splits while the workers start."""
         self.recovered = recovered
         commands: list[Command] = []
         if not recovered.plan.finishing:
@@ -214,14 +213,14 @@ class Deployment:
         return commands + self._advance()
 
     def worker_ready(self, worker_id: str, endpoint: str, pid: int) -> list[Command]:
-        """A worker can take tasks."""
+        """Handle a worker that is ready for tasks."""
         worker = self.workers[worker_id]
         self._ready += bool(endpoint) - bool(worker.endpoint)
         worker.endpoint, worker.pid = endpoint, pid
         return self._advance()
 
     def worker_lost(self, worker_id: str, end_state: str = "") -> None:
-        """A worker is gone; `end_state`: its subtasks count as ended so."""
+        """Remove a lost worker; with `end_state`, its subtasks count as ended in that state."""
         worker = self.workers.pop(worker_id)
         self._ready -= bool(worker.endpoint)
         for execution in self._held.get(worker_id, ()) if end_state else ():
@@ -230,18 +229,18 @@ class Deployment:
             execution.state = end_state
 
     def pending_resolved(self, report: PendingResolved) -> tuple[list[Command], str]:
-        """A worker has published what is owed; or say what is left of it, and why."""
+        """Handle a worker's report on the resolution; also return what failed, if anything did."""
         if report.error:
-            return [], f"output owed from before could not be published: {report.error}"
+            return [], f"earlier output could not be published: {report.error}"
         known = set(report.published)
         self.pending = tuple(c for c in self.pending if c.id not in known)
         if self.pending:
-            return [], f"{len(self.pending)} committables are still owed after they were to be published"
+            return [], f"{len(self.pending)} committables are still uncommitted after the resolution"
         self.resolved = True
         return self._advance(), ""
 
     def task_state(self, vertex_id: str, subtask: int, state: str, now_ms: int) -> list[Command]:
-        """A subtask reported; when the last one runs, the sources get their splits."""
+        """Handle a subtask's state; once all run, the sources get their splits."""
         execution = self.executions[vertex_id, subtask]
         was_running = self.running
         self._running += (state == "RUNNING") - (execution.state == "RUNNING")
@@ -254,23 +253,23 @@ class Deployment:
         return self.send_splits() if self.running and not was_running else []
 
     def discovered(self, uid: str, splits: tuple[dict[str, Any], ...]) -> list[Command]:
-        """An enumerator answered."""
+        """Handle an enumerator's answer."""
         self.assigners[uid].discovered(splits)
         return self.send_splits() if self.running else []
 
     def tick(self, now_ms: int) -> list[Command]:
-        """Look for new splits where it is time."""
+        """Start the split discoveries that are due."""
         due = [uid for uid, at_ms in self._discover_at.items() if now_ms >= at_ms]
         for uid in due:
             self._discover_at[uid] = now_ms + self._intervals[uid]
         return [DiscoverSplits(uid, self.ids.epoch, self.assigners[uid].known, first_run=False) for uid in due]
 
     def wake_ms(self) -> int | None:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` is due."""
         return min(self._discover_at.values(), default=None)
 
     def send_splits(self) -> list[Command]:
-        """Tell the source subtasks what is new."""
+        """Assign new splits to the source subtasks."""
         commands: list[Command] = []
         for vertex_id, operator in self._sources():
             for subtask, (splits, no_more) in self.assigners[operator.uid].take().items():
@@ -337,7 +336,7 @@ class Deployment:
         ]
 
     def _tell_peers(self, placement: Placement, endpoints: dict[str, str]) -> list[Command]:
-        """Tell all workers where the others are: the same for all, so a TaskManager is sent it once."""
+        """Send all workers the peer addresses: one message per TaskManager, because it is the same for all."""
         table = peers_of(self.graph, self.ids.epoch, placement, endpoints)
         if table is None:
             return []
@@ -362,7 +361,7 @@ class Deployment:
 
 
 def send_to_all(workers: Iterable[Worker], command: WorkerCommand) -> list[Command]:
-    """Return what sends one command to all these workers: one relay a TaskManager."""
+    """Return the commands that send one message to all these workers: one relay per TaskManager."""
     by_manager: dict[str, list[str]] = {}
     for worker in workers:
         by_manager.setdefault(worker.slot.taskmanager_id, []).append(worker.worker_id)
@@ -370,7 +369,7 @@ def send_to_all(workers: Iterable[Worker], command: WorkerCommand) -> list[Comma
 
 
 def source_spec(operator: OperatorSpec) -> SourceSpec:
-    """Return the source of a source operator."""
+    """Return the source specification of a source operator."""
     return msgspec.convert(operator.config["source"], SourceSpec)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 
-#: Errors that come back at every attempt. Named at the front of the text.
+#: Errors that recur at every attempt; the error text starts with the name.
 _PERMANENT = (
     "UsageError",
     "GraphError",
@@ -21,30 +21,30 @@ _PERMANENT = (
     "SinkOverflowError",
     "RecordTooLargeError",
 )
-#: Errors of a function of the user's, or of what it returned.
+#: Errors raised by a user function, or about its return value.
 _USER_CODE = ("UserFunctionError", "ColumnError")
-#: What a task says whose connection to another worker is lost.
+#: Error of a task that lost the connection to another worker.
 _CONNECTION_LOST = "ConnectionLostError"
 
 
 class Cause(enum.Enum):
     """The class of a failure."""
 
-    #: A process, a machine, an outside system: it may be there again.
+    #: A process, machine or external system failed; it may be available again.
     TRANSIENT = "transient"
-    #: A function of the user's raised: the same input raises again, unless the function asks an outside system.
+    #: A user function raised. The same input raises again, unless the function depends on an external system.
     USER_CODE = "user code"
     #: A restart cannot help.
     PERMANENT = "permanent"
 
     @staticmethod
     def of(*, permanent: bool) -> Cause:
-        """Return the cause of a failure that is known to be permanent, or not."""
+        """Return PERMANENT or TRANSIENT."""
         return Cause.PERMANENT if permanent else Cause.TRANSIENT
 
 
 def cause_of(error: str) -> Cause:
-    """Return the cause that the text of an error names."""
+    """Return the cause for the error class that the text names."""
     name = error.lstrip().partition(":")[0].strip().rpartition(".")[2]
     if name in _PERMANENT:
         return Cause.PERMANENT
@@ -52,5 +52,5 @@ def cause_of(error: str) -> Cause:
 
 
 def is_lost_connection(error: str, worker_id: str) -> bool:
-    """Whether the text of an error says that the connection to this worker is lost."""
+    """Return whether an error text reports a lost connection to this worker."""
     return error.startswith(_CONNECTION_LOST) and f"worker {worker_id} " in error

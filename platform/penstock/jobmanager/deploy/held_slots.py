@@ -1,4 +1,4 @@
-"""The slots one job holds, and the workers that are to leave them before anything new is started there; pure.
+"""The slots one job holds, and the workers that must exit before new ones start there; pure.
 
 A member of `jobmanager.master.job_master`.
 """
@@ -15,16 +15,16 @@ _LEAVE_TIMEOUT_MS = 10_000
 
 
 class HeldSlots:
-    """Slots stay the job's over its restarts; a slot whose worker cannot be killed is given up."""
+    """Slots that a job keeps over restarts; a slot whose worker cannot be killed is given up."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start without slots."""
         self.slots: list[Slot] = []
         self._leaving: dict[str, Slot] = {}
         self._leave_by_ms = 0
 
     def halt(self, workers: Iterable[Worker], now_ms: int) -> list[Command]:
-        """Kill these workers: `gone` says when they have left."""
+        """Kill these workers; `gone` returns whether they have exited."""
         commands: list[Command] = []
         for worker in workers:
             self._leaving[worker.worker_id] = worker.slot
@@ -33,16 +33,16 @@ class HeldSlots:
         return commands
 
     def worker_left(self, worker_id: str) -> Slot | None:
-        """A worker process has ended; return its slot, if it was to leave."""
+        """Handle the end of a worker process; return its slot if the worker was being killed."""
         return self._leaving.pop(worker_id, None)
 
     def taskmanager_lost(self, taskmanager_id: str) -> None:
-        """Its slots are no more, and nobody will report the end of its workers."""
+        """Forget the slots of a lost TaskManager and its workers, whose exit will not be reported."""
         self.slots = [slot for slot in self.slots if slot.taskmanager_id != taskmanager_id]
         self._leaving = {w: slot for w, slot in self._leaving.items() if slot.taskmanager_id != taskmanager_id}
 
     def gone(self, now_ms: int) -> bool:
-        """Whether the old workers have left; slots whose worker cannot be killed are given up."""
+        """Return whether the old workers have exited; give up slots whose worker cannot be killed in time."""
         if self._leaving and now_ms >= self._leave_by_ms:
             stuck = set(self._leaving.values())
             self.slots = [slot for slot in self.slots if slot not in stuck]
@@ -50,10 +50,10 @@ class HeldSlots:
         return not self._leaving
 
     def trim(self, needed: int) -> list[Command]:
-        """Give back what is more than `needed`, which no worker may hold any more."""
+        """Release the slots beyond `needed`; no worker may be left in them."""
         surplus, self.slots = tuple(self.slots[needed:]), self.slots[:needed]
         return [ReleaseSlots(surplus)] if surplus else []
 
     def wake_ms(self) -> int | None:
-        """When `gone` changes by time alone, or None."""
+        """Return the time at which `gone` may change by a timeout, or None."""
         return self._leave_by_ms if self._leaving else None

@@ -1,4 +1,4 @@
-"""The states of a job, as Flink names them, and which may follow which (a test compares the lines with the table).
+"""The states of a job with Flink's names, and the allowed transitions (a test compares the lines with the table).
 
 ::
 
@@ -11,7 +11,7 @@
     CANCELED   -> .
     FAILED     -> .
 
-CREATED and RESTARTING lead to FINISHED when the job's last cut was durable and only its publication was left to do.
+CREATED and RESTARTING lead to FINISHED if the job's final checkpoint was durable and only its publication was left.
 Used by `jobmanager.master.job_master`.
 """
 
@@ -21,7 +21,7 @@ import enum
 
 
 class JobStatus(enum.StrEnum):
-    """Flink's job states (those that we use)."""
+    """Flink's job states, as far as they are used here."""
 
     CREATED = "CREATED"
     RUNNING = "RUNNING"
@@ -34,7 +34,7 @@ class JobStatus(enum.StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing follows."""
+        """Whether no other state can follow."""
         return not TRANSITIONS[self]
 
 
@@ -52,7 +52,7 @@ TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
 
 
 class StatusMachine:
-    """The current state, and when each was last entered."""
+    """The current state, and when each state was last entered."""
 
     def __init__(self, now_ms: int) -> None:
         """Begin in CREATED."""
@@ -60,7 +60,7 @@ class StatusMachine:
         self.entered_ms: dict[JobStatus, int] = {JobStatus.CREATED: now_ms}
 
     def to(self, state: JobStatus, now_ms: int) -> bool:
-        """Go over to `state`; False when that does not follow (then nothing changes)."""
+        """Switch to `state`; return False, without a change, if the transition is not allowed."""
         if state not in TRANSITIONS[self.state]:
             return False
         self.state = state

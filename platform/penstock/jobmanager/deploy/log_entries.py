@@ -1,7 +1,7 @@
-"""The entries a leader writes into the manifest log: checkpoints, and the end of a job; and what they tell; pure.
+"""Builds the leader's entries of the manifest log (checkpoints, releases, ends), and event log entries from them; pure.
 
-Called by `jobmanager.checkpoints.checkpointing` and `jobmanager.master.job_master`; sequence and nonce are filled in at
-the append.
+Called by `jobmanager.checkpoints.checkpointing` and `jobmanager.master.job_master`. Sequence and nonce are set by the
+append.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.jobmanager.deploy.restore_decision import JobIdentity
 def checkpoint_entry(
     deployment: Deployment, pending: PendingCheckpoint, owed: tuple[Committable, ...], noted: tuple[str, int]
 ) -> Manifest:
-    """Return the entry of a checkpoint whose parts are all in; `noted`: where its copy goes, and the time (ms)."""
+    """Return the entry of a fully acknowledged checkpoint; `noted` holds its copy's URI and the time (ms)."""
     graph, ids = deployment.graph, deployment.ids
     uri, now_ms = noted
     return Manifest(
@@ -53,29 +53,29 @@ def checkpoint_entry(
 def end_entry(
     graph: JobGraph, identity: JobIdentity, state: str, owed: tuple[tuple[Committable, ...], int], now_ms: int
 ) -> Manifest:
-    """Return the log entry of a job that ended in `state`; `owed`: the output, and the entry it was last named in."""
+    """Return the end entry of a job; `owed` holds uncommitted output and the sequence that last named it."""
     pending, as_of = owed
     entry = _entry(graph, identity, "end", now_ms)
     return msgspec.structs.replace(entry, pending=pending, pending_as_of=as_of, runs=(identity.run_id,), note=state)
 
 
 def release_entry(graph: JobGraph, identity: JobIdentity, base: int, now_ms: int) -> Manifest:
-    """Return the entry that ends the trial of a run that is an upgrade of the checkpoint `base`: it stays."""
+    """Return the entry that ends the trial of an upgrade from checkpoint `base`: the new version is accepted."""
     return msgspec.structs.replace(_entry(graph, identity, "seal", now_ms), upgrade_of=base, note="released")
 
 
 def appended_text(tag: str, sequence: int) -> str:
-    """Return how a story tells that a checkpoint exists."""
+    """Return the event log text of a completed checkpoint."""
     return f"{tag} completed (log entry {sequence})"
 
 
 def told_by(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
-    """Return what the log tells of the leaders before that of `generation`, oldest first."""
+    """Return event log entries of leaders before `generation`, reconstructed from the manifest log, oldest first."""
     found = []
     for manifest in (entry.manifest for entry in entries if entry.manifest.generation < generation):
         match manifest.kind:
             case "seal":
-                kind, text = "leader", f"run {manifest.run_id} is led by generation {manifest.generation}"
+                kind, text = "leader", f"run {manifest.run_id}, generation {manifest.generation}"
                 text += f" ({manifest.note})" if manifest.note else ""
             case "end":
                 kind, text = "end", manifest.note
@@ -87,7 +87,7 @@ def told_by(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
 
 
 def _entry(graph: JobGraph, identity: JobIdentity, kind: Literal["end", "seal"], now_ms: int) -> Manifest:
-    """Return an entry that says of the job only which it is; the log gives it sequence and nonce."""
+    """Return an entry with only the job's identity."""
     return Manifest(
         kind=kind,
         sequence=0,

@@ -1,6 +1,6 @@
-"""Restart strategies: whether a failed job starts again, and after how long; pure, names and meanings as Flink's.
+"""Restart strategies: whether and when a failed job restarts; pure, with Flink's names and meanings.
 
-`RestartPolicy` is used by `jobmanager.master.job_master`, one per job; chance (jitter) is handed in.
+`RestartPolicy` is used by `jobmanager.master.job_master`, one per job; the random number for the jitter is passed in.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from penstock.jobmanager.deploy.failover import Cause
 
 
 class RestartDecider(Protocol):
-    """Decides after each failure."""
+    """Decides after each failure whether the job restarts."""
 
     def on_failure(self, now_ms: int, chance: float) -> int | None:
-        """Return the delay before the restart in ms, or None when the job fails for good; `chance` is in [0, 1)."""
+        """Return the delay before the restart in ms, or None if the job fails for good; `chance` is in [0, 1)."""
 
 
 class FixedDelay:
-    """At most `attempts` restarts, each after the same delay."""
+    """Allows `attempts` restarts, each after the same delay."""
 
     def __init__(self, settings: RestartStrategy) -> None:
-        """Take `attempts` and `delay_ms`."""
+        """Use `attempts` and `delay_ms` of the settings."""
         self._settings = settings
         self._failures = 0
 
     def on_failure(self, now_ms: int, chance: float) -> int | None:  # noqa: ARG002 - the protocol's signature
-        """Count."""
+        """Count the failure."""
         self._failures += 1
         return None if self._failures > self._settings.attempts else self._settings.delay_ms
 
 
 class ExponentialDelay:
-    """The delay grows with each failure and is reset after a quiet time; at most `attempts` in a row."""
+    """Increases the delay with each failure and resets it after a quiet time; at most `attempts` in a row."""
 
     def __init__(self, settings: RestartStrategy) -> None:
-        """Take all delays and the jitter."""
+        """Use the delays and the jitter of the settings."""
         self._settings = settings
         self._failures = 0
         self._quiet_from_ms = 0
 
     def on_failure(self, now_ms: int, chance: float) -> int | None:
-        """Grow, or begin again."""
+        """Increase the delay, or reset it after a quiet time."""
         settings = self._settings
         if self._failures and now_ms - self._quiet_from_ms >= settings.reset_after_ms:
             self._failures = 0
         self._failures += 1
         if self._failures > settings.attempts:
             return None
-        # Capped in the exponent as well: a long row of failures must not overflow the float.
+        # The exponent is capped too, to avoid a float overflow.
         exponent = min(self._failures - 1, 64)
         delay = min(settings.delay_ms * settings.backoff_multiplier**exponent, float(settings.max_delay_ms))
         delay *= 1 + settings.jitter * (2 * chance - 1)
@@ -60,15 +60,15 @@ class ExponentialDelay:
 
 
 class FailureRate:
-    """At most so many failures within an interval."""
+    """Allows a maximum number of failures per interval."""
 
     def __init__(self, settings: RestartStrategy) -> None:
-        """Take the rate and `delay_ms`."""
+        """Use the rate and `delay_ms` of the settings."""
         self._settings = settings
         self._failures: deque[int] = deque()
 
     def on_failure(self, now_ms: int, chance: float) -> int | None:  # noqa: ARG002 - the protocol's signature
-        """Count what lies within the interval."""
+        """Count the failures within the interval."""
         self._failures.append(now_ms)
         while self._failures and self._failures[0] <= now_ms - self._settings.rate_interval_ms:
             self._failures.popleft()
@@ -77,10 +77,10 @@ class FailureRate:
 
 
 class NoRestart:
-    """The first failure is the last."""
+    """Never restarts."""
 
     def on_failure(self, now_ms: int, chance: float) -> int | None:  # noqa: ARG002 - the protocol's signature
-        """Never."""
+        """Return None: the job fails for good."""
         return None
 
 
@@ -96,29 +96,29 @@ def restart_decider(settings: RestartStrategy) -> RestartDecider:
 
 
 class RestartPolicy:
-    """The strategy of a job, and what the cause of a failure means for it."""
+    """The restart strategy of a job, adjusted by the cause of a failure."""
 
     def __init__(self, settings: RestartStrategy, *, proven: bool = False) -> None:
-        """`proven`: this run has completed a checkpoint before."""
+        """Use the settings; `proven` if this run has completed a checkpoint before."""
         self._decider = restart_decider(settings)
         self._settings = settings
-        #: Failures of user code in a row, and when the job ran again after the last one.
+        #: Consecutive failures of user code, and the time of the last restart.
         self._of_user_code, self._again_ms = 0, 0
         self._checkpointed = False
         self.proven = proven
 
     def checkpointed(self) -> None:
-        """A checkpoint of this run is complete: its functions have worked, on all input up to there."""
+        """Note a completed checkpoint of this run: its functions have processed all input before it."""
         self.proven = self._checkpointed = True
 
     def resumed(self, restored: Manifest | None, run_id: str) -> None:
-        """A deployment starts from `restored`: a checkpoint of this run proves its functions, whoever led it."""
+        """Note a restore: a checkpoint of this run, under any leader, proves its functions."""
         self.proven = self.proven or (restored is not None and restored.run_id == run_id)
 
     def on_failure(self, cause: Cause, now_ms: int, chance: float) -> int | None:
-        """Return the delay before the restart in ms, or None when the job fails for good; `chance` is in [0, 1).
+        """Return the delay before the restart in ms, or None if the job fails for good; `chance` is in [0, 1).
 
-        A strategy that counts restarts by itself, such as `fixed-delay`, counts those after an error of user code too.
+        Strategies that count restarts themselves, such as `fixed-delay`, also count those after a user code error.
         """
         if cause is Cause.PERMANENT:
             return None
@@ -128,9 +128,9 @@ class RestartPolicy:
         return delay
 
     def _repeats(self, now_ms: int) -> bool:
-        """Count a failure of user code; return whether there are too many.
+        """Count a failure of user code; return whether the limit is reached.
 
-        A checkpoint alone begins no new row: after a restart one may be complete before the row that fails is read.
+        A checkpoint alone does not reset the count: it may complete before the failing row is read again.
         """
         if self._checkpointed and now_ms - self._again_ms >= self._settings.reset_after_ms:
             self._of_user_code = 0

@@ -1,7 +1,7 @@
-"""Which subtask of a source reads which split: the coordinator's decision, never the broker's; pure.
+"""Assigns the splits of a source to its subtasks; pure. The coordinator decides, not the broker.
 
-A member of `jobmanager.master.job_master`, one per source operator and deployment. Restored splits are spread again
-over the present parallelism; splits discovered later go to whoever has fewest.
+A member of `jobmanager.master.job_master`, one per source operator and deployment. Restored splits are redistributed
+over the current parallelism; splits discovered later go to the subtask with the fewest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable
 from typing import Any
 
-#: A split as builtins: at least an `id`.
+#: A split as builtin types, with at least an `id`.
 Split = dict[str, Any]
 
 
@@ -18,7 +18,7 @@ class SplitAssigner:
     """The splits of one source over `parallelism` subtasks."""
 
     def __init__(self, parallelism: int, *, bounded: bool, restored: Iterable[Split] | None) -> None:
-        """`restored` is None at a first start: then `complete` stays False until the first discovery."""
+        """Take the restored splits; with None (a first start) `complete` is False until the first discovery."""
         self._bounded = bounded
         self._owned: list[list[str]] = [[] for _ in range(parallelism)]
         self._owner: dict[str, int] = {}
@@ -39,14 +39,15 @@ class SplitAssigner:
         return self._bounded and self.complete
 
     def discovered(self, splits: Iterable[Split]) -> None:
-        """Take the answer of the enumerator; known ids are ignored."""
+        """Add the enumerator's answer; known ids are ignored."""
         self._add(splits)
         self.complete = True
 
     def take(self) -> dict[int, tuple[tuple[Split, ...], bool]]:
-        """Return what is to be sent now: subtask -> (splits, whether no more follow).
+        """Return the assignments to send now: subtask -> (splits, whether these are the last ones).
 
-        Every subtask is told once, even if it gets nothing: only then does it know that it is idle, or at its end.
+        Every subtask gets at least one assignment, even an empty one: only then does it know that it is idle or
+        finished.
         """
         if not self.complete:
             return {}
@@ -59,7 +60,7 @@ class SplitAssigner:
         return messages
 
     def _add(self, splits: Iterable[Split]) -> None:
-        # Finished ones last: they cost nothing, so they must not decide who gets the live ones.
+        # Finished splits last: they cost nothing and must not affect the distribution of the live ones.
         fresh = {s["id"]: s for s in splits if s["id"] not in self._owner}
         fewest = [(len(owned), subtask) for subtask, owned in enumerate(self._owned)]
         heapq.heapify(fewest)
@@ -72,6 +73,6 @@ class SplitAssigner:
 
 
 def _order(split_id: str) -> tuple[str, int]:
-    """Sort `topic-9` before `topic-10`."""
+    """Return a sort key that puts `topic-9` before `topic-10`."""
     prefix, _, number = split_id.rpartition("-")
     return (prefix, int(number)) if number.isdigit() else (split_id, 0)

@@ -1,6 +1,6 @@
-"""Keeps the sources of a group from running ahead of each other: a decider over the watermarks their subtasks report.
+"""Limits how far the sources of a group run ahead of each other: a decider over the watermarks of their subtasks.
 
-Without it the rows of a fast source pile up in state until the slow one has come as far. Owned by `job_master`.
+Without it the rows of a fast source accumulate in state until the slow source catches up. Owned by `job_master`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Member:
 
 
 class WatermarkAlignment:
-    """The groups of one job."""
+    """The alignment groups of one job."""
 
     def __init__(self, graph: JobGraph) -> None:
         """Take the groups from the strategies of the graph's sources."""
@@ -46,9 +46,9 @@ class WatermarkAlignment:
         self._next_ms = 0
 
     def limits(self, metrics: Mapping[str, Mapping[str, float]], deployment: Deployment, now_ms: int) -> list[Command]:
-        """Return what tells the sources how far they may be, when that has changed and it is time.
+        """Return the commands that send the sources their new limits, if these changed and the interval is over.
 
-        `metrics` are the latest of all subtasks, by `<vertex>/<subtask>`.
+        `metrics` are the newest of all subtasks, by `<vertex>/<subtask>`.
         """
         if deployment.ids.attempt != self._attempt:
             self._attempt, self._sent = deployment.ids.attempt, {}
@@ -68,10 +68,10 @@ class WatermarkAlignment:
 def _limits(
     members: list[_Member], metrics: Mapping[str, Mapping[str, float]], deployment: Deployment
 ) -> dict[str, int]:
-    """Return each reading subtask's limit: the least watermark of the *others* and its drift.
+    """Return each reading subtask's limit: the lowest watermark of the *others* plus its drift.
 
-    The last one itself waits for nobody but the last but one, or the drift would bound how far all get from one
-    comparison to the next. Empty until all have reported.
+    The slowest subtask waits only for the second slowest; otherwise the drift would bound the progress of all between
+    two comparisons. Empty until all have reported.
     """
     drifts = {member.vertex_id: member.max_drift_us for member in members}
     own: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""Driver of the autoscaler: asks `autoscale.scaling` for each job that enables it, logs, rescales if not a dry run.
+"""Samples every job with the autoscaler on, lets `jobmanager.autoscale.scaling` decide, logs the decision and rescales.
 
-A part of `jobmanager.jobs.change_requests`; looked after by the JobManager's own loop, so it runs on the event loop and
-waits for nothing. It reads what workers have sent anyway and uses the rescale that users have.
+Part of `jobmanager.jobs.change_requests`, called from the JobManager's event loop; it never blocks. It reads the
+metrics that workers send in any case and starts the same rescale as a user. A dry run only logs.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from penstock.jobmanager.jobs.known_jobs import KnownJob
 from penstock.jobmanager.jobs.operations import Operations
 from penstock.jobmanager.master.job_master import JobMaster
 
-#: A look at a job every so often: workers send their figures once a second.
+#: Interval between two samples of a job; workers send metrics once a second.
 _EVERY_MS = 1_000
 _KEPT = 100
-#: Beyond it no rate and no lag is believed; nor is what is no number.
+#: Rates and lags above this, and NaN, are ignored.
 _MOST = 1e15
 _LOGGER = logging.getLogger("penstock.jobs")
 
 
 @dataclass(slots=True)
 class LogEntry:
-    """One decision, from when to when it was the same, and what became of it."""
+    """A decision, the time span in which it stayed the same, and its outcome."""
 
     first_ms: int
     last_ms: int
@@ -49,12 +49,12 @@ class _Watched:
     cost: RestartCost
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=_KEPT))
     request_id: str = ""
-    #: Vertices of the job and their parallelism, when it was looked at last.
+    #: The job's vertices and their parallelism at the previous look.
     shape: tuple[tuple[str, int], ...] = ()
 
 
 class Autoscaler:
-    """Of all jobs of this JobManager."""
+    """The autoscaler of all jobs of this JobManager."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Autoscaler:
         slots: Callable[[KnownJob], int],
         rescale: Callable[[KnownJob, RescaleTo], str],
     ) -> None:
-        """`slots`: those a job has or could get; `rescale` begins one and returns its request's id."""
+        """`slots` returns the slots a job holds or could get; `rescale` starts one and returns its request id."""
         self._jobs, self._operations, self._slots, self._rescale = jobs, operations, slots, rescale
         self._watched: dict[str, _Watched] = {}
         self._looked_ms = 0
 
     def look(self, now_ms: int) -> None:
-        """Look at all jobs, unless that was done a moment ago; one that cannot be looked at leaves the others be."""
+        """Sample all jobs at most once per interval; an error in one job does not affect the others."""
         if 0 <= now_ms - self._looked_ms < _EVERY_MS:
             return
         self._looked_ms = now_ms
@@ -83,13 +83,11 @@ class Autoscaler:
             try:
                 self._look_at(job, master, watched, now_ms)
             except Exception:
-                _LOGGER.exception(
-                    "the autoscaler could not look at job %s", job_id, extra=about(job_id, job.record.name)
-                )
+                _LOGGER.exception("the autoscaler failed on job %s", job_id, extra=about(job_id, job.record.name))
                 watched.scaler.failed(now_ms)
 
     def document(self, job: KnownJob) -> dict[str, Any]:
-        """Return settings, what a restart costs and the decisions of a job, newest first, as JSON values."""
+        """Return the settings, the restart cost and the decisions of a job, newest first, as JSON values."""
         settings = job.graph.settings.autoscaler
         watched = self._watched.get(job.record.job_id)
         cost = watched.cost if watched is not None else RestartCost(settings.restart_time_ms)
@@ -154,11 +152,11 @@ class Autoscaler:
             watched.scaler.failed(now_ms)
 
     def _follow(self, watched: _Watched, master: JobMaster, now_ms: int) -> None:
-        """See what became of the rescale that was begun."""
+        """Check the outcome of the rescale that was started."""
         if not watched.request_id:
             return
         if not self._operations.known(watched.request_id):
-            watched.request_id, watched.log[-1].outcome = "", "not known any more: too many requests came behind it"
+            watched.request_id, watched.log[-1].outcome = "", "unknown: the request was evicted by newer ones"
             return
         status = self._operations.status(watched.request_id)
         if status.status == "IN_PROGRESS":
@@ -170,7 +168,7 @@ class Autoscaler:
 
 
 def looks_of(job: KnownJob, master: JobMaster) -> tuple[VertexLook, ...] | None:
-    """Return what the newest figures say of each vertex, in the order of data; None: not all subtasks have told any."""
+    """Return the newest metrics of each vertex in topological order, or None if a subtask has not reported yet."""
     inputs: dict[str, dict[str, None]] = {}
     for edge in job.graph.edges:
         inputs.setdefault(edge.target, {})[edge.source] = None
@@ -197,7 +195,7 @@ def looks_of(job: KnownJob, master: JobMaster) -> tuple[VertexLook, ...] | None:
 
 
 def _believable(values: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the figures that can be reckoned with: a connector's own may be anything."""
+    """Return the usable metrics: those of a connector may hold any value."""
     return {name: value for name, value in (values or {}).items() if abs(value) <= _MOST}
 
 
@@ -214,7 +212,7 @@ def _sum(metrics: Iterable[dict[str, float]], name: str) -> float:
 
 
 def _log(log: deque[LogEntry], decision: Decision, now_ms: int) -> LogEntry:
-    """Return the entry of a decision: the last one with its newest figures, if it says the same."""
+    """Log a decision and return its entry: an unchanged decision updates the last entry."""
     last = log[-1] if log else None
     if (
         last is not None

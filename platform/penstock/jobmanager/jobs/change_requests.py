@@ -1,6 +1,6 @@
-"""Requests that change a running job in its place, rescale and upgrade: taken, recorded step by step, and told of.
+"""Accepts, records and reports requests that change a running job: rescale and upgrade.
 
-A part of `jobmanager.dispatcher`, on the JobManager's event loop.
+Part of `jobmanager.dispatcher`, on the JobManager's event loop.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _STATUS = {"cut": "IN_PROGRESS", "trial": "IN_PROGRESS", "completed": "COMPLETED
 
 @dataclass(frozen=True, slots=True)
 class ChangeParts:
-    """What of the dispatcher is used."""
+    """The parts of the dispatcher that `Changes` uses."""
 
     jobs: dict[str, KnownJob]
     find: Callable[[str], KnownJob]
-    #: Begin a request and post its event to the job.
+    #: Registers a request and posts its event to the job.
     operate: Callable[[KnownJob, str, Event], str]
     operations: Operations
     free_slots: Callable[[], int]
@@ -57,20 +57,20 @@ class ChangeParts:
 
 
 class Changes:
-    """`job` is an id or a name."""
+    """Rescale and upgrade requests of all jobs; `job` is an id or a name."""
 
     def __init__(self, parts: ChangeParts) -> None:
-        """Nothing is under way, but what `resume` says."""
+        """Start with no change under way; `resume` adds those of an earlier leader."""
         self._parts = parts
-        #: Rescales by itself the jobs that want it.
+        #: Rescales jobs that have the autoscaler on.
         self.autoscaler = Autoscaler(parts.jobs, parts.operations, self._slots, self._begin_rescale)
 
     def scaling_log(self, job: str) -> dict[str, Any]:
-        """Return what the autoscaler saw of a job, and did or would do; see `Autoscaler.document`."""
+        """Return the autoscaler's samples and decisions for a job; see `Autoscaler.document`."""
         return self.autoscaler.document(self._parts.find(job))
 
     def resume(self, record: JobRecord) -> None:
-        """A leader before has begun an upgrade of this job: those who asked for it may ask us."""
+        """Register the unfinished upgrade of an earlier leader, so that clients can poll it here."""
         if record.upgrade is not None and not record.upgrade.ended and not record.ended:
             self._parts.operations.begin(record.upgrade.token, record.job_id, "upgrade")
 
@@ -87,12 +87,12 @@ class Changes:
         return request_id
 
     async def upgrade(self, job: str, graph: bytes, policy: UpgradePolicy, token: str = "") -> str:
-        """Replace a running job by another version of it; return a request id: the token, if one is given.
+        """Replace a running job by a new version; return a request id (the token, if one is given).
 
         Raises:
-            UsageError: the job does not run, the graph is no version of it, it could not be taken back as wanted, or
-                its savepoint cannot be written; what else stands against it is told as the request's failure.
-                ConnectorError: a connector cannot work.
+            UsageError: the job is not running, the graph is no version of it, the requested rollback is impossible, or
+                its savepoint cannot be written. Any other obstacle fails the request.
+                ConnectorError: a connector's validation failed.
         """
         parts = self._parts
         found, request_id = parts.find(job), token or parts.rand.token()
@@ -108,11 +108,11 @@ class Changes:
         new = kept.graph
         needed, there = required_slots(new), self._slots(found)
         if needed > there:
-            msg = f"the new version needs {needed} slots, there are {there} for it"
-            raise UsageError(msg, hint="start another TaskManager, or lower its parallelism")
+            msg = f"the new version needs {needed} slots, but only {there} are available"
+            raise UsageError(msg, hint="start another TaskManager, or lower the parallelism")
         await enumerators.validate(new)
         uri = "" if policy.from_checkpoint else await savepoint_target(found, policy.target, request_id, probe=True)
-        if parts.operations.known(request_id):  # asked again meanwhile
+        if parts.operations.known(request_id):  # a concurrent request with the same token was faster
             return request_id
         runs = (parts.rand.token(16), parts.rand.token(16))
         event = UpgradeRequested(request_id, *runs, new, policy, uri, kept.changes)
@@ -120,11 +120,11 @@ class Changes:
         return request_id
 
     async def judge(self, job: str, *, healthy: bool) -> None:
-        """Say whether the new version on trial is healthy; return when that will outlive this leader.
+        """Accept or reject the version on trial; return once the verdict is durable.
 
         Raises:
-            UsageError: none is on trial, or what was decided in the end is not what was said.
-            UnansweredError: nobody knows yet, because it could not be recorded in time.
+            UsageError: no version is on trial, or the final decision differs from the verdict.
+            UnansweredError: the verdict was not recorded in time; the outcome is open.
         """
         found = self._parts.find(job)
         upgrading = _upgrading(found)
@@ -135,12 +135,12 @@ class Changes:
         found.driver.post(UpgradeJudged(healthy))
         status = await self._parts.operations.wait(upgrading.record.token, self._parts.verdict_ms)
         if status.status == "IN_PROGRESS":
-            msg = f"the verdict on job {found.record.name!r} was taken, and is not recorded yet"
+            msg = f"the verdict on job {found.record.name!r} was received but is not recorded yet"
             raise UnansweredError(
-                msg, hint="see `penstock upgrade JOB --status`: a JobManager that dies now forgets it"
+                msg, hint="check `penstock upgrade JOB --status`; the verdict is lost if the JobManager dies now"
             )
         if healthy is not (status.status == "COMPLETED"):
-            msg = f"the verdict on job {found.record.name!r} came too late: {status.error or 'its output was released'}"
+            msg = f"the verdict on job {found.record.name!r} was too late: {status.error or 'its output was released'}"
             raise UsageError(msg, hint="see `penstock upgrade JOB --status`")
 
     def view(self, job: str) -> UpgradeView | None:
@@ -151,28 +151,28 @@ class Changes:
         return None if record is None else _view(record, upgrading, found)
 
     def require_own(self, job: KnownJob, request_id: str, kind: str) -> OperationStatus | None:
-        """Return what became of a request with the token of one that is made of `job` now; None: there was none.
+        """Return the status of an earlier request with the same token; None if there was none.
 
-        A later run of the same name counts as the same job: asked again, a stop does not stop that one too.
+        A later run of the same name counts as the same job, so a repeated stop does not stop that run too.
 
         Raises:
-            UsageError: that was a request of another job, or for something else than `kind`.
+            UsageError: the token belongs to another job's request or to a request of another kind.
         """
         operations, name = self._parts.operations, job.record.name
         known = operations.status(request_id) if operations.known(request_id) else self.told(request_id, name)
         owner = self._parts.jobs.get(known.job_id) if known is not None else None
         if owner is not None and owner.record.name != name:
-            msg = f"token {request_id!r} was given to a request of job {owner.record.name!r} already"
-            raise UsageError(msg, hint=f"nothing was done to job {name!r}; a token is for one request of one job")
+            msg = f"token {request_id!r} is already used by a request of job {owner.record.name!r}"
+            raise UsageError(msg, hint=f"job {name!r} was not changed; use a new token for each request")
         recorded = self.told(request_id, name) if known is not None and not known.kind else known
         before = recorded.kind if recorded is not None else ""
         if before not in {"", kind}:
-            msg = f"token {request_id!r} was given to a request for a {before} already, and this one is for a {kind}"
-            raise UsageError(msg, hint="nothing was done for it; a token is for one request")
+            msg = f"token {request_id!r} is already used by a {before} request; this is a {kind} request"
+            raise UsageError(msg, hint="the request was ignored; use a new token for each request")
         return known
 
     def told(self, request_id: str, name: str = "") -> OperationStatus | None:
-        """Return what a leader before us has recorded of a request, of a job of that name first."""
+        """Return the status that an earlier leader recorded for a request; records of that job name take precedence."""
         jobs = sorted(self._parts.jobs.values(), key=lambda job: job.record.name != name)
         for record in (job.record for job in jobs):
             if record.stop_token and record.stop_token == request_id:
@@ -196,7 +196,7 @@ class Changes:
         return None
 
     async def record_rescale(self, driver: JobDriver, command: RecordRescale) -> None:
-        """From the write on, the job is its next run, for whoever leads."""
+        """Write the record that makes the job its next run, also for later leaders."""
         job = self._parts.jobs[driver.record.job_id]
         record = rescaled_record(job.record, command, self._parts.generation)
         failpoints.hit("jobmanager.before_rescale_record", run=command.run_id)
@@ -205,7 +205,7 @@ class Changes:
         job.record, job.graph, driver.record = record, command.graph, record
 
     async def record_upgrade(self, driver: JobDriver, command: RecordUpgrade) -> None:
-        """The same of a step of an upgrade, which may leave the job what it is."""
+        """Write a step of an upgrade to the job record; the job itself may stay the same."""
         job = self._parts.jobs[driver.record.job_id]
         record = upgraded_record(job.record, command, self._parts.generation)
         failpoints.hit("jobmanager.before_upgrade_record", phase=command.upgrade.phase)
@@ -215,7 +215,7 @@ class Changes:
         job.graph = command.graph or job.graph
 
     def _write(self, record: JobRecord) -> None:
-        """Write a record, unless a newer leader is there, be it that it has not taken this one over yet."""
+        """Write the job record; refuse if a newer leader exists, even if it has not taken over this job yet."""
         check_leading(self._parts.ha_store, self._parts.generation)
         write_record(self._parts.ha_store, record)
 
@@ -257,7 +257,7 @@ def _view(record: UpgradeRecord, upgrading: Upgrading | None, job: KnownJob) -> 
 
 
 def default_root(graph: JobGraph, ha_uri: str) -> JobGraph:
-    """Return a graph with a checkpoint root: one below the HA root, where its submitter gave none."""
+    """Return the graph with a checkpoint root; without one from the submitter it is below the HA root."""
     if graph.settings.checkpoint_root:
         return graph
     settings = msgspec.structs.replace(graph.settings, checkpoint_root=join_uri(ha_uri, "checkpoints"))

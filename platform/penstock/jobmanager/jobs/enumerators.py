@@ -1,6 +1,6 @@
-"""Runs the connectors' split enumerators and validations in helper threads; nothing else here loads connectors.
+"""Runs the connectors' split enumerators and validations in helper threads; only this module loads connectors.
 
-Used by `jobmanager.jobs.job_driver` (enumerators of one job) and `jobmanager.dispatcher` (validation at a submit).
+Used by `jobmanager.jobs.job_driver` (enumerators of one job) and `jobmanager.dispatcher` (validation at submit).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Enumerators:
     """The enumerators of one job, one thread for each source."""
 
     def __init__(self, graph: JobGraph, post: Callable[[Event], None]) -> None:
-        """Nothing is loaded before the first discovery."""
+        """Prepare the import path; connectors are loaded at the first discovery."""
         self._sources = {v.operators[0].uid: v.operators[0] for v in graph.vertices if v.is_source}
         self._post = post
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -42,7 +42,7 @@ class Enumerators:
         _extend_path(graph)
 
     def discover(self, command: DiscoverSplits) -> None:
-        """Ask; the answer is posted."""
+        """Start a discovery; its answer is posted as an event."""
         task = asyncio.get_running_loop().create_task(self._discover(command))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -89,21 +89,21 @@ class Enumerators:
 
 
 async def validate(graph: JobGraph, threads: SideThreads = _VALIDATIONS) -> None:
-    """Let every source and sink of the job check what it can check before the start.
+    """Run the validation of every source and sink of the job.
 
     Raises:
-        ConnectorError: with the way out.
+        ConnectorError: a validation failed; the message has a hint.
     """
     _extend_path(graph)
     try:
         await threads.call(_VALIDATE_TIMEOUT_S, _validate, graph)
     except TimeoutError as error:
-        msg = f"the connectors of job {graph.name!r} could not be checked within {_VALIDATE_TIMEOUT_S:.0f} s"
-        raise ConnectorError(msg, hint="are the outside systems reachable?") from error
+        msg = f"the connectors of job {graph.name!r} did not finish their validation within {_VALIDATE_TIMEOUT_S:.0f} s"
+        raise ConnectorError(msg, hint="check that the external systems are reachable") from error
     except PenstockError:
         raise
     except Exception as error:
-        msg = f"the connectors of job {graph.name!r} do not take what it gives them: {type(error).__name__}: {error}"
+        msg = f"the connectors of job {graph.name!r} rejected their configuration: {type(error).__name__}: {error}"
         raise ConnectorError(msg, hint="client and JobManager must be of the same version") from error
 
 
@@ -121,7 +121,7 @@ def _validate(graph: JobGraph) -> None:
 
 
 def _extend_path(graph: JobGraph) -> None:
-    """Connectors of the user's own lie beside the job file."""
+    """Add the folders of the job file to the import path, for the user's connectors."""
     for folder in graph.settings.python_path:
         if folder not in sys.path:
             sys.path.append(folder)

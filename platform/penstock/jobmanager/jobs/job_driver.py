@@ -1,7 +1,7 @@
-"""Runs one job: executes the commands of its `JobMaster`, feeds results back as events; a driver on the event loop.
+"""Runs one job on the event loop: executes the commands of its `JobMaster` and posts results as events.
 
-Made by `jobmanager.dispatcher`. Events are handled one after another in the order they come; store calls run in one
-thread of the job's own, in order, so that a log read always sees the appends asked for before it.
+Made by `jobmanager.dispatcher`. Events are handled one at a time in the order of arrival. Store calls run in order in a
+separate thread of the job, so that a log read sees all earlier appends.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DriverHooks:
-    """What the driver tells its owner."""
+    """Callbacks from the driver to its owner."""
 
     ended: Callable[[JobDriver, str, str], None]
     operation_ended: Callable[[JobDriver, cmd.OperationEnded], None]
-    #: Put the new run and its graph into the job's record.
+    #: Writes the new run and its graph to the job's record.
     rescaled: Callable[[JobDriver, cmd.RecordRescale], Awaitable[None]]
-    #: Put an upgrade's state into the job's record, with the new run and its graph if there is one.
+    #: Writes an upgrade's state to the job's record, with the new run and its graph if there is one.
     upgraded: Callable[[JobDriver, cmd.RecordUpgrade], Awaitable[None]]
-    #: Events were handled: there may be more to the story.
+    #: Called after events were handled: the event log may have grown.
     handled: Callable[[JobDriver, JobMaster], None]
     leadership_lost: Callable[[PenstockError], None]
-    #: Something that must not happen has happened.
+    #: Called on an internal error.
     fault: Callable[[BaseException], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DriverParts:
-    """What the driver works with."""
+    """The parts that the driver works with."""
 
     taskmanagers: TaskManagers
     store: JobStore
@@ -65,7 +65,7 @@ class DriverParts:
 
 
 class JobDriver:
-    """One running job."""
+    """The driver of one job under one leader."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class JobDriver:
         hooks: DriverHooks,
         before: JobDriver | None = None,
     ) -> None:
-        """Nothing runs before `start`; what was asked of `before`, which did not come to begin, is taken over."""
+        """Create an idle driver; unhandled requests of `before`, which never started, are taken over."""
         self.record = record
         self.graph = graph
         self.ended = asyncio.Event()
@@ -100,7 +100,7 @@ class JobDriver:
         return await self._in_thread(self._parts.store.acquire, self.record.job_id, self.record.run_id)
 
     async def start(self, generation: int) -> None:
-        """Seal the log and begin."""
+        """Seal the log and start the job."""
         record = self.record
         await self._in_thread(self._parts.store.seal, record.job_id, record.run_id, generation)
         start = start_of(record)
@@ -119,7 +119,7 @@ class JobDriver:
         self.post(ev.Start())
 
     def post(self, event: ev.Event) -> None:
-        """Handle an event, after those that came before it. Event loop only."""
+        """Handle an event after those that arrived before it. Event loop only."""
         self._events.append(event)
         if self._handling or self.master is None:
             return
@@ -132,23 +132,23 @@ class JobDriver:
                     self._execute(command)
                 self._observe(event, commands, now_ms)
             self._hooks.handled(self, self.master)
-        except Exception as error:  # noqa: BLE001 - a fault of ours: the process ends, its successor recovers the job
+        except Exception as error:  # noqa: BLE001 - an internal error: the process ends, its successor recovers the job
             self._fault(error)
         finally:
             self._handling = False
 
     @property
     def unhandled(self) -> tuple[ev.Event, ...]:
-        """What was asked of it before it began."""
+        """Requests that arrived before the start."""
         return tuple(self._events) if self.master is None else ()
 
     @property
     def stop(self) -> cmd.OperationEnded | None:
-        """The answer to the stop that has ended the job."""
+        """The reply to the stop that ended the job."""
         return None if self.master is None else self.master.checkpointing.stopped
 
     async def close(self, *, release: bool) -> None:
-        """Stop driving; the job itself goes on elsewhere unless it has ended. Idempotent."""
+        """Stop driving the job; unless it has ended, the next leader recovers it. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -165,13 +165,13 @@ class JobDriver:
         self._thread.shutdown(wait=False)
 
     def _observe(self, event: ev.Event, commands: list[cmd.Command], now_ms: int) -> None:
-        """Make spans of it; no job fails of that."""
+        """Record spans of the event; an error here does not fail the job."""
         if self._parts.spans is None or self.master is None:
             return
         try:
             self._parts.spans.put(self._spans.observe(event, commands, self.master, now_ms))
         except Exception:
-            logging.getLogger(__name__).exception("no spans of job %s from here on", self.record.job_id)
+            logging.getLogger(__name__).exception("span recording failed and stops for job %s", self.record.job_id)
             self._parts = replace(self._parts, spans=None)
 
     # --- commands --------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class JobDriver:
                 self.master.story.add(self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}")
 
     async def _record_rescale(self, command: cmd.RecordRescale) -> None:
-        """First the log, so that the new run is fenced by whoever comes, then the record, which decides."""
+        """Seal the new run in the log first, so that later leaders fence it; then write the record, which decides."""
         try:
             await self._in_thread(self._parts.store.continue_as, self.record.job_id, command.run_id, command.graph)
             await self._hooks.rescaled(self, command)
@@ -262,7 +262,7 @@ class JobDriver:
             self.post(ev.RescaleRecorded())
 
     async def _record_upgrade(self, command: cmd.RecordUpgrade) -> None:
-        """As a rescale's, where there is a new run; else the record alone."""
+        """Record like a rescale if there is a new run; otherwise write only the job record."""
         store, graph = self._parts.store, command.graph
         try:
             if graph is not None:
@@ -283,7 +283,7 @@ class JobDriver:
         self.graph, self._enumerators = graph, Enumerators(graph, self.post)
 
     async def _renew_lease(self) -> None:
-        """Renew in a thread beside the store thread, which may be busy with a slow append."""
+        """Renew the lease outside the store thread, which may be busy with a slow append."""
         while not self._closed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self._parts.store.lease_ttl_ms / 3000)

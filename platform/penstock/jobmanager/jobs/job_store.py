@@ -1,6 +1,6 @@
-"""The store side of one job: lease, manifest log, deletions, savepoints to start from; blocking calls.
+"""The storage of one job: lease, manifest log, deletions, savepoints to start from; blocking calls.
 
-Used by `jobmanager.jobs.job_driver`, which runs every call of one job in one thread, in order.
+Used by `jobmanager.jobs.job_driver`, which runs all calls of one job in one thread, in order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CLAIM_KEY = "claimed.json"
 
 
 class StartFrom(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run's state comes from."""
+    """The source of a run's initial state."""
 
     from_uri: str = ""
     fresh: bool = False
@@ -38,10 +38,10 @@ class StartFrom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStore:
-    """One job's folder, held under its lease."""
+    """The folder of one job, held under its lease."""
 
     def __init__(self, graph: JobGraph, start: StartFrom, holder: LeaseHolder, clock: Clock, rand: Rand) -> None:
-        """Nothing is contacted yet."""
+        """Open the store without contacting it."""
         self._graph = graph
         self._start = start
         self._clock = clock
@@ -55,21 +55,21 @@ class JobStore:
 
     @property
     def uri(self) -> str:
-        """The job's folder."""
+        """The URI of the job's folder."""
         return self._store.uri
 
     @property
     def lease_ttl_ms(self) -> int:
-        """How long a renewal lasts."""
+        """The validity of a lease renewal."""
         return self._lease.ttl_ms
 
     def acquire(self, job_id: str, run_id: str) -> int:
-        """Take the lease, and the savepoint to start from; return the job's generation.
+        """Take the lease and claim the savepoint to start from; return the job's generation.
 
         Raises:
-            JobIdentityError: somebody else holds the job, or has claimed the savepoint.
+            JobIdentityError: another process holds the job, or another job has claimed the savepoint.
             NotFoundError: there is no such savepoint.
-            StateMismatchError: its state does not fit the job, or going back to it would publish output a second time.
+            StateMismatchError: its state does not fit the job, or restoring it would publish output twice.
         """
         if self._start.from_uri:
             self._source = self._read_source()
@@ -78,11 +78,11 @@ class JobStore:
         try:
             self._refuse_continued(generation)
             if self._source is not None:
-                # asked again at the start of the job; here so that the submitter is told, and before the claim
+                # Checked again when the job starts; here the submitter gets the error, before the claim.
                 entries = ManifestLog(self._store, generation, self._clock, self._rand).read()
                 check_source(entries, self._source, run_id, accept_duplicates=self._start.accept_duplicates)
                 if not any(e.manifest.kind == "checkpoint" and e.manifest.run_id == run_id for e in entries):
-                    self._check_states(self._source)  # after the run's first checkpoint the savepoint no longer counts
+                    self._check_states(self._source)  # after the run's first checkpoint the savepoint is not used
             if self._source is not None and self._start.claim:
                 self._claim(self._source, job_id, run_id)
         except BaseException:
@@ -91,7 +91,7 @@ class JobStore:
         return generation
 
     def seal(self, job_id: str, run_id: str, generation: int) -> None:
-        """Append this leader's first entry; a run's first seal says where it starts from."""
+        """Append this leader's first entry; a run's first seal names its initial state."""
         log = ManifestLog(self._store, generation, self._clock, self._rand)
         live = [entry.manifest for entry in live_entries(log.read())]
         sealed = any(m.kind == "seal" and m.run_id == run_id for m in live)
@@ -104,17 +104,17 @@ class JobStore:
         self._log, self._generation = log, generation
 
     def continue_as(self, job_id: str, run_id: str, graph: JobGraph, trial: Trial | None = None) -> None:
-        """Append the seal of a run that continues this one under the same leader, as `graph`, perhaps on trial."""
+        """Append the seal of a run that continues this one under the same leader as `graph`, optionally on trial."""
         self._opened().append(_tried(self._seal_entry(job_id, run_id, self._generation, ""), trial))
         self._start, self._source = StartFrom(), None
         self.use(graph)
 
     def use(self, graph: JobGraph) -> None:
-        """Take `graph` as what the job is now."""
+        """Switch to `graph`."""
         self._graph = graph
 
     def read(self, *, list_files: bool) -> tuple[tuple[LogEntry, ...], tuple[str, ...], Manifest | None]:
-        """Return the entries, the files below the job's folder if asked for, and the savepoint to start from."""
+        """Return the entries, the files of the job's folder if requested, and the savepoint to start from."""
         entries = self._opened().read()
         files: tuple[str, ...] = ()
         if list_files:
@@ -136,7 +136,7 @@ class JobStore:
         return entry
 
     def delete(self, sequences: tuple[int, ...], files: tuple[str, ...], emptied: tuple[Manifest, ...] = ()) -> None:
-        """Remove what retention gave up: entries first, so that no entry ever names a missing file."""
+        """Delete what retention released: entries first, so that no entry ever names a missing file."""
         self._opened().delete(sequences, emptied)
         for path in files:
             self._store.delete(path)
@@ -146,7 +146,7 @@ class JobStore:
         self._lease.renew()
 
     def release(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         self._lease.release()
 
     def _seal_entry(self, job_id: str, run_id: str, generation: int, note: str) -> Manifest:
@@ -166,7 +166,7 @@ class JobStore:
     def _opened(self) -> ManifestLog:
         if self._log is None:
             msg = "the log is not sealed"
-            raise StorageError(msg, hint="this is a fault of penstock")
+            raise StorageError(msg, hint="this is a bug in Penstock")
         return self._log
 
     def _read_source(self) -> Manifest:
@@ -184,25 +184,28 @@ class JobStore:
             raise SnapshotDamagedError(msg, hint="use another savepoint") from error
 
     def _refuse_fork_of_backfill(self, source: Manifest) -> None:
-        """A fork leaves staged output to the origin, and a backfill's savepoint has none that would publish it."""
+        """Refuse to fork a backfill's savepoint: a fork leaves staged output to the origin, which has no job."""
         if self._start.claim or not source.pending or source.job_id.strip("0"):
             return
-        msg = f"{self._start.from_uri} is a backfill's: its staged output has no other job that publishes it"
+        msg = f"{self._start.from_uri} is the savepoint of a backfill: no other job publishes its staged output"
         raise StateMismatchError(msg, hint="start from it without --no-claim")
 
     def _check_states(self, source: Manifest) -> None:
-        """Refuse a savepoint whose state does not fit, before it is claimed."""
+        """Refuse a savepoint whose state does not fit, before the claim."""
         allowed = self._start.allow_non_restored_state
         pending = source.pending if self._start.claim else ()
         require_fit(check_states(self._graph, source.subtasks, pending=pending, allow_non_restored=allowed))
 
     def _claim(self, source: Manifest, job_id: str, run_id: str) -> None:
-        """Own the savepoint's lineage: once only, not beside its running origin, not below what that has published."""
+        """Claim the savepoint.
+
+        Only one job can; it must neither run beside its origin nor restore below what the origin has published.
+        """
         store = open_store(self._start.from_uri.removesuffix("/manifest.json").rstrip("/"))
         mine = {"job_folder": self._store.uri, "job_id": job_id, "run_id": run_id}
         if store.list(_CLAIM_KEY) and store.read(_CLAIM_KEY) == msgspec.json.encode(mine):
             self._tell_origin(source, mine)
-            return  # this run goes on under a new leader
+            return  # the same run, under a new leader
         if not same_place(self._origin(source), self._store):
             self._check_origin(source)
         if store.put_if_absent(_CLAIM_KEY, msgspec.json.encode(mine)):
@@ -221,7 +224,7 @@ class JobStore:
         if not origin.list("lease.json"):
             return
         lease = JobLease(origin, self._holder, self._clock)
-        # our own cluster may be the one that runs the origin: its lease is not ours to take either
+        # Our own cluster may run the origin: that lease must not be taken over either.
         generation = lease.acquire(source.job_id, take_over=False).generation
         try:
             entries = ManifestLog(origin, generation, self._clock, self._rand).read()
@@ -230,13 +233,13 @@ class JobStore:
             lease.release()
 
     def _tell_origin(self, source: Manifest, mine: dict[str, str]) -> None:
-        """Leave word in the origin's folder: its lineage goes on here."""
+        """Record in the origin's folder that its lineage continues here."""
         origin = self._origin(source)
         if not same_place(origin, self._store) and origin.list("lease.json"):
             origin.put(_CLAIM_KEY, msgspec.json.encode({**mine, "sequence": str(source.sequence)}))
 
     def _refuse_continued(self, generation: int) -> None:
-        """Do not resume what goes on under another name: both would publish what follows the savepoint."""
+        """Refuse to resume a job that continues under another name: both would publish the later output."""
         chosen = self._start.fresh or self._start.from_uri or self._start.accept_duplicates
         if chosen or not self._store.list(_CLAIM_KEY):
             return
@@ -244,7 +247,7 @@ class JobStore:
         entries = current_history(ManifestLog(self._store, generation, self._clock, self._rand).read())
         newest = max((e.manifest.sequence for e in entries if e.manifest.kind == "checkpoint"), default=0)
         if 0 < newest <= int(heir["sequence"]):
-            msg = f"job {self._graph.name!r} goes on as {heir['job_folder']} (job {heir['job_id']}), from its savepoint"
+            msg = f"job {self._graph.name!r} continues as {heir['job_folder']} ({heir['job_id']}) from its savepoint"
             raise JobIdentityError(msg, hint="--fresh begins a new history, --accept-duplicates resumes it anyway")
 
     def _note_rescale(self, entries: tuple[LogEntry, ...]) -> None:
@@ -257,7 +260,7 @@ class JobStore:
 
 
 def _tried(seal: Manifest, trial: Trial | None) -> Manifest:
-    """Return a run's seal that says how the run began."""
+    """Return a run's seal with its trial added."""
     if trial is None:
         return seal
     return msgspec.structs.replace(seal, upgrade_of=trial.base, on_trial=trial.open, held=trial.held)

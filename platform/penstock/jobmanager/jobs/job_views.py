@@ -1,4 +1,4 @@
-"""Builds the views of a job from its master and its record; called by the dispatcher whenever somebody asks."""
+"""Builds the views of a job from its master and its record; called by the dispatcher for each query."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _ORDER = ("FAILED", "CANCELED", "CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZI
 def summary_of(
     record: JobRecord, graph: JobGraph, master: JobMaster | None, now_ms: int, waits_for: str = ""
 ) -> JobSummary:
-    """Return one line about a job; `master` is None for one that ended under an earlier leader, or has not begun.
+    """Return the summary of a job; `master` is None if it ended under an earlier leader or has not begun.
 
-    `waits_for`: the slots that it has asked for and not got.
+    `waits_for` describes the slots that it has requested and not received.
     """
     if master is None:
         return JobSummary(
@@ -74,7 +74,7 @@ def summary_of(
 
 
 def detail_of(summary: JobSummary, graph: JobGraph, master: JobMaster | None, now_ms: int) -> JobDetail:
-    """Return a job with its graph."""
+    """Return the detail view of a job: its summary, graph and subtasks."""
     entered = {JobStatus.CREATED: summary.start_ms} if master is None else master.status.entered_ms
     return JobDetail(
         summary=summary,
@@ -122,7 +122,7 @@ def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[Exceptio
 
 
 def _restored(record: JobRecord, restored: RestoredView | None) -> RestoredView | None:
-    """Add where the savepoint lies."""
+    """Add the savepoint's URI."""
     if restored is None or not restored.savepoint:
         return restored
     return msgspec.structs.replace(restored, uri=start_of(record).from_uri)

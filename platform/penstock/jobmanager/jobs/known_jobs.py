@@ -1,4 +1,4 @@
-"""The jobs a dispatcher knows, and how one is found by what a user calls it."""
+"""The jobs of a dispatcher, and the lookup by id, id prefix or name."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class KnownJob:
 
     @property
     def master(self) -> JobMaster | None:
-        """Who decides, once it has been started under this leader."""
+        """The job's decider, once the job has been started under this leader."""
         return self.driver.master if self.driver is not None else None
 
     @property
     def goes_on(self) -> bool:
-        """Whether its log has been read by this leader, and nothing in there ends it."""
+        """Whether this leader has read the job's log and found no end of the job in it."""
         master = self.master
         if self.record.ended or master is None or master.checkpointing.last_cut is not None:
             return False
@@ -40,10 +40,10 @@ class KnownJob:
         return read and master.step in (Step.STARTING, Step.RUNNING)
 
     def post(self, event: Event) -> None:
-        """Hand on what a user wants; of a job that is still being recovered all but its end waits for that.
+        """Post a user request. During the recovery of a job, all requests but a cancel wait for its start.
 
         Raises:
-            UsageError: it does not run.
+            UsageError: the job is not running.
         """
         early = isinstance(event, CancelRequested) and self.master is None
         if self.driver is None or early or self.record.ended:
@@ -53,10 +53,10 @@ class KnownJob:
 
 
 def find_job(jobs: Mapping[str, KnownJob], name: str) -> KnownJob:
-    """Return the job of that id, name (the newest one, running before ended) or unique beginning of an id.
+    """Return the job with that id, name (a running one first, then the newest) or unique id prefix.
 
     Raises:
-        NotFoundError: there is none, or there are several.
+        NotFoundError: no job matches, or several do.
     """
     found = jobs.get(name)
     if found is not None:
@@ -67,27 +67,27 @@ def find_job(jobs: Mapping[str, KnownJob], name: str) -> KnownJob:
     begun = [j for j in jobs.values() if len(name) >= 4 and j.record.job_id.startswith(name)]
     if len(begun) == 1:
         return begun[0]
-    msg = f"no job {name!r}" if not begun else f"several jobs begin with {name!r}"
+    msg = f"no job {name!r}" if not begun else f"several jobs have the id prefix {name!r}"
     raise NotFoundError(msg, hint="see `penstock list`")
 
 
 def refuse_running(jobs: Iterable[KnownJob], graph: JobGraph) -> None:
-    """Raise JobIdentityError when a job of that name and checkpoint root runs already."""
+    """Raise JobIdentityError if a job of that name and checkpoint root is already running."""
     for job in jobs:
         same = job.record.name == graph.name
         if same and not job.record.ended and job.graph.settings.checkpoint_root == graph.settings.checkpoint_root:
-            msg = f"job {graph.name!r} runs already in this cluster as {job.record.job_id}"
+            msg = f"job {graph.name!r} is already running in this cluster as {job.record.job_id}"
             raise JobIdentityError(msg, hint="stop or cancel it first, or use another job name")
 
 
 def submitted_with(jobs: Iterable[KnownJob], token: str, name: str = "") -> str:
-    """Return the id of the job that was submitted with a token; empty when none was.
+    """Return the id of the job that was submitted with a token; empty if there is none.
 
     Raises:
-        UsageError: `name` is given, and that is a job of another name.
+        UsageError: `name` is given, and the job has another name.
     """
     found = next((job.record for job in jobs if token and job.record.token == token), None)
     if found is not None and name and found.name != name:
-        msg = f"job {found.name!r} was submitted with token {token!r} already"
-        raise UsageError(msg, hint=f"job {name!r} was not taken in; a token is for one submission of one job")
+        msg = f"job {found.name!r} was already submitted with token {token!r}"
+        raise UsageError(msg, hint=f"job {name!r} was not accepted; use a new token for each submission")
     return found.job_id if found is not None else ""

@@ -1,4 +1,7 @@
-"""Asynchronous requests (savepoint, stop, checkpoint): what became of them, and who waits; used by the dispatcher."""
+"""Status of asynchronous requests: savepoint, stop, checkpoint, rescale, upgrade.
+
+Used by the dispatcher, also to wait for their end.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _KINDS: dict[type[Event], str] = {
 
 
 def kind_of(event: Event) -> str:
-    """Return what a request asks for, by its event."""
+    """Return the kind of the request that an event carries."""
     return _KINDS[type(event)]
 
 
@@ -38,12 +41,12 @@ class Operations:
     """The last thousand requests."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start without requests."""
         self._statuses: dict[str, OperationStatus] = {}
         self._ended: dict[str, asyncio.Event] = {}
 
     def begin(self, request_id: str, job_id: str, kind: str = "") -> None:
-        """A request was taken; `kind` as of `kind_of`."""
+        """Register an accepted request; `kind` as returned by `kind_of`."""
         self._statuses[request_id] = OperationStatus(
             request_id=request_id, job_id=job_id, status="IN_PROGRESS", kind=kind
         )
@@ -53,11 +56,11 @@ class Operations:
             del self._statuses[oldest], self._ended[oldest]
 
     def known(self, request_id: str) -> bool:
-        """Whether it was taken by this leader."""
+        """Return whether this leader knows the request."""
         return request_id in self._statuses
 
     def end(self, ended: OperationEnded, job_id: str) -> None:
-        """It has ended; an earlier leader may have taken it."""
+        """Record the end of a request, which an earlier leader may have accepted."""
         if ended.request_id not in self._statuses:
             self.begin(ended.request_id, job_id, ended.kind)
         status = self._statuses[ended.request_id]
@@ -72,21 +75,21 @@ class Operations:
         self._ended[ended.request_id].set()
 
     def end_all(self, job_id: str, reason: str) -> None:
-        """A job has ended: nothing of it is in progress any more."""
+        """Fail all requests of a job that are in progress: it has ended."""
         for request_id, status in list(self._statuses.items()):
             if status.job_id == job_id and status.status == "IN_PROGRESS":
                 self.end(OperationEnded(request_id, error=reason), job_id)
 
     def status(self, request_id: str) -> OperationStatus:
-        """Return what became of a request; raises NotFoundError."""
+        """Return the status of a request; raises NotFoundError."""
         found = self._statuses.get(request_id)
         if found is None:
             msg = f"no request {request_id!r}"
-            raise NotFoundError(msg, hint="a restarted JobManager does not know the requests made before")
+            raise NotFoundError(msg, hint="a restarted JobManager does not know earlier requests")
         return found
 
     async def wait(self, request_id: str, timeout_ms: int) -> OperationStatus:
-        """Return when it has ended or the time is over."""
+        """Wait until the request has ended or the timeout expires; return its status."""
         self.status(request_id)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended[request_id].wait(), timeout_ms / 1000)

@@ -1,4 +1,4 @@
-"""The jobs a leader finds in its HA store, how they start, and those it forgets; called by dispatcher and driver."""
+"""Reads, builds and deletes the job records of the HA store; called by dispatcher and driver."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from penstock.jobmanager.jobs.job_store import StartFrom
 from penstock.jobmanager.messages.commands import OperationEnded, RecordRescale, RecordUpgrade
 from penstock.jobmanager.messages.submit_options import SubmitOptions
 
-#: Ended jobs that are remembered. The token of a forgotten one starts a new job.
+#: Number of ended jobs that are kept. A token of a deleted record starts a new job.
 _REMEMBERED = 1000
 
 
 def recorded_jobs(
     store: ObjectStore, generation: int = 0, remembered: int = _REMEMBERED
 ) -> tuple[tuple[JobRecord, JobGraph], ...]:
-    """Return all jobs, oldest first, without those that ended and whose graph this version cannot read.
+    """Return all jobs, oldest first, except ended ones whose graph this version cannot read.
 
-    Those that have not ended become the jobs of the leader `generation`; see `read_records`.
+    Unfinished jobs are taken over by the leader `generation`; see `read_records`.
 
     Raises:
         LeadershipLostError: there is a newer leader.
-        StorageError: a record is damaged, or graph or options of a job that has not ended cannot be read; names it.
+        StorageError: a record is damaged, or graph or options of an unfinished job cannot be read.
     """
     found = []
     records = read_records(store, generation)
@@ -45,30 +45,30 @@ def recorded_jobs(
             if record.ended:
                 continue
             msg = f"the graph in {store.uri}/jobs/{record.job_id}.json cannot be read: {error}"
-            raise StorageError(msg, hint="is it of another version? move it away to start without that job") from error
+            raise StorageError(msg, hint="it may be of another version; move it away to skip that job") from error
     return tuple(found)
 
 
 def start_of(record: JobRecord) -> StartFrom:
-    """Return where a job's state comes from, of a record of an earlier version too.
+    """Return the source of a job's initial state; accepts records of earlier versions.
 
     Raises:
-        StorageError: the options are none of any version; names the job.
+        StorageError: the options match no version; the message names the job.
     """
     options = dict(record.options)
     if isinstance(options.get("allow_non_restored_state"), bool):
-        del options["allow_non_restored_state"]  # once a switch; what is left behind has had a name since
+        del options["allow_non_restored_state"]  # formerly a switch; states to drop are named since
     try:
         return msgspec.convert(options, StartFrom)
     except msgspec.MsgspecError as error:
         msg = f"the options of job {record.name!r} in jobs/{record.job_id}.json cannot be read: {error}"
-        raise StorageError(msg, hint="is it of another version? move it away to start without that job") from error
+        raise StorageError(msg, hint="it may be of another version; move it away to skip that job") from error
 
 
 def submitted_record(
     graph: JobGraph, options: SubmitOptions, ids: tuple[str, str], now_ms: int, generation: int
 ) -> JobRecord:
-    """Return the record of a job that begins; `ids`: the job's and its first run's."""
+    """Return the record of a new job; `ids` are the job's and its first run's."""
     return JobRecord(
         job_id=ids[0],
         name=graph.name,
@@ -82,7 +82,7 @@ def submitted_record(
 
 
 def rescaled_record(record: JobRecord, command: RecordRescale, generation: int) -> JobRecord:
-    """Return the record of a job that goes on as another run with another parallelism, from its own checkpoint."""
+    """Return the job record after a rescale: a new run with another parallelism from the job's own checkpoint."""
     return msgspec.structs.replace(
         record,
         run_id=command.run_id,
@@ -94,7 +94,7 @@ def rescaled_record(record: JobRecord, command: RecordRescale, generation: int) 
 
 
 def upgraded_record(record: JobRecord, command: RecordUpgrade, generation: int) -> JobRecord:
-    """Return the record of a job with an upgrade's state, as another run and version if the command says so."""
+    """Return the job record with an upgrade's state; with a graph in the command, as a new run and version."""
     changed = msgspec.structs.replace(record, upgrade=command.upgrade, generation=generation)
     if command.graph is None:
         return changed
@@ -108,16 +108,16 @@ def upgraded_record(record: JobRecord, command: RecordUpgrade, generation: int) 
 
 
 def stopped_record(record: JobRecord, stop: OperationEnded | None) -> JobRecord:
-    """Return the record of a job that has ended with the answer to the stop that has ended it, if one did."""
+    """Return the record of an ended job with the reply to the stop that ended it, if there was one."""
     if stop is None:
         return record
     return msgspec.structs.replace(record, stop_token=stop.request_id, stop_uri=stop.uri)
 
 
 def forget_oldest(store: ObjectStore, records: Iterable[JobRecord], remembered: int = _REMEMBERED) -> set[str]:
-    """Delete the records of all ended jobs but the last `remembered` to end; return their ids.
+    """Delete the records of all ended jobs except the `remembered` newest; return their ids.
 
-    One that cannot be deleted now is found and tried again.
+    A record that cannot be deleted is logged and tried again at the next call.
     """
     ended = sorted((record for record in records if record.ended), key=lambda record: record.ended_ms)
     forgotten = {record.job_id for record in ended[:-remembered]}
@@ -126,5 +126,5 @@ def forget_oldest(store: ObjectStore, records: Iterable[JobRecord], remembered: 
             delete_record(store, job_id)
             prune_stories(store, job_id, 0)
         except StorageError as error:
-            logging.getLogger(__name__).warning("job %s ended long ago and its record stays: %s", job_id, error)
+            logging.getLogger(__name__).warning("cannot delete the record of the ended job %s: %s", job_id, error)
     return forgotten

@@ -1,8 +1,8 @@
-"""Disposal of savepoints: removes what one consists of, unless a job still reads from it.
+"""Disposal of savepoints: deletes a savepoint's files unless a job still reads from it.
 
-`dispose` blocks and is a function of the stores alone; `Disposals` runs it in a thread for
-`penstock.rest.jobs.savepoint_requests` and remembers what became of it. A job that was started from a savepoint names
-the savepoint's files in its checkpoints until its own have replaced them all.
+`dispose` blocks and depends on the stores only. `Disposals` runs it in a thread for
+`penstock.rest.jobs.savepoint_requests` and keeps the outcome. A job started from a savepoint references the savepoint's
+files in its checkpoints until its own files have replaced them all.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _HINT = "pass the folder that `penstock savepoint` or `penstock stop` printed"
 
 
 def dispose(uri: str, job_folders: Iterable[str]) -> None:
-    """Remove the savepoint at `uri`; `job_folders` are those of all jobs that may read from it.
+    """Delete the savepoint at `uri`; `job_folders` are the folders of all jobs that may read from it.
 
-    The manifest goes last, so that a disposal that was cut short can be asked for again.
+    The manifest is deleted last, so that an interrupted disposal can be repeated.
 
     Raises:
-        NotFoundError: there is no savepoint. UsageError: it is something else.
+        NotFoundError: no savepoint at `uri`. UsageError: it holds something else.
         SavepointInUseError: a job reads from it.
     """
     root = uri.removesuffix(f"/{_MANIFEST}").rstrip("/")
@@ -47,15 +47,15 @@ def dispose(uri: str, job_folders: Iterable[str]) -> None:
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no savepoint at {root}", hint=_HINT) from error
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{root}/{_MANIFEST} is not a savepoint's: {error}", hint=_HINT) from error
+        raise UsageError(f"{root}/{_MANIFEST} is not the manifest of a savepoint: {error}", hint=_HINT) from error
     if manifest.kind != "savepoint":
         raise UsageError(f"{root} holds a {manifest.kind}, not a savepoint", hint=_HINT)
     claimed = _claimed_by(store)
     for folder in dict.fromkeys(filter(None, [claimed, *job_folders])):
         if _reads(folder, store.uri):
-            msg = f"the job in {folder} still reads from the savepoint {root}"
+            msg = f"the job in {folder} still uses files of savepoint {root}"
             raise SavepointInUseError(
-                msg, hint="take a savepoint of that job first and start it from there, or keep this one"
+                msg, hint="keep this savepoint, or restart that job from its own new savepoint first"
             )
     for path in sorted(_files(manifest)):
         store.delete(path)
@@ -64,7 +64,7 @@ def dispose(uri: str, job_folders: Iterable[str]) -> None:
 
 
 def _claimed_by(store: ObjectStore) -> str:
-    """Return the folder of the job that owns the savepoint's files; empty when none does."""
+    """Return the folder of the job that owns the savepoint's files; empty if there is none."""
     if not store.list(_CLAIM):
         return ""
     try:
@@ -72,21 +72,21 @@ def _claimed_by(store: ObjectStore) -> str:
     except msgspec.MsgspecError as error:
         msg = f"{store.uri}/{_CLAIM} is damaged: {error}"
         raise UsageError(
-            msg, hint="which job owns the savepoint cannot be told: remove it by hand if none does"
+            msg, hint="the owner of the savepoint is unknown: if no job uses it, delete it by hand"
         ) from error
 
 
 class _Claim(msgspec.Struct):
-    """What is read of a claim."""
+    """The fields of a claim that are read here."""
 
     job_folder: str = ""
 
 
 class Disposals:
-    """Requests to dispose of savepoints, and what became of them."""
+    """Requests to dispose of savepoints, and their status."""
 
     def __init__(self, job_folders: Callable[[], Iterable[str]], rand: Rand) -> None:
-        """None yet."""
+        """Start without requests."""
         self._job_folders = job_folders
         self._rand = rand
         self._operations = Operations()
@@ -103,7 +103,7 @@ class Disposals:
         return request_id
 
     def status(self, request_id: str) -> OperationStatus:
-        """Return what became of a request; raises NotFoundError."""
+        """Return the status of a request; raises NotFoundError."""
         return self._operations.status(request_id)
 
     async def _run(self, request_id: str, uri: str) -> None:
@@ -111,19 +111,19 @@ class Disposals:
             await self._threads.call(None, dispose, uri, tuple(self._job_folders()))
         except PenstockError as error:
             self._operations.end(OperationEnded(request_id, error=str(error), error_class=type(error).__name__), "")
-        except Exception as error:  # noqa: BLE001 - a store may raise anything, and whoever asked waits for an end
+        except Exception as error:  # noqa: BLE001 - a store may raise anything, and the request must end
             self._operations.end(OperationEnded(request_id, error=f"{type(error).__name__}: {error}"), "")
         else:
             self._operations.end(OperationEnded(request_id), "")
 
 
 def job_folder(checkpoint_root: str, job_name: str) -> str:
-    """Return the folder whose checkpoints are a job's."""
+    """Return the folder of a job's checkpoints."""
     return join_uri(checkpoint_root, job_name)
 
 
 def _reads(folder: str, savepoint: str) -> bool:
-    """Whether a retained checkpoint names a file of the savepoint, or a run begins there that has none yet."""
+    """Return whether a retained checkpoint uses a file of the savepoint, or a new run starts from it."""
     store = open_store(folder)
     history = present_manifests(read_entries(store, lambda key: _manifest(store, key)))
     covered = {m.run_id for m in history if m.kind in ("checkpoint", "fence")}
@@ -142,7 +142,7 @@ def _manifest(store: ObjectStore, key: str) -> Manifest:
         return decode_manifest(store.read(key))
     except msgspec.MsgspecError as error:
         msg = f"{store.uri}/{key} is damaged: {error}"
-        raise UsageError(msg, hint="whether that job reads from the savepoint cannot be told") from error
+        raise UsageError(msg, hint="it is unknown whether that job uses the savepoint") from error
 
 
 def _references(manifest: Manifest) -> Iterable[FileRef]:
@@ -160,7 +160,7 @@ def _paths(manifest: Manifest) -> set[str]:
 
 
 def _files(manifest: Manifest) -> set[str]:
-    """Return the files of a savepoint itself: those under its own folder."""
+    """Return the savepoint's own files: those in its folder."""
     return {path for path in _paths(manifest) if "://" not in path and ".." not in path.split("/")}
 
 
@@ -173,5 +173,5 @@ def _same(uri: str, savepoint: str) -> bool:
 
 
 def _plain(uri: str) -> str:
-    """Return one spelling of a place: links of a local folder are followed."""
+    """Return a canonical spelling of a URI, with links of a local folder resolved."""
     return os.path.realpath(uri.removeprefix("file://")) if uri.startswith("file://") else uri.rstrip("/")

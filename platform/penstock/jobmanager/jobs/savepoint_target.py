@@ -1,7 +1,7 @@
-"""Where a savepoint goes, and whether it can be written there, asked before a job is touched for it.
+"""Determines a savepoint's folder and tests whether it is writable, before the job is touched.
 
-Called by `jobmanager.dispatcher` (savepoint, stop, drain) and `jobmanager.jobs.change_requests` (upgrade): behind a
-stop the sources are silent, and a copy that cannot be written then would hold the job up, or end it.
+Called by `jobmanager.dispatcher` (savepoint, stop, drain) and `jobmanager.jobs.change_requests` (upgrade). After a stop
+the sources are silent; a copy that cannot be written then would delay or end the job.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.jobmanager.cluster.side_threads import SideThreads
 from penstock.jobmanager.jobs.known_jobs import KnownJob
 
-#: A store that is away is asked several times by its client.
+#: Clients repeat the request while the store is unavailable.
 _LIMIT_S = 20.0
-#: Places that answer take turns; when so many do not, no further one is tried.
+#: Separate threads: when all of them hang, further targets are refused without a test.
 _THREADS = SideThreads("savepoint-target", 4)
-_HINT = "the job goes on as it was; give another target, or see to it that this one can be written"
+_HINT = "the job continues unchanged; choose another target or make this one writable"
 
 
 async def savepoint_target(
@@ -27,14 +27,14 @@ async def savepoint_target(
     threads: SideThreads = _THREADS,
     limit_s: float = _LIMIT_S,
 ) -> str:
-    """Return the folder of a request's savepoint below `target`, by default below the job's own folder.
+    """Return the folder of a request's savepoint below `target`, by default below the job's folder.
 
-    With `probe` an object is written beside it and removed, if the job goes on as far as is known: one that is being
-    recovered may have been stopped by this very request, and is then about to end, whatever is found at its target.
+    With `probe`, write a test object beside it and delete it, unless the job may be about to end: a job in
+    recovery may have been stopped by this very request, and then ends regardless of the target.
 
     Raises:
-        UsageError: it cannot be written, or not within `limit_s`, or as many as there are `threads` hang that were
-        asked for before.
+        UsageError: the target is not writable within `limit_s`, or all `threads` are blocked by
+        earlier tests.
     """
     base = target or join_uri(job.graph.settings.checkpoint_root, job.graph.name, "savepoints")
     name = f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}"
@@ -47,12 +47,12 @@ async def savepoint_target(
             raise UsageError(msg, hint=_HINT) from error
         except (PenstockError, OSError) as error:
             reason = error.message if isinstance(error, PenstockError) else (error.strerror or str(error))
-            raise UsageError(f"the savepoint's target {base} cannot be written: {reason}", hint=_HINT) from error
+            raise UsageError(f"the savepoint's target {base} is not writable: {reason}", hint=_HINT) from error
     return join_uri(base, name)
 
 
 def _write(base: str, name: str) -> None:
-    # beside the savepoint: where the request is refused all the same, no empty folder of its name stays behind
+    # beside the savepoint: if the request is refused, no empty savepoint folder is left
     store, key = open_store(base), f".probe-{name}"
     store.put(key, b"")
     store.delete(key)

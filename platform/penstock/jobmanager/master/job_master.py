@@ -1,8 +1,8 @@
-"""The master of one job: a pure decider over everything that can happen to it, composed of smaller ones.
+"""The master of one job: a pure decider over all events of a job, composed of smaller deciders.
 
-Production (`jobmanager.jobs.job_driver`) and the simulator feed it events and execute its commands in order. Whatever
-an old worker says is dropped: every deployment has workers of its own, and none starts before the old ones are known to
-be gone.
+Production (`jobmanager.jobs.job_driver`) and the simulator feed it events and execute its commands in order. Each
+deployment has new workers, which start only after the old ones are known to be gone. Reports of old workers are
+dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.rpc import worker_commands as orders
 
 _LEAVE_TIMEOUT_MS = 10_000
 _END_TAG = "end"
-#: Until a job that must not end starts again, when its restart strategy has given up.
+#: Delay before a job that must not end starts again, although its restart strategy has given up.
 _KEPT_DELAY_MS = 1_000
 _EXCEPTIONS = 50
 
@@ -49,7 +49,7 @@ class JobMaster:
     def __init__(
         self, graph: JobGraph, identity: JobIdentity, rand: Rand, now_ms: int, upgrade: UpgradeRecord | None = None
     ) -> None:
-        """Nothing happens before `Start`; `upgrade`: the newest one of the job's record."""
+        """Create an idle master; `upgrade` is the newest one in the job's record."""
         self.graph = graph
         self.identity = identity
         self.status = StatusMachine(now_ms)
@@ -73,12 +73,12 @@ class JobMaster:
         self._end_state = JobStatus.FINISHED
         self._end_written = False
         self._ever_ran = False
-        #: Between two deployments because of a rescale or an upgrade: no failure, it starts as soon as it can.
+        #: Between two deployments of a rescale or upgrade: not a failure, the job starts as soon as possible.
         self._changing = False
         self._wake_ms: int | None = None
 
     def handle(self, event: ev.Event, now_ms: int) -> list[cmd.Command]:
-        """Take one event; return what is to be done, in order."""
+        """Handle one event; return the commands to execute, in order."""
         if self.step is Step.DONE:
             return []
         if isinstance(event, ev.Tick):
@@ -94,7 +94,7 @@ class JobMaster:
 
     @property
     def next_attempt_ms(self) -> int:
-        """When the job starts again after a failure; -1 when it does not wait for that."""
+        """The time of the next start after a failure; -1 if the job is not waiting for one."""
         waits = self.step is Step.WAITING and not self._changing
         return self._deadline_ms if waits and self._deadline_ms is not None else -1
 
@@ -150,7 +150,7 @@ class JobMaster:
         self._deadline_ms = now_ms + recovered.start_timeout_ms
         decided = self._apply(self.in_place.log_read(recovered.plan, self._situation(now_ms)), now_ms)
         if recovered.plan.finishing and recovered.plan.trial is not None and recovered.plan.trial.open:
-            return decided  # the log is read again behind the release: only then may the last output go out
+            return decided  # the log is read again after the release: only then may the final output be published
         commands = decided + self.checkpointing.begin(deployment, recovered.plan, now_ms)
         return commands + deployment.log_read(recovered, now_ms)
 
@@ -159,7 +159,7 @@ class JobMaster:
             return []
         starting = self.deployment if self.step is Step.STARTING else None
         if starting is None or len(slots) > starting.needed - len(self._held.slots):
-            return [cmd.ReleaseSlots(slots)]  # asked for by a deployment or a rescale that is no more
+            return [cmd.ReleaseSlots(slots)]  # requested by a deployment or a rescale that has ended
         self._held.slots += slots
         return starting.slots_granted(slots)
 
@@ -188,7 +188,7 @@ class JobMaster:
         return self._fail(failure, now_ms, cause_of(lost.reason))
 
     def _explain(self, cause: Failure) -> None:
-        """Let the newest failure be the end of a worker, if it was another one's lost connection to that worker."""
+        """Replace a lost-connection failure by its cause, the end of the worker at the other side."""
         if self.failures and is_lost_connection(self.failures[0].error, cause.worker_id):
             self.failures[0], self.error = cause, cause.error
             self.story.add(cause.at_ms, "failure", f"cause: {cause.error}")
@@ -232,7 +232,7 @@ class JobMaster:
     def _on_tick(self, now_ms: int) -> list[cmd.Command]:
         if self._deadline_ms is not None and now_ms >= self._deadline_ms and self.step is Step.STARTING:
             waiting = self.deployment.waiting_for() if self.deployment is not None else ""
-            text = f"the job did not start in time; it waits for {waiting}"
+            text = f"the job did not start in time; it is waiting for {waiting}"
             return self._fail(Failure(now_ms, text), now_ms)
         running = self.deployment if self.step is Step.RUNNING else None
         commands = [*self._waiting.overdue(now_ms), *(running.tick(now_ms) if running is not None else [])]
@@ -263,7 +263,7 @@ class JobMaster:
         return [cmd.ReadLog(list_files=first), *surplus, *self.deployment.begin(self._held.slots)]
 
     def _settle(self, now_ms: int) -> list[cmd.Command]:
-        """Take the steps whose conditions have become true."""
+        """Take the steps whose conditions are met."""
         deployment, commands = self.deployment, list[cmd.Command]()
         if self.step is Step.WAITING and self._held.gone(now_ms) and now_ms >= (self._deadline_ms or 0):
             return self._deploy(now_ms)
@@ -278,7 +278,7 @@ class JobMaster:
                     commands += self._answers(self._wanted(request, now_ms), now_ms)
             elif (last := deployment.last_cut) is not None:
                 self.step = Step.RUNNING
-                self._waiting.drop(last.request)  # that one is answered by what follows
+                self._waiting.drop(last.request)  # answered when the ending resumes
                 commands += self._waiting.refuse("the job is about to end")
                 commands += self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
         if self.step in (Step.FINISHING, Step.CANCELLING) and not self.in_place.recording:
@@ -305,8 +305,8 @@ class JobMaster:
         commands = self._halt(failure.error, now_ms)
         delay = self._restart.on_failure(cause, now_ms, self._rand.fraction())
         if self.in_place.upgrading.failed(failure.error, hopeless=delay is None):
-            # a version on trial does not end the job, and neither does a savepoint that cannot be written: the old
-            # one goes on, or this one, behind the release
+            # A version on trial does not end the job, and neither does a savepoint that cannot be written. After the
+            # decision the old or the new version continues.
             delay = _KEPT_DELAY_MS if delay is None else delay
         if delay is None:
             self.status.to(JobStatus.FAILING, now_ms)
@@ -318,7 +318,7 @@ class JobMaster:
         return commands
 
     def _halt(self, reason: str, now_ms: int) -> list[cmd.Command]:
-        """End the deployment: its workers are killed, everything they may still do is fenced or repeatable."""
+        """End the deployment: kill its workers. Anything they still do is fenced or repeatable."""
         return [*self._waiting.refuse(reason), *self._undeploy(reason, now_ms)]
 
     def _undeploy(self, reason: str, now_ms: int) -> list[cmd.Command]:
@@ -332,7 +332,7 @@ class JobMaster:
     def _cancel(self, now_ms: int) -> list[cmd.Command]:
         if self.step in (Step.FINISHING, Step.CLOSING) or not self.status.to(JobStatus.CANCELLING, now_ms):
             return []
-        self.story.add(now_ms, "cancel", "asked for by a user")
+        self.story.add(now_ms, "cancel", "requested by a user")
         commands = self.checkpointing.halt("the job was cancelled", now_ms)
         commands += self.in_place.halted("the job was cancelled") + self.in_place.closed("the job was cancelled")
         self.step, self._deadline_ms = Step.CANCELLING, now_ms + _LEAVE_TIMEOUT_MS
@@ -354,13 +354,13 @@ class JobMaster:
         return Situation(self.graph, self.identity, self.step, state, running, held, self.checkpointing, now_ms)
 
     def _answers(self, commands: list[cmd.Command], now_ms: int) -> list[cmd.Command]:
-        """Look for answers to what a rescale or an upgrade has asked for."""
+        """Intercept answers to requests of a rescale or an upgrade."""
         if not any(isinstance(command, cmd.OperationEnded) for command in commands):
             return commands
         return self._apply(self.in_place.answers(commands, self._situation(now_ms)), now_ms)
 
     def _leave(self, step: Leave, now_ms: int) -> list[cmd.Command]:
-        """Leave the deployment for what is being recorded; what users want waits until the job runs again."""
+        """End the deployment for a change that is being recorded; user requests wait until the job runs again."""
         for request in self.checkpointing.withdraw():
             self._waiting.add(request, now_ms)
         commands = self._undeploy(step.reason, now_ms)
@@ -383,13 +383,13 @@ class JobMaster:
         return [*commands, cmd.AppendManifest(_END_TAG, entry)]
 
     def _ended_before(self, state: JobStatus, log: ev.LogRead, now_ms: int) -> list[cmd.Command]:
-        """The leader before us wrote the end of this run, but died before it was recorded: nothing is started again."""
+        """Finish a run whose end an earlier leader wrote to the log but not to the job record."""
         self.story.add(now_ms, "recovery", f"the run has ended already: {state}")
         self.status.to({"CANCELED": JobStatus.CANCELLING, "FAILED": JobStatus.FAILING}.get(state, state), now_ms)
         self.step, self._end_state, self._end_written = Step.CLOSING, state, True
         stopped = self.checkpointing.stopped = stop_of(log.entries, self.identity.run_id)
         if stopped is not None:
-            self._waiting.drop(stopped.request_id)  # asked again of us: it has its answer
+            self._waiting.drop(stopped.request_id)  # a repeated stop: `stopped` is its answer
         return [*([stopped] if stopped is not None else []), *self._halt(f"the job is {state}", now_ms)]
 
     def _request(self, event: ev.CutRequested, now_ms: int) -> list[cmd.Command]:

@@ -12,7 +12,7 @@ from penstock.rpc.messages import SlowCall
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A call that goes on."""
+    """A slow call in progress."""
 
     what: str
     since_ms: int
@@ -22,16 +22,16 @@ class SlowWork:
     """The slow calls of one job's workers."""
 
     def __init__(self) -> None:
-        """There is none."""
+        """Start without calls."""
         self._known: dict[tuple[str, int], Slow] = {}
 
     @property
     def going_on(self) -> tuple[Slow, ...]:
-        """Those that have not ended, the longest first."""
+        """The calls in progress, the longest first."""
         return tuple(sorted(self._known.values(), key=lambda slow: slow.since_ms))
 
     def reported(self, worker_id: str, calls: tuple[SlowCall, ...], now_ms: int) -> list[str]:
-        """Take what a worker says is slow now; return a line for each call that has become slow, or has ended."""
+        """Take a worker's current slow calls; return an event log line for each call that became slow or ended."""
         now = {(worker_id, call.number): call for call in calls}
         lines = []
         for key in [key for key in self._known if key[0] == worker_id and key not in now]:
@@ -44,5 +44,5 @@ class SlowWork:
         return lines
 
     def halted(self) -> None:
-        """The workers are gone, and their calls with them."""
+        """Forget all calls: the workers were killed."""
         self._known.clear()

@@ -1,4 +1,4 @@
-"""What a worker's report makes a job do, as steps that `jobmanager.master.job_master` takes.
+"""Translates the workers' reports into steps of a job; changes only the state of the job's parts.
 
 Each report is for one part of the job, which decides by itself what follows. Nothing else of the job is changed here:
 what is to be kept or told of it is among the steps.

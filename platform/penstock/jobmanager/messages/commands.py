@@ -1,4 +1,4 @@
-"""Everything a job can want done: the commands of `JobMaster.handle`, executed in order by driver or simulator."""
+"""The commands that `JobMaster.handle` returns, executed in order by the driver or the simulator."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc.worker_commands import WorkerCommand
 
-#: For texts: what a user can do with a job that does not run and is to be changed or stopped.
-WAY_OUT = "(cancel it; `penstock run JOB` then goes on from its newest checkpoint)"
+#: Message suffix: the way out for a job that is not running and should be changed or stopped.
+WAY_OUT = "(cancel it; `penstock run JOB` then resumes from its newest checkpoint)"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:
-    """Read the whole manifest log, behind every append asked for before; answered by `LogRead` or `LogFailed`."""
+    """Read the whole manifest log after all earlier appends; answered by `LogRead` or `LogFailed`."""
 
     list_files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSlots:
-    """Get `count` more slots; answered by `SlotsGranted` or `SlotsRefused`, without `wait` at once."""
+    """Request `count` more slots; answered by `SlotsGranted` or `SlotsRefused`, at once without `wait`."""
 
     count: int
     wait: bool = True
@@ -32,7 +32,7 @@ class RequestSlots:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSlots:
-    """Give back these slots, or all and any request (None)."""
+    """Return these slots; None returns all slots and withdraws any request."""
 
     slots: tuple[Slot, ...] | None = None
 
@@ -72,7 +72,7 @@ class SendToWorkers:
 
 @dataclass(frozen=True, slots=True)
 class AppendManifest:
-    """Append to the log; answered by `ManifestAppended` or `ManifestFailed` of the same tag."""
+    """Append to the log; answered by `ManifestAppended` or `ManifestFailed` with the same tag."""
 
     tag: str
     manifest: Manifest
@@ -80,19 +80,19 @@ class AppendManifest:
 
 @dataclass(frozen=True, slots=True)
 class DeleteEntries:
-    """Remove log entries and files that nothing names any more; best effort, counted."""
+    """Remove log entries and unreferenced files; best effort, counted."""
 
     sequences: tuple[int, ...]
     files: tuple[str, ...]
-    #: Entries that stay, and name none of the files any more.
+    #: Entries that stay but no longer name any of the files.
     emptied: tuple[Manifest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RecordRescale:
-    """Seal `run_id` in the log, then put it and its graph into the job's record.
+    """Seal `run_id` in the log, then write it and its graph to the job's record.
 
-    From then on the job is that, for any leader; answered by `RescaleRecorded` or `RescaleNotRecorded`.
+    From then on any leader runs the job as this run. Answered by `RescaleRecorded` or `RescaleNotRecorded`.
     """
 
     request_id: str
@@ -102,21 +102,24 @@ class RecordRescale:
 
 @dataclass(frozen=True, slots=True)
 class RecordUpgrade:
-    """Put an upgrade's state into the job's record; with a graph, first seal `run_id` in the log, then record both.
+    """Write an upgrade's state to the job's record; with a graph, seal `run_id` in the log first.
 
-    From then on the job is that, for any leader; answered by `UpgradeRecorded` or `UpgradeNotRecorded`.
+    From then on any leader runs the job as this run. Answered by `UpgradeRecorded` or `UpgradeNotRecorded`.
     """
 
     upgrade: UpgradeRecord
     run_id: str = ""
     graph: JobGraph | None = None
-    #: How the run begins; None: it is the old version that comes back.
+    #: How the run begins; None: the old version returns.
     trial: Trial | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoverSplits:
-    """Ask the source's enumerator (a new one for a new epoch); answered by `SplitsDiscovered` or `DiscoveryFailed`."""
+    """Ask the source's enumerator for splits; answered by `SplitsDiscovered` or `DiscoveryFailed`.
+
+    A new epoch gets a new enumerator.
+    """
 
     uid: str
     epoch: int
@@ -126,27 +129,27 @@ class DiscoverSplits:
 
 @dataclass(frozen=True, slots=True)
 class CloseEnumerators:
-    """No more discovery."""
+    """Stop split discovery."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send a `Tick` at this wall time; replaces the one before."""
+    """Send a `Tick` at this wall time; replaces the previous `WakeAt`."""
 
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class OperationEnded:
-    """A savepoint, stop or checkpoint request has ended; `error` empty = well."""
+    """A savepoint, stop or checkpoint request has ended; an empty `error` means success."""
 
     request_id: str
     uri: str = ""
     checkpoint_id: int | None = None
     error: str = ""
-    #: Name of the error's class, where a client tells one from another by it.
+    #: Name of the error's class, where clients distinguish errors by it.
     error_class: str = ""
-    #: As of `operations.kind_of`, where an earlier leader may have taken it: ours has not.
+    #: The kind as in `operations.kind_of`, if an earlier leader may have accepted the request.
     kind: str = ""
 
 

@@ -1,6 +1,6 @@
-"""Everything that can happen to a job: the events of `JobMaster.handle`.
+"""The events of `JobMaster.handle`: everything that can happen to a job.
 
-Made by the job driver (production) and by the simulator; workers' reports travel in `WorkerReported` as they came.
+Created by the job driver (production) and by the simulator. `WorkerReported` carries workers' reports unchanged.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from penstock.rpc.messages import WorkerReport
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The lease is held and the log is sealed: begin."""
+    """The lease is held and the log is sealed: the job can begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """Answer to `ReadLog`; `files` only when they were asked for."""
+    """Answer to `ReadLog`; `files` is filled only if requested."""
 
     entries: tuple[LogEntry, ...]
     files: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class LogRead:
 
 @dataclass(frozen=True, slots=True)
 class LogFailed:
-    """The log cannot be read; `final` when trying again cannot help."""
+    """The log cannot be read; `final` if a retry cannot help."""
 
     error: str
     final: bool
@@ -49,14 +49,14 @@ class SlotsGranted:
 
 @dataclass(frozen=True, slots=True)
 class SlotsRefused:
-    """No slots came in time."""
+    """No slots became available in time."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """A worker said something."""
+    """A worker sent a report."""
 
     worker_id: str
     report: WorkerReport
@@ -69,13 +69,13 @@ class WorkerLost:
     worker_id: str
     reason: str
     detail: str = ""
-    #: Whether it was told to end.
+    #: Whether the JobManager had asked it to end.
     asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TaskManagerLost:
-    """A TaskManager is dead, its workers and slots with it."""
+    """A TaskManager is lost, with its workers and slots."""
 
     taskmanager_id: str
     reason: str
@@ -83,7 +83,7 @@ class TaskManagerLost:
 
 @dataclass(frozen=True, slots=True)
 class ManifestAppended:
-    """Answer to `AppendManifest`: it is in the log."""
+    """Answer to `AppendManifest`: the entry is in the log."""
 
     tag: str
     entry: LogEntry
@@ -91,7 +91,7 @@ class ManifestAppended:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFailed:
-    """Answer to `AppendManifest`: it is not, or nobody knows."""
+    """Answer to `AppendManifest`: it failed, or its outcome is unknown."""
 
     tag: str
     reason: str
@@ -99,7 +99,7 @@ class ManifestFailed:
 
 @dataclass(frozen=True, slots=True)
 class SplitsDiscovered:
-    """Answer to `DiscoverSplits`; splits as builtins."""
+    """Answer to `DiscoverSplits`; splits as builtin types."""
 
     uid: str
     epoch: int
@@ -108,7 +108,7 @@ class SplitsDiscovered:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryFailed:
-    """The enumerator raised."""
+    """Answer to `DiscoverSplits`: the enumerator raised."""
 
     uid: str
     epoch: int
@@ -117,12 +117,12 @@ class DiscoveryFailed:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """A user cancels the job."""
+    """A user cancelled the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """A user stops the job with a savepoint under `uri`."""
+    """A user asked to stop the job with a savepoint under `uri`."""
 
     request_id: str
     uri: str
@@ -131,7 +131,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class SavepointRequested:
-    """A user wants a savepoint under `uri`."""
+    """A user asked for a savepoint under `uri`."""
 
     request_id: str
     uri: str
@@ -139,14 +139,14 @@ class SavepointRequested:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """A user wants a checkpoint now."""
+    """A user asked for a checkpoint."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class RescaleRequested:
-    """A user wants the job to go on as `graph`: itself with another parallelism, under the ids of a new run."""
+    """A user asked for another parallelism: the job continues as `graph`, as a new run."""
 
     request_id: str
     run_id: str
@@ -155,27 +155,27 @@ class RescaleRequested:
 
 @dataclass(frozen=True, slots=True)
 class RescaleRecorded:
-    """Answer to `RecordRescale`: it is durable."""
+    """Answer to `RecordRescale`: the record is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class RescaleNotRecorded:
-    """Answer to `RecordRescale`: it is not."""
+    """Answer to `RecordRescale`: the record was not written."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class UpgradeRequested:
-    """A user wants the job to go on as `graph`, another version of it, under the ids of a new run."""
+    """A user asked for an upgrade: the job continues as `graph`, its new version, as a new run."""
 
     request_id: str
     run_id: str
-    #: Of the old version, should it come back.
+    #: Run id of the old version after a rollback.
     back_run_id: str
     graph: JobGraph
     policy: UpgradePolicy
-    #: Where the savepoint goes; unused when it goes on from a checkpoint.
+    #: Where the savepoint is written; unused if the upgrade starts from a checkpoint.
     uri: str = ""
     #: See `UpgradeRecord.parallelism`.
     parallelism: dict[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -183,29 +183,29 @@ class UpgradeRequested:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeJudged:
-    """A user says whether the new version is healthy."""
+    """A user accepted or rejected the new version."""
 
     healthy: bool
 
 
 @dataclass(frozen=True, slots=True)
 class UpgradeRecorded:
-    """Answer to `RecordUpgrade`: it is durable."""
+    """Answer to `RecordUpgrade`: the record is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpgradeNotRecorded:
-    """Answer to `RecordUpgrade`: it is not."""
+    """Answer to `RecordUpgrade`: the record was not written."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time asked for by `WakeAt` has come."""
+    """The time requested by `WakeAt` has been reached."""
 
 
-#: What changes a running job in its place.
+#: Events that change a running job.
 Change = (
     RescaleRequested
     | RescaleRecorded
@@ -240,7 +240,7 @@ Event = (
 
 
 def cut_of(event: CutRequested) -> tuple[BarrierKind, str]:
-    """Return the kind of cut a user asks for, and where its copy goes."""
+    """Return the kind of checkpoint that a user requested, and the URI of its copy."""
     match event:
         case StopRequested(_, uri, drain):
             return (BarrierKind.DRAIN if drain else BarrierKind.STOP), uri
@@ -251,7 +251,7 @@ def cut_of(event: CutRequested) -> tuple[BarrierKind, str]:
 
 
 def request_of(kind: BarrierKind, request_id: str, uri: str) -> CutRequested:
-    """Return the request that `cut_of` was made of."""
+    """Return the request for a kind and URI; the inverse of `cut_of`."""
     if kind.ends_job:
         return StopRequested(request_id, uri, drain=kind is BarrierKind.DRAIN)
     return SavepointRequested(request_id, uri) if kind is BarrierKind.SAVEPOINT else CheckpointRequested(request_id)

@@ -1,6 +1,6 @@
-"""`JobManagerLimits`: how long and how often a JobManager tries, and what it keeps; given to `main.JobManager`.
+"""`JobManagerLimits`: timeouts, retries and retention of a JobManager; passed to `main.JobManager`.
 
-The defaults are those of production; tests give shorter times.
+The defaults are for production; tests set shorter times.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 class JobManagerLimits:
     """Times and counts; immutable."""
 
-    #: Between two tries to begin a job that is recorded, and how many there are.
+    #: Interval between tries to start a recorded job, and their number.
     recover_retry_ms: int = 2_000
     recover_tries: int = 30
-    #: How long a verdict on an upgrade may take to become durable before its sender gets an error.
+    #: How long a verdict on an upgrade may take to become durable before the caller gets an error.
     verdict_ms: int = 20_000
-    #: Ended jobs whose last run is still shown in full.
+    #: Number of ended jobs whose last run is still shown in full.
     kept_ended: int = 50
 
 

@@ -1,6 +1,6 @@
-"""Which subtask runs in which slot; pure. A slot holds at most one subtask of each vertex of its sharing group.
+"""Assigns subtasks to slots; pure. A slot holds at most one subtask of each vertex of its sharing group.
 
-Used by `jobmanager.master.job_master` when a deployment is planned; the plan itself is made by `graph.execution_graph`.
+Used by `jobmanager.master.job_master` when it plans a deployment; `graph.execution_graph` makes the plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.graph.regions import slots_of
 
 
 class Slot(msgspec.Struct, frozen=True, order=True):
-    """One slot of one TaskManager."""
+    """A slot of a TaskManager."""
 
     taskmanager_id: str
     index: int
@@ -22,10 +22,10 @@ class Slot(msgspec.Struct, frozen=True, order=True):
 
 
 def place(graph: JobGraph, workers: Sequence[str]) -> dict[tuple[str, int], str]:
-    """Return the worker of every subtask: `workers[i]` serves the job's i-th slot need.
+    """Return the worker of every subtask: `workers[i]` gets the subtasks of the job's i-th slot.
 
     Raises:
-        ValueError: fewer workers than the job needs slots (a fault of the caller).
+        ValueError: there are fewer workers than slots (a bug of the caller).
     """
     needs = slots_of(graph)
     if len(workers) < len(needs):

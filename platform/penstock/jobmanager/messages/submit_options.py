@@ -1,4 +1,4 @@
-"""How a job is started: what comes with its graph, over REST and from an embedded run."""
+"""The start options of a job, sent with its graph over REST or by an embedded run."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import msgspec
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job starts."""
+    """The start options of a job."""
 
-    #: Two submits with the same token are one job.
+    #: Two submits with the same token give one job.
     token: str = ""
-    #: A savepoint (or a retained checkpoint's manifest) to start from, instead of the identity's own newest checkpoint.
+    #: A savepoint (or a retained checkpoint's manifest) to start from, instead of the job's own newest checkpoint.
     from_uri: str = ""
-    #: Start a new history: ignore what the identity has.
+    #: Start a new history: ignore the job's own checkpoints.
     fresh: bool = False
-    #: With `from_uri`: True continues that lineage (fence, publish what is owed), False forks it.
+    #: With `from_uri`: True continues that lineage (fences it and publishes its pending output), False forks it.
     claim: bool = True
-    #: Accept starting below output that may have been published (recorded in the story).
+    #: Accept a start older than output that may have been published (recorded in the event log).
     accept_duplicates: bool = False
-    #: State that may be left behind, by name: `uid` or `uid/state`.
+    #: States that may be dropped, by name: `uid` or `uid/state`.
     allow_non_restored_state: tuple[str, ...] = ()
-    #: The span that the submission is part of, as W3C's header says it.
+    #: The span of the submission's caller, as a W3C `traceparent` header.
     traceparent: str = ""
 
 

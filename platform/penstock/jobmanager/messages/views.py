@@ -1,6 +1,6 @@
-"""What the JobManager shows of itself: plain structs, made by the dispatcher, turned into Flink's JSON by REST.
+"""The JobManager's views: plain structs, built by the dispatcher and converted to Flink's JSON by REST.
 
-Times are wall-clock milliseconds, -1 when not yet; sizes are bytes. Nothing here refers back to live objects.
+Times are wall-clock milliseconds, -1 if unset; sizes are bytes. No view references live objects.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class _View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubtaskView(_View, frozen=True, kw_only=True):
-    """One subtask's current attempt."""
+    """The current attempt of a subtask."""
 
     subtask: int
-    #: Flink's: CREATED, SCHEDULED, DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELING, CANCELED, FAILED.
+    #: Flink's states: CREATED, SCHEDULED, DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELING, CANCELED, FAILED.
     state: str
     attempt: int
     worker_id: str = ""
@@ -27,12 +27,12 @@ class SubtaskView(_View, frozen=True, kw_only=True):
     start_ms: int = -1
     end_ms: int = -1
     input_ended: bool = False
-    #: Newest metrics of the subtask, Flink's names.
+    #: Newest metrics of the subtask, with Flink's names.
     metrics: dict[str, float] = {}
 
 
 class OperatorView(_View, frozen=True, kw_only=True):
-    """One operator of a chain."""
+    """An operator of a chain."""
 
     uid: str
     name: str
@@ -40,7 +40,7 @@ class OperatorView(_View, frozen=True, kw_only=True):
 
 
 class VertexView(_View, frozen=True, kw_only=True):
-    """One vertex of the job graph with its subtasks."""
+    """A vertex of the job graph with its subtasks."""
 
     id: str
     name: str
@@ -54,7 +54,7 @@ class VertexView(_View, frozen=True, kw_only=True):
 
 
 class EdgeView(_View, frozen=True, kw_only=True):
-    """One edge of the job graph."""
+    """An edge of the job graph."""
 
     source: str
     target: str
@@ -65,20 +65,20 @@ class EdgeView(_View, frozen=True, kw_only=True):
 
 
 class RestoredView(_View, frozen=True, kw_only=True):
-    """What a job has started from."""
+    """The checkpoint or savepoint that a job was restored from."""
 
     checkpoint_id: int
     #: When it was restored, and when it was taken.
     restored_ms: int
     taken_ms: int
-    #: It is the savepoint that a user started the job from, not a checkpoint of the job.
+    #: Whether it is a savepoint that a user started the job from.
     savepoint: bool = False
-    #: Where the savepoint lies.
+    #: The savepoint's URI.
     uri: str = ""
 
 
 class JobSummary(_View, frozen=True, kw_only=True):
-    """One line of `penstock list`."""
+    """A line of `penstock list`."""
 
     job_id: str
     name: str
@@ -91,28 +91,28 @@ class JobSummary(_View, frozen=True, kw_only=True):
     #: Execution state -> number of subtasks.
     tasks: dict[str, int]
     restarts: int
-    #: Newest complete checkpoint, or None.
+    #: Newest completed checkpoint, or None.
     checkpoint_id: int | None = None
     checkpoints_completed: int = 0
     checkpoints_failed: int = 0
-    #: Why it failed or is restarting; one line.
+    #: Why the job failed or is restarting; one line.
     error: str = ""
-    #: What it cannot start without, such as `9 slots, 4 of 6 are free`.
+    #: Missing resources of the start, such as `9 slots, 4 of 6 are free`.
     waits_for: str = ""
-    #: Until it starts again after a failure; -1 when it does not wait for that.
+    #: Time until the next start after a failure; -1 if the job is not waiting for one.
     next_attempt_in_ms: int = -1
-    #: Why the newest of the checkpoints that failed did.
+    #: The newest checkpoint failure.
     checkpoint_failure: str = ""
-    #: Calls to outside systems that take long: what each does, and since when.
+    #: Slow calls to external systems: description and start time.
     slow_calls: tuple[tuple[str, int], ...] = ()
-    #: What it last started from; None: an empty start, or it has not started under this leader.
+    #: The restored checkpoint or savepoint; None for an empty start, or before the start under this leader.
     restored: RestoredView | None = None
-    #: Where the savepoint lies with which a user stopped it.
+    #: URI of the savepoint that a user stopped the job with.
     stop_uri: str = ""
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing more will happen to the job."""
+        """Whether the job has ended."""
         return self.state in ("FINISHED", "CANCELED", "FAILED")
 
 
@@ -129,7 +129,7 @@ class JobDetail(_View, frozen=True, kw_only=True):
 
 
 class SubtaskCheckpointView(_View, frozen=True, kw_only=True):
-    """One subtask's part of a checkpoint."""
+    """A subtask's part of a checkpoint."""
 
     vertex_id: str
     subtask: int
@@ -139,13 +139,13 @@ class SubtaskCheckpointView(_View, frozen=True, kw_only=True):
     alignment_ms: float
     sync_ms: float
     async_ms: float
-    #: Input taken between the first and the last barrier, and what lay meanwhile in the channels that waited.
+    #: Input processed between the first and the last barrier, and input buffered in blocked channels.
     processed_bytes: int = 0
     buffered_bytes: int = 0
 
 
 class CheckpointView(_View, frozen=True, kw_only=True):
-    """One checkpoint or savepoint of the history."""
+    """A checkpoint or savepoint of the history."""
 
     id: int
     #: `checkpoint`, `savepoint`, `stop`, `drain` or `final`.
@@ -161,25 +161,25 @@ class CheckpointView(_View, frozen=True, kw_only=True):
     new_bytes: int = 0
     failure: str = ""
     sequence: int | None = None
-    #: Where the savepoint or the manifest lies.
+    #: Location of the savepoint or manifest.
     path: str = ""
-    #: Objects written for it: those that no checkpoint before referred to, and the manifest.
+    #: Objects written for it: files that no earlier checkpoint references, and the manifest.
     objects: int = 0
     subtasks: tuple[SubtaskCheckpointView, ...] = ()
 
     @property
     def processed_bytes(self) -> int:
-        """Input that subtasks took between their first and their last barrier."""
+        """Input that subtasks processed between their first and last barriers."""
         return sum(subtask.processed_bytes for subtask in self.subtasks)
 
     @property
     def buffered_bytes(self) -> int:
-        """Input that lay in channels whose barrier had come, when the last one did."""
+        """Input that was buffered in channels whose barrier had arrived before the last one."""
         return sum(subtask.buffered_bytes for subtask in self.subtasks)
 
 
 class CheckpointsView(_View, frozen=True, kw_only=True):
-    """Counts and the last hundred."""
+    """Counts and the last hundred checkpoints."""
 
     completed: int
     failed: int
@@ -191,20 +191,20 @@ class CheckpointsView(_View, frozen=True, kw_only=True):
     latest_savepoint: CheckpointView | None = None
     latest_failed: CheckpointView | None = None
     latest_restored: RestoredView | None = None
-    #: Committables not yet known published, their rows and bytes.
+    #: Committables not known to be published, with their rows and bytes.
     pending_count: int = 0
     pending_rows: int = 0
     pending_bytes: int = 0
 
 
 class OperationStatus(_View, frozen=True, kw_only=True):
-    """An asynchronous request: savepoint, stop, checkpoint trigger."""
+    """The status of an asynchronous request: savepoint, stop, checkpoint, rescale, upgrade."""
 
     request_id: str
     job_id: str
     #: IN_PROGRESS, COMPLETED or FAILED.
     status: str
-    #: What was asked for, such as `stop`; empty where the leader that took it has not recorded that.
+    #: The kind of request, such as `stop`; empty if an earlier leader accepted it and did not record the kind.
     kind: str = ""
     uri: str = ""
     checkpoint_id: int | None = None
@@ -216,21 +216,21 @@ class UpgradeView(_View, frozen=True, kw_only=True):
     """The newest upgrade of a job."""
 
     request_id: str
-    #: `cut`, `trial`, or how it ended: `completed`, `rolled-back`, `refused`, `kept`.
+    #: `cut`, `trial`, or the outcome: `completed`, `rolled-back`, `refused`, `kept`.
     phase: str
-    #: The new version's, and the old one's if it came back.
+    #: Runs of the new version, and of the old one after a rollback.
     run_id: str
     back_run_id: str
     savepoint: str = ""
-    #: Completed on trial so far, and wanted.
+    #: Checkpoints completed on trial so far, and required.
     checkpoints: int = 0
     checkpoints_wanted: int = 0
     restarts: int = 0
     restarts_allowed: int = 0
-    #: Whether a user's word is waited for.
+    #: Whether the upgrade waits for a user's verdict.
     confirm: bool = False
     deadline_ms: int = 0
-    #: Output that is held back, of sinks that can hold it.
+    #: Withheld output, and the sinks that withhold it.
     held_rows: int = 0
     held_sinks: tuple[str, ...] = ()
     #: See `UpgradeRecord.parallelism`.
@@ -239,7 +239,7 @@ class UpgradeView(_View, frozen=True, kw_only=True):
 
 
 class ExceptionView(_View, frozen=True, kw_only=True):
-    """One failure of the job."""
+    """A failure of the job."""
 
     at_ms: int
     error: str
@@ -250,17 +250,17 @@ class ExceptionView(_View, frozen=True, kw_only=True):
 
 
 class StoryEntry(_View, frozen=True, kw_only=True):
-    """One thing the JobManager saw or decided."""
+    """An entry of the event log."""
 
     at_ms: int
     kind: str
     text: str
-    #: Of the leader, for this job.
+    #: The leader's generation for this job.
     generation: int = 0
 
 
 class WorkerView(_View, frozen=True, kw_only=True):
-    """One slot worker."""
+    """A worker in a slot."""
 
     worker_id: str
     job_id: str
@@ -271,7 +271,7 @@ class WorkerView(_View, frozen=True, kw_only=True):
 
 
 class TaskManagerView(_View, frozen=True, kw_only=True):
-    """One registered TaskManager."""
+    """A registered TaskManager."""
 
     taskmanager_id: str
     host: str
@@ -281,14 +281,14 @@ class TaskManagerView(_View, frozen=True, kw_only=True):
     registered_ms: int
     last_heartbeat_ms: int
     workers: tuple[WorkerView, ...]
-    #: host:port of its own `/metrics`; empty when it serves none.
+    #: host:port of its `/metrics` endpoint; empty if it has none.
     metrics_address: str = ""
-    #: What the process uses, by Flink's names (`metrics.process`).
+    #: Resource metrics of the process, with Flink's names (`metrics.process`).
     process: dict[str, float] = {}
 
 
 class ClusterView(_View, frozen=True, kw_only=True):
-    """The whole cluster at a glance."""
+    """An overview of the cluster."""
 
     jobmanager_id: str
     generation: int
@@ -296,8 +296,8 @@ class ClusterView(_View, frozen=True, kw_only=True):
     taskmanagers: int
     slots: int
     free_slots: int
-    #: Slots that jobs wait for.
+    #: Number of slots that jobs wait for.
     pending_slots: int = 0
-    #: Spans that the collector has taken, and that were dropped.
+    #: Number of spans that the collector accepted, and that were dropped.
     spans: tuple[int, int] = (0, 0)
     jobs: tuple[JobSummary, ...]

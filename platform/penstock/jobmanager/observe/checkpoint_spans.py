@@ -1,7 +1,7 @@
-"""The spans of one checkpoint: the whole, each subtask's part with what it did, and the commit; pure.
+"""Builds the spans of one checkpoint: the whole, each subtask's steps, and the commit; pure.
 
-Called by `jobmanager.observe.span_builder`. Subtasks measure how long their steps take, not when: the steps are laid
-out backwards from the moment the JobManager heard of the last.
+Called by `jobmanager.observe.span_builder`. Subtasks report durations, not times. The steps are laid out backwards from
+the time at which the JobManager received the subtask's ack.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.jobmanager.observe.spans import Span, SpanContext, Value, context_
 if TYPE_CHECKING:
     from penstock.jobmanager.messages.views import CheckpointView, SubtaskCheckpointView
 
-#: Of more subtasks those that were last are told one by one.
+#: With more subtasks, only the last ones to acknowledge get spans.
 MOST_SUBTASKS = 50
 _TYPES = {"checkpoint": "Checkpoint", "final": "Checkpoint"}
 
@@ -24,7 +24,10 @@ def cut_spans(
     append_ms: int | None,
     job: dict[str, Value],
 ) -> list[Span]:
-    """Return them; `which`: its own ids and its parent's, `append_ms`: when its manifest was about to be appended."""
+    """Return the spans of a checkpoint.
+
+    `which` holds the span's context and its parent's. `append_ms` is the time just before the manifest append.
+    """
     context, parent = which
     attributes: dict[str, Value] = {
         **job,
@@ -75,7 +78,7 @@ def _subtask(subtask: SubtaskCheckpointView, whole: Span, job: dict[str, Value])
     for name, duration_ms in (
         ("Upload", upload_ms), ("Synchronous", subtask.sync_ms), ("Alignment", subtask.alignment_ms)
     ):  # fmt: skip
-        # two clocks: no step begins before the whole did
+        # Worker and JobManager clocks differ: no step may begin before the whole.
         start_ms = max(float(whole.start_ms), end_ms - duration_ms)
         context = context_of(f"{about} {name}", whole.context)
         attributes: dict[str, Value] = {**where, "durationMs": duration_ms}

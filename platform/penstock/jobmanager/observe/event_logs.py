@@ -1,7 +1,7 @@
-"""The stories of jobs over all their leaders: this one's is written down soon after each decision, others' are read.
+"""The event logs of jobs over all their leaders: stores this leader's entries after each decision, reads the others'.
 
-Owned by `jobmanager.dispatcher`, on its event loop; the store is asked in threads of its own. No job depends on any of
-this: a store that refuses, or hangs, costs the story, and says so in the process's log.
+Owned by `jobmanager.dispatcher`, on its event loop; store calls run in separate threads. No job depends on the event
+log: if the store fails or hangs, entries are lost and the process's log says so.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NO_ANSWER = "the store does not answer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryTimes:
-    """Seconds that stories take at most."""
+    """Time limits of event log operations, in seconds."""
 
-    #: Decisions come in bursts: one write for those of so long.
+    #: Entries within this time are written together, because decisions occur in bursts.
     gather_s: float = 0.2
-    #: A call of the store.
+    #: Limit of one store call.
     call_s: float = 10.0
-    #: All that is to be written at the end.
+    #: Limit of the writes at close.
     close_s: float = 15.0
 
 
@@ -42,25 +42,25 @@ _TIMES = StoryTimes()
 
 
 class Stories:
-    """Written and read by job id."""
+    """Event logs by job id."""
 
     def __init__(self, store: ObjectStore, times: StoryTimes = _TIMES) -> None:
-        """Nothing is read before somebody asks."""
+        """Create an empty cache; the store is read at the first query."""
         self._store, self._times = store, times
-        #: Generation of each job's master, and how many of its decisions are written down.
+        #: Generation of each job's master, and the number of its entries that are stored.
         self._written: dict[str, tuple[int, int]] = {}
         self._logged: dict[str, tuple[int, int]] = {}
         self._due: dict[str, tuple[asyncio.TimerHandle, JobMaster]] = {}
-        #: What all but one generation have told, and which one that is.
+        #: Entries of all generations except one, and that generation.
         self._earlier: dict[str, tuple[int, tuple[Entry, ...]]] = {}
         self._reading: dict[tuple[str, int], asyncio.Task[tuple[Entry, ...]]] = {}
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        # one writes: what is late does not overwrite what came after it
+        # one writer: a delayed write cannot overwrite a newer one
         self._writer, self._readers = SideThreads("story-writer", 1), SideThreads("story-reader", 2)
 
     def grew(self, job_id: str, master: JobMaster) -> None:
-        """Log what was decided, and write it down soon."""
+        """Log the new entries and schedule their write."""
         generation, decided = _state(master)
         before, logged = self._logged.get(job_id, (0, 0))
         if (before, logged) != (generation, decided):
@@ -73,13 +73,13 @@ class Stories:
         self._due[job_id] = loop.call_later(self._times.gather_s, self._begin, job_id, master), master
 
     async def save(self, job_id: str, master: JobMaster | None) -> None:
-        """Write it down now; goes on when the caller is cancelled, until `close` has waited for it."""
+        """Write the entries now; continues after a cancellation of the caller until `close` has waited for it."""
         if master is not None:
             await asyncio.shield(self._begin(job_id, master))
 
     async def _write(self, job_id: str, master: JobMaster) -> None:
         async with self._writing:
-            # due until here: what was decided meanwhile is written with it
+            # scheduled until here: entries added meanwhile are part of this write
             timer, _ = self._due.pop(job_id, (None, None))
             if timer is not None:
                 timer.cancel()
@@ -92,12 +92,12 @@ class Stories:
                 if job_id not in self._written:
                     await self._writer.call(self._times.call_s, prune_stories, self._store, job_id)
             except (PenstockError, TimeoutError) as error:
-                _LOGGER.warning("the story of job %s was not written down: %s", job_id, str(error) or _NO_ANSWER)
-            # one that was refused is tried again with the next decision
+                _LOGGER.warning("the event log of job %s was not stored: %s", job_id, str(error) or _NO_ANSWER)
+            # a failed write is repeated with the next entry
             self._written[job_id] = generation, decided
 
     async def of(self, job_id: str, master: JobMaster | None) -> tuple[StoryEntry, ...]:
-        """Return what was seen and decided by all leaders that are remembered, oldest first."""
+        """Return the entries of all remembered leaders, oldest first."""
         present = 0 if master is None else master.identity.generation
         but, earlier = self._earlier.get(job_id, (-1, ()))
         if but != present:
@@ -114,12 +114,12 @@ class Stories:
         )
 
     def forget(self, job_id: str) -> None:
-        """Nothing of it is decided any more, and who asks for it reads what was written."""
+        """Drop the cache of an ended job; later queries read the store."""
         for known in (self._written, self._logged, self._earlier):
             known.pop(job_id, None)
 
     async def close(self) -> None:
-        """Write down what is due, unless the store hangs."""
+        """Write pending entries, unless the store hangs."""
         for job_id, (_, master) in tuple(self._due.items()):
             self._begin(job_id, master)
         if self._tasks:
@@ -135,9 +135,9 @@ class Stories:
         try:
             told = await self._readers.call(self._times.call_s, read_stories, self._store, job_id, but)
         except (PenstockError, TimeoutError) as error:
-            _LOGGER.warning("the story of job %s could not be read: %s", job_id, str(error) or _NO_ANSWER)
+            _LOGGER.warning("the event log of job %s could not be read: %s", job_id, str(error) or _NO_ANSWER)
             return ()
-        if but:  # else the job has no master here, and nothing says when it is forgotten
+        if but:  # otherwise the job has no master here, and its cache would never be dropped
             self._earlier[job_id] = but, told
         return told
 

@@ -1,7 +1,7 @@
-"""State of running jobs, asked for by users: one key, which keys, what there is and how much, the hottest keys.
+"""Queries of the live state of running jobs: one key, a page of keys, all states with sizes, the hottest keys.
 
-Called by `penstock.rest.jobs.live_state_requests`. The JobManager itself knows no columns: the first subtask of an
-operator is asked, types and hashes the key, and answers, or says whose the key is.
+Called by `penstock.rest.jobs.live_state_requests`. The JobManager knows no columns. It asks the operator's first
+subtask, which types and hashes the key, and answers or names the subtask that owns the key.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from penstock.jobmanager.cluster.worker_queries import Questions, Worker
 from penstock.jobmanager.messages.views import JobDetail, SubtaskView, VertexView
 from penstock.rpc.worker_commands import AskSubtask
 
-#: Rows of one key that are returned at most.
+#: Upper limit of returned rows of one key.
 MOST_ROWS = 10_000
-#: Keys of a state that are returned at most.
+#: Upper limit of returned keys of a state.
 MOST_KEYS = 1000
-#: Hot keys of an operator that are shown.
+#: Number of hot keys shown per operator.
 _HOTTEST = 20
 
 
 @dataclass(frozen=True, slots=True)
 class StateKey:
-    """What is asked for: a state of an operator, the parts of a key as texts, and how many of its rows."""
+    """A query for rows of one key: state, key parts as texts, row limit."""
 
     uid: str
     state: str
@@ -38,7 +38,7 @@ class StateKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyPage:
-    """What is asked for: keys of a state in the order of their hashes, of one key group or all, behind a hash."""
+    """A query for keys of a state by hash: one key group or all, after a given hash."""
 
     uid: str
     state: str
@@ -48,11 +48,11 @@ class KeyPage:
 
 
 async def keys_of(job: JobDetail, asked: KeyPage, questions: Questions) -> dict[str, Any]:
-    """Return keys that have rows in memory, with how many, and the hash behind which to go on (a text; None: no more).
+    """Return keys in memory with their row counts, and the hash to continue after (a text; None at the end).
 
     Raises:
-        NotFoundError: there is no such operator or state. UsageError: the job does not run, or what is asked for is
-        out of range. PenstockError: no answer came in time.
+        NotFoundError: there is no such operator or state. UsageError: the job is not running, or a parameter is
+        out of range. PenstockError: no answer arrived in time.
     """
     vertex = _vertex_of(job, asked.uid)
     groups = job.settings.key_groups
@@ -81,9 +81,9 @@ async def keys_of(job: JobDetail, asked: KeyPage, questions: Questions) -> dict[
 
 
 def _hashes(asked: KeyPage, groups: int) -> tuple[int, int]:
-    """Return the first and the last hash of what is asked for."""
+    """Return the first and the last hash of the queried range."""
     if not 0 < asked.most <= MOST_KEYS:
-        raise UsageError(f"limit {asked.most} is not between 1 and {MOST_KEYS}", hint="ask for fewer keys")
+        raise UsageError(f"limit {asked.most} is not between 1 and {MOST_KEYS}", hint="choose a limit in that range")
     low, high = HASH_MIN, HASH_MAX
     if asked.key_group is not None:
         if not 0 <= asked.key_group < groups:
@@ -92,7 +92,7 @@ def _hashes(asked: KeyPage, groups: int) -> tuple[int, int]:
         low, high = first_hash_of(asked.key_group, groups), first_hash_of(asked.key_group + 1, groups) - 1
     if asked.after is not None:
         if not low <= asked.after <= high:
-            raise UsageError(f"after={asked.after} is no hash of these keys", hint="give `next` of the keys before")
+            raise UsageError(f"after={asked.after} is no hash in this range", hint="pass `next` of the previous page")
         low = asked.after + 1
     return low, high
 
@@ -101,13 +101,13 @@ async def value_of(job: JobDetail, asked: StateKey, questions: Questions) -> dic
     """Return the live rows of one key with their columns.
 
     Raises:
-        NotFoundError: there is no such operator, state, or nothing under the key. UsageError: the job does not run, or
-        the key does not fit. PenstockError: no answer came in time.
+        NotFoundError: there is no such operator, state, or no rows of the key. UsageError: the job is not running, or
+        the key does not fit. PenstockError: no answer arrived in time.
     """
     if not asked.key:
-        raise UsageError("no key is given", hint="add ?key=..., one for each key column, or a JSON array or object")
+        raise UsageError("the key is missing", hint="add ?key=..., one for each key column, or a JSON array or object")
     if not 0 < asked.most <= MOST_ROWS:
-        raise UsageError(f"limit {asked.most} is not between 1 and {MOST_ROWS}", hint="ask for fewer rows")
+        raise UsageError(f"limit {asked.most} is not between 1 and {MOST_ROWS}", hint="choose a limit in that range")
     vertex = _vertex_of(job, asked.uid)
     subtask = 0
     for _ in range(2):
@@ -128,20 +128,20 @@ async def value_of(job: JobDetail, asked: StateKey, questions: Questions) -> dic
             break
         subtask = int(found["subtask"])
     if "rows" not in found:
-        msg = f"the key {found['key']} has just moved to another subtask: the job is being rescaled"
-        raise PenstockError(msg, hint="ask again")
+        msg = f"the key {found['key']} has just moved to another subtask in a rescale"
+        raise PenstockError(msg, hint="try again")
     if not found["rows"]:
-        msg = f"state {asked.state!r} of {asked.uid!r} holds nothing for the key {found['key']}"
-        raise NotFoundError(msg, hint="no row of that key has come, or its state was cleared, closed or expired")
+        msg = f"state {asked.state!r} of {asked.uid!r} has no rows of the key {found['key']}"
+        raise NotFoundError(msg, hint="no row of that key has arrived, or its state was cleared, closed or expired")
     head = {"uid": asked.uid, "name": asked.state, "consistency": "read-uncommitted"}
     return {**head, **found}
 
 
 async def states_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
-    """Return every keyed state of a running job with its rows and bytes in memory, by subtask and so by key groups.
+    """Return every keyed state of a running job with its rows and bytes in memory, by subtask and key group.
 
     Raises:
-        UsageError: the job does not run. PenstockError: no answer came in time.
+        UsageError: the job is not running. PenstockError: no answer arrived in time.
     """
     merged: dict[tuple[str, str], dict[str, Any]] = {}
     for answer in await ask_all(job, "states", questions):
@@ -158,10 +158,10 @@ async def states_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
 
 
 async def hot_keys_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
-    """Return the hottest keys of every keyed operator of a running job, as far as samples of its rows say.
+    """Return the hottest keys of every keyed operator of a running job, estimated from samples of its rows.
 
     Raises:
-        UsageError: the job does not run. PenstockError: no answer came in time.
+        UsageError: the job is not running. PenstockError: no answer arrived in time.
     """
     merged: dict[str, list[dict[str, Any]]] = {}
     for answer in await ask_all(job, "hot-keys", questions):
@@ -171,7 +171,7 @@ async def hot_keys_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
 
 
 def _hottest(uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge what the subtasks say: a key is of one subtask, and none weighs more than `error` above what is shown."""
+    """Merge the subtasks' answers: each key belongs to one subtask, and counts are at most `error` too low."""
     rows = sum(part["rows"] for part in parts)
     keys = [
         {**key, "share": key["rows"] / rows, "subtask": part["subtask"]}
@@ -185,10 +185,10 @@ def _hottest(uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def ask_all(job: JobDetail, what: str, questions: Questions) -> list[dict[str, Any]]:
-    """Return what every subtask of a running job answers to `what`.
+    """Return the answers of all subtasks of a running job to the query `what`.
 
     Raises:
-        UsageError: the job does not run. PenstockError: no answer came in time.
+        UsageError: the job is not running. PenstockError: no answer arrived in time.
     """
     asking = [
         questions.ask(
@@ -209,7 +209,7 @@ def _vertex_of(job: JobDetail, uid: str) -> VertexView:
     for vertex in job.vertices:
         if any(operator.uid == uid for operator in vertex.operators):
             return vertex
-    msg = f"job {job.summary.name!r} has no operator of uid {uid!r}"
+    msg = f"job {job.summary.name!r} has no operator with uid {uid!r}"
     raise NotFoundError(msg, hint=near(uid, _uids(job.vertices)))
 
 
@@ -218,10 +218,10 @@ def _uids(vertices: Iterable[VertexView]) -> list[str]:
 
 
 def _running(job: JobDetail, vertex: VertexView) -> tuple[SubtaskView, ...]:
-    """Return the subtasks of a vertex if all of them run."""
+    """Return the subtasks of a vertex; raise UsageError unless all of them run."""
     state = job.summary.state
     if state != "RUNNING" or any(subtask.state != "RUNNING" for subtask in vertex.subtasks):
-        shown = state if state != "RUNNING" else f"{state}, but not all of its subtasks are"
+        shown = state if state != "RUNNING" else f"{state}, but some of its subtasks are not"
         msg = f"job {job.summary.name!r} ({job.summary.job_id}) is {shown}"
         raise UsageError(msg, hint="only a running job has live state; `penstock state read` shows its snapshots")
     return vertex.subtasks

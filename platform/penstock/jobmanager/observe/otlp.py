@@ -1,7 +1,7 @@
 """Sends spans to a collector by OTLP over HTTP, in a thread of the OpenTelemetry SDK; made by `jobmanager.main`.
 
-The SDK's own variables apply besides the endpoint: `OTEL_EXPORTER_OTLP_HEADERS`, `..._CERTIFICATE`, `..._TIMEOUT`.
-Whatever the collector does costs the JobManager nothing but the spans: so many wait at most, the others are counted.
+The SDK's own variables apply besides the endpoint: `OTEL_EXPORTER_OTLP_HEADERS`, `..._CERTIFICATE`, `..._TIMEOUT`. A
+slow or failing collector never blocks the JobManager: the queue is bounded, and dropped spans are counted.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _PATH = "/v1/traces"
 
 
 class OtlpSpans:
-    """A `SpanSink`; `put` and `close` in one thread."""
+    """A `SpanSink`; call `put` and `close` from one thread."""
 
     def __init__(
         self, endpoint: str, *, most_waiting: int = _MOST_WAITING, close_seconds: float = _CLOSE_SECONDS
     ) -> None:
-        """`endpoint`: URL of the collector, with or without `/v1/traces`.
+        """Open an exporter to `endpoint`, the collector's URL with or without `/v1/traces`.
 
-        `most_waiting` spans wait at most; `close` sends them for `close_seconds` at most.
+        The queue holds at most `most_waiting` spans; `close` flushes it for at most `close_seconds`.
 
         Raises:
-            UsageError: that is no URL.
+            UsageError: `endpoint` is not an HTTP URL.
         """
         if not endpoint.startswith(("http://", "https://")):
-            raise UsageError(f"{endpoint!r} is no collector", hint="give a URL, such as http://localhost:4318")
+            raise UsageError(f"{endpoint!r} is not a URL of a collector", hint="for example http://localhost:4318")
         url = endpoint.rstrip("/")
         counting = _CountingExporter(OTLPSpanExporter(url if url.endswith(_PATH) else url + _PATH))
         self._counts = counting.counts
@@ -53,11 +53,11 @@ class OtlpSpans:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Spans the collector has taken; those it has not, or that did not fit into the queue."""
+        """Number of spans that the collector accepted, and of those that failed or did not fit in the queue."""
         return self._counts.taken, self._refused + self._counts.failed
 
     def put(self, spans: Sequence[Span]) -> None:
-        """Queue what fits."""
+        """Queue spans; drop those that do not fit."""
         for span in spans:
             if self._put - self._counts.taken - self._counts.failed >= self._most_waiting:
                 self._refused += 1
@@ -66,7 +66,7 @@ class OtlpSpans:
             self._processor.on_end(self._readable(span))
 
     def close(self) -> None:
-        """Send what waits, for a short while."""
+        """Flush the queue, for a limited time."""
         sending = threading.Thread(target=self._processor.shutdown, name="otlp-close", daemon=True)
         sending.start()
         sending.join(self._close_seconds)
@@ -86,7 +86,7 @@ class OtlpSpans:
 
 
 class _Counts:
-    """Written by the exporting thread alone."""
+    """Counters; written by the exporting thread only."""
 
     taken = 0
     failed = 0
@@ -99,7 +99,7 @@ def _context(context: SpanContext) -> OtelContext:
 
 
 class _CountingExporter:
-    """An exporter that counts what becomes of its spans."""
+    """An exporter that counts accepted and failed spans."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self.counts = _Counts()

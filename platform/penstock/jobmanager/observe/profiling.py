@@ -1,7 +1,7 @@
-"""Where the time of a vertex's subtasks goes: asks the workers for samples while somebody looks, and keeps the answer.
+"""Profiles a vertex's subtasks: requests stack samples from the workers on demand and caches the result.
 
-Held by `rest.diagnose.flame_graph`; a driver on the event loop. As in Flink what was seen is shown for a minute, then
-the next request has new samples taken and gets the old ones meanwhile.
+Owned by `rest.diagnose.flame_graph`; a driver on the event loop. As in Flink, samples are shown for a minute. The next
+request then starts new sampling and meanwhile gets the old samples.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from penstock.jobmanager.cluster.worker_queries import Questions
     from penstock.jobmanager.messages.views import JobDetail, TaskManagerView, VertexView
 
-#: Samples are taken for so long, so often.
+#: Duration and interval of sampling.
 DURATION_MS, INTERVAL_MS = 5_000.0, 20.0
-#: Older samples are taken anew when somebody asks, and forgotten after the other.
+#: Age from which a request takes new samples, and age at which samples are dropped.
 REFRESH_MS, FORGET_MS = 60_000, 600_000
-#: Of all vertices together at a time; who asks for more waits.
+#: Vertices sampled at the same time; further requests wait.
 _MOST_AT_A_TIME = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was seen of one vertex."""
+    """The stack samples of one vertex."""
 
-    #: Wall clock, when the last sample was there.
+    #: Wall-clock time of the last sample.
     at_ms: int
-    #: Subtask -> (stack of (name, whose), samples on a processor, samples off it).
+    #: Subtask -> (stack of (name, owner), samples on CPU, samples off CPU).
     subtasks: dict[int, tuple[tuple[tuple[tuple[str, str], ...], int, int], ...]]
-    #: Processor time that looking took, and the time it was looked for; milliseconds, of all workers together.
+    #: CPU time spent on sampling, and its duration; milliseconds, sum of all workers.
     cost_ms: float
     wall_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What is known of a vertex: samples, maybe old ones, whether new ones are being taken, and why there are none."""
+    """The profile of a vertex (possibly old), whether new samples are being taken, and the last error."""
 
     profile: Profile | None
     sampling: bool
@@ -52,21 +52,21 @@ class Profiled:
 
 
 class Profiler:
-    """Samples of all vertices that somebody has looked at."""
+    """Profiles of all vertices that were requested recently."""
 
     def __init__(self, questions: Callable[[], Questions], clock: Clock) -> None:
-        """Nothing was asked for; `questions` is called when somebody asks."""
+        """Start without profiles; `questions` is called for each sampling."""
         self._questions, self._clock = questions, clock
         self._known: dict[tuple[str, str], Profile] = {}
         self._errors: dict[tuple[str, str], tuple[int, str]] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def look(self, job: JobDetail, vertex: VertexView) -> Profiled:
-        """Return what is known of a vertex that runs, and see that it is not older than a minute soon."""
+        """Return the profile of a running vertex; start new sampling if it is older than a minute."""
         now = self._clock.now_ms()
         self._known = {k: p for k, p in self._known.items() if now - p.at_ms < FORGET_MS}
         self._errors = {k: e for k, e in self._errors.items() if now - e[0] < REFRESH_MS}
-        # what another run's subtasks did says nothing of these
+        # samples of an earlier run or attempt do not apply to these subtasks
         key = f"{job.summary.run_id}/{max((s.attempt for s in vertex.subtasks), default=0)}", vertex.id
         known = self._known.get(key)
         fresh = known is not None and now - known.at_ms < REFRESH_MS
@@ -90,7 +90,7 @@ class Profiler:
             if isinstance(answer, BaseException) and not isinstance(answer, PenstockError):
                 raise answer
         if not answers:
-            self._errors[key] = self._clock.now_ms(), (problems or ["no subtask of it runs"])[0]
+            self._errors[key] = self._clock.now_ms(), (problems or ["the vertex has no running subtask"])[0]
             return
         self._known[key] = Profile(
             at_ms=self._clock.now_ms(),
@@ -109,7 +109,7 @@ def _unfolded(answer: dict[str, Any]) -> dict[str, tuple[tuple[tuple[tuple[str, 
 
 
 async def worker_threads(view: TaskManagerView, questions: Questions) -> list[tuple[str, str]]:
-    """Return names and stacks of the threads of a TaskManager's workers; a worker that does not answer says so."""
+    """Return names and stacks of the threads of a TaskManager's workers; for a failed query its error."""
     asking = [
         questions.ask(Worker(view.taskmanager_id, worker.worker_id), DumpThreads(job_id=worker.job_id, request_id=""))
         for worker in view.workers

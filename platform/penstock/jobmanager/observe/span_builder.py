@@ -1,7 +1,8 @@
-"""Makes spans of what happens to a job; pure: reads the events, commands and state of a `JobMaster`, changes nothing.
+"""Builds spans from a job's events, commands and state; pure, and without effect on the `JobMaster`.
 
-Fed by `jobmanager.jobs.job_driver` behind each event. Names and attributes are Flink's where it has them: `Checkpoint`,
-`JobInitialization`. A span is made when it ends: what a JobManager had under way when it died has none.
+Called by `jobmanager.jobs.job_driver` after each event. Names and attributes are Flink's where it has them:
+`Checkpoint`, `JobInitialization`. A span is created when it ends, so work in progress at a JobManager's crash has no
+span.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.jobmanager.master.job_master import JobMaster
     from penstock.jobmanager.messages.views import CheckpointView
 
-#: Cuts and starts that are part of what a user asked for, by its name.
+#: Checkpoint kinds that belong to a user's request, by its name.
 _CUTS = {
     "Savepoint": ("savepoint",),
     "Stop": ("stop", "drain"),
@@ -33,12 +34,12 @@ _RESTARTING = ("Rescale", "Upgrade")
 
 @dataclass(slots=True)
 class _Operation:
-    """Something a user asked for that has not ended."""
+    """A user request that has not ended."""
 
     name: str
     context: SpanContext
     start_ms: int
-    #: When its cut was complete: what follows is the copy.
+    #: When its checkpoint was complete; the copy follows.
     cut_ms: int | None = None
 
 
@@ -50,7 +51,7 @@ class _Start:
     context: SpanContext
     parent: SpanContext | None
     start_ms: int
-    #: What was reached, and when.
+    #: The milestones reached, with their times.
     reached: dict[str, int] = field(default_factory=dict)
 
 
@@ -58,23 +59,23 @@ class SpanBuilder:
     """The spans of one job under one leader."""
 
     def __init__(self, job: tuple[str, str], submitted_ms: int, parent: SpanContext | None) -> None:
-        """`job`: id and name; `parent`: the span its submission was part of."""
+        """Create a builder; `job` is id and name, `parent` the span of the submission's caller."""
         self._job: dict[str, Value] = {"job.id": job[0], "job.name": job[1]}
         self._submitted_ms = submitted_ms
         self._parent = parent
-        #: The submission, until the job runs for the first time.
+        #: The span of the submission, until the job runs for the first time.
         self._submit: SpanContext | None = None
         self._operations: dict[str, _Operation] = {}
         self._start: _Start | None = None
         self._started = 0
         self._ended = 0
-        #: When each manifest was about to be appended, by its tag.
+        #: When the append of each manifest started, by its tag.
         self._appending: dict[str, int] = {}
 
     def observe(
         self, event: ev.Event, commands: Sequence[cmd.Command], job: JobMaster, now_ms: int
     ) -> list[Span]:  # fmt: skip
-        """Return the spans that have ended with this event; `commands` are the job's answer to it."""
+        """Return the spans that ended with this event; `commands` are the job's answer to it."""
         self._asked(event, job, now_ms)
         for command in commands:
             if isinstance(command, cmd.AppendManifest):
@@ -88,7 +89,7 @@ class SpanBuilder:
                 spans += self._submitted(now_ms, command.error or command.state)
         return spans
 
-    # --- what users ask for ----------------------------------------------------------------------------------------
+    # --- user requests ---------------------------------------------------------------------------------------------
 
     def _asked(self, event: ev.Event, job: JobMaster, now_ms: int) -> None:
         match event:
@@ -121,7 +122,7 @@ class SpanBuilder:
         times = operation.start_ms, now_ms
         yield _span(operation.name, (operation.context, None), times, attributes, command.error)
 
-    # --- cuts ------------------------------------------------------------------------------------------------------
+    # --- checkpoints -----------------------------------------------------------------------------------------------
 
     def _cuts(self, job: JobMaster) -> list[Span]:
         history = job.checkpointing.history
@@ -133,7 +134,7 @@ class SpanBuilder:
         return [span for view in views for span in self._cut(view, job)]
 
     def _cut(self, view: CheckpointView, job: JobMaster) -> list[Span]:
-        idle = "Rescale" if job.in_place.waits_for_slots else ""  # its own cut comes behind them
+        idle = "Rescale" if job.in_place.waits_for_slots else ""  # its own checkpoint comes after the slots
         mine = (o for o in self._operations.values() if view.kind in _CUTS[o.name] and view.end_ms >= o.start_ms)
         operation = next((o for o in mine if o.name != idle), None)
         if operation is not None:
@@ -148,7 +149,7 @@ class SpanBuilder:
     def _deployed(self, event: ev.Event, job: JobMaster, now_ms: int) -> list[Span]:
         spans: list[Span] = []
         if self._start is not None and job.deployment is not self._start.deployment:
-            spans += self._start_ended(self._start, job, now_ms, job.error or "it was given up")
+            spans += self._start_ended(self._start, job, now_ms, job.error or "the start was abandoned")
         if self._start is None and job.step is Step.STARTING and job.deployment is not None:
             self._start = self._begin(job.deployment, job, now_ms)
         start = self._start
@@ -178,7 +179,7 @@ class SpanBuilder:
         return _Start(deployment, context, parent, now_ms)
 
     def _is_first(self, event: ev.LogRead, job: JobMaster) -> bool:
-        """Whether the job was submitted to this leader, and has not run before."""
+        """Return whether the job was submitted to this leader and has not run before."""
         mine = job.identity
         before = any(
             entry.manifest.job_id == mine.job_id and entry.manifest.generation < mine.generation

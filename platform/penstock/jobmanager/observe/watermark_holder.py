@@ -1,6 +1,6 @@
-"""What holds a running job's watermark back: which partition of which source, and since when.
+"""Finds the split that holds a running job's watermark back, and since when.
 
-`explain_watermark` is a function of what the subtasks answer; `holder_of` asks them. Called by
+`explain_watermark` is a pure function of the subtasks' answers; `holder_of` collects them. Called by
 `penstock.rest.jobs.live_state_requests`.
 """
 
@@ -13,27 +13,27 @@ from penstock.jobmanager.cluster.worker_queries import Questions
 from penstock.jobmanager.messages.views import JobDetail, VertexView
 from penstock.jobmanager.observe.live_state import ask_all
 
-#: A partition whose rows came this recently is read; it is their times that do not advance.
+#: If rows arrived this recently, the split is being read and only its event times do not advance.
 _RECENT_MS = 2_000
-#: A watermark that moved this recently stands for nobody.
+#: A watermark that advanced this recently holds nothing back.
 _MOVING_MS = 1_500
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
 async def holder_of(job: JobDetail, questions: Questions, now_ms: int) -> dict[str, Any]:
-    """Ask every subtask of a running job and put the answers together; see `explain_watermark`.
+    """Query every subtask of a running job and merge the answers; see `explain_watermark`.
 
     Raises:
-        UsageError: the job does not run. PenstockError: no answer came in time.
+        UsageError: the job is not running. PenstockError: no answer arrived in time.
     """
     answers = await ask_all(job, "watermarks", questions)
     return explain_watermark(job, [part for answer in answers for part in answer["watermarks"]], now_ms)
 
 
 def explain_watermark(job: JobDetail, parts: Sequence[dict[str, Any]], now_ms: int) -> dict[str, Any]:
-    """Return the sources with the splits furthest behind, the vertices' watermarks, and what holds them back.
+    """Return the sources with their splits, lowest first, the vertices' watermarks, and the split that holds them back.
 
-    `parts` are those of `task.drive.watermark_report`. `held-by` is the split of the lowest watermark that counts, with
+    `parts` are those of `task.drive.watermark_report`. `held-by` is the active split with the lowest watermark, with
     `since` (wall ms) and `why`; it is None where no split holds anything back.
     """
     sources = [_source(uid, [part for part in parts if part["uid"] == uid]) for uid in _uids(parts)]
@@ -97,15 +97,13 @@ def _why(split: dict[str, Any], pressed: float) -> str:
     if split["standing-ms"] < _MOVING_MS:
         return "it advances; all others are ahead of it"
     if pressed > 0.5:
-        return f"its source is back-pressured {pressed:.0%} of the time: what is slow is behind it"
+        return f"its source is back-pressured {pressed:.0%} of the time: the slow operator is downstream"
     if split["quiet-ms"] >= _RECENT_MS:
         seconds = split["quiet-ms"] / 1000
-        return (
-            f"no rows have come from it for {seconds:,.0f} s; an idle time-out (with_idleness) would let it wait alone"
-        )
+        return f"no rows from it for {seconds:,.0f} s; an idle timeout (with_idleness) would exclude it"
     if split["watermark"] is None:
-        return "rows come, but none has given it a watermark yet"
-    return "rows come, but their event times do not advance"
+        return "rows arrive, but none has produced a watermark yet"
+    return "rows arrive, but their event times do not advance"
 
 
 def _text(held: dict[str, Any] | None, sources: Sequence[dict[str, Any]]) -> str:
@@ -113,7 +111,7 @@ def _text(held: dict[str, Any] | None, sources: Sequence[dict[str, Any]]) -> str
         return "no source of this job has event time"
     if held is None:
         done = all(split["finished"] for source in sources for split in source["splits"])
-        return "all input is read" if done else "every split is idle or read: nothing holds the watermark back"
+        return "all input is read" if done else "all splits are idle or finished: nothing holds the watermark back"
     return f"{held['split']} of source {held['uid']} (subtask {held['subtask']}): {held['why']}"
 
 

@@ -1,8 +1,8 @@
-"""What is slow in a job and why, in words: pure functions over its load and its checkpoints; what holds since when.
+"""Explains what is slow in a job and why: pure functions over its load and checkpoints, and the time of each finding.
 
-Called by `rest.diagnose.job_watch`. A vertex that works, while one before it is back-pressured, is the bottleneck, as
-in Flink; the operator, the subtask and the waiting neighbours are named, so that nobody has to know that rule. What
-waits for a barrier holds back those before it too, for moments: it is named only where nothing works.
+Called by `rest.diagnose.job_watch`. As in Flink, the bottleneck is a busy vertex whose upstream vertex is
+back-pressured. The texts name the operator, the subtask and the waiting neighbours, so that users need not know that
+rule. A vertex that waits for a barrier also holds back its upstream for moments; it is named only if no vertex is busy.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from penstock.jobmanager.messages.views import CheckpointsView, CheckpointView, JobDetail
     from penstock.rest.diagnose.job_load import JobLoad, VertexLoad
 
-#: A vertex that waits for output this share of its time is held back.
+#: A vertex that waits for output for this share of its time is held back.
 HELD_BACK = 0.25
-#: One that works this share of its time can take hardly more.
+#: A vertex that is busy for this share of its time is near its limit.
 AT_ITS_LIMIT = 0.9
-#: Below it, one that holds others back is waiting rather than working.
+#: A vertex that holds others back and is less busy than this is waiting rather than working.
 _WORKING = 0.5
-#: A subtask that is this busy while each of the others is half as busy at most, and has had so many times the rows that
-#: they had, has more than its share of the keys.
+#: Key skew: one subtask is this busy, each other at most half as busy, and it received this multiple of their mean
+#: rows.
 _SKEWED, _SKEWED_ROWS = 0.6, 1.5
-#: Event time that stands still for so long while rows come is worth a word.
+#: Event time that stands still for this long while rows arrive is reported.
 STANDS_STILL_MS = 30_000
-#: So long may a checkpoint take before somebody is told.
+#: A checkpoint that takes longer than this is reported.
 _LONG_CHECKPOINT_MS = 20_000
-#: A finding that was not seen for so long is over; when it comes back it began anew.
+#: A finding not seen for this long is over; if it returns, it is new.
 FORGET_MS = 15_000
 BAD, WARN, GOOD, NEUTRAL = "bad", "warn", "good", "neutral"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to be said; `since_ms` is 0 until `Since` has filled it in."""
+    """A finding about a job; `Since` sets `since_ms`, which is 0 before."""
 
     #: `slow`, `limit`, `skew`, `watermark`, `checkpoints`, `failing`, `fine`, ...
     kind: str
@@ -50,13 +50,13 @@ class Finding:
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
-        """Return what makes it the same finding at a later look: slow stays slow, in one subtask or in all."""
+        """The key that identifies a finding over time: slow and skewed are the same finding."""
         if self.kind == "skew":
             return "slow", self.vertex, self.operator, -1
         return self.kind, self.vertex, self.operator, self.subtask
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the finding as JSON values."""
         return {
             "kind": self.kind,
             "level": self.level,
@@ -70,11 +70,11 @@ class Finding:
 
 
 def diagnose(load: JobLoad) -> list[Finding]:
-    """Return what is to be said of a job's load, the most important first; never empty."""
+    """Return the findings of a job's load, the most important first; never empty."""
     if load.state != "RUNNING":
         return [_not_running(load)]
     if not load.measured:
-        return [Finding("starting", NEUTRAL, "Starting", "Not all subtasks run and have been measured yet.")]
+        return [Finding("starting", NEUTRAL, "Starting", "Some subtasks are not running or have no metrics yet.")]
     culprits = [v for v in load.vertices if _waiting_for(v, load) and not _held_back(v)]
     if culprits:
         culprits.sort(key=lambda v: -v.busy)
@@ -84,15 +84,15 @@ def diagnose(load: JobLoad) -> list[Finding]:
         return [_limit(max(full, key=lambda v: v.busy))]
     busiest = max(load.vertices, key=lambda v: v.busy)
     if all(s.ended for v in load.vertices for s in v.subtasks):
-        return [Finding("fine", GOOD, "All input was read", "The job is writing what is left.")]
+        return [Finding("fine", GOOD, "All input is read", "The job is writing its remaining output.")]
     if not any(s.rows_in or s.rows_out for v in load.vertices for s in v.subtasks):
-        return [Finding("idle", GOOD, "Waiting for input", "No rows come in; nothing is in the way.")]
-    text = f"The busiest operator, {_operator_name(busiest)}, works {_percent(busiest.busy)} of its time."
+        return [Finding("idle", GOOD, "Waiting for input", "No rows arrive, and no operator is slow.")]
+    text = f"The busiest operator, {_operator_name(busiest)}, is busy {_percent(busiest.busy)} of the time."
     return [Finding("fine", GOOD, "Keeping up", text)]
 
 
 def of_checkpoints(view: CheckpointsView, detail: JobDetail, now_ms: int) -> list[Finding]:
-    """Return what is to be said of a running job's checkpoints."""
+    """Return the findings about a running job's checkpoints."""
     found = []
     failed: list[CheckpointView] = []
     for entry in view.history:
@@ -102,54 +102,52 @@ def of_checkpoints(view: CheckpointsView, detail: JobDetail, now_ms: int) -> lis
             failed.append(entry)
     if failed:
         many = f"The last {len(failed)} checkpoints failed" if len(failed) > 1 else "The last checkpoint failed"
-        text = f"{failed[0].failure.rstrip('.')}. Until one succeeds, a restart has more and more input to replay."
+        text = f"{failed[0].failure.rstrip('.')}. Until one succeeds, a restart must replay more and more input."
         found.append(Finding("checkpoints", WARN, many, text, since_ms=failed[-1].end_ms))
     for entry in view.history:
         age_ms = now_ms - entry.trigger_ms
         if entry.status == "IN_PROGRESS" and age_ms > _LONG_CHECKPOINT_MS:
-            title = f"Checkpoint {entry.id} is taking long"
-            text = f"{entry.acknowledged} of {entry.total} subtasks are done; it waits for {_missing(entry, detail)}."
+            title = f"Checkpoint {entry.id} is slow"
+            text = f"{entry.acknowledged} of {entry.total} subtasks are done; waiting for {_missing(entry, detail)}."
             found.append(Finding("checkpoint-slow", WARN, title, text, since_ms=entry.trigger_ms))
     return found
 
 
 def of_rows(summary: dict[str, Any]) -> list[Finding]:
-    """Return what a job waits for outside, and what was left out or is odd of its rows, from `flink_json.progress`."""
+    """Return the findings about external calls and about dropped or odd rows, from `flink_json.progress`."""
     found = []
     for number, call in enumerate(summary.get("slow-calls", ())):
-        text = "Output or a checkpoint waits for this call. Check that the outside system is reachable."
+        text = "Output or a checkpoint waits for this call. Check that the external system is reachable."
         found.append(
             Finding("slow-call", WARN, f"Slow call: {call['what']}", text, subtask=number, since_ms=call["since"])
         )
     for uid, ms in summary.get("sources-unreachable", {}).items():
         title = f"Source {uid}: no answer for {ms / 1000:.0f} s"
-        text = "It resumes when its outside system answers. Check that this is reachable."
+        text = "It resumes when its external system answers. Check that the system is reachable."
         found.append(Finding("source-unreachable", WARN, title, text, operator=uid))
     for uid, count in summary["bad-records"].items():
-        text = "They could not be decoded. With on_bad_record='dead-letter' they go to a side output."
+        text = "They could not be decoded. Set on_bad_record='dead-letter' to send them to a side output."
         found.append(Finding("bad-records", WARN, f"{count:,} bad records in source {uid}", text, operator=uid))
     for uid, doubt in summary["doubtful-times"].items():
         title = f"{doubt['rows']:,} rows of {uid} have event times before 1990"
         text = "If they are seconds, set timestamp_unit='s' on the source or unit='s' on the watermark strategy."
         found.append(Finding("old-times", WARN, title, text, operator=uid))
     for name, count in summary["late-records"].items():
-        text = (
-            "They came after the watermark. A larger bound out of orderness waits for them, .late_to(tag) keeps them."
-        )
+        text = "They arrived after the watermark. Increase the out-of-orderness bound, or keep them with .late_to(tag)."
         found.append(Finding("late-rows", NEUTRAL, f"{count:,} late rows were dropped at {name}", text, operator=name))
     return found
 
 
 class Since:
-    """Remembers when a finding was first seen, and how long event time has not moved."""
+    """Remembers when each finding was first seen, and when each source's event time last advanced."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
+        """Start without findings."""
         self._seen: dict[tuple[str, str, str, int], tuple[int, int]] = {}
         self._marks: dict[str, tuple[int | None, int]] = {}
 
     def still(self, load: JobLoad, now_ms: int) -> list[Finding]:
-        """Return the sources whose event time stands still while rows come."""
+        """Return the sources whose event time stands still while rows arrive."""
         found = []
         for vertex in load.vertices:
             mark, moved_ms = self._marks.get(vertex.id, (None, now_ms))
@@ -161,7 +159,7 @@ class Since:
         return found
 
     def told(self, findings: Sequence[Finding], now_ms: int) -> list[Finding]:
-        """Return the findings with the time since when they hold."""
+        """Return the findings with the time of their first occurrence."""
         told = []
         for finding in findings:
             first_ms, _ = self._seen.get(finding.identity, (finding.since_ms or now_ms, now_ms))
@@ -179,7 +177,7 @@ def _not_running(load: JobLoad) -> Finding:
     if load.state in ("FAILED", "FAILING"):
         return Finding("failed", BAD, state, load.error)
     if load.state == "RESTARTING":
-        return Finding("restarting", BAD, state, load.error or "The job leaves its old workers and starts again.")
+        return Finding("restarting", BAD, state, load.error or "The old workers are stopped and the job starts again.")
     return Finding("state", NEUTRAL, state, load.error)
 
 
@@ -188,7 +186,7 @@ def _waiting_for(vertex: VertexLoad, load: JobLoad) -> list[VertexLoad]:
 
 
 def _held_back(vertex: VertexLoad) -> bool:
-    """Whether a vertex mostly waits for those behind it."""
+    """Return whether a vertex mostly waits for its downstream vertices."""
     return vertex.back_pressured >= HELD_BACK and vertex.back_pressured > vertex.busy
 
 
@@ -198,14 +196,14 @@ def _slow(vertex: VertexLoad, load: JobLoad) -> Finding:
     held = f"It holds back {names}."
     uid, name = _culprit(vertex)
     if vertex.busy < _WORKING:
-        text = f"It works only {_percent(vertex.busy)} of its time: it waits for something outside, or for a barrier."
-        return Finding("waiting", WARN, f"{name} is waited for", f"{text} {held}", vertex.id, uid)
+        text = f"It is busy only {_percent(vertex.busy)} of the time: it waits for an external system or for a barrier."
+        return Finding("waiting", WARN, f"{name} is waiting", f"{text} {held}", vertex.id, uid)
     skewed = _skewed(vertex)
     if skewed >= 0:
         others = max(s.busy for i, s in enumerate(vertex.subtasks) if i != skewed)
         text = (
-            f"Its subtask {skewed} is busy {_percent(vertex.busy)} of the time, the others {_percent(others)} at most: "
-            f"few keys have most of the rows (see the hot keys). {held}"
+            f"Its subtask {skewed} is busy {_percent(vertex.busy)} of the time, the others at most {_percent(others)}: "
+            f"a few keys have most of the rows (see the hot keys). {held}"
         )
         return Finding("skew", BAD, f"{name} is slow in one subtask", text, vertex.id, uid, skewed)
     return Finding("slow", BAD, f"{name} is slow", f"{_busy_text(vertex, uid)} {held}", vertex.id, uid)
@@ -213,8 +211,8 @@ def _slow(vertex: VertexLoad, load: JobLoad) -> Finding:
 
 def _limit(vertex: VertexLoad) -> Finding:
     uid, name = _culprit(vertex)
-    text = f"{_busy_text(vertex, uid)} Nothing waits for it yet, but it can take hardly more."
-    return Finding("limit", WARN, f"{name} works at its limit", text, vertex.id, uid)
+    text = f"{_busy_text(vertex, uid)} No vertex waits for it yet, but it has hardly any capacity left."
+    return Finding("limit", WARN, f"{name} is at its limit", text, vertex.id, uid)
 
 
 def _busy_text(vertex: VertexLoad, uid: str) -> str:
@@ -229,7 +227,7 @@ def _still(vertex: VertexLoad, since_ms: int) -> Finding:
     marks = [s.watermark_ms for s in vertex.subtasks]
     lowest = min(range(len(marks)), key=lambda i: (marks[i] is None, marks[i] or 0, i))
     title = f"Event time of {_tail(vertex)} stands still"
-    text = f"Rows come, but the watermark of subtask {lowest} does not move: downstream windows stay open."
+    text = f"Rows arrive, but the watermark of subtask {lowest} does not advance: downstream windows stay open."
     return Finding("watermark", WARN, title, text, vertex.id, subtask=lowest, since_ms=since_ms)
 
 
@@ -246,7 +244,7 @@ def _missing(entry: CheckpointView, detail: JobDetail) -> str:
 
 
 def _culprit(vertex: VertexLoad) -> tuple[str, str]:
-    """Return uid and name of the operator of the chain that takes most time."""
+    """Return uid and name of the operator of the chain that takes the most time."""
     if not vertex.operators:
         return "", vertex.name
     uid = max(vertex.operators, key=lambda uid: vertex.operator_busy.get(uid, 0.0))
@@ -258,7 +256,7 @@ def _operator_name(vertex: VertexLoad) -> str:
 
 
 def _tail(vertex: VertexLoad) -> str:
-    """Return the name of the operator a vertex ends with, or begins with for a source: what a person knows it by."""
+    """Return the name that users know a vertex by: its last operator's, or the first one's for a source."""
     names = list(vertex.operators.values())
     if not names:
         return vertex.name
@@ -266,14 +264,14 @@ def _tail(vertex: VertexLoad) -> str:
 
 
 def _skewed(vertex: VertexLoad) -> int:
-    """Return the subtask that does the work of a vertex nearly alone, -1 if none does."""
+    """Return the subtask that does nearly all the work of a vertex, or -1."""
     if len(vertex.subtasks) < 2:
         return -1
     busiest = max(range(len(vertex.subtasks)), key=lambda i: vertex.subtasks[i].busy)
     others = [s for i, s in enumerate(vertex.subtasks) if i != busiest]
     most = vertex.subtasks[busiest]
     alone = most.busy >= _SKEWED and max(s.busy for s in others) <= most.busy / 2
-    # One that waits at a barrier is idle for a while too: then all have had as many rows.
+    # At a barrier a subtask is idle for a while too, but then all subtasks received similar numbers of rows.
     fed = most.rows_seen >= _SKEWED_ROWS * max(sum(s.rows_seen for s in others) / len(others), 1)
     return busiest if alone and fed else -1
 

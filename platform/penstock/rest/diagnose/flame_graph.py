@@ -1,7 +1,7 @@
-"""Flame graphs in Flink's shape, out of samples of a vertex's subtasks; Flink's dashboard and our own page draw them.
+"""Builds flame graphs in Flink's format from stack samples of a vertex; for Flink's dashboard and our web interface.
 
-`VertexFlameGraph`: `endTimestamp` and `data` = a node with `name`, `value` (samples) and `children`; ours have `whose`
-besides: `user`, `library` or `engine`. The routes are in `rest.jobs.job_routes`.
+`VertexFlameGraph`: `endTimestamp` and `data`, a node with `name`, `value` (samples) and `children`. Our nodes also have
+`whose`: `user`, `library` or `engine`. The routes are in `rest.jobs.job_routes`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from penstock.jobmanager.observe.profiling import Profile, Profiled
 
 Json = dict[str, Any]
-#: Flink's `endTimestamp` of a vertex that does not run any more, and of one whose first samples are being taken.
+#: Flink's `endTimestamp` values for a vertex that has ended, and for one whose first samples are being taken.
 _TERMINATED, _WAITING = -1, -3
 KINDS = ("full", "on_cpu", "off_cpu")
 
 
 def terminated(vertex: VertexView) -> bool:
-    """Whether no subtask of the vertex will run again."""
+    """Return whether all subtasks of the vertex have ended for good."""
     return all(s.state in ("FINISHED", "CANCELED", "FAILED") for s in vertex.subtasks)
 
 
 def flame_graph(found: Profiled | None, kind: str, subtask: int | None) -> Json:
-    """`/jobs/:id/vertices/:vertex/flamegraph`; `found` is None for a vertex that has ended.
+    """Return the body of `/jobs/:id/vertices/:vertex/flamegraph`; `found` is None for a vertex that has ended.
 
     Raises:
-        UsageError: not a kind.
+        UsageError: the kind is unknown.
     """
     if kind.lower() not in KINDS:
-        raise UsageError(f"{kind!r} is no kind of flame graph", hint=f"type is one of {', '.join(KINDS)}")
+        raise UsageError(f"{kind!r} is not a kind of flame graph", hint=f"type is one of {', '.join(KINDS)}")
     if found is None:
         return {"endTimestamp": _TERMINATED}
     if found.profile is None:
@@ -47,7 +47,7 @@ def flame_graph(found: Profiled | None, kind: str, subtask: int | None) -> Json:
 
 
 def tree_of(profile: Profile, kind: str, subtask: int | None) -> Json:
-    """Return the root node: all samples of a kind, of one subtask or of all; widest children first."""
+    """Return the root node with all samples of a kind, of one subtask or of all; widest children first."""
     root = _node("root", "engine")
     for index, stacks in profile.subtasks.items():
         if subtask is not None and index != subtask:

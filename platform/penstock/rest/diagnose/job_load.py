@@ -1,7 +1,7 @@
-"""How a job's time divides and what flows, as the web interface and `rest.diagnose.diagnosis` look at it: plain values.
+"""The load of a job (time shares, rates, watermarks) for the web interface and `rest.diagnose.diagnosis`: plain values.
 
-`load_of` reads the newest metrics out of a view; `mean_of` takes the noise out of the last few; `LoadHistory` keeps
-what the small charts show. Made by `rest.diagnose.job_watch`. Shares are 0 to 1, rates rows a second, times wall-clock
+`load_of` reads the newest metrics from a view, `mean_of` averages the last few, and `LoadHistory` keeps the series of
+the charts. Called by `rest.diagnose.job_watch`. Shares are 0 to 1, rates rows per second, times wall-clock
 milliseconds.
 """
 
@@ -16,72 +16,72 @@ if TYPE_CHECKING:
 
     from penstock.jobmanager.messages.views import JobDetail, SubtaskView, VertexView
 
-#: Looks that the charts go back; the interval between two is `rest.diagnose.job_watch`'s.
+#: Number of samples in the charts; `rest.diagnose.job_watch` sets the interval.
 KEPT = 150
-#: Below it a watermark says that there is none yet; above the other that the input has ended.
+#: A watermark below the first is not set yet; above the second, the input has ended.
 _NO_WATERMARK_MS, _END_MS = -(1 << 62) // 1000, (1 << 62) // 1000
 _BUSY = "busyTimeMsPerSecond"
 
 
 @dataclass(frozen=True, slots=True)
 class SubtaskLoad:
-    """One subtask over about a second, or the mean of some."""
+    """The load of a subtask over about a second, or a mean."""
 
     busy: float = 0.0
     back_pressured: float = 0.0
     rows_in: float = 0.0
     rows_out: float = 0.0
-    #: Rows that have come since it was started.
+    #: Rows received since its start.
     rows_seen: float = 0.0
-    #: Event time of what it has emitted; None: none yet, or the end of its input.
+    #: Watermark of its output; None if not set yet or at the end of its input.
     watermark_ms: int | None = None
     ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class VertexLoad:
-    """A vertex with its subtasks; `inputs` are the vertices before it."""
+    """A vertex with its subtasks; `inputs` are its upstream vertices."""
 
     id: str
     name: str
     inputs: tuple[str, ...]
     subtasks: tuple[SubtaskLoad, ...]
-    #: uid -> name of the operators of the chain, in order, and uid -> their share of a subtask's time, at most.
+    #: Operators of the chain in order (uid -> name), and their highest busy share in a subtask (uid -> share).
     operators: dict[str, str] = field(default_factory=dict)
     operator_busy: dict[str, float] = field(default_factory=dict)
 
     @property
     def busy(self) -> float:
-        """Return the busy share of the busiest subtask."""
+        """The busy share of the busiest subtask."""
         return max((s.busy for s in self.subtasks), default=0.0)
 
     @property
     def back_pressured(self) -> float:
-        """Return the back-pressured share of the subtask that waits most."""
+        """The back-pressured share of the most back-pressured subtask."""
         return max((s.back_pressured for s in self.subtasks), default=0.0)
 
     @property
     def watermark_ms(self) -> int | None:
-        """Return the lowest watermark, None while a subtask that has not ended has none."""
+        """The lowest watermark; None while a subtask that has not ended has none."""
         marks = [s.watermark_ms for s in self.subtasks if not s.ended]
         return min((m for m in marks if m is not None), default=None) if None not in marks else None
 
 
 @dataclass(frozen=True, slots=True)
 class JobLoad:
-    """A job at one look."""
+    """A sample of a job's load."""
 
     state: str
     error: str
-    #: What it cannot start without.
+    #: Missing resources of its start.
     waits_for: str
     vertices: tuple[VertexLoad, ...]
-    #: Whether every subtask runs and has said how its time divides.
+    #: Whether every subtask is running and has reported its time shares.
     measured: bool
 
 
 def load_of(detail: JobDetail) -> JobLoad:
-    """Return what the newest metrics of a job say."""
+    """Return a sample from the newest metrics of a job."""
     inputs: dict[str, list[str]] = {}
     for edge in detail.edges:
         inputs.setdefault(edge.target, []).append(edge.source)
@@ -96,7 +96,7 @@ def load_of(detail: JobDetail) -> JobLoad:
 
 
 def mean_of(loads: Sequence[JobLoad]) -> JobLoad:
-    """Return the newest of some looks with times and rates averaged over those that have its shape."""
+    """Return the newest sample with times and rates averaged over the samples of the same shape."""
     newest = loads[-1]
     alike = [load for load in loads if load.measured and _shape(load) == _shape(newest)]
     if not newest.measured or len(alike) < 2:
@@ -106,15 +106,15 @@ def mean_of(loads: Sequence[JobLoad]) -> JobLoad:
 
 
 class LoadHistory:
-    """Series of the last `KEPT` looks, by vertex: means of the subtasks' shares, sums of their rates."""
+    """The last `KEPT` samples by vertex: means of the subtasks' shares, sums of their rates."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
+        """Start without samples."""
         self._times: deque[int] = deque(maxlen=KEPT)
         self._vertices: dict[str, deque[tuple[float, ...]]] = {}
 
     def add(self, load: JobLoad, now_ms: int) -> None:
-        """Remember one look."""
+        """Add a sample."""
         self._times.append(now_ms)
         for vertex in load.vertices:
             series = self._vertices.setdefault(vertex.id, deque([_NOTHING] * (len(self._times) - 1), maxlen=KEPT))
@@ -129,7 +129,7 @@ class LoadHistory:
             )
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON values: `times`, and under `vertices` four lists each."""
+        """Return the series as JSON values: `times`, and four lists for each of `vertices`."""
         names = ("busy", "back-pressured", "rows-in", "rows-out")
         return {
             "times": list(self._times),

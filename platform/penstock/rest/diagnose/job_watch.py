@@ -1,7 +1,7 @@
-"""Looks at every running job every two seconds, so that the web interface can say since when something is slow.
+"""Samples every running job every two seconds, so that the web interface can show since when something is slow.
 
-Started by `rest.server.http_server` beside the API; `rest.server.app` adds its routes. A look reads what the JobManager
-already has: no worker is asked.
+Started by `rest.server.http_server` beside the API; `rest.server.app` adds its routes. A sample uses data that the
+JobManager already has: no worker is queried.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from penstock.jobmanager.dispatcher import Dispatcher
 
 EVERY_MS = 2_000
-#: Looks that are averaged.
+#: Number of samples that are averaged.
 _TOGETHER = 8
 
 
 class _Job:
-    """What is remembered of one job."""
+    """The samples and findings of one job."""
 
     def __init__(self) -> None:
         self.recent: deque[JobLoad] = deque(maxlen=_TOGETHER)
@@ -37,23 +37,23 @@ class _Job:
 
 
 class JobWatch:
-    """All jobs that run, and those that have ended as they were last seen."""
+    """The samples of all running jobs, and the last ones of ended jobs."""
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock) -> None:
-        """Nothing was looked at yet."""
+        """Start without samples."""
         self._dispatcher, self._clock = dispatcher, clock
         self._jobs: dict[str, _Job] = {}
         self._looked_ms = -EVERY_MS
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Look until `ended` is set."""
+        """Sample until `ended` is set."""
         while not ended.is_set():
             self.look()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), EVERY_MS / 1000)
 
     def look(self) -> None:
-        """Look at all jobs, unless that was done a moment ago."""
+        """Sample all jobs, unless that was done a moment ago."""
         now = self._clock.monotonic_ms()
         if now - self._looked_ms < EVERY_MS / 2:
             return
@@ -69,10 +69,10 @@ class JobWatch:
         self._jobs = {job_id: job for job_id, job in self._jobs.items() if job_id in ids}
 
     def health(self, job: str) -> dict[str, Any]:
-        """Return findings and the series behind the charts of a job, given by id or name.
+        """Return the findings and chart series of a job, given by id or name.
 
         Raises:
-            NotFoundError: there is no such job.
+            NotFoundError: no such job.
         """
         self.look()
         job_id = self._dispatcher.resolve(job)
@@ -98,13 +98,13 @@ class JobWatch:
             findings += job.since.still(mean, now_ms)
             findings += of_checkpoints(self._dispatcher.checkpoints(job_id), detail, now_ms)
         findings += of_rows(progress(detail))
-        # What is well comes behind what is not.
+        # Problems come first.
         findings.sort(key=lambda finding: finding.level == "good")
         job.findings = job.since.told(findings, now_ms)
 
 
 def add_routes(router: APIRouter, watch: JobWatch) -> None:
-    """Add the routes of the web interface that Flink has none for."""
+    """Add the routes of the web interface that Flink does not have."""
 
     @router.get("/penstock/health")
     async def headlines() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Flink's JSON of one checkpoint's parts, and of how a job takes checkpoints; numbers are never null.
+"""Flink's JSON of a checkpoint's parts and of a job's checkpoint configuration; numbers are never null.
 
 Pure functions, called by the routes in `rest.jobs.job_routes`.
 """
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from penstock.jobmanager.messages.views import CheckpointsView, CheckpointView, JobDetail, SubtaskCheckpointView
 
 Json = dict[str, Any]
-#: Flink's word for "never": the largest of its intervals.
+#: Flink's value for "never": its largest interval.
 _NEVER_MS = (1 << 63) - 1
 
 
 def checkpoint_config(settings: JobSettings) -> Json:
-    """`/jobs/:id/checkpoints/config`."""
+    """Return the body of `/jobs/:id/checkpoints/config`."""
     interval_ms = settings.checkpoint_interval_ms
     return {
         "mode": "exactly_once",
@@ -42,21 +42,21 @@ def checkpoint_config(settings: JobSettings) -> Json:
 
 
 def find_checkpoint(view: CheckpointsView, checkpoint_id: int) -> CheckpointView:
-    """Return a checkpoint of the history, or the last of its kind; raises NotFoundError."""
+    """Return a checkpoint of the history, or the last one of its kind; raises NotFoundError."""
     for found in (*view.history, view.latest_completed, view.latest_savepoint, view.latest_failed):
         if found is not None and found.id == checkpoint_id:
             return found
-    raise NotFoundError(f"no checkpoint {checkpoint_id}", hint="the last hundred are remembered")
+    raise NotFoundError(f"no checkpoint {checkpoint_id}", hint="only the last hundred are kept")
 
 
 def checkpoint_detail(view: CheckpointView, detail: JobDetail) -> Json:
-    """`/jobs/:id/checkpoints/details/:checkpoint`: with what each vertex has done of it."""
+    """Return the body of `/jobs/:id/checkpoints/details/:checkpoint`, with each vertex's part."""
     tasks = {vertex.id: _task(view, vertex.id, vertex.parallelism) for vertex in detail.vertices}
     return {**checkpoint(view), "tasks": tasks}
 
 
 def checkpoint_task(view: CheckpointView, detail: JobDetail, vertex_id: str) -> Json:
-    """`/jobs/:id/checkpoints/details/:checkpoint/subtasks/:vertex`: subtask by subtask."""
+    """Return the body of `/jobs/:id/checkpoints/details/:checkpoint/subtasks/:vertex`."""
     parallelism = next((v.parallelism for v in detail.vertices if v.id == vertex_id), 0)
     acks = _acks(view, vertex_id)
     if not parallelism and not acks:

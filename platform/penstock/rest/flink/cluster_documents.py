@@ -1,7 +1,7 @@
 """Flink's JSON of a cluster's processes and of its applications; numbers are never null.
 
-Pure functions, called by the routes in `rest.jobs.process_routes`. Flink groups jobs by application; here each job is
-one.
+Pure functions, called by the routes in `rest.jobs.process_routes` and `rest.jobs.job_routes`. Flink groups jobs by
+application; here each job is an application.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from penstock.jobmanager.messages.views import ClusterView, ExceptionView, JobDetail, JobSummary, TaskManagerView
 
 Json = dict[str, Any]
-#: States of an application beside those of a job that we know.
+#: Application states that differ from the job's state.
 _APPLICATION = {"RESTARTING": "RUNNING", "FAILING": "FAILING", "CANCELLING": "CANCELING"}
 _NO_RESOURCE = {"cpuCores": 0.0, "taskHeapMemory": 0, "taskOffHeapMemory": 0, "managedMemory": 0, "networkMemory": 0}
 
 
 def application(job: JobSummary, now_ms: int) -> Json:
-    """One entry of `/applications/overview`."""
+    """Return an entry of `/applications/overview`."""
     start_ms, end_ms = job.start_ms, job.end_ms
     return {
         "id": job.job_id,
@@ -39,7 +39,7 @@ def application(job: JobSummary, now_ms: int) -> Json:
 
 
 def application_detail(detail: JobDetail, now_ms: int) -> Json:
-    """`/applications/:id`."""
+    """Return the body of `/applications/:id`."""
     timestamps = {
         state: detail.timestamps.get(state, 0)
         for state in ("CREATED", "RUNNING", "FAILING", "FAILED", "CANCELING", "CANCELED", "FINISHED")
@@ -49,7 +49,7 @@ def application_detail(detail: JobDetail, now_ms: int) -> Json:
 
 
 def application_exceptions(job_id: str, views: Iterable[ExceptionView]) -> Json:
-    """`/applications/:id/exceptions`."""
+    """Return the body of `/applications/:id/exceptions`."""
     entries = [
         {
             "exceptionName": view.error.partition(":")[0],
@@ -63,7 +63,7 @@ def application_exceptions(job_id: str, views: Iterable[ExceptionView]) -> Json:
 
 
 def job_config(detail: JobDetail) -> Json:
-    """`/jobs/:id/config`: how the job is executed, and its settings; there are no secrets among them."""
+    """Return the body of `/jobs/:id/config`: execution and settings of the job, without secrets."""
     settings = detail.settings
     return {
         "jid": detail.summary.job_id,
@@ -78,13 +78,16 @@ def job_config(detail: JobDetail) -> Json:
 
 
 def settings_entries(settings: ClusterSettings | JobSettings, more: Mapping[str, str]) -> list[Json]:
-    """`/jobmanager/config`: keys and values."""
+    """Return keys and values of settings, for `/jobmanager/config`."""
     entries = {**{key: str(value) for key, value in _fields(settings).items()}, **more}
     return [{"key": key, "value": value} for key, value in sorted(entries.items())]
 
 
 def environment() -> Json:
-    """`/jobmanager/environment`: the interpreter in place of the JVM; arguments may hold paths, never secrets."""
+    """Return the body of `/jobmanager/environment`, with the interpreter in place of the JVM.
+
+    Arguments may contain paths, never secrets.
+    """
     return {
         "jvm": {"version": f"CPython {sys.version.split()[0]}", "arch": sys.platform, "options": list(sys.argv[1:])},
         "classpath": [path for path in sys.path if path],
@@ -92,12 +95,12 @@ def environment() -> Json:
 
 
 def thread_infos(threads: Iterable[tuple[str, str]]) -> Json:
-    """`/jobmanager/thread-dump`, `/taskmanagers/:id/thread-dump`: where each thread is."""
+    """Return the stacks of threads, for `/jobmanager/thread-dump` and `/taskmanagers/:id/thread-dump`."""
     return {"threadInfos": [{"threadName": name, "stringifiedThreadInfo": text} for name, text in threads]}
 
 
 def find_taskmanager(views: Iterable[TaskManagerView], taskmanager_id: str) -> TaskManagerView:
-    """Return the registered TaskManager of that id; raises NotFoundError."""
+    """Return the registered TaskManager with that id; raises NotFoundError."""
     for view in views:
         if view.taskmanager_id == taskmanager_id:
             return view
@@ -105,7 +108,7 @@ def find_taskmanager(views: Iterable[TaskManagerView], taskmanager_id: str) -> T
 
 
 def taskmanager_detail(view: TaskManagerView) -> Json:
-    """`/taskmanagers/:id`: with its slots that are taken, and what the process uses."""
+    """Return the body of `/taskmanagers/:id`, with its taken slots and the process's resource usage."""
     process = view.process
     heap, other = "Status.JVM.Memory.Heap.", "Status.JVM.Memory.NonHeap."
     return {
@@ -149,9 +152,9 @@ def taskmanager_values(view: TaskManagerView) -> dict[str, float | str]:
 def scrape_targets(
     cluster: ClusterView, rest_address: str, managers: Iterable[TaskManagerView], *, rest_scheme: str = "http"
 ) -> list[Json]:
-    """Return where `/metrics` is, in the form of Prometheus' HTTP service discovery.
+    """Return the `/metrics` addresses in the format of Prometheus' HTTP service discovery.
 
-    TaskManagers answer on loopback without TLS, whatever REST speaks: each target says its scheme.
+    Each target has its own scheme, because TaskManagers serve on loopback without TLS even if REST uses TLS.
     """
     labels = {"component": "jobmanager", "id": cluster.jobmanager_id, "__scheme__": rest_scheme}
     found = [{"targets": [rest_address], "labels": labels}]

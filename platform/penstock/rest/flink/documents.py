@@ -1,6 +1,6 @@
-"""Flink's JSON shapes made from the dispatcher's views; numbers are never null, Flink's defaults stand in.
+"""Converts the dispatcher's views to Flink's JSON; missing numbers are Flink's defaults, never null.
 
-Pure functions, called by the routes in `rest.jobs` and `rest.cluster`.
+Pure functions, called by the routes in `rest.server.app` and `rest.server.fast_routes`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ TASK_STATES = (
     "FAILED",
     "RECONCILING",
 )
-#: A source is unreachable when its outside system has not answered for so long.
+#: A source counts as unreachable after this time without an answer of its external system.
 _UNREACHABLE_MS = 5_000
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
 def overview(cluster: ClusterView, version: str) -> Json:
-    """`/overview`."""
+    """Return the body of `/overview`."""
     states = [job.state for job in cluster.jobs]
     ended = sum(state in ("FINISHED", "CANCELED", "FAILED") for state in states)
     return {
@@ -63,7 +63,7 @@ def overview(cluster: ClusterView, version: str) -> Json:
 
 
 def job_overview(job: JobSummary, now_ms: int) -> Json:
-    """One entry of `/jobs/overview`."""
+    """Return an entry of `/jobs/overview`."""
     return {
         "jid": job.job_id,
         "name": job.name,
@@ -83,7 +83,7 @@ def job_overview(job: JobSummary, now_ms: int) -> Json:
 
 
 def job_detail(detail: JobDetail, now_ms: int) -> Json:
-    """`/jobs/:id`."""
+    """Return the body of `/jobs/:id`."""
     summary = detail.summary
     counts: dict[str, int] = {}
     for vertex in detail.vertices:
@@ -116,7 +116,7 @@ def job_detail(detail: JobDetail, now_ms: int) -> Json:
 
 
 def vertex_overview(vertex: VertexView, now_ms: int) -> Json:
-    """One vertex of `/jobs/:id`."""
+    """Return a vertex of `/jobs/:id`."""
     counts: dict[str, int] = {}
     for subtask in vertex.subtasks:
         counts[subtask.state] = counts.get(subtask.state, 0) + 1
@@ -136,7 +136,7 @@ def vertex_overview(vertex: VertexView, now_ms: int) -> Json:
 
 
 def io_metrics(metrics: list[dict[str, float]]) -> Json:
-    """Flink's `metrics` object of a vertex or subtask, summed."""
+    """Return Flink's `metrics` object of a vertex or subtask, summed."""
 
     def total(name: str) -> int:
         return int(sum(m.get(name, 0) for m in metrics))
@@ -157,7 +157,7 @@ def io_metrics(metrics: list[dict[str, float]]) -> Json:
 
 
 def subtask(view: SubtaskView, now_ms: int) -> Json:
-    """One subtask of `/jobs/:id/vertices/:vertex`."""
+    """Return a subtask of `/jobs/:id/vertices/:vertex`."""
     duration = _duration(view.start_ms, view.end_ms, now_ms)
     return {
         "subtask": view.subtask,
@@ -178,7 +178,7 @@ def subtask(view: SubtaskView, now_ms: int) -> Json:
 
 
 def plan(detail: JobDetail) -> Json:
-    """`/jobs/:id/plan`'s `plan`."""
+    """Return the `plan` of `/jobs/:id/plan`."""
     nodes = []
     for vertex in detail.vertices:
         inputs = [
@@ -204,7 +204,7 @@ def plan(detail: JobDetail) -> Json:
 
 
 def checkpoints(view: CheckpointsView) -> Json:
-    """`/jobs/:id/checkpoints`."""
+    """Return the body of `/jobs/:id/checkpoints`."""
     completed = [entry for entry in view.history if entry.status == "COMPLETED"]
     restored = None
     if view.latest_restored is not None:
@@ -241,7 +241,7 @@ def checkpoints(view: CheckpointsView) -> Json:
 
 
 def checkpoint(view: CheckpointView) -> Json:
-    """One entry of the checkpoint history."""
+    """Return an entry of the checkpoint history."""
     document: Json = {
         "className": {"COMPLETED": "completed", "FAILED": "failed"}.get(view.status, "in_progress"),
         "id": view.id,
@@ -260,7 +260,7 @@ def checkpoint(view: CheckpointView) -> Json:
         "num_acknowledged_subtasks": view.acknowledged,
         "checkpoint_type": "CHECKPOINT" if view.kind in ("checkpoint", "final") else "SAVEPOINT",
         "tasks": {},
-        # not Flink's: the longest synchronous part of a subtask, and objects put into the store
+        # not Flink's: the longest synchronous phase of a subtask, and the number of objects stored
         "max_sync_duration": max((subtask.sync_ms for subtask in view.subtasks), default=0.0),
         "objects_written": view.objects,
     }
@@ -272,7 +272,7 @@ def checkpoint(view: CheckpointView) -> Json:
 
 
 def exceptions(views: tuple[ExceptionView, ...]) -> Json:
-    """`/jobs/:id/exceptions`."""
+    """Return the body of `/jobs/:id/exceptions`."""
     newest = views[0] if views else None
     return {
         "root-exception": (newest.detail or newest.error) if newest else None,
@@ -288,7 +288,7 @@ def exceptions(views: tuple[ExceptionView, ...]) -> Json:
                     "taskName": view.task or None,
                     "endpoint": view.worker_id or None,
                     "taskManagerId": view.taskmanager_id or None,
-                    # of Flink's failure enrichers: `permanent`, `user code` or `transient`
+                    # as set by Flink's failure enrichers: `permanent`, `user code` or `transient`
                     "failureLabels": {"cause": cause_of(view.error).value},
                     "concurrentExceptions": [],
                 }
@@ -300,7 +300,7 @@ def exceptions(views: tuple[ExceptionView, ...]) -> Json:
 
 
 def savepoint_status(status: OperationStatus) -> Json:
-    """`/jobs/:id/savepoints/:request`."""
+    """Return the body of `/jobs/:id/savepoints/:request`."""
     if status.status == "IN_PROGRESS":
         return {"status": {"id": "IN_PROGRESS"}, "operation": None}
     if status.status == "FAILED":
@@ -310,7 +310,7 @@ def savepoint_status(status: OperationStatus) -> Json:
 
 
 def checkpoint_status(status: OperationStatus) -> Json:
-    """`/jobs/:id/checkpoints/:request`."""
+    """Return the body of `/jobs/:id/checkpoints/:request`."""
     shown = savepoint_status(status)
     if status.status == "FAILED":
         shown["operation"] = {"checkpointId": -1, "failureCause": shown["operation"]["failure-cause"]}
@@ -320,12 +320,12 @@ def checkpoint_status(status: OperationStatus) -> Json:
 
 
 def failure_cause(error: str, name: str = "PenstockError") -> Json:
-    """Return an error as Flink's clients read it."""
+    """Return an error in the format of Flink's clients."""
     return {"class": name, "stack-trace": error, "serialized-throwable": serialized_throwable(name, error, error)}
 
 
 def rescaling_status(status: OperationStatus) -> Json:
-    """`/jobs/:id/rescaling/:request`."""
+    """Return the body of `/jobs/:id/rescaling/:request`."""
     shown = savepoint_status(status)
     if status.status == "COMPLETED":
         shown["operation"] = {}
@@ -333,7 +333,7 @@ def rescaling_status(status: OperationStatus) -> Json:
 
 
 def taskmanager(view: TaskManagerView) -> Json:
-    """One entry of `/taskmanagers`."""
+    """Return an entry of `/taskmanagers`."""
     return {
         "id": view.taskmanager_id,
         "path": view.host,
@@ -352,9 +352,9 @@ def taskmanager(view: TaskManagerView) -> Json:
 
 
 def progress(detail: JobDetail) -> Json:
-    """`/penstock/jobs/:id/summary`: the figures of a progress display.
+    """Return the metrics of a progress display, the body of `/penstock/jobs/:id/summary`.
 
-    The watermark (ms) is the lowest of all subtasks'.
+    The watermark (ms) is the lowest of all subtasks.
     """
     sources = {edge.target for edge in detail.edges}
     heads = [vertex for vertex in detail.vertices if vertex.id not in sources]
@@ -368,15 +368,15 @@ def progress(detail: JobDetail) -> Json:
         "state": summary.state,
         "source-records": sum(read.values()),
         "records-out": sum(written.values()),
-        # since the last start: by uid of source and sink, and by the name of what dropped late rows
+        # since the last start: by uid of source and sink, and by name of the vertex that dropped late rows
         "rows-read": read,
         "rows-written": written,
         "bad-records": {v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords"))},
-        # how long the outside system of a source has not answered (ms)
+        # time since the external system of a source last answered (ms)
         "sources-unreachable": {
             v.operators[0].uid: ms for v in heads if (ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
         },
-        # rows whose event time lies before 1990, and such a time (ms)
+        # rows with an event time before 1990, and an example of such a time (ms)
         "doubtful-times": {v.operators[0].uid: doubt for v in heads if (doubt := _doubt(v)) is not None},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
         "watermark": min(known) if known and len(known) == len(marks) else None,
@@ -389,9 +389,9 @@ def progress(detail: JobDetail) -> Json:
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
         "checkpoint-failure": summary.checkpoint_failure,
         "slow-calls": [{"what": what, "since": since_ms} for what, since_ms in summary.slow_calls],
-        # what it last started from: checkpoint id, when that was taken, where it lies if it is a savepoint
+        # the restored checkpoint: id, time, and the URI if it is a savepoint
         "restored": _restored(summary.restored),
-        # where the savepoint lies with which a user stopped the job
+        # URI of the savepoint that a user stopped the job with
         "stopped-with": summary.stop_uri,
     }
 
@@ -410,7 +410,7 @@ def _doubt(vertex: VertexView) -> Json | None:
 
 
 def _most(vertex: VertexView, metric: str) -> int:
-    """Return the largest value of a gauge over all subtasks."""
+    """Return the maximum of a gauge over all subtasks."""
     return int(max((subtask.metrics.get(metric, 0) for subtask in vertex.subtasks), default=0))
 
 
@@ -430,7 +430,7 @@ def _duration(start_ms: int, end_ms: int, now_ms: int) -> int:
 
 
 def statistics(values: list[int]) -> Json:
-    """Return Flink's summary of some numbers."""
+    """Return Flink's statistics object of a list of numbers."""
     ordered = sorted(values)
 
     def quantile(part: float) -> float:

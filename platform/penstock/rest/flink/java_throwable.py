@@ -1,7 +1,7 @@
-"""An error as Flink's Java clients read it: an `org.apache.flink.util.SerializedThrowable` in Java's object stream.
+"""Encodes an error for Flink's Java clients: `org.apache.flink.util.SerializedThrowable` as a Java object stream.
 
-Flink's status of a failed request carries one beside the text, and its command line shows nothing else. Called by
-`rest.flink.documents`; needs no Java, since the form of the stream is fixed by its specification.
+Flink's status of a failed request contains it besides the text, and Flink's command line shows only this. Called by
+`rest.flink.documents`; needs no Java, because the stream format is specified.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NULL, _OBJECT, _CLASS, _STRING, _LONG_STRING, _END = b"\x70", b"\x73", b"\x72",
 _SERIALIZABLE, _WRITES_ITSELF = 0x02, 0x01
 _TEXT = "Ljava/lang/String;"
 
-#: Name, serialVersionUID, flags and fields (name, type) of the class and those it extends, the lowest first.
+#: Name, serialVersionUID, flags and fields (name, type) of the class and its superclasses, most derived first.
 _CLASSES: tuple[tuple[str, int, int, tuple[tuple[str, str], ...]], ...] = (
     (
         "org.apache.flink.util.SerializedThrowable",
@@ -38,15 +38,15 @@ _CLASSES: tuple[tuple[str, int, int, tuple[tuple[str, str], ...]], ...] = (
 
 
 def serialized_throwable(class_name: str, message: str, trace: str) -> str:
-    """Return the error in base64; `trace` is what a client prints, `message` what it says of it in one line."""
-    # The values of the highest class come first; an exception without a Java original has no bytes of one.
+    """Return the error in base64; clients print `trace`, and `message` as the one-line summary."""
+    # The values of the topmost superclass come first; without a Java original the exception has no bytes.
     values = _NULL + _string(message) + _NULL + _NULL + _END
     values += _string(trace) + _string(class_name) + _NULL
     return base64.b64encode(_MAGIC + _OBJECT + _description(0) + values).decode("ascii")
 
 
 def _description(level: int) -> bytes:
-    """Return the description of a class, with those of what it extends inside."""
+    """Return the description of a class, including those of its superclasses."""
     if level == len(_CLASSES):
         return _NULL
     name, version, flags, fields = _CLASSES[level]
@@ -56,7 +56,7 @@ def _description(level: int) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """Return Java's modified UTF-8 with its length before it."""
+    """Return a text in Java's modified UTF-8, prefixed by its length."""
     data = _modified(text)
     return struct.pack(">H", len(data)) + data
 
@@ -69,7 +69,7 @@ def _string(text: str) -> bytes:
 
 
 def _modified(text: str) -> bytes:
-    """Return UTF-8 with surrogate pairs one by one and a zero in two bytes."""
+    """Return UTF-8 with each surrogate encoded separately and zero as two bytes."""
     units = text.encode("utf-16-be", "surrogatepass")
     found = bytearray()
     for (unit,) in struct.iter_unpack(">H", units):

@@ -1,6 +1,6 @@
 """Flink's metric queries: lists of ids, values by id, and aggregates over subtasks, jobs or TaskManagers.
 
-Pure functions, called by the routes in `rest.jobs.metric_routes`. Values are text, as Flink sends them.
+Pure functions, called by the routes in `rest.jobs.metric_routes`. Values are text, as in Flink.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 Values = dict[str, float | str]
-#: `operator/<uid>/<metric>`: of one operator of a chain.
+#: Prefix of an operator's metrics: `operator/<uid>/<metric>`.
 _OPERATOR = "operator/"
 _AGGREGATES = ("min", "max", "avg", "sum", "skew")
-#: What Flink says of a time that has not come.
+#: Flink's value for a time that is not set.
 _NEVER = -1
 
 
 def asked(values: Mapping[str, float | str], get: str) -> list[Json]:
-    """Return what there is to ask for, or with `get` (ids with commas between) the values of those that there are."""
+    """Return all metric ids, or with `get` (comma-separated ids) the values of the existing ones."""
     if not get:
         return [{"id": name} for name in sorted(values)]
     return [{"id": name, "value": text_of(values[name])} for name in get.split(",") if name in values]
 
 
 def aggregated(groups: Iterable[Mapping[str, float | str]], get: str, agg: str = "") -> list[Json]:
-    """Return the same over several owners: the ids, or of each id that was asked for the aggregates named in `agg`.
+    """Return all metric ids of several owners, or with `get` the aggregates named in `agg` of each id.
 
     Raises:
-        UsageError: no such aggregate.
+        UsageError: an aggregate is unknown.
     """
     kinds = [kind for kind in agg.split(",") if kind] or list(_AGGREGATES)
     for kind in kinds:
         if kind not in _AGGREGATES:
-            raise UsageError(f"agg={kind!r} is no aggregate", hint=f"there are: {', '.join(_AGGREGATES)}")
+            raise UsageError(f"agg={kind!r} is not an aggregate", hint=f"available: {', '.join(_AGGREGATES)}")
     found: dict[str, list[float]] = {}
     for values in groups:
         for name, value in values.items():
@@ -52,7 +52,7 @@ def aggregated(groups: Iterable[Mapping[str, float | str]], get: str, agg: str =
 
 
 def subtask_values(vertex: VertexView, view: SubtaskView) -> Values:
-    """Return a subtask's metrics; those of one operator of its chain begin with the operator's name."""
+    """Return a subtask's metrics; an operator's metrics begin with the operator's name."""
     names = {operator.uid: operator.name for operator in vertex.operators}
     found: Values = {}
     for name, value in view.metrics.items():
@@ -65,22 +65,22 @@ def subtask_values(vertex: VertexView, view: SubtaskView) -> Values:
 
 
 def chosen_subtasks(vertex: VertexView, ranges: str) -> list[SubtaskView]:
-    """Return the subtasks that `1-3,5` names, all without it.
+    """Return the subtasks of a list such as `1-3,5`; all of them if it is empty.
 
     Raises:
-        UsageError: it is no list of numbers and ranges.
+        UsageError: the list is malformed.
     """
     wanted: set[int] = set()
     for part in filter(None, ranges.split(",")):
         low, _, high = part.partition("-")
         if not is_count(low) or (high and not is_count(high)) or int(high or low) > 1 << 15:
-            raise UsageError(f"subtasks={part!r} is no number and no range", hint="write for example subtasks=0-3,5")
+            raise UsageError(f"subtasks={part!r} is neither a number nor a range", hint="for example subtasks=0-3,5")
         wanted.update(range(int(low), int(high or low) + 1))
     return [view for view in vertex.subtasks if not wanted or view.subtask in wanted]
 
 
 def vertex_values(vertex: VertexView) -> Values:
-    """Return the metrics of all subtasks, each with the subtask's number before it."""
+    """Return the metrics of all subtasks, prefixed by the subtask's number."""
     return {
         f"{view.subtask}.{name}": value
         for view in vertex.subtasks
@@ -89,7 +89,7 @@ def vertex_values(vertex: VertexView) -> Values:
 
 
 def job_values(detail: JobDetail, checkpoints: CheckpointsView, now_ms: int) -> Values:
-    """Return a job's own metrics: checkpoints, restarts and times, in milliseconds and bytes."""
+    """Return a job's metrics: checkpoints, restarts and times, in milliseconds and bytes."""
     summary, latest, failed = detail.summary, checkpoints.latest_completed, checkpoints.latest_failed
     restored = checkpoints.latest_restored
     entered = detail.timestamps.get(summary.state, now_ms)
@@ -123,7 +123,7 @@ def job_values(detail: JobDetail, checkpoints: CheckpointsView, now_ms: int) -> 
 
 
 def cluster_values(cluster: ClusterView) -> Values:
-    """Return the JobManager's own metrics."""
+    """Return the JobManager's metrics."""
     return {
         "numRegisteredTaskManagers": cluster.taskmanagers,
         "taskSlotsTotal": cluster.slots,
@@ -135,7 +135,7 @@ def cluster_values(cluster: ClusterView) -> Values:
 
 
 def text_of(value: float | str) -> str:
-    """Return a value as Flink writes it: whole numbers without a point."""
+    """Return a value in Flink's notation: whole numbers without a decimal point."""
     if isinstance(value, str):
         return value
     return str(int(value)) if float(value).is_integer() else str(float(value))
@@ -143,7 +143,7 @@ def text_of(value: float | str) -> str:
 
 def _aggregate(values: list[float], kinds: list[str]) -> Json:
     mean = sum(values) / len(values)
-    # Flink's: the mean distance from the mean as a percentage of the mean.
+    # as in Flink: the mean deviation as a percentage of the mean
     skew = 100 * sum(abs(v - mean) for v in values) / len(values) / mean if mean > 0 else 0.0
     all_of = {"min": min(values), "max": max(values), "avg": mean, "sum": sum(values), "skew": min(100.0, skew)}
     return {kind: float(all_of[kind]) for kind in kinds}

@@ -1,4 +1,4 @@
-"""Flink's `triggerId`: the id that a client gives its request for a savepoint or stop, so that it can be sent again."""
+"""Flink's `triggerId`: the client's id of a savepoint or stop request, which makes it safe to repeat."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _FORM = re.compile(r"[0-9a-f]{32}")
 
 
 def trigger_id(body: Mapping[str, Any]) -> str:
-    """Return the id in a request's body; empty: the JobManager makes one. Raises UsageError."""
+    """Return the id in a request's body; if it is empty, the JobManager creates one. Raises UsageError."""
     given = body.get("triggerId") or ""
     if not isinstance(given, str) or (given and not _FORM.fullmatch(given)):
-        raise UsageError(f"triggerId {given!r} is none", hint="send 32 hex digits in lower case, or nothing")
+        raise UsageError(f"triggerId {given!r} is invalid", hint="send 32 hex digits in lower case, or nothing")
     return given

@@ -1,4 +1,4 @@
-"""Flink's JSON of one vertex: back pressure, watermarks, times, where its subtasks run; numbers are never null.
+"""Flink's JSON of one vertex: back-pressure, watermarks, times, TaskManagers of its subtasks; numbers are never null.
 
 Pure functions, called by the routes in `rest.jobs.job_routes`.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.jobmanager.messages.views import JobDetail, SubtaskView, VertexView
 
 Json = dict[str, Any]
-#: Parts of the time above which Flink calls back pressure low, and high.
+#: Ratios above which Flink calls back-pressure low, and high.
 _LOW, _HIGH = 0.1, 0.5
 _MIN_WATERMARK_MS = -(1 << 63)
 _AGGREGATED = (
@@ -41,7 +41,7 @@ def find_subtask(vertex: VertexView, index: int) -> SubtaskView:
 
 
 def vertex_detail(vertex: VertexView, now_ms: int) -> Json:
-    """`/jobs/:id/vertices/:vertex`."""
+    """Return the body of `/jobs/:id/vertices/:vertex`."""
     subtasks = [subtask(view, now_ms) for view in vertex.subtasks]
     return {
         "id": vertex.id,
@@ -55,7 +55,7 @@ def vertex_detail(vertex: VertexView, now_ms: int) -> Json:
 
 
 def back_pressure(vertex: VertexView, now_ms: int) -> Json:
-    """`/jobs/:id/vertices/:vertex/backpressure`: ratios of the last second."""
+    """Return the body of `/jobs/:id/vertices/:vertex/backpressure`, with ratios of the last second."""
     subtasks = [_pressed(view) for view in vertex.subtasks]
     worst = _level(max((entry["ratio"] for entry in subtasks), default=0.0))
     return {
@@ -68,12 +68,12 @@ def back_pressure(vertex: VertexView, now_ms: int) -> Json:
 
 
 def watermarks(vertex: VertexView) -> list[Json]:
-    """`/jobs/:id/vertices/:vertex/watermarks`: in milliseconds, as text."""
+    """Return the body of `/jobs/:id/vertices/:vertex/watermarks`: milliseconds as text."""
     return [{"id": f"{view.subtask}.currentInputWatermark", "value": str(_watermark(view))} for view in vertex.subtasks]
 
 
 def subtask_times(vertex: VertexView, now_ms: int) -> Json:
-    """`/jobs/:id/vertices/:vertex/subtasktimes`."""
+    """Return the body of `/jobs/:id/vertices/:vertex/subtasktimes`."""
     return {
         "id": vertex.id,
         "name": vertex.name,
@@ -91,7 +91,7 @@ def subtask_times(vertex: VertexView, now_ms: int) -> Json:
 
 
 def vertex_taskmanagers(vertex: VertexView, now_ms: int) -> Json:
-    """`/jobs/:id/vertices/:vertex/taskmanagers`: its subtasks by the TaskManager they run at."""
+    """Return the body of `/jobs/:id/vertices/:vertex/taskmanagers`: the subtasks grouped by TaskManager."""
     by_manager: dict[str, list[SubtaskView]] = {}
     for view in vertex.subtasks:
         by_manager.setdefault(view.taskmanager_id, []).append(view)
@@ -104,12 +104,12 @@ def vertex_taskmanagers(vertex: VertexView, now_ms: int) -> Json:
 
 
 def no_accumulators(vertex: VertexView) -> Json:
-    """`/jobs/:id/vertices/:vertex/accumulators`, in Flink's empty shape."""
+    """Return the body of `/jobs/:id/vertices/:vertex/accumulators`, which is always empty."""
     return {"id": vertex.id, "user-accumulators": []}
 
 
 def no_subtask_accumulators(vertex: VertexView) -> Json:
-    """`/jobs/:id/vertices/:vertex/subtasks/accumulators`, in Flink's empty shape."""
+    """Return the body of `/jobs/:id/vertices/:vertex/subtasks/accumulators`, which is always empty."""
     listed = [
         {"subtask": view.subtask, "attempt": view.attempt, "endpoint": view.host, "user-accumulators": []}
         for view in vertex.subtasks
@@ -142,7 +142,7 @@ def _watermark(view: SubtaskView) -> int:
 
 
 def _entered(view: SubtaskView, state: str) -> int:
-    """Return when the subtask came into a state, as far as that is remembered; else Flink's zero."""
+    """Return the time at which the subtask entered a state, if known; else 0 as in Flink."""
     if state == view.state and state in ("FINISHED", "CANCELED", "FAILED"):
         return max(0, view.end_ms)
     return max(0, view.start_ms) if state == "DEPLOYING" else 0

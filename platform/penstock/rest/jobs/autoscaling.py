@@ -1,4 +1,4 @@
-"""The route of the autoscaler's log: what it saw of a job, and did or would do. Added by `penstock.rest.server.app`."""
+"""The route of the autoscaler's samples and decisions for a job. Added by `penstock.rest.server.app`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Flink's routes about one job that its dashboard asks beside the first few: configuration, checkpoints, vertices.
+"""Flink's further routes about one job: configuration, checkpoint details, vertices, applications.
 
-Added to the application by `penstock.rest.server.app`; the answers are made in `rest.flink.checkpoint_documents`,
+Added to the application by `penstock.rest.server.app`; the responses are built in `rest.flink.checkpoint_documents`,
 `rest.flink.vertex_documents` and `rest.flink.cluster_documents`.
 """
 

@@ -1,6 +1,6 @@
-"""Routes that look into running jobs: their state by key, what state there is, hottest keys, what holds a watermark.
+"""Routes that query running jobs: state by key, existing states, hottest keys, the split that holds a watermark back.
 
-Added to the application by `penstock.rest.server.app`; all are penstock's own, below `/penstock/jobs`.
+Added to the application by `penstock.rest.server.app`; all are Penstock's own, below `/penstock/jobs`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.jobmanager.dispatcher import Dispatcher
 
-GroupParameter = Annotated[int | None, Query(alias="key-group", description="of this key group alone")]
-KeyParameter = Annotated[list[str] | None, Query(description="one a key column, or one JSON array or object")]
+GroupParameter = Annotated[int | None, Query(alias="key-group", description="only keys of this key group")]
+KeyParameter = Annotated[list[str] | None, Query(description="one per key column, or a JSON array or object")]
 
 
 def add_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:

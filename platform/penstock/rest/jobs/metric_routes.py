@@ -1,6 +1,6 @@
 """Flink's metric queries over REST, and `/metrics` for Prometheus.
 
-Added to the application by `penstock.rest.server.app`; the values are gathered in `rest.flink.metric_documents`.
+Added to the application by `penstock.rest.server.app`; the values are built in `rest.flink.metric_documents`.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ _VERTEX = "/jobs/{job_id}/vertices/{vertex_id}"
 
 
 class Figures:
-    """What the routes ask for, gathered from the dispatcher."""
+    """Collects the metrics of the routes from the dispatcher."""
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock) -> None:
-        """Nothing is asked before the first request."""
+        """Create the collector; it does nothing before the first request."""
         self.dispatcher = dispatcher
         self.clock = clock
         self._meter: ProcessMeter | None = None
 
     def jobmanager(self) -> dict[str, float | str]:
-        """Return the JobManager's own figures."""
+        """Return the JobManager's metrics."""
         if self._meter is None:
             self._meter = ProcessMeter(self.clock)
         return {**self._meter.read(), **flink_metrics.cluster_values(self.dispatcher.cluster())}
 
     def job(self, job_id: str) -> dict[str, float | str]:
-        """Return a job's own figures."""
+        """Return a job's metrics."""
         detail = self.dispatcher.detail(job_id)
         return flink_metrics.job_values(detail, self.dispatcher.checkpoints(job_id), self.clock.now_ms())
 
     def taskmanagers(self) -> dict[str, dict[str, float | str]]:
-        """Return the figures of each TaskManager."""
+        """Return the metrics of each TaskManager."""
         views = self.dispatcher.taskmanagers()
         return {view.taskmanager_id: flink_cluster.taskmanager_values(view) for view in views}
 
     def samples(self) -> list[Sample]:
-        """Return all that this process has for Prometheus: itself, its jobs, and their tasks."""
+        """Return all Prometheus samples of this process: its own, its jobs' and their tasks'."""
         own = {"host": self.dispatcher.cluster().jobmanager_id}
         figures = self.jobmanager()
         found = scope_samples(JOBMANAGER_SCOPE, _numbers(figures), own) + process_samples(_numbers(figures), own)
@@ -78,7 +78,7 @@ class Figures:
 
 
 def add_routes(router: APIRouter, figures: Figures) -> None:
-    """Add Flink's queries: `get` names metrics, without it they are listed; `agg` names aggregates."""
+    """Add Flink's queries: without `get` metrics are listed, with it their values; `agg` names aggregates."""
     _add_processes(router, figures)
     _add_jobs(router, figures)
 
@@ -94,7 +94,7 @@ def add_prometheus(app: FastAPI, figures: Figures) -> None:
 def _add_processes(router: APIRouter, figures: Figures) -> None:
     @router.get("/penstock/prometheus-targets")
     async def targets(request: Request) -> Listed:
-        """Return where every process has its `/metrics`, for Prometheus' discovery over HTTP."""
+        """Return the `/metrics` address of every process, for Prometheus' HTTP service discovery."""
         host, port = request.scope.get("server") or ("127.0.0.1", 80)
         dispatcher, scheme = figures.dispatcher, str(request.scope.get("scheme") or "http")
         return flink_cluster.scrape_targets(

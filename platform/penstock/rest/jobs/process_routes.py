@@ -1,6 +1,6 @@
-"""Flink's routes about the cluster's processes: configuration, environment, logs, threads, TaskManagers one by one.
+"""Flink's routes about the cluster's processes: configuration, environment, logs, threads, single TaskManagers.
 
-Added to the application by `penstock.rest.server.app`; the answers are made in `rest.flink.cluster_documents`.
+Added to the application by `penstock.rest.server.app`; the responses are built in `rest.flink.cluster_documents`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from penstock.jobmanager.dispatcher import Dispatcher
 
 _OWN_LOG = "taskmanager.log"
-#: Of the JobManager; by its descriptor it is found when it was renamed or deleted too.
+#: The JobManager's log, by its descriptor: this also works after a rename or deletion.
 _OWN = Path("/proc/self/fd/2")
-#: Of a log, its end.
+#: Only the end of a log is returned.
 _MOST_BYTES = 1 << 20
 
 
@@ -72,7 +72,7 @@ def _add_jobmanager(router: APIRouter, dispatcher: Dispatcher) -> None:
     @router.get("/jobmanager/log")
     @router.get("/jobmanager/stdout")
     async def log() -> PlainTextResponse:
-        """Return the end of what the process writes to its standard error, where that is a file; output goes there."""
+        """Return the end of the process's standard error if that is a file; standard output is redirected to it."""
         return PlainTextResponse("" if own_log() is None else tail_of(_OWN, _MOST_BYTES))
 
     @router.get("/jobmanager/profiler")
@@ -89,7 +89,7 @@ def _add_taskmanager(router: APIRouter, dispatcher: Dispatcher) -> None:
 
     @router.delete("/penstock/taskmanagers/{taskmanager_id}", status_code=202)
     async def release(taskmanager_id: str) -> dict[str, Any]:
-        """End a TaskManager that no job uses; 400 when one does."""
+        """Shut down a TaskManager; answers 400 if a job uses it."""
         dispatcher.release_taskmanager(taskmanager_id)
         return {}
 
@@ -137,14 +137,14 @@ def _add_logs(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
 
     @router.get("/taskmanagers/{taskmanager_id}/stdout")
     async def stdout(taskmanager_id: str) -> PlainTextResponse:
-        """Return what the workers have printed, one after another."""
+        """Return the output of all workers, one worker after the other."""
         view = flink_cluster.find_taskmanager(dispatcher.taskmanagers(), taskmanager_id)
         texts = [await dispatcher.log_tail(taskmanager_id, worker.worker_id) for worker in view.workers]
         return PlainTextResponse("\n".join(texts))
 
 
 def own_log() -> str | None:
-    """Return the name of the file this process's standard error goes to; None where it is none."""
+    """Return the name of the file that standard error is written to; None if it is not a file."""
     try:
         return _OWN.readlink().name.removesuffix(" (deleted)") if stat.S_ISREG(os.fstat(2).st_mode) else None
     except OSError:

@@ -1,8 +1,7 @@
-"""Routes that change the parallelism of a running job, as Flink has them.
+"""Routes that change the parallelism of a running job, as in Flink.
 
-Added to the application by `penstock.rest.server.app`. `PATCH .../rescaling` answers at once with a request to be asked
-about; `PUT .../resource-requirements` waits for what is known at once: whether there are slots, and a job that can take
-them.
+Added to the application by `penstock.rest.server.app`. `PATCH .../rescaling` returns at once with a request id to poll.
+`PUT .../resource-requirements` waits for an immediate refusal: missing slots, or a job that cannot be rescaled.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.jobmanager.dispatcher import Dispatcher
 
-#: A refusal comes within this time.
+#: Refusals occur within this time.
 _REFUSED_MS = 300
 
 
@@ -50,19 +49,19 @@ def add_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
         request_id = await dispatcher.rescale(job_id, RescaleTo(bounds=_bounds(body)))
         status = await dispatcher.wait_operation(request_id, _REFUSED_MS)
         if status.status == "FAILED":
-            msg = f"job {job_id} keeps its parallelism: {status.error}"
+            msg = f"job {job_id} was not rescaled: {status.error}"
             raise UsageError(msg, hint="see GET /v1/penstock/jobs/:id/story")
         return {}
 
 
 def _vertices(text: str) -> dict[str, int]:
-    """Return `uid=n,uid=n` as a dictionary."""
+    """Parse `uid=n,uid=n`."""
     found = {}
     for part in filter(None, text.split(",")):
         uid, _, count = part.rpartition("=")
         if not uid or not is_count(count):
-            msg = f"vertices={part!r} is not UID=N"
-            raise UsageError(msg, hint="write for example vertices=totals=3,out=1")
+            msg = f"vertices={part!r} is not of the form UID=N"
+            raise UsageError(msg, hint="for example vertices=totals=3,out=1")
         found[uid] = int(count)
     return found
 
@@ -73,10 +72,10 @@ def _bounds(body: dict[str, Any]) -> dict[str, tuple[int, int]]:
         given = wanted.get("parallelism") if isinstance(wanted, dict) else None
         low, high = (given.get("lowerBound", 1), given.get("upperBound")) if isinstance(given, dict) else (None, None)
         if type(low) is not int or type(high) is not int:
-            msg = f"the requirements of vertex {vertex_id!r} cannot be read"
+            msg = f"the requirements of vertex {vertex_id!r} are malformed"
             raise UsageError(msg, hint='send {"<vertex id>": {"parallelism": {"lowerBound": 1, "upperBound": 3}}}')
         bounds[vertex_id] = (low, high)
     if not bounds:
-        msg = "no vertex is named"
-        raise UsageError(msg, hint="GET the same path for the vertices as they are")
+        msg = "the body names no vertex"
+        raise UsageError(msg, hint="GET the same path to list the vertices")
     return bounds

@@ -1,4 +1,4 @@
-"""Routes around savepoints that are not of one running job: disposal, and the status of a triggered checkpoint.
+"""Routes about savepoints that do not belong to a running job: disposal, and the status of a triggered checkpoint.
 
 Added to the application by `penstock.rest.server.app`; paths and fields are Flink's.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_routes(router: APIRouter, dispatcher: Dispatcher, rand: Rand | None = None) -> None:
-    """Add the routes; `rand` makes the ids of requests."""
+    """Add the routes; `rand` creates request ids."""
 
     def folders() -> Iterable[str]:
         for job in dispatcher.jobs():
@@ -35,7 +35,7 @@ def add_routes(router: APIRouter, dispatcher: Dispatcher, rand: Rand | None = No
     async def dispose(body: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
         path = body.get("savepoint-path")
         if not isinstance(path, str) or not path:
-            raise UsageError("no savepoint is named", hint='send {"savepoint-path": "<its folder>"}')
+            raise UsageError("the body names no savepoint", hint='send {"savepoint-path": "<its folder>"}')
         return {"request-id": disposals.begin(path)}
 
     @router.get("/savepoint-disposal/{request_id}")

@@ -1,7 +1,7 @@
-"""`/penstock/jobs/:id/budget`: which operator takes how much of a job's time, summed over its subtasks.
+"""`/penstock/jobs/:id/budget`: the time that each operator of a job takes, summed over its subtasks.
 
-Made of the metrics `operator/<uid>/...` that `penstock.task` reports. CPU time is that of the subtasks' threads; what a
-task does around its operators (taking input, decoding it, aligning barriers) is what is left of its busy time.
+Based on the metrics `operator/<uid>/...` that `penstock.task` reports. CPU time is that of the subtasks' threads. A
+task's work around its operators (reading input, decoding, aligning barriers) is the rest of its busy time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.jobmanager.messages.views import JobDetail, VertexView
 
-#: What the edges behind a chain do; as `penstock.task` names it.
+#: The output edges of a chain, with the name that `penstock.task` uses.
 _OUTPUT = "(output)"
 
 
 def budget(detail: JobDetail) -> dict[str, Any]:
-    """Return vertices in the order of the graph, in each its operators with times since the start and per second."""
+    """Return the vertices in graph order, each with its operators' times since the start and per second."""
     vertices = [_vertex(vertex) for vertex in detail.vertices]
     total = sum(operator["cpu-ms"] for vertex in vertices for operator in vertex["operators"])
     for vertex in vertices:

@@ -1,7 +1,7 @@
-"""Routes of penstock's own that put another version in the place of a running job.
+"""Penstock's own routes that replace a running job by a new version.
 
 Added to the application by `penstock.rest.server.app`. `POST .../upgrade` takes the new version's graph as its body and
-answers at once with a request to be asked about; so does a second request with the same token.
+returns at once with a request id to poll. A repeated request with the same token returns the same id.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def add_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
             "confirm": view.confirm,
             "deadline": view.deadline_ms,
             "held": {"rows": view.held_rows, "sinks": list(view.held_sinks)},
-            # by uid, where these differ
+            # by uid, where they differ
             "parallelism": {
                 uid: {"before": before, "file": said, "now": now}
                 for uid, (before, said, now) in view.parallelism.items()
@@ -75,11 +75,11 @@ def add_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
 
 
 def policy_of(query: Mapping[str, str]) -> UpgradePolicy:
-    """Return how an upgrade is to be done, from the query of a request; raises UsageError."""
+    """Return the upgrade policy of a request's query; raises UsageError."""
     unknown = sorted(set(query) - _NAMES)
     if unknown:
         msg = f"an upgrade has no parameter {unknown[0]!r}"
-        raise UsageError(msg, hint=f"there are: {', '.join(sorted(_NAMES))}")
+        raise UsageError(msg, hint=f"available: {', '.join(sorted(_NAMES))}")
     defaults = UpgradePolicy()
     return UpgradePolicy(
         from_checkpoint=query.get("from-checkpoint", "false") == "true",
@@ -99,7 +99,7 @@ def _count(query: Mapping[str, str], name: str, default: int) -> int:
     text = query.get(name, str(default))
     if not is_count(text):
         msg = f"{name}={text!r} is not a number"
-        raise UsageError(msg, hint=f"write for example {name}=3")
+        raise UsageError(msg, hint=f"for example {name}=3")
     return int(text)
 
 

@@ -1,8 +1,7 @@
-"""Who may do what over REST: the role that a request needs, and whether its sender has it; decisions only.
+"""Access control of the REST API: the role that a request needs, and whether its sender has it; decisions only.
 
-`viewer` reads; `operator` also acts on jobs that run (cancel, stop, savepoint, checkpoint, rescale); `admin` also
-brings code (submit, upgrade, upload), removes savepoints and ends the cluster. A request nobody has thought of needs an
-admin.
+`viewer` reads. `operator` also acts on running jobs (cancel, stop, savepoint, checkpoint, rescale). `admin` also
+submits code (submit, upgrade, upload), deletes savepoints and ends the cluster. Any other request needs `admin`.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ _DELETE = 127
 _LARGE_BYTES = (64 << 20) + (1 << 20)
 _SMALL_BYTES = 1 << 20
 
-#: (host, port) of both ends of a connection.
+#: (host, port) of client and server.
 Ends = tuple[tuple[str, int], tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the decision needs of one request."""
+    """The fields of a request that the decision depends on."""
 
     method: str
     path: str
     #: Header names in lower case.
     headers: dict[str, str]
-    #: Client and server; None when that is not known.
+    #: Client and server address; None if unknown.
     ends: Ends | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The answer to a request that is not let in."""
+    """The response to a refused request."""
 
     status: int
     error: str
@@ -57,31 +56,34 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever was let in; without tokens the user of the machine."""
+    """The sender of an accepted request; without tokens the user of the machine."""
 
     role: Role = "admin"
-    #: As in the tokens file; empty without tokens.
+    #: Name in the tokens file; empty without tokens.
     name: str = ""
 
     def may(self, needed: Role) -> bool:
-        """Whether the role is that one or has more rights."""
+        """Return whether the caller's role includes `needed`."""
         return ROLES.index(self.role) >= ROLES.index(needed)
 
 
 def needed_role(method: str, path: str) -> Role:
-    """Return the least role that may send this request."""
+    """Return the lowest role that may send this request."""
     if method in _READING:
         return "viewer"
     return "operator" if _OPERATING.fullmatch(f"{method} {path}") else "admin"
 
 
 def body_limit(method: str, path: str) -> int:
-    """Return how many bytes the body of such a request may have: much only where code is brought."""
+    """Return the body size limit of such a request in bytes; it is large only for requests that submit code."""
     return _LARGE_BYTES if needed_role(method, path) == "admin" else _SMALL_BYTES
 
 
 def judge(asked: Asked, security: Security, same_user: Callable[[Ends], bool]) -> Refusal | None:
-    """Return why the request is refused; None lets it in. `same_user` says who holds the far end of a connection."""
+    """Return why a request is refused, or None.
+
+    `same_user` returns whether the client end of a connection belongs to this process's user.
+    """
     if (crooked := _crooked(asked.path)) is not None:
         return Refusal(400, f"the path {asked.path!r} {crooked} (send it as the API documents it)")
     if security.tokens:
@@ -91,18 +93,18 @@ def judge(asked: Asked, security: Security, same_user: Callable[[Ends], bool]) -
     if security.insecure:
         return None
     if not is_loopback(_host_name(asked.headers.get("host", ""))):
-        hint = "use 127.0.0.1 or localhost, or give the cluster tokens: `penstock cluster certs`"
+        hint = "use 127.0.0.1 or localhost, or add tokens: `penstock cluster certs`"
         return Refusal(
-            403, f"this cluster is for this machine and is not known as {asked.headers.get('host')!r} ({hint})"
+            403, f"this cluster accepts local requests only, not for host {asked.headers.get('host')!r} ({hint})"
         )
     if asked.ends is None or not same_user(asked.ends):
-        hint = "give the cluster tokens: `penstock cluster certs DIR`, then --security DIR"
-        return Refusal(403, f"without tokens this cluster takes requests of the user that started it alone ({hint})")
+        hint = "add tokens: `penstock cluster certs DIR`, then --security DIR"
+        return Refusal(403, f"without tokens this cluster accepts requests only from the user that started it ({hint})")
     return None
 
 
 def caller(asked: Asked, security: Security) -> Caller:
-    """Return who sent a request that was let in."""
+    """Return the sender of an accepted request."""
     entry = security.role_of(_token_of(asked.headers.get("authorization", ""))[0]) if security.tokens else None
     return Caller(entry.role, entry.name) if entry is not None else Caller()
 
@@ -111,23 +113,23 @@ def _by_token(asked: Asked, security: Security) -> Refusal | None:
     token, from_a_browser = _token_of(asked.headers.get("authorization", ""))
     if not token:
         ways = ((b"www-authenticate", b'Bearer realm="penstock"'), (b"www-authenticate", b'Basic realm="penstock"'))
-        hint = "clients take it from PENSTOCK_TOKEN_FILE or PENSTOCK_TOKEN, a browser as the password"
-        return Refusal(401, f"this cluster asks for a token ({hint})", ways)
+        hint = "clients read it from PENSTOCK_TOKEN_FILE or PENSTOCK_TOKEN, browsers send it as the password"
+        return Refusal(401, f"this cluster requires a token ({hint})", ways)
     entry = security.role_of(token)
     if entry is None:
         way = b'Basic realm="penstock"' if from_a_browser else b'Bearer realm="penstock", error="invalid_token"'
         return Refusal(
             401,
-            "the token is none of this cluster's (it may have been replaced: ask who runs the cluster)",
+            "the token is not valid for this cluster (it may have been replaced: ask the cluster's administrator)",
             ((b"www-authenticate", way),),
         )
     needed = needed_role(asked.method, asked.path)
     if ROLES.index(entry.role) < ROLES.index(needed):
         error = (
-            f"{entry.name} is {entry.role}, and {asked.method} {asked.path} needs {needed} (use a token of that role)"
+            f"{entry.name} is {entry.role}, but {asked.method} {asked.path} needs {needed} (use a token of that role)"
         )
         return Refusal(403, error)
-    # A browser sends a password with whatever a page of somebody else makes it send; a script sends it on purpose.
+    # A browser adds the password to requests that a foreign page triggers; a script sends it deliberately.
     return _from_a_foreign_page(asked) if from_a_browser else None
 
 
@@ -145,22 +147,22 @@ def _token_of(header: str) -> tuple[str, bool]:
 
 
 def _from_a_foreign_page(asked: Asked) -> Refusal | None:
-    """Refuse what a page of another site makes a browser send."""
+    """Refuse a request that a page of another site made a browser send."""
     if asked.method in _READING:
         return None
     origin, host = asked.headers.get("origin"), asked.headers.get("host", "")
     if asked.headers.get("sec-fetch-site") in {"cross-site", "same-site"} or (
         origin is not None and urlsplit(origin).netloc.lower() != host.lower()
     ):
-        return Refusal(403, f"a page of {origin or 'another site'} may not act here (open the cluster's own page)")
+        return Refusal(403, f"a page of {origin or 'another site'} may not act here (use the cluster's own page)")
     return None
 
 
 def _crooked(path: str) -> str | None:
     if any(ord(letter) < _LOWEST_PRINTED or ord(letter) == _DELETE for letter in path):
-        return "holds control characters"
+        return "contains control characters"
     if any(part in {".", ".."} for part in _SEGMENTS.split(path)):
-        return "leads out of its folder"
+        return "leaves its folder"
     return "has empty parts" if "//" in path else None
 
 

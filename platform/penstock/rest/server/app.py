@@ -1,6 +1,6 @@
-"""The FastAPI application over one dispatcher: every route under `/v1` and, as Flink has it, also without the prefix.
+"""The FastAPI application over one dispatcher: every route under `/v1`, and as in Flink also without the prefix.
 
-Routes are coroutines even where they await nothing: the dispatcher belongs to the event loop's thread.
+Routes are coroutines even if they await nothing, because the dispatcher belongs to the event loop's thread.
 
 Built by `rest.server.http_server` in the JobManager's process; errors become `{"errors": [...]}` with Flink's status
 codes.
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 def create_app(
     dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None], jobs: watch.JobWatch | None = None
 ) -> FastAPI:
-    """Return the application; `shutdown` is called by `DELETE /cluster`, `jobs` says what is slow since when."""
-    # FastAPI's own pages load scripts from elsewhere into this origin: /docs is of `rest.server.web`.
+    """Return the application; `DELETE /cluster` calls `shutdown`, `jobs` records since when a job is slow."""
+    # FastAPI's own pages load external scripts into this origin; `rest.server.web` serves /docs instead.
     app = FastAPI(
         title="penstock",
         version=penstock.__version__,
@@ -56,7 +56,7 @@ def create_app(
     router = APIRouter()
     figures = metric_routes.Figures(dispatcher, clock)
     _add_cluster_routes(router, dispatcher, shutdown)
-    # what is named is looked for before what is any id
+    # routes with fixed names first, then those with an id in the path
     metric_routes.add_routes(router, figures)
     process_routes.add_routes(router, dispatcher, clock)
     job_routes.add_routes(router, dispatcher, clock)
@@ -71,7 +71,7 @@ def create_app(
     watch.add_routes(router, jobs or watch.JobWatch(dispatcher, clock))
     web.add_routes(app)
     app.include_router(router, prefix="/v1")
-    for route in router.routes:  # reused: building each of them a second time is slow
+    for route in router.routes:  # reused: building each route twice is slow
         if isinstance(route, APIRoute):
             route.include_in_schema = False
     app.router.routes += router.routes
@@ -158,7 +158,7 @@ def _add_operation_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
     @router.patch("/jobs/{job_id}", status_code=202)
     async def cancel(job_id: str, mode: str = "cancel") -> dict[str, Any]:
         if mode != "cancel":
-            msg = f"termination mode {mode!r} is not known"
+            msg = f"unknown termination mode {mode!r}"
             raise UsageError(msg, hint="use mode=cancel, or POST .../stop for a savepoint")
         await dispatcher.cancel(job_id)
         return {}
@@ -199,7 +199,7 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
         job_id = dispatcher.submitted(token)
         if not job_id:
             raise NotFoundError(
-                "no job was submitted with this token", hint="it may be on its way; see `penstock list`"
+                "no job was submitted with this token", hint="it may still be in progress; see `penstock list`"
             )
         return {"jobid": job_id}
 
@@ -239,7 +239,7 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
 
 
 def _caller(request: Request) -> Caller:
-    """Return who asks, as the guard has found it; the user of the machine where none stands before."""
+    """Return the caller that the guard has determined; the user of the machine if there is no guard."""
     found: Caller = request.scope.get(CALLER, Caller())
     return found
 

@@ -1,4 +1,4 @@
-"""The few answers a client that runs one job asks for, without FastAPI, whose import takes longer than a small job.
+"""The routes that a client of one job uses, without FastAPI, whose import takes longer than a small job.
 
 Given by `rest.server.fast_app` by itself, and by the routes of `rest.server.app`.
 """
@@ -41,7 +41,7 @@ async def submit(
         raise too_large(len(graph))
     digest = query.get("sha256", "")
     if digest and not hmac.compare_digest(digest.lower(), hashlib.sha256(graph).hexdigest()):
-        raise UsageError("the job graph is not the one that was sent: its SHA-256 differs", hint="submit it again")
+        raise UsageError("the job graph was corrupted in transit: its SHA-256 differs", hint="submit it again")
     options = SubmitOptions(
         token=query.get("token", ""),
         from_uri=query.get("from", ""),
@@ -55,12 +55,12 @@ async def submit(
 
 
 def summary(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
-    """`GET /penstock/jobs/ID/summary`: the figures of a progress display."""
+    """Return the metrics of a progress display (`GET /penstock/jobs/ID/summary`)."""
     return flink_json.progress(dispatcher.detail(job_id))
 
 
 def workers(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
-    """`GET /penstock/jobs/ID/workers`: the job's slot workers."""
+    """Return the job's workers (`GET /penstock/jobs/ID/workers`)."""
     found = dispatcher.resolve(job_id)
     held = [
         {"id": w.worker_id, "pid": w.pid, "taskmanager": t.taskmanager_id, "memory": w.memory_bytes}
@@ -72,33 +72,33 @@ def workers(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
 
 
 def checkpoints(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
-    """`GET /jobs/ID/checkpoints`: counts, latest, history."""
+    """Return counts, latest and history of checkpoints (`GET /jobs/ID/checkpoints`)."""
     return flink_json.checkpoints(dispatcher.checkpoints(job_id))
 
 
 def exceptions(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
-    """`GET /jobs/ID/exceptions`: the failures."""
+    """Return the job's failures (`GET /jobs/ID/exceptions`)."""
     return flink_json.exceptions(dispatcher.exceptions(job_id))
 
 
 def metrics(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
-    """`GET /penstock/jobs/ID/metrics`: the newest metrics of each subtask, by `<vertex>/<subtask>`."""
+    """Return the newest metrics of each subtask by `<vertex>/<subtask>` (`GET /penstock/jobs/ID/metrics`)."""
     return {"tasks": dispatcher.metrics(job_id)}
 
 
 async def wait(dispatcher: Dispatcher, job_id: str, wait_ms: int, clock: Clock) -> dict[str, Any]:
-    """`GET /penstock/jobs/ID/wait`: the job as soon as it has ended, else as it is after `wait_ms`."""
+    """Return the job once it has ended, or after `wait_ms` (`GET /penstock/jobs/ID/wait`)."""
     await dispatcher.wait(job_id, max(0, min(wait_ms, _MAX_WAIT_MS)))
     return flink_json.job_detail(dispatcher.detail(job_id), clock.now_ms())
 
 
 def taskmanagers(dispatcher: Dispatcher) -> dict[str, Any]:
-    """`GET /taskmanagers`: the registered ones."""
+    """Return the registered TaskManagers (`GET /taskmanagers`)."""
     return {"taskmanagers": [flink_json.taskmanager(view) for view in dispatcher.taskmanagers()]}
 
 
 def status_of(error: PenstockError) -> int:
-    """Return the HTTP status an error is answered with."""
+    """Return the HTTP status of an error."""
     if isinstance(error, NotFoundError):
         return 404
     if isinstance(error, JobIdentityError):

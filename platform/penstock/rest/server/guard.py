@@ -1,7 +1,7 @@
-"""The first to see a request: lets it in or refuses it, before anything of ours looks at it (ASGI).
+"""The outermost ASGI application: accepts or refuses a request before any other code handles it.
 
-Around `rest.server.fast_app.Door`; the decision is `rest.server.access`. A body is read here, whole, within its limits
-of size and time, so that no sender holds up anything but its own connection.
+It wraps `rest.server.fast_routes.Door`; `rest.server.access` decides. It reads the whole body within limits of size and
+time, so that a slow sender blocks only its own connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.config.security import Security
     from penstock.rest.server.asgi import Application, Receive, Send
 
-#: Where the application finds the `rest.server.access.Caller` of a request in its scope.
+#: Scope key of a request's `rest.server.access.Caller`.
 CALLER = "penstock.caller"
 _CLOSE = (b"connection", b"close")
 _MOST_DROPPED_BYTES = 256 << 20
@@ -38,18 +38,18 @@ _BODYLESS = ("GET", "HEAD", "OPTIONS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyTimes:
-    """How long a sender may take, in seconds."""
+    """Time limits for a sender, in seconds."""
 
-    #: For the next piece of a body.
+    #: For the next chunk of a body.
     piece: float = 10.0
-    #: For all of it.
+    #: For the whole body.
     whole: float = 120.0
-    #: For the rest of a body whose request was refused.
+    #: For the rest of the body of a refused request.
     linger: float = 1.0
 
 
 class _RefusedError(Exception):
-    """The body is refused."""
+    """Raised when the body is refused."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.error)
@@ -57,7 +57,7 @@ class _RefusedError(Exception):
 
 
 class Guard:
-    """Stands before an application."""
+    """An ASGI application that guards another one."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Guard:
         log: Callable[[str], None],
         times: BodyTimes = BodyTimes(),
     ) -> None:
-        """`log` gets a line for every request that changes something, and for every refused one."""
+        """Guard `application`; `log` gets a line for every modifying and every refused request."""
         self._application = application
         self._security = security
         self._log = log
@@ -75,7 +75,7 @@ class Guard:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            return  # there is no lifespan and no WebSocket here
+            return  # no lifespan and no WebSocket
         asked = _asked(scope)
         refusal = judge(asked, self._security, _same_user)
         body = b""
@@ -85,7 +85,7 @@ class Guard:
             except _RefusedError as error:
                 refusal = error.refusal
         if refusal is not None:
-            self._log(f"refused {_shown(asked)} of {_sender(asked)}: {_cut(redact(refusal.error))}")
+            self._log(f"refused {_shown(asked)} from {_sender(asked)}: {_cut(redact(refusal.error))}")
             await self._refuse(refusal, receive, send)
             return
         sender = caller(asked, self._security)
@@ -105,13 +105,13 @@ class Guard:
                     async with asyncio.timeout(self._times.piece):
                         message = await receive()
                     if message["type"] != "http.request":
-                        raise _RefusedError(Refusal(400, "the request was cut short (send it again)"))
+                        raise _RefusedError(Refusal(400, "the request body is incomplete (send it again)"))
                     parts += message.get("body", b"")
                     more = message.get("more_body", False)
                     if len(parts) > limit:
                         raise _RefusedError(_too_large(limit))
         except TimeoutError as error:
-            late = f"the body did not come in time, {len(parts):,} bytes did (send it without pauses)"
+            late = f"the body did not arrive in time, only {len(parts):,} bytes of it (send it without pauses)"
             raise _RefusedError(Refusal(408, late)) from error
         return bytes(parts)
 
@@ -120,7 +120,7 @@ class Guard:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), _CLOSE]
         await send({"type": "http.response.start", "status": refusal.status, "headers": [*headers, *refusal.headers]})
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        # Closed at once, with bytes unread, the connection would be reset under a sender that has not read the answer.
+        # Closing at once with unread bytes would reset the connection before the sender has read the response.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._times.linger):
                 dropped = 0
@@ -145,7 +145,7 @@ def _same_user(ends: Ends) -> bool:
 
 
 def _sender(asked: Asked) -> str:
-    return asked.ends[0][0] if asked.ends else "somebody unknown"
+    return asked.ends[0][0] if asked.ends else "an unknown address"
 
 
 def _shown(asked: Asked) -> str:
@@ -153,16 +153,16 @@ def _shown(asked: Asked) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return what a line of the log holds of a text that anybody may have sent."""
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} letters)"
+    """Return a text from an untrusted sender, shortened for a log line."""
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} characters)"
 
 
 def _too_large(limit: int) -> Refusal:
-    return Refusal(413, f"the body is larger than {limit:,} bytes (pass large data through files or topics)")
+    return Refusal(413, f"the body is larger than {limit:,} bytes (pass large data in files or topics)")
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body that was read, then what the connection says."""
+    """Return a `receive` that yields the body already read, then the connection's messages."""
     given = False
 
     async def read() -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _once(body: bytes, receive: Receive) -> Receive:
 
 
 def _with_headers(send: Send) -> Send:
-    """Return a `send` that tells browsers not to guess types and not to show us inside other pages."""
+    """Return a `send` that adds headers against type sniffing and framing."""
 
     async def write(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":

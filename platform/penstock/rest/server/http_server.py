@@ -27,42 +27,42 @@ if TYPE_CHECKING:
     from penstock.jobmanager.config import JobManagerConfig
 
 _GRACEFUL_SECONDS = 2
-#: For the head of a request, on a connection that has none under way.
+#: Time limit for the head of a request on an idle connection.
 _HEAD_SECONDS = 10.0
 _MOST_CONNECTIONS = 1000
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is told instead
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to announce instead
 
 
 class _RestServer(uvicorn.Server):
-    """Leaves the process's signals to the JobManager."""
+    """Leaves signal handling to the JobManager."""
 
     def install_signal_handlers(self) -> None:
         """Do nothing."""
 
 
 class _PatientForAWhile(H11Protocol):
-    """Ends a connection on which no whole head of a request comes."""
+    """Closes a connection that does not send the complete head of a request in time."""
 
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait."""
+        """Start the timeout."""
         super().connection_made(transport)
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Wait no longer once a request is under way."""
+        """Stop the timeout once a request has begun."""
         super().data_received(data)
         if self._busy:
             self._rest()
 
     def on_response_complete(self) -> None:
-        """Wait for the next one."""
+        """Start the timeout of the next request."""
         super().on_response_complete()
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for."""
+        """Stop the timeout."""
         self._rest()
         super().connection_lost(exc)
 
@@ -88,7 +88,7 @@ class _PatientForAWhile(H11Protocol):
 def run_jobmanager_process(config: JobManagerConfig, announce: Callable[[str], None]) -> int:
     """Run until SIGTERM, SIGINT, `DELETE /cluster` or the loss of leadership; return the exit code.
 
-    `announce` is called with the addresses, as JSON, once jobs are recovered and both ports listen.
+    `announce` is called with the addresses as JSON, once jobs are recovered and both ports listen.
     """
     return asyncio.run(_run(config, announce))
 
@@ -109,7 +109,7 @@ async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int
         watching.append(asyncio.create_task(jobs.run(ended)))
         security = config.security
         door = Guard(Door(manager.dispatcher, SystemClock(), manager.shutdown, jobs), security, _log)
-        # What is named is not looked for: the search for faster loops and protocols imports a lot.
+        # Named explicitly: uvicorn's search for faster loops and protocols imports a lot.
         settings = uvicorn.Config(
             door,
             loop="none",
@@ -155,13 +155,13 @@ def _tls(security: Security) -> ssl.SSLContext | None:
             context.load_verify_locations(security.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as error:
-        msg = f"the certificate of the REST API cannot be used ({security.rest.certificate}): {error}"
-        raise PenstockError(msg, hint="`penstock cluster certs DIR` makes one") from error
+        msg = f"cannot load the certificate of the REST API ({security.rest.certificate}): {error}"
+        raise PenstockError(msg, hint="`penstock cluster certs DIR` creates one") from error
     return context
 
 
 def _url(listener: socket.socket, *, tls: bool) -> str:
-    """Return the address that is told; one that stands for all of them is told as this machine's own."""
+    """Return the URL to announce; a wildcard address is replaced by the loopback address."""
     host, port = listener.getsockname()[:2]
     name = _EVERYWHERE.get(host, host)
     return f"{'https' if tls else 'http'}://{f'[{name}]' if ':' in name else name}:{port}"
@@ -175,6 +175,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         msg = f"the REST API cannot listen on {host}:{port}: {error.strerror}"
-        raise PenstockError(msg, hint="choose another --rest-port, or stop what uses it") from error
+        raise PenstockError(msg, hint="choose another --rest-port, or stop the process that uses it") from error
     listener.listen(128)
     return listener

@@ -1,7 +1,7 @@
-"""The web interface's files, served as they lie in `rest/server/ui`: no build step, and nothing from anywhere else.
+"""Serves the web interface's files from `rest/server/ui`: no build step, no external resources.
 
-Added to the application by `rest.server.app`. The policy lets a page of ours load scripts, styles and answers from this
-server alone, run nothing that stands in the page itself, and lets no other site frame it.
+Added to the application by `rest.server.app`. The content policy lets our pages load scripts, styles and data only from
+this server. It forbids inline scripts and framing by other sites.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ POLICY = (
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
-    # Asked for anew each time, answered with 304 when it is the same: a new version is never mixed with an old one.
+    # Revalidated at each request, with 304 if unchanged: a page never mixes files of two versions.
     "Cache-Control": "no-cache",
 }
 
 
 def add_routes(app: FastAPI) -> None:
     """Serve `/`, `/ui/...` and `/docs`."""
-    # Only names that were there at the start are served: no path of a request ever reaches the file system.
+    # Only files found at the start are served: no path of a request reaches the file system.
     files = {path.name: path for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
 
     @app.get("/", include_in_schema=False)
@@ -47,7 +47,7 @@ def add_routes(app: FastAPI) -> None:
         path = files.get(name)
         if path is None:
             msg = f"the web interface has no file {name!r}"
-            raise NotFoundError(msg, hint="it begins at /ui/")
+            raise NotFoundError(msg, hint="start at /ui/")
         return _answer(path, request)
 
     @app.get("/docs", include_in_schema=False)

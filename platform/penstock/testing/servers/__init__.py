@@ -1,4 +1,4 @@
-"""Real servers for the demo and the tests: Kafka and MinIO, as containers or local processes behind one interface."""
+"""Real servers for the demo and the tests: Kafka and MinIO, as containers or local processes with one interface."""
 
 from penstock.testing.servers.choose import start_kafka, start_minio
 from penstock.testing.servers.kafka_local import LocalKafka

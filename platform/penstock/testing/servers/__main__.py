@@ -1,6 +1,6 @@
 """The servers from a shell: `python -m penstock.testing.servers ensure|run`.
 
-Stands behind `infra/bootstrap.py` and `infra/servers.sh`.
+Used by `infra/bootstrap.py` and `infra/servers.sh`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.testing.servers.spec import Server
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m penstock.testing.servers", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("ensure", help="fetch and build what the servers need, once per machine")
@@ -52,7 +52,7 @@ def _run(data: Path, kafka_port: int, minio_port: int) -> None:
             running.callback(_stop, server)
             sys.stdout.write(json.dumps({"server": server.name, "endpoint": server.endpoint, "pid": server.pid}) + "\n")
             sys.stdout.flush()
-        # blocked only now: a blocked signal is inherited through exec, and the servers must hear theirs
+        # blocked only now: exec inherits blocked signals, and the servers must receive theirs
         signal.pthread_sigmask(signal.SIG_BLOCK, stops)
         signal.sigwait(stops)
 

@@ -1,6 +1,6 @@
-"""One way to get a server: a container where a Docker engine answers, else a local process; never nothing.
+"""Starts a server: as a container if a Docker engine answers, otherwise as a local process.
 
-`start_kafka` and `start_minio` are what the demo and the tests call. `PENSTOCK_SERVERS` = `auto` (default), `local` or
+The demo and the tests call `start_kafka` and `start_minio`. `PENSTOCK_SERVERS` = `auto` (default), `local` or
 `containers`.
 """
 
@@ -23,7 +23,7 @@ MODES = ("auto", "local", "containers")
 
 
 def server_mode() -> str:
-    """Return the mode that `PENSTOCK_SERVERS` asks for."""
+    """Return the mode of `PENSTOCK_SERVERS`."""
     mode = os.environ.get("PENSTOCK_SERVERS", "auto")
     if mode not in MODES:
         raise UsageError(f"PENSTOCK_SERVERS is {mode!r}", hint=f"one of {', '.join(MODES)}")
@@ -31,13 +31,13 @@ def server_mode() -> str:
 
 
 def uses_containers() -> bool:
-    """Whether servers start as containers here."""
+    """Return whether servers start as containers."""
     mode = server_mode()
     return mode == "containers" or (mode == "auto" and containers.engine_answers())
 
 
 def prepare(progress: Progress) -> None:
-    """Do once per machine what takes long: pull the images, or fetch Kafka and build MinIO."""
+    """Do the slow preparation once per machine: pull the images, or fetch Kafka and build MinIO."""
     if uses_containers():
         try:
             containers.fetch_images(progress)
@@ -58,7 +58,7 @@ def start_kafka(
     settings: Mapping[str, str] | None = None,
     port: int | None = None,
 ) -> KafkaServer:
-    """Start a broker whose data lies under `data_dir`; the caller stops it."""
+    """Start a broker with its data in `data_dir`; the caller stops it."""
     local: KafkaServer = LocalKafka(Path(data_dir), progress=progress, settings=settings, port=port)
     if uses_containers():
         container: KafkaServer = containers.ContainerKafka(settings=settings, port=port)
@@ -68,7 +68,7 @@ def start_kafka(
 
 
 def start_minio(data_dir: Path | str, *, progress: Progress = silent, port: int | None = None) -> MinioServer:
-    """Start an S3 server whose data lies under `data_dir`; the caller stops it."""
+    """Start an S3 server with its data in `data_dir`; the caller stops it."""
     local: MinioServer = LocalMinio(Path(data_dir), progress=progress, port=port)
     if uses_containers():
         container: MinioServer = containers.ContainerMinio(port=port)
@@ -78,7 +78,7 @@ def start_minio(data_dir: Path | str, *, progress: Progress = silent, port: int 
 
 
 def _start_container(container: S, local: S, progress: Progress) -> S:
-    """Start the container; in mode `auto` an engine without the image falls back to the local process, and says so."""
+    """Start the container; in mode `auto`, fall back to the local process if the image is missing, and report that."""
     try:
         container.start()
     except PenstockError as error:

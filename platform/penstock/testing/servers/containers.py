@@ -1,6 +1,6 @@
-"""The same servers as containers, for machines where a Docker engine answers.
+"""The servers as containers, for machines with a Docker engine.
 
-Ports are fixed and published on the loopback interface, so that a killed and restarted container is found where it was.
+Ports are fixed and published on the loopback interface, so that a restarted container keeps its address.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ START_LIMIT_MS = 120_000
 POLL_MS = 100
 CLIENT_PORT, CONTROLLER_PORT, BROKER_PORT, S3_PORT = 9092, 9093, 9094, 9000
 
-# What testcontainers must know where containers publish on the loopback interface: no reaper image is pulled (`remove`
-# does its work), and a machine that is itself a container must not be taken for a sibling of ours.
+# Settings for testcontainers with ports on the loopback interface: no reaper image is pulled (`remove` does its work),
+# and a machine that is itself a container must not be treated as a sibling of these containers.
 _ENGINE_SETTINGS = {
     "TESTCONTAINERS_RYUK_DISABLED": "true",
     "TESTCONTAINERS_CONNECTION_MODE": "docker_host",
@@ -36,8 +36,8 @@ _ENGINE_SETTINGS = {
 
 
 def engine_answers() -> bool:
-    """Whether a Docker engine can be used from here."""
-    # asked by hand: the Docker client needs half a second to be imported and leaves sockets open when nobody answers
+    """Return whether a Docker engine is available."""
+    # without the Docker client, whose import takes half a second and which leaves sockets open if no engine answers
     scheme, _, address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").partition("://")
     with contextlib.suppress(OSError, ValueError), socket.socket(_family(scheme), socket.SOCK_STREAM) as probe:
         probe.settimeout(ENGINE_TIMEOUT_S)
@@ -49,7 +49,7 @@ def engine_answers() -> bool:
 
 
 def fetch_images(progress: Progress) -> None:
-    """Pull the images that are not there yet."""
+    """Pull the missing images."""
     import docker
 
     engine = docker.from_env(timeout=PULL_TIMEOUT_S)
@@ -81,7 +81,7 @@ def _family(scheme: str) -> socket.AddressFamily:
 
 
 class _Container:
-    """What both servers share: start, stop, kill and restart of one container with one published port."""
+    """Start, stop, kill and restart of one container with one published port, for both servers."""
 
     name: str
 
@@ -126,7 +126,7 @@ class _Container:
             self._clock.sleep_ms(POLL_MS)
 
     def stop(self) -> None:
-        """Stop it; the container and its data stay for `restart` and go with `remove`."""
+        """Stop the container; it and its data remain for `restart` until `remove`."""
         if self._started:
             self._container.get_wrapped_container().stop(timeout=20)
 
@@ -169,7 +169,7 @@ class ContainerKafka(_Container):
     name = "Kafka"
 
     def __init__(self, *, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
-        """Nothing runs before `start`; `settings` override the broker's."""
+        """Prepare the container; `settings` override the broker's."""
         super().__init__(kafka_image(), CLIENT_PORT, port)
         own = {
             "listeners": f"CLIENT://:{CLIENT_PORT},CONTROLLER://localhost:{CONTROLLER_PORT},BROKER://localhost:{BROKER_PORT}",
@@ -198,7 +198,7 @@ class ContainerMinio(_Container):
     secret_key = minio_local.SECRET_KEY
 
     def __init__(self, *, port: int | None = None) -> None:
-        """Nothing runs before `start`."""
+        """Prepare the container."""
         super().__init__(minio_image(), S3_PORT, port)
         self._container.with_env("MINIO_ROOT_USER", self.access_key).with_env("MINIO_ROOT_PASSWORD", self.secret_key)
         self._container.with_command("server /data")

@@ -1,7 +1,7 @@
-"""One Kafka broker as a local process, from the jars in the cache.
+"""A Kafka broker as a local process, from the cached jars.
 
-Chosen by `choose.start_kafka` where no Docker engine answers. A fresh start takes under two seconds: the storage is
-copied from a formatted template and the JVM loads its classes from an archive, both made once per machine.
+Chosen by `choose.start_kafka` if no Docker engine answers. A new broker starts in under two seconds: the storage is
+copied from a formatted template, and the JVM loads its classes from an archive. Both are made once per machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS: Mapping[str, str] = {
     "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "CLIENT",
-    # a job that misspells a topic must hear of it
+    # a job with a misspelled topic must get an error
     "auto.create.topics.enable": "false",
     "num.partitions": "1",
     "default.replication.factor": "1",
@@ -69,7 +69,7 @@ JVM_OPTIONS = (
 
 
 class LocalKafka:
-    """A `KafkaServer`; its log, settings and data lie under `data_dir`."""
+    """A `KafkaServer` with log, settings and data in `data_dir`."""
 
     name = "Kafka"
 
@@ -81,7 +81,7 @@ class LocalKafka:
         settings: Mapping[str, str] | None = None,
         progress: Progress = silent,
     ) -> None:
-        """Nothing runs before `start`; `settings` override the broker's."""
+        """Prepare the broker; `settings` override its defaults."""
         self._data = data_dir.absolute()
         self._port = port or free_port()
         self._controller_port = free_port()
@@ -129,7 +129,7 @@ class LocalKafka:
         self.stop()
 
     def launch_to_archive(self, home: Path, archive: Path) -> None:
-        """Run once so that the JVM writes its class archive when it stops."""
+        """Run once, so that the JVM writes its class archive at the stop."""
         self._launch(home, [f"-XX:ArchiveClassesAtExit={archive}"])
         self.stop()
 
@@ -146,7 +146,7 @@ class LocalKafka:
 
 
 def _java(home: Path) -> list[str]:
-    # jar by jar and sorted: the class archive is valid only for the very same class path
+    # listed one by one and sorted: the class archive is valid only for an identical class path
     class_path = os.pathsep.join(str(jar) for jar in sorted((home / "libs").glob("*.jar")))
     logging = f"-Dlog4j2.configurationFile={home / 'log4j2.xml'}"
     return [provision.java_program(), *JVM_OPTIONS, logging, "-cp", class_path]
@@ -163,7 +163,7 @@ def _properties(storage: Path, port: int, controller_port: int, overrides: Mappi
 
 
 def prepare_kafka(progress: Progress) -> Path:
-    """Fetch the jars, make the formatted template and the class archive, once per machine; returns their folder."""
+    """Fetch the jars, make the formatted template and the class archive, once per machine; return their folder."""
     home = provision.ensure_kafka_jars(progress)
     formatted, archive = home / "formatted", home / "broker.jsa"
     if formatted.exists() and archive.exists():
@@ -179,7 +179,7 @@ def prepare_kafka(progress: Progress) -> Path:
             part.rename(formatted)
         if not archive.exists():
             part = home / "broker.jsa.part"
-            # without an archive the broker only starts a second later, so a JVM that cannot write one is no error
+            # without an archive the broker starts a second later, so a JVM that cannot write one is no error
             with contextlib.suppress(PenstockError):
                 LocalKafka(folder / "run").launch_to_archive(home, part)
             if part.exists():

@@ -1,6 +1,6 @@
-"""One MinIO server as a local process, from the program in the cache.
+"""A MinIO server as a local process, from the cached program.
 
-Chosen by `choose.start_minio` where no Docker engine answers.
+Chosen by `choose.start_minio` if no Docker engine answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEALTH_TIMEOUT_S = 2.0
 
 
 class LocalMinio:
-    """A `MinioServer`; its log and data lie under `data_dir`."""
+    """A `MinioServer` with log and data in `data_dir`."""
 
     name = "MinIO"
     access_key = ACCESS_KEY
@@ -29,7 +29,7 @@ class LocalMinio:
     def __init__(
         self, data_dir: Path, *, port: int | None = None, secret_key: str = SECRET_KEY, progress: Progress = silent
     ) -> None:
-        """Nothing runs before `start`."""
+        """Prepare the server; `start` starts it."""
         self.secret_key = secret_key
         self._data = data_dir.absolute()
         self._port = port or free_port()
@@ -60,7 +60,7 @@ class LocalMinio:
         program = provision.ensure_minio(self._progress)
         storage = self._data / "storage"
         storage.mkdir(parents=True, exist_ok=True)
-        # without an address of its own the console listens on all interfaces
+        # without an address the console listens on all interfaces
         console = ["--console-address", f"{LOOPBACK}:{self._console_port}"]
         argv = [str(program), "server", "--quiet", "--address", self.endpoint, *console, str(storage)]
         env = {
@@ -93,12 +93,12 @@ class LocalMinio:
 
 
 def is_healthy(port: int) -> bool:
-    """Whether the server on the port serves requests and its drive is online."""
+    """Return whether the server on the port serves requests and its drive is online."""
     return all(_answers(port, path) for path in ("/minio/health/live", "/minio/health/cluster"))
 
 
 def _answers(port: int, path: str) -> bool:
-    # http.client, unlike its comfortable relatives, asks no proxy
+    # http.client uses no proxy, unlike higher-level clients
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=HEALTH_TIMEOUT_S)
     try:
         connection.request("GET", path)

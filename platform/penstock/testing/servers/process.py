@@ -1,4 +1,4 @@
-"""A server process of ours: its own group, dead when its starter dies, awaited with a deadline.
+"""A server process: in a separate process group, killed with its parent, awaited with a deadline.
 
 Used by `kafka_local` and `minio_local`.
 """
@@ -27,11 +27,11 @@ POLL_MS = 25.0
 KILL_WAIT_S = 10.0
 TAIL_LINES = 3
 TAIL_BYTES = 16_384
-# below the range the kernel hands to outgoing connections, so that nobody takes the port between a kill and a restart
+# below the ephemeral ports, so that no other process takes the port between a kill and a restart
 PORT_RANGE = range(20_000, 31_000)
 
-# The child asks the kernel for SIGKILL at its parent's death and then becomes the server. Done in a fresh interpreter
-# because code between fork and exec (`preexec_fn`) can hang when other threads of the starter hold locks.
+# The child asks the kernel for SIGKILL at its parent's death and then becomes the server. A fresh interpreter does
+# this, because code between fork and exec (`preexec_fn`) can hang if other threads hold locks.
 _LAUNCHER = """
 import ctypes, os, sys
 if sys.platform == "linux":
@@ -41,13 +41,13 @@ if os.getppid() != int(sys.argv[1]):
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
-# The kernel sends that signal when the starting *thread* ends; this one lives as long as the interpreter.
+# The kernel sends that signal when the starting *thread* ends; this thread lives as long as the interpreter.
 _spawner: ThreadPoolExecutor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What to run and where its output goes."""
+    """A command line and its log file."""
 
     name: str
     argv: Sequence[str]
@@ -56,10 +56,10 @@ class Command:
 
 
 class LocalProcess:
-    """Runs one `Command`; at most one process of it at a time."""
+    """Runs one `Command`; at most one process at a time."""
 
     def __init__(self, command: Command, clock: Clock | None = None) -> None:
-        """Nothing runs before `start`."""
+        """Prepare the process; `start` starts it."""
         self._command = command
         self._clock = clock or SystemClock()
         self._popen: subprocess.Popen[bytes] | None = None
@@ -67,11 +67,11 @@ class LocalProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
+        """Process id while it is running."""
         return self._popen.pid if self._popen is not None and self._popen.poll() is None else None
 
     def log_text(self) -> str:
-        """Everything written to the log since the last start."""
+        """Return everything written to the log since the last start."""
         try:
             with self._command.log.open("rb") as file:
                 file.seek(self._log_start)
@@ -80,7 +80,7 @@ class LocalProcess:
             return ""
 
     def start(self, ready: Callable[[], bool], timeout_ms: float) -> None:
-        """Start it and wait until `ready()`; on failure nothing is left running."""
+        """Start the process and wait for `ready()`; on failure no process is left."""
         if self.pid is not None:
             return
         self._command.log.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class LocalProcess:
             self._clock.sleep_ms(POLL_MS)
 
     def stop(self, grace_ms: float) -> None:
-        """SIGTERM, then SIGKILL to its group when the grace time is over."""
+        """Send SIGTERM, then SIGKILL to the process group after the grace period."""
         if self._popen is None:
             return
         if self._popen.poll() is None:
@@ -106,11 +106,11 @@ class LocalProcess:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to its whole group, and reap it."""
+        """Send SIGKILL to the process group, and reap it."""
         if self._popen is None:
             return
         if self._popen.poll() is None:
-            # only while it is not reaped: afterwards the number may belong to somebody else
+            # only before it is reaped: afterwards the pid may be reused
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
             self._popen.wait(KILL_WAIT_S)
@@ -119,7 +119,7 @@ class LocalProcess:
     def _failure(self, what: str) -> ConnectorError:
         lines = [line.strip() for line in self.log_text()[-TAIL_BYTES:].splitlines() if line.strip()]
         tail = " | ".join(lines[-TAIL_LINES:]) or "no output"
-        return ConnectorError(f"{self._command.name} {what}: {tail}", hint=f"its log is {self._command.log}")
+        return ConnectorError(f"{self._command.name} {what}: {tail}", hint=f"see its log {self._command.log}")
 
 
 def _spawn(command: Command) -> subprocess.Popen[bytes]:
@@ -144,12 +144,12 @@ def _popen(command: Command) -> subprocess.Popen[bytes]:
 
 
 def free_port(rand: Rand | None = None) -> int:
-    """Pick a loopback port nobody listens on."""
+    """Return an unused loopback port."""
     return ports.free_port(LOOPBACK, PORT_RANGE, rand or SystemRand())
 
 
 def accepts(port: int) -> bool:
-    """Whether something listens on the loopback port."""
+    """Return whether a process listens on the loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((LOOPBACK, port)) == 0

@@ -1,7 +1,7 @@
 """Puts the servers' programs into the cache, once per machine: Kafka's jars by Maven, MinIO by the Go tool.
 
-Called by `infra/bootstrap.py` (through `__main__`), by the demo and by the test fixtures. Each step is skipped when its
-result is there; a file lock keeps two processes from doing it twice.
+Called by `infra/bootstrap.py` (through `__main__`), the demo and the test fixtures. A step is skipped if its result
+exists; a file lock keeps two processes from doing it twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.testing.servers.spec import Progress, silent
 
 KAFKA_VERSION = "4.3.1"
 MINIO_MODULE = "github.com/minio/minio"
-# the one version the module proxy serves; its release tags are not semantic versions, so the proxy does not know them
+# the only version that the module proxy serves: MinIO's release tags are not semantic versions
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 COPY_DEPENDENCIES = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 
@@ -39,7 +39,7 @@ _clock = SystemClock()
 
 
 def cache_root() -> Path:
-    """Return the folder for programs that outlive a checkout: $PENSTOCK_CACHE, else `~/.cache/penstock`."""
+    """Return the folder for programs outside a checkout: $PENSTOCK_CACHE, else `~/.cache/penstock`."""
     if own := os.environ.get("PENSTOCK_CACHE"):
         return Path(own).expanduser().resolve()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -47,22 +47,22 @@ def cache_root() -> Path:
 
 
 def kafka_home() -> Path:
-    """Return the folder that holds `libs/*.jar` once `ensure_kafka_jars` has run."""
+    """Return the folder of `libs/*.jar`, which `ensure_kafka_jars` fills."""
     return cache_root() / "kafka" / KAFKA_VERSION
 
 
 def minio_binary() -> Path:
-    """Return the path of the MinIO program once `ensure_minio` has run."""
+    """Return the path of the MinIO program, which `ensure_minio` builds."""
     return cache_root() / "minio" / MINIO_VERSION / "minio"
 
 
 def kafka_is_ready() -> bool:
-    """Whether the jars are in the cache."""
+    """Return whether the jars are in the cache."""
     return any((kafka_home() / "libs").glob("kafka_2.13-*.jar"))
 
 
 def minio_is_ready() -> bool:
-    """Whether the program is in the cache."""
+    """Return whether the program is in the cache."""
     return os.access(minio_binary(), os.X_OK)
 
 
@@ -82,7 +82,7 @@ def java_program() -> str:
 
 
 def go_program() -> str:
-    """Return the path of a Go that can build MinIO."""
+    """Return the path of a Go program that can build MinIO."""
     wanted = ".".join(map(str, GO_MINIMUM))
     hint = f"install Go {wanted} or newer from https://go.dev/dl and put its bin folder into PATH"
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
@@ -96,7 +96,7 @@ def go_program() -> str:
 
 
 def ensure_kafka_jars(progress: Progress = silent) -> Path:
-    """Fetch the broker's jars if they are missing; returns the folder to pass to the broker."""
+    """Fetch the broker's jars if they are missing; return their folder."""
     java_program()
     home = kafka_home()
     if kafka_is_ready():
@@ -119,7 +119,7 @@ def ensure_kafka_jars(progress: Progress = silent) -> Path:
 
 
 def ensure_minio(progress: Progress = silent) -> Path:
-    """Build MinIO if it is missing (several minutes of processor time); returns the program's path."""
+    """Build MinIO if it is missing (several minutes of CPU time); return the program's path."""
     program = minio_binary()
     if minio_is_ready():
         return program
@@ -128,7 +128,7 @@ def ensure_minio(progress: Progress = silent) -> Path:
         if minio_is_ready():
             return program
         with _staging(program.parent) as stage:
-            # -s -w: no symbol tables, 112 MB instead of 150; -v names each package as it is compiled: our progress
+            # -s -w: no symbol tables, 112 MB instead of 150; -v names each compiled package, for the progress
             options = ["install", "-v", "-ldflags", "-s -w", f"{MINIO_MODULE}@{MINIO_VERSION}"]
             env = {"GOBIN": str(stage), "GOFLAGS": "-mod=mod"}
             argv = ["nice", "-n", "10", go, *options]
@@ -144,7 +144,7 @@ def package_text(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One outside program that takes long."""
+    """A long-running external program."""
 
     title: str
     argv: Sequence[str]
@@ -154,7 +154,7 @@ class Step:
 
 
 def _run(step: Step, progress: Progress) -> None:
-    """Run to the end with progress lines; its output is kept in a file for the error."""
+    """Run a step to its end with progress lines; its output is kept in a file for error messages."""
     progress(step.title)
     log = step.folder / "output.log"
     started = reported = _clock.monotonic_ms()
@@ -185,20 +185,20 @@ def _run(step: Step, progress: Progress) -> None:
         said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise PenstockError(
             f"{step.title}: failed with code {process.returncode}: {' | '.join(said[-3:])}",
-            hint="is the network reachable? the command was: " + " ".join(step.argv),
+            hint="check the network; the command was: " + " ".join(step.argv),
         )
     progress(f"{step.title}: done in {(_clock.monotonic_ms() - started) / 1000:.0f} s")
 
 
 def fresh(path: Path) -> Path:
-    """Make the way free for a folder that another, unfinished attempt may have left."""
+    """Delete the remains of an unfinished attempt at `path`; return `path`."""
     shutil.rmtree(path, ignore_errors=True)
     return path
 
 
 @contextlib.contextmanager
 def _staging(home: Path) -> Iterator[Path]:
-    """Give a scratch folder beside the result, so that moving into place is one rename."""
+    """Yield a scratch folder beside the result, so that the result can be moved by a rename."""
     home.mkdir(parents=True, exist_ok=True)
     stage = fresh(home / "stage")
     stage.mkdir()

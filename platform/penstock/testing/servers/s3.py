@@ -1,4 +1,4 @@
-"""The few calls the servers' users need of an S3 client: a bucket, before a job may write to it."""
+"""The S3 calls that users of the servers need: creating a bucket before a job writes to it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a started server looks like to those who use it: the demo, the tests and a person's shell.
+"""Protocols of a started server, for the demo, the tests and the command line.
 
-A server is a local process (`kafka_local`, `minio_local`) or a container (`containers`); users see these protocols.
+A server is a local process (`kafka_local`, `minio_local`) or a container (`containers`).
 """
 
 from __future__ import annotations
@@ -9,46 +9,46 @@ from collections.abc import Callable
 from typing import Protocol
 
 Progress = Callable[[str], None]
-"""Receives one plain line at the start of a long step and every few seconds while it runs."""
+"""Receives a plain line at the start of a long step and every few seconds while it runs."""
 
 
 def silent(_line: str) -> None:
-    """Drop progress lines; the default where nobody watches."""
+    """Drop progress lines."""
 
 
 class Server(Protocol):
-    """One server on the loopback interface; its port and data outlive `stop`, `kill` and `restart`."""
+    """A server on the loopback interface; its port and data outlive `stop`, `kill` and `restart`."""
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The display name."""
 
     @property
     def endpoint(self) -> str:
-        """Where clients connect: `host:port`, the same over restarts."""
+        """The address for clients, `host:port`, the same over restarts."""
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
+        """Process id while it is running."""
 
     def start(self) -> None:
-        """Return once it answers; raises an error with the end of its log if it does not."""
+        """Start and wait until it answers; raises an error with the end of its log otherwise."""
 
     def stop(self) -> None:
-        """End it in an orderly way; a second call does nothing."""
+        """Shut it down orderly; idempotent."""
 
     def kill(self) -> None:
-        """End it with SIGKILL, as a crash would."""
+        """End it with SIGKILL, like a crash."""
 
     def restart(self) -> None:
-        """Stop it if it runs, then start it on the same data and port."""
+        """Stop it if it is running, then start it with the same data and port."""
 
     def remove(self) -> None:
-        """Stop it for good and free what it holds outside its data folder (a container)."""
+        """Stop it permanently and release resources outside its data folder (a container)."""
 
 
 class KafkaServer(Server, Protocol):
-    """One Kafka broker that is its own controller."""
+    """A Kafka broker that is its own controller."""
 
     @property
     def bootstrap(self) -> str:
@@ -56,7 +56,7 @@ class KafkaServer(Server, Protocol):
 
 
 class MinioServer(Server, Protocol):
-    """One S3 server."""
+    """An S3 server."""
 
     @property
     def url(self) -> str:
@@ -71,4 +71,4 @@ class MinioServer(Server, Protocol):
         """Password of the account."""
 
     def make_bucket(self, bucket: str) -> None:
-        """Create a bucket; nothing happens if it is there."""
+        """Create a bucket unless it exists."""

@@ -1,4 +1,4 @@
-// What the reader's token allows, so that nothing is offered that would be refused; asked for once.
+// The role of the user's token, queried once, so that the pages offer only permitted actions.
 
 import { get } from "./api.js";
 
@@ -11,8 +11,8 @@ export async function learn(signal) {
 
 export const may = (needed) => ROLES.indexOf(known?.role) >= ROLES.indexOf(needed);
 
-// "grafana (viewer)"; nothing where the cluster has no tokens.
+// For example "grafana (viewer)"; empty if the cluster has no tokens.
 export const reader = () => (known?.name ? `${known.name} (${known.role})` : "");
 
-// What is said where something is left out.
-export const lacking = (what, needed) => `${what} an ${needed}'s token, and ${reader()} has another.`;
+// The note in place of an action that the role does not permit.
+export const lacking = (what, needed) => `${what} the role ${needed}; this token belongs to ${reader()}.`;

@@ -1,4 +1,4 @@
-// What can be done to a running job; each asks first, and tells what became of it.
+// Actions on a running job, each with a confirmation and a report of its outcome.
 
 import { lacking, may } from "./access.js";
 import { completion, send } from "./api.js";
@@ -8,7 +8,7 @@ import { note } from "./parts.js";
 
 const FOLDER = {
   name: "target", label: "Folder or bucket for the savepoint",
-  input: { placeholder: "the job's own, below its checkpoints" },
+  input: { placeholder: "default: the job's folder" },
 };
 
 export function actions(job, reload) {
@@ -20,39 +20,39 @@ export function actions(job, reload) {
   };
   const choices = [
     ["Savepoint", {
-      title: `Take a savepoint of ${name}?`, text: "The job goes on. A savepoint is complete in itself and stays until you remove it.",
+      title: `Take a savepoint of ${name}?`, text: "The job continues. A savepoint is self-contained and stays until you delete it.",
       fields: [FOLDER], action: "Take a savepoint",
       run: ({ target }) => asked("Savepoint", "POST", `${path}/savepoints`, { "target-directory": target || null }, "savepoints", (uri) => `Savepoint written: ${uri}`),
     }],
     ["Rescale", {
-      title: `Rescale ${name}?`, text: "The job takes a checkpoint and goes on from it with another number of subtasks. If there are not enough slots it stays as it is.",
+      title: `Rescale ${name}?`, text: "The job takes a checkpoint and continues from it with another parallelism. If there are not enough slots, it is not changed.",
       fields: [{ name: "parallelism", label: "Subtasks of each operator", input: { type: "number", min: 1, max: job.maxParallelism, required: true, value: Math.max(...job.vertices.map((v) => v.parallelism)) },
-        note: "Operators that were given a number of their own in the job file keep it." }],
+        note: "Operators with an explicit parallelism in the job file keep it." }],
       action: "Rescale",
       run: ({ parallelism }) => asked("Rescale", "PATCH", `${path}/rescaling?parallelism=${Number(parallelism)}`, undefined, "rescaling", () => `${name} runs with ${parallelism} subtasks`),
     }],
     ["Upgrade", { needs: "admin",
-      title: `Put another version in the place of ${name}?`,
-      text: "The job stops with a savepoint, and the new version goes on from it, on trial: what it writes is held back. If it fails, or has not completed its checkpoints in time, the old version comes back from the same savepoint.",
+      title: `Upgrade ${name} to a new version?`,
+      text: "The job stops with a savepoint, and the new version continues from it on trial, with its output withheld. If it fails, or does not complete its checkpoints in time, the old version continues from the same savepoint.",
       fields: [
         { name: "file", label: "The new version", input: { type: "file", required: true, accept: ".penstock" }, note: "A file written by: penstock run job.py --write job.penstock" },
         { name: "checkpoints", label: "Checkpoints on trial", input: { type: "number", min: 1, required: true, value: 3 } },
       ],
       action: "Upgrade",
-      run: ({ file, checkpoints }) => asked("Upgrade", "POST", `/penstock${path}/upgrade?checkpoints=${Number(checkpoints)}`, file, "upgrade", () => `${name} runs in its new version`, `/penstock${path}`),
+      run: ({ file, checkpoints }) => asked("Upgrade", "POST", `/penstock${path}/upgrade?checkpoints=${Number(checkpoints)}`, file, "upgrade", () => `${name} is running the new version`, `/penstock${path}`),
     }],
     ["Stop", {
-      title: `Stop ${name}?`, text: "It takes a savepoint and ends. It can be started again from that savepoint, windows that are open included.",
+      title: `Stop ${name}?`, text: "It takes a savepoint and ends. It can be restarted from that savepoint, including open windows.",
       fields: [FOLDER], action: "Stop the job",
       run: ({ target }) => asked("Stop", "POST", `${path}/stop`, { drain: false, targetDirectory: target || null }, "savepoints", (uri) => `Stopped with a savepoint: ${uri}`),
     }],
     ["Drain", {
-      title: `Drain ${name}?`, text: "Event time goes to its end: every open window fires and every timer is called. Then it takes a savepoint and ends. For a job that will not go on.",
+      title: `Drain ${name}?`, text: "Event time advances to its end: every open window and timer fires. Then the job takes a savepoint and ends. Use this for a job that will not be continued.",
       fields: [FOLDER], action: "Drain and stop the job", danger: true,
       run: ({ target }) => asked("Drain", "POST", `${path}/stop`, { drain: true, targetDirectory: target || null }, "savepoints", (uri) => `Drained, with a savepoint: ${uri}`),
     }],
     ["Cancel", {
-      title: `Cancel ${name}?`, text: "It ends at once, without a savepoint. Its last checkpoint is kept.", action: "Cancel the job", danger: true,
+      title: `Cancel ${name}?`, text: "It ends at once, without a savepoint. Its newest checkpoint is kept.", action: "Cancel the job", danger: true,
       run: async () => {
         await send("PATCH", `${path}?mode=cancel`);
         say(`${name} is being cancelled`);
@@ -60,20 +60,20 @@ export function actions(job, reload) {
       },
     }],
   ];
-  if (!may("operator")) return note(lacking("Acting on jobs needs", "operator"));
+  if (!may("operator")) return note(lacking("Actions on jobs need", "operator"));
   const allowed = choices.filter(([, question]) => may(question.needs ?? "operator"));
   return h("div", { class: "actions", role: "group", "aria-label": "Actions" }, allowed.map(([label, question]) =>
     h("button", { key: label, type: "button", class: question.danger ? "danger" : "", onclick: () => confirm(question) }, label)));
 }
 
 async function follow(what, path, done, reload) {
-  const tell = say(`${what} is under way ...`);
+  const tell = say(`${what} in progress ...`);
   reload();
   try {
     tell(done(await completion(path)), "good");
   } catch (error) {
-    const unknown = error.status === 404; // a JobManager that was started meanwhile does not know the request
-    tell(unknown ? `${what}: the JobManager does not know the request any more; the job's story tells what became of it` : `${what} failed: ${error.message}`, "bad");
+    const unknown = error.status === 404; // a restarted JobManager does not know the request
+    tell(unknown ? `${what}: the JobManager no longer knows the request; see the job's story for the outcome` : `${what} failed: ${error.message}`, "bad");
   }
   reload();
 }

@@ -1,5 +1,5 @@
-// Requests to the JobManager that served this page, and to nobody else. Where it asks for a token, the browser has asked
-// the reader for it (as a password) before it got this file, and sends it along by itself.
+// Requests to the JobManager that served this page, and to no other host. If it requires a token, the browser has asked
+// the user for it (as a password) before it loaded this file, and sends it automatically.
 
 const BASE = "../v1";
 
@@ -14,8 +14,8 @@ export function get(path, signal) {
   return ask("GET", path, undefined, signal);
 }
 
-// The same, where an answer may hold any whole number of a user's: those that a number here would round are texts, of
-// their digits.
+// Like `get`, for responses with arbitrary integers of users: those that a JavaScript number would round become
+// strings.
 export function getExact(path, signal) {
   return ask("GET", path, undefined, signal, exact);
 }
@@ -25,7 +25,7 @@ function exact(_, value, context) {
   return rounded ? context.source : value;
 }
 
-// {text} of a path that answers plain text.
+// Return {text} of a plain-text response.
 export async function getText(path, signal) {
   const answer = await answered("GET", path, { signal });
   const text = await answer.text();
@@ -62,8 +62,8 @@ async function answered(method, path, options) {
   }
 }
 
-// Ask for what became of a request until it has ended; returns its location ("" for none), throws its failure. A
-// JobManager that does not answer is asked again: what it was asked for may well go on.
+// Poll a request until it has ended; return its location ("" for none) or throw its failure. An unreachable JobManager
+// is polled again, because the request may still be in progress.
 export async function completion(path, signal, pauseMs = 500) {
   for (;;) {
     const found = await get(path, signal).catch((error) => {

@@ -1,4 +1,4 @@
-// Checkpoints: counts, how long and how large they were, and of each which subtask was last.
+// Checkpoints: counts, durations, sizes, and the subtasks of one of them.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -13,7 +13,7 @@ export async function load({ id, ui, base }, signal) {
   return { ...found, parts: shown ? await partsOf(id, shown, base.job, signal) : null };
 }
 
-// Subtask by subtask, the one that was done last first; those that are not done yet before all.
+// Subtasks by the time of their ack: missing ones first, then the last one.
 async function partsOf(id, entry, job, signal) {
   const found = await Promise.all(job.vertices.map(async (vertex) => {
     const { subtasks } = await get(`/jobs/${id}/checkpoints/details/${entry.id}/subtasks/${vertex.id}`, signal);
@@ -33,13 +33,13 @@ export function view({ data, base, ui, reload }) {
     figures(
       figure("Completed", number(counts.completed)),
       figure("Failed", number(counts.failed)),
-      figure("Under way", number(counts.in_progress)),
+      figure("In progress", number(counts.in_progress)),
       figure("Newest", newest ? time(newest.latest_ack_timestamp) : "none yet", newest ? `${duration(base.job.now - newest.latest_ack_timestamp)} ago` : null),
       figure("State", newest ? bytes(newest.state_size) : "-", newest ? `${bytes(newest.checkpointed_size)} new` : null),
-      figure("Time, half and 99 %", `${duration(summary.end_to_end_duration.p50)}, ${duration(summary.end_to_end_duration.p99)}`),
+      figure("Duration, p50 and p99", `${duration(summary.end_to_end_duration.p50)}, ${duration(summary.end_to_end_duration.p99)}`),
       latest.restored ? figure("Restored from", `checkpoint ${latest.restored.id}`, time(latest.restored.restore_timestamp)) : null),
     chart(history),
-    table("History of checkpoints", [["Id", "end"], "Kind", "State", "Begun", ["Time", "end"], ["State size", "end"], ["Written", "end"], ["In flight", "end"], ["Subtasks", "end"], "What happened"],
+    table("History of checkpoints", [["Id", "end"], "Kind", "State", "Started", ["Time", "end"], ["State size", "end"], ["Written", "end"], ["In flight", "end"], ["Subtasks", "end"], "Details"],
       history.map((entry) => h("tr", { key: entry.id },
         h("th", { scope: "row", class: "end" }, h("button", { type: "button", class: "pick", "aria-pressed": String(entry.id === data.parts?.entry.id), onclick: () => choose(entry.id), title: "Show its subtasks" }, entry.id)),
         h("td", {}, entry.is_savepoint ? "savepoint" : "checkpoint"),
@@ -51,7 +51,7 @@ export function view({ data, base, ui, reload }) {
         h("td", { class: "end", title: inFlight(entry) }, bytes(entry.processed_data + entry.alignment_buffered)),
         h("td", { class: "end" }, `${entry.num_acknowledged_subtasks} of ${entry.num_subtasks}`),
         h("td", { class: "wide path" }, entry.failure_message ?? entry.external_path ?? ""))),
-      "No checkpoint was begun yet."),
+      "No checkpoint has been started yet."),
     data.parts ? details(data.parts) : null,
   ];
 }
@@ -78,16 +78,16 @@ function details({ entry, subtasks }) {
       })));
 }
 
-// What was between the subtasks while they waited for their barriers; nothing of it is in the checkpoint.
+// Data between the subtasks during the alignment; it is not part of the checkpoint.
 function inFlight(entry) {
-  return `${bytes(entry.processed_data)} read while barriers were waited for, ${bytes(entry.alignment_buffered)} held back behind those that had come`;
+  return `${bytes(entry.processed_data)} read during alignment, ${bytes(entry.alignment_buffered)} buffered behind barriers`;
 }
 
-// Durations of the last ones, oldest first; a failed one is drawn in full height, in its own colour and pattern.
+// Durations of the last checkpoints, oldest first; a failed one has full height and a different colour and pattern.
 function chart(history) {
   const shown = history.slice(0, DRAWN).reverse();
   const done = shown.filter((entry) => entry.status === "COMPLETED");
-  if (!done.length) return note("Durations are drawn once a checkpoint is complete.");
+  if (!done.length) return note("The chart appears once a checkpoint is completed.");
   const top = Math.max(...done.map((entry) => entry.end_to_end_duration), 1);
   const [width, height] = [12, 84];
   const label = `Durations of the last ${shown.length} checkpoints: at most ${duration(top)}, ${shown.filter((e) => e.status === "FAILED").length} failed`;

@@ -1,14 +1,14 @@
-// Questions before something is done, and short words on what became of it.
+// Confirmation dialogs, and short notifications about outcomes.
 
 import { h, render } from "./dom.js";
 
 const STAYS_MS = 12_000;
 let toasts = [];
 let numbers = 0;
-// The number of the question that is shown: an answer to one that was left must not touch another.
+// The number of the open dialog: the answer of a closed one must not affect another.
 let question = 0;
 
-// Ask, then call `run` with what was filled in ({name: value}); its error is shown in the dialog, which stays open.
+// Open a dialog, then call `run` with its values ({name: value}); an error is shown in the dialog, which stays open.
 export function confirm({ title, text, fields = [], action, danger, run }) {
   const holder = document.getElementById("dialogs");
   const opener = document.activeElement;
@@ -50,8 +50,8 @@ export function confirm({ title, text, fields = [], action, danger, run }) {
           h("input", { name: field.name, autocomplete: "off", ...field.input }), field.note ? h("small", {}, field.note) : null)),
         problem ? h("p", { key: "problem", class: "problem", role: "alert" }, problem) : null,
         h("div", { key: "buttons", class: "buttons" },
-          h("button", { type: "button", onclick: close }, "Leave it"),
-          h("button", { type: "submit", class: `main${danger ? " danger" : ""}`, disabled: busy }, busy ? "Asking ..." : action)))),
+          h("button", { type: "button", onclick: close }, "Close"),
+          h("button", { type: "submit", class: `main${danger ? " danger" : ""}`, disabled: busy }, busy ? "Sending ..." : action)))),
   ]);
   draw();
   holder.querySelector("dialog").showModal();
@@ -62,7 +62,7 @@ function valueOf(element) {
   return element.type === "checkbox" ? element.checked : element.value.trim();
 }
 
-// Say something for a while; returns a function that says something else in its place.
+// Show a notification for a while; return a function that replaces its text.
 export function say(text, level = "plain") {
   numbers += 1;
   const toast = { id: numbers, text, level };

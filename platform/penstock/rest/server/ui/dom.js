@@ -1,10 +1,10 @@
-// A page is a function from data to a tree of plain objects; `render` changes the document so that it shows that tree.
-// What has not changed is left alone: focus, selection, scroll positions and open <details> outlive every refresh.
+// A page is a function from data to a tree of plain objects; `render` updates the document to that tree. Unchanged
+// parts are kept: focus, selection, scroll positions and open <details> survive every refresh.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// A node of the tree. Children may be nested lists; null, false and "" are left out. Attributes: `key` tells siblings
-// apart over refreshes, `on...` are event handlers, `style` is an object, true and false set and remove.
+// Return a node of the tree. Children may be nested lists; null, false and "" are dropped. Attributes: `key` identifies
+// siblings over refreshes, `on...` are event handlers, `style` is an object, true and false set and remove.
 export function h(tag, attributes, ...children) {
   const kept = children.flat(Infinity).filter((child) => child || child === 0);
   return { tag, attributes: attributes ?? {}, children: kept.map((c) => (typeof c === "object" ? c : String(c))) };

@@ -1,4 +1,4 @@
-// Failures of a job, newest first: of each the reader's own lines, and all other frames behind a fold.
+// Failures of a job, newest first, each with the user's own lines and a collapsed list of all frames.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -13,7 +13,7 @@ export async function load({ id }, signal) {
 
 export function view({ data }) {
   const entries = data.exceptionHistory.entries;
-  if (!entries.length) return note("Nothing has failed.");
+  if (!entries.length) return note("No failures.");
   return entries.map((entry, i) => {
     const { own, all } = parts(entry.stacktrace ?? "");
     return h("article", { class: "failure", key: `${entry.timestamp} ${i}` },
@@ -25,7 +25,7 @@ export function view({ data }) {
   });
 }
 
-// Split a failure's text into the reader's own frames (with the error) and all of them.
+// Split a failure's text into the user's own frames (with the error) and all frames.
 export function parts(text) {
   if (!text.startsWith(OWN) || !text.includes(ALL)) return { own: "", all: text.trimEnd() };
   const at = text.indexOf(ALL);

@@ -1,14 +1,14 @@
-// A flame graph of one vertex: what its subtasks were seen doing, callers above, widest first. Arrow keys walk through it.
+// A flame graph of one vertex from stack samples: callers above, widest first. Arrow keys navigate.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
 import { clock, percent } from "./format.js";
 import { note } from "./parts.js";
 
-const KINDS = { full: "All time", on_cpu: "On a processor", off_cpu: "Waiting" };
+const KINDS = { full: "All time", on_cpu: "On CPU", off_cpu: "Waiting" };
 const WHOSE = { user: "your code", library: "libraries", engine: "penstock" };
 const ROW = 21;
-// Narrower parts of what is shown are left out.
+// Narrower parts of the graph are not drawn.
 const LEAST = 0.002;
 const MOST_LINES = 5;
 const WAITING = -3;
@@ -43,13 +43,13 @@ export function view({ graph, parallelism, ui, update, reload }) {
 function drawn(graph, state, update) {
   if (!graph) return note("Loading ...");
   if (!graph.data) {
-    return note(graph.error ?? (graph.endTimestamp === WAITING ? "Samples are being taken, for five seconds ..." : "The subtasks have ended: nothing is to be seen any more."));
+    return note(graph.error ?? (graph.endTimestamp === WAITING ? "Taking samples for five seconds ..." : "The subtasks have ended: no samples can be taken."));
   }
   const all = graph.data;
-  if (!all.value) return note("No sample was of this kind: choose all time.");
+  if (!all.value) return note("No samples of this kind: choose all time.");
   const top = walked(all, state.zoom);
   return [
-    note(`${all.value} samples until ${clock(graph.endTimestamp)}${graph.sampling ? ", new ones are being taken" : ""}; looking cost ${(graph.cost * 100).toFixed(1)} % of a processor. Compiled code shows as the line that called it.`),
+    note(`${all.value} samples until ${clock(graph.endTimestamp)}${graph.sampling ? ", taking new ones" : ""}; sampling used ${(graph.cost * 100).toFixed(1)} % of a CPU. Compiled code appears as the line that called it.`),
     ownLines(all),
     found(all, state.search),
     h("div", { class: "flame-graph", role: "tree", "aria-label": "Calls, callers above", style: { height: `${(depth(top) + 1) * ROW}px` },
@@ -58,7 +58,7 @@ function drawn(graph, state, update) {
   ];
 }
 
-// The node behind a path of names, as far as there is one.
+// The node at the end of a path of names, as far as it exists.
 function walked(root, path) {
   let node = root;
   for (const name of path) node = node.children.find((child) => child.name === name) ?? node;
@@ -95,7 +95,7 @@ function boxes(all, top, state, update) {
 const same = (a, b) => a.length === b.length && a.every((name, i) => name === b[i]);
 const within = (outer, inner) => outer.every((name, i) => name === inner[i]);
 
-// Up and down go to the caller and the widest call, left and right to its neighbours; Enter shows a part alone.
+// Up and down move to the caller and the widest call, left and right to the neighbours; Enter zooms in.
 function key(event, all, state, update) {
   const path = event.target.dataset?.path ? JSON.parse(event.target.dataset.path) : state.zoom;
   const above = path.slice(0, -1);
@@ -121,7 +121,7 @@ function key(event, all, state, update) {
   tree.querySelector('[tabindex="0"]')?.focus();
 }
 
-// The lines of the user's own code that most of the time was spent below: each sample counts for its innermost own line.
+// The user's own lines that took the most time: each sample counts for its innermost own line.
 function ownLines(all) {
   const counts = new Map();
   const walk = (node, own) => {
@@ -132,14 +132,14 @@ function ownLines(all) {
   };
   walk(all, null);
   const lines = [...counts].sort((a, b) => b[1] - a[1]).slice(0, MOST_LINES);
-  if (!lines.length) return note("No line of your own was seen.");
+  if (!lines.length) return note("No sample contains your own code.");
   return h("ul", { class: "operators", "aria-label": "Your own lines" }, lines.map(([name, count]) =>
     h("li", { key: name }, h("span", { class: "uid", title: name }, name),
       h("span", { class: "meter" }, h("i", { style: { width: `${(count / all.value) * 100}%` } })),
       h("span", { class: "end" }, percent(count / all.value)))));
 }
 
-// How much of the time is below what was searched for.
+// The share of time in or below the functions that match the search.
 function found(all, search) {
   if (!search) return null;
   const wanted = search.toLowerCase();

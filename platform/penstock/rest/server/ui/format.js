@@ -1,13 +1,13 @@
-// Figures as people read them. Times are milliseconds since 1970 and shown in the reader's time zone.
+// Formatting of numbers. Times are milliseconds since 1970 and are shown in the user's time zone.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const clockForm = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const dayForm = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 
-// What a watermark says before there is one, and after the end of input, in milliseconds.
+// Watermarks below the first are not set yet; above the second, the input has ended (milliseconds).
 const NEVER = -4e15;
 const FOREVER = 4e15;
-// Further away than this it is not live data: then the time itself says more.
+// If the difference is larger, the data is not live and the time itself is shown.
 const DAY = 86_400_000;
 
 export const number = (value) => whole.format(value);
@@ -52,7 +52,7 @@ export function duration(ms) {
 
 export const clock = (ms) => (ms > 0 ? clockForm.format(ms) : "-");
 
-// With the day where it is not today's.
+// With the date, unless it is today.
 export function moment(ms, now = Date.now()) {
   if (!(ms > 0)) return "-";
   return new Date(ms).toDateString() === new Date(now).toDateString() ? clock(ms) : `${dayForm.format(ms)} ${clock(ms)}`;
@@ -60,13 +60,13 @@ export function moment(ms, now = Date.now()) {
 
 export const iso = (ms) => (ms > 0 ? new Date(ms).toISOString() : "");
 
-// The event time of a subtask: of what it emits, or of what it has read where it emits no watermark, as a sink.
+// The event time of a subtask: its output watermark, or its input watermark if it emits none, like a sink.
 export function markOf(metrics) {
   const emitted = metrics?.currentOutputWatermark;
   return emitted === undefined || emitted < NEVER ? metrics?.currentInputWatermark ?? emitted : emitted;
 }
 
-// How far event time is behind, or what it is, in words.
+// The distance of event time from now, or its state, as text.
 export function behind(watermark, now) {
   if (watermark === undefined || watermark < NEVER) return "no watermark yet";
   if (watermark > FOREVER) return "input has ended";

@@ -1,4 +1,4 @@
-// The job graph with live figures, and the vertex that is looked at with its subtasks.
+// The job graph with live metrics, and the selected vertex with its subtasks.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -21,7 +21,7 @@ export async function load({ id, ui, base }, signal) {
   return { tasks: metrics.tasks, vertex: subtasks, calls };
 }
 
-// The vertex a reader has chosen, else the one the first finding is about, else the first.
+// The vertex that the user selected, else that of the first finding, else the first.
 function chosen(base, ui) {
   const ids = base.job.vertices.map((vertex) => vertex.id);
   return [ui.vertex, base.health.findings[0]?.vertex].find((vertex) => ids.includes(vertex)) ?? ids[0];
@@ -74,7 +74,7 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
   const series = health.vertices[vertex.id];
   const kind = loads.length ? mood(load) : "idle";
   const marks = metrics.map(markOf).filter((mark) => mark !== undefined);
-  const lag = metrics.some((m) => m.recordsLag !== undefined) ? `, ${short(sumOf(metrics, "recordsLag"))} rows to read` : "";
+  const lag = metrics.some((m) => m.recordsLag !== undefined) ? `, ${short(sumOf(metrics, "recordsLag"))} rows of lag` : "";
   return h("button", {
     type: "button", key: vertex.id, class: `card ${kind}${culprit ? ` culprit ${culprit.level}` : ""}`,
     "aria-pressed": String(vertex.id === shown), onclick: () => select(vertex.id), "data-vertex": vertex.id,
@@ -84,7 +84,7 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
   h("span", { class: "row" },
     h("span", {}, `${vertex.parallelism} subtask${vertex.parallelism === 1 ? "" : "s"}`),
     vertex.status === "RUNNING" ? null : chip(vertex.status),
-    culprit ? h("span", { class: `tag ${culprit.level}` }, { slow: "slow", skew: "slow in one", limit: "at its limit", watermark: "stands still" }[culprit.kind] ?? "waited for") : null),
+    culprit ? h("span", { class: `tag ${culprit.level}` }, { slow: "slow", skew: "slow in one", limit: "at its limit", watermark: "stands still" }[culprit.kind] ?? "waiting") : null),
   loads.length ? loadBar(load, false) : h("span", { class: "load" }, "not measured yet"),
   loads.length ? h("span", { class: "row figures-small" }, `${percent(load.busy)} busy`, h("span", {}, `${percent(load.held)} back-pressured`)) : null,
   h("span", { class: "row" },
@@ -118,11 +118,11 @@ function details({ job, data, health, ui, update, reload }) {
     table("Subtasks", [["#", "end"], "State", "Time", ["In", "end"], ["Out", "end"], ["Rows in", "end"], ["Bytes in", "end"], "Event time", "Task manager", ["Attempt", "end"]], rows));
 }
 
-// Which operator of a chain takes how much of the time of its subtasks.
+// The share of its subtasks' time that each operator of a chain takes.
 function operators(data, vertex) {
   const metrics = metricsOf(data.tasks, vertex);
   const names = new Set(metrics.flatMap((m) => Object.keys(m).filter((name) => name.endsWith("/busyTimeMsPerSecond")).map((name) => name.split("/").slice(1, -1).join("/"))));
-  if (!metrics.length || !names.size) return note("No times of operators yet.");
+  if (!metrics.length || !names.size) return note("No operator times yet.");
   const share = (uid) => sumOf(metrics, `operator/${uid}/busyTimeMsPerSecond`) / 1000 / metrics.length;
   return h("ul", { class: "operators", "aria-label": "Time of each operator" }, [...names].map((uid) =>
     h("li", { key: uid }, h("span", { class: "uid" }, uid === "(output)" ? "combine, split, send" : uid),

@@ -1,4 +1,4 @@
-// One job: what is to be said of it, its actions, and a tab for each thing to look at.
+// A job: findings, actions, and a tab for each view.
 
 import { actions } from "./actions.js";
 import { get } from "./api.js";
@@ -47,7 +47,7 @@ export function view({ args, data, ui, update, reload }) {
         h("span", {}, `${summary.restarts} restart${summary.restarts === 1 ? "" : "s"}`),
         h("code", { title: "The job's id" }, job.jid)),
       ended ? null : actions(job, reload)),
-    h("ul", { class: "findings", "aria-label": "What is to be said" }, health.findings.map((found) => finding(found, health.now, ended))),
+    h("ul", { class: "findings", "aria-label": "Findings" }, health.findings.map((found) => finding(found, health.now, ended))),
     autoscaler(data.base.scaling),
     h("nav", { class: "tabs", "aria-label": "Parts of the job" },
       Object.entries(TABS).map(([tab, [name]]) =>
@@ -56,10 +56,10 @@ export function view({ args, data, ui, update, reload }) {
   ];
 }
 
-// The autoscaler's last decision, where it looks at the job.
+// The autoscaler's last decision, if it is enabled for the job.
 function autoscaler(scaling) {
   const [last] = scaling.decisions;
   if (!scaling.enabled || !last) return null;
-  const words = { wait: "waits", keep: "leaves it as it is", rescale: scaling["dry-run"] ? "would rescale" : "rescales", "not-worth": "leaves it as it is" };
+  const words = { wait: "waits", keep: "keeps the parallelism", rescale: scaling["dry-run"] ? "would rescale" : "rescales", "not-worth": "keeps the parallelism" };
   return h("p", { class: "note", key: "autoscaler" }, `Autoscaler${scaling["dry-run"] ? " (dry run)" : ""} ${words[last.kind]}: ${last.text}${last.outcome ? ` (${last.outcome})` : ""}, since `, time(last.at));
 }

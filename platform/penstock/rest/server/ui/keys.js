@@ -1,4 +1,4 @@
-// Which keys a state of a running job has: how many rows by key group, and the keys themselves, page by page.
+// The keys of a state in a running job: number of rows by key group, and the keys page by page.
 
 import { getExact } from "./api.js";
 import { h } from "./dom.js";
@@ -9,8 +9,8 @@ const MOST_BARS = 128;
 const PAGE = 50;
 const [WIDTH, HEIGHT] = [6, 64];
 
-// A key as it is typed in the form above: a value, or JSON of several columns, of what is no plain value, and of a text
-// that would be read as JSON, or of which a reader would not see all.
+// A key as typed in the form: a plain value, or JSON for several columns, for other values, and for texts that would be
+// parsed as JSON or are not fully visible.
 export function typed(key) {
   const values = Object.values(key);
   const [first] = values;
@@ -20,7 +20,7 @@ export function typed(key) {
 
 const hidden = (text) => text !== text.trim() || /^([[{]|$)/.test(text);
 
-// Rows by key group, over all subtasks; where there are many groups some share a bar.
+// Rows by key group over all subtasks; with many groups several share a bar.
 export function sizes(state) {
   const all = state.subtasks.toSorted((a, b) => a.subtask - b.subtask).flatMap((part) => {
     const [first, last] = part["key-groups"];
@@ -47,7 +47,7 @@ export function sizes(state) {
 
 const span = ({ from, to }) => (from === to ? `group ${from}` : `groups ${from} to ${to}`);
 
-// The form that asks for keys of a state, and those that have come; `ask` looks the rows of one up.
+// The form that queries keys of a state, and the keys found; `ask` looks up the rows of a key.
 export function browser({ id, state, ui, ask, update }) {
   const shown = ui.browse?.uid === state.uid && ui.browse?.name === state.name ? ui.browse : null;
   const submit = (event) => {
@@ -59,17 +59,17 @@ export function browser({ id, state, ui, ask, update }) {
     h("form", { class: "browse", onsubmit: submit, "aria-label": `Keys of ${state.uid} / ${state.name}` },
       h("label", {}, "Key group", h("input", { name: "group", type: "number", min: 0, placeholder: "all", autocomplete: "off" })),
       h("button", { type: "submit" }, "Browse keys"),
-      h("span", { class: "note", role: "status" }, shown?.busy ? "asking ..." : "")),
+      h("span", { class: "note", role: "status" }, shown?.busy ? "loading ..." : "")),
     shown?.problem ? h("p", { key: "problem", class: "problem", role: "alert" }, shown.problem) : null,
     shown?.at ? [
       table(`Keys of ${state.uid} / ${state.name}`, ["Key", ["Rows", "end"], ["Key group", "end"], ["Subtask", "end"]],
         shown.keys.map((found) => h("tr", { key: typed(found.key) },
-          h("th", { scope: "row" }, h("button", { type: "button", class: "pick", onclick: () => ask(state.uid, state.name, typed(found.key)), title: "Look its rows up" }, typed(found.key))),
+          h("th", { scope: "row" }, h("button", { type: "button", class: "pick", onclick: () => ask(state.uid, state.name, typed(found.key)), title: "Look up its rows" }, typed(found.key))),
           h("td", { class: "end" }, number(found.rows)),
           h("td", { class: "end" }, found["key-group"]),
           h("td", { class: "end" }, found.subtask))),
-        "No key has rows in memory here."),
-      note(`${number(shown.keys.length)} keys, in the order of their hashes, at ${clock(shown.at)}; what has left memory is not among them.`),
+        "No key has rows in memory."),
+      note(`${number(shown.keys.length)} keys, in hash order, at ${clock(shown.at)}; keys that are not in memory are not included.`),
       shown.next === null ? null : h("button", { key: "more", type: "button", disabled: shown.busy, onclick: () => more(id, ui, update) }, "More keys"),
     ] : null,
   ];

@@ -1,4 +1,4 @@
-// Where the vertices of a job graph stand: layers from left to right, few crossings. Pure; tested in the browser.
+// Layout of the job graph: layers from left to right with few crossings. Pure; tested in the browser.
 
 export const NODE = { width: 252, height: 188, gapX: 72, gapY: 26 };
 
@@ -28,7 +28,8 @@ export function layout(nodes, size = NODE) {
   return drawn(layers, chains, size);
 }
 
-// The longest way from a source; what lies on a cycle, which no job graph has, stays where it was reached first.
+// The longest path from a source; nodes on a cycle, which no job graph has, stay in the layer where they were first
+// reached.
 function layersOf(nodes) {
   const inputs = new Map(nodes.map((node) => [node.id, node.inputs.map((input) => input.id)]));
   const found = new Map();
@@ -43,7 +44,7 @@ function layersOf(nodes) {
   return found;
 }
 
-// Each layer in the order of the mean place of what feeds it; then sources in the order of what they feed.
+// Order each layer by the mean position of its inputs; then the sources by that of their outputs.
 function order(layers) {
   const number = (layer) => layer.forEach((entry, i) => (entry.place = i - (layer.length - 1) / 2));
   const mean = (list, otherwise) => (list.length ? list.reduce((sum, e) => sum + e.place, 0) / list.length : otherwise);

@@ -1,4 +1,4 @@
-// What the JobManager or a TaskManager has logged: the end of it.
+// The end of the log of the JobManager or a TaskManager.
 
 import { getText } from "./api.js";
 import { h } from "./dom.js";
@@ -16,11 +16,11 @@ export function view({ args, data }) {
   return page(nameOf(args), data.text);
 }
 
-// A log with its heading and the way back; of a worker too.
+// A log with heading and back link; also used for workers.
 export function page(name, text) {
   return [
     h("p", {}, h("a", { href: "#/taskmanagers" }, "Task managers")),
     h("h1", { tabindex: -1 }, "Log of ", h("code", {}, name)),
-    text ? h("pre", { class: "log", tabindex: 0, role: "region", "aria-label": `Log of ${name}` }, text) : note("It has logged nothing."),
+    text ? h("pre", { class: "log", tabindex: 0, role: "region", "aria-label": `Log of ${name}` }, text) : note("The log is empty."),
   ];
 }

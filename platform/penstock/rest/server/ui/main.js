@@ -1,4 +1,4 @@
-// The frame of all pages: which page is shown (by the address behind #), asking again every two seconds, errors, theme.
+// The frame of all pages: routing by the URL's hash, refresh every two seconds, errors, theme.
 
 import { learn, reader } from "./access.js";
 import { ApiError } from "./api.js";
@@ -73,7 +73,7 @@ async function reload() {
   try {
     draw();
   } finally {
-    // a page that cannot be drawn says so in the console, and is asked for again
+    // a page that fails to render logs its error to the console and is refreshed again
     if (!document.hidden) timer = setTimeout(reload, EVERY_MS);
   }
 }

@@ -1,4 +1,4 @@
-// The page at /docs: every operation of openapi.json, one a line.
+// The page at /docs: every operation of openapi.json, one per line.
 
 const rows = document.getElementById("operations");
 
@@ -23,5 +23,5 @@ async function show() {
 }
 
 show().catch((error) => {
-  document.getElementById("problem").textContent = `openapi.json cannot be read: ${error.message}`;
+  document.getElementById("problem").textContent = `cannot read openapi.json: ${error.message}`;
 });

@@ -1,4 +1,4 @@
-// The cluster at a glance: its jobs with what is to be said of each, slots, task managers.
+// Overview of the cluster: its jobs with their main finding, slots, task managers.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -28,7 +28,7 @@ export function view({ data }) {
       figure("Finished, canceled, failed", `${cluster["jobs-finished"]}, ${cluster["jobs-cancelled"]}, ${cluster["jobs-failed"]}`),
       figure("Version", cluster["flink-version"])),
     h("h2", {}, "Running"),
-    table("Running jobs", ["Job", "State", "What is to be said", ["Subtasks", "end"], "Started", ["For", "end"]],
+    table("Running jobs", ["Job", "State", "Finding", ["Subtasks", "end"], "Started", ["For", "end"]],
       live.map((job) => h("tr", { key: job.jid },
         h("th", { scope: "row" }, h("a", { href: `#/jobs/${job.jid}` }, job.name)),
         h("td", {}, chip(job.state)),
@@ -36,7 +36,7 @@ export function view({ data }) {
         h("td", { class: "end" }, `${job.tasks.running} of ${job.tasks.total}`),
         h("td", {}, time(job["start-time"])),
         h("td", { class: "end" }, duration(job.duration)))),
-      "No job runs. Start one with penstock run, or under Submit."),
+      "No job is running. Start one with penstock run, or under Submit."),
     ended.length ? h("h2", {}, "Ended") : null,
     ended.length ? table("Ended jobs", ["Job", "State", "Ended", ["After", "end"]],
       ended.map((job) => h("tr", { key: job.jid },

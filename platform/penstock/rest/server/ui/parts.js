@@ -1,4 +1,4 @@
-// Small pieces that several pages show.
+// Small elements shared by several pages.
 
 import { h } from "./dom.js";
 import { duration, iso, moment, percent } from "./format.js";
@@ -13,7 +13,7 @@ export const chip = (state) =>
 
 export const time = (ms) => h("time", { datetime: iso(ms), title: iso(ms) }, moment(ms));
 
-// How the time of a subtask or vertex divides; `load` has shares `busy`, `held` (back-pressured) and `idle`.
+// The time shares of a subtask or vertex; `load` has `busy`, `held` (back-pressured) and `idle`.
 export function loadBar(load, named = true) {
   const text = loadText(load);
   const part = (kind) => h("i", { class: kind, style: { width: `${Math.max(0, load[kind]) * 100}%` } });
@@ -25,13 +25,13 @@ export function loadBar(load, named = true) {
 export const loadText = (load) =>
   `busy ${percent(load.busy)} · back-pressured ${percent(load.held)} · idle ${percent(load.idle)}`;
 
-// What a vertex or subtask mostly does: the colour of its card.
+// The main state of a vertex or subtask, which sets its card's colour.
 export function mood(load) {
   if (load.held >= 0.25 && load.held >= load.busy) return "held";
   return load.busy >= 0.5 ? "busy" : "idle";
 }
 
-// A line of the last minutes; scaled to its own highest value.
+// A line chart of the last minutes, scaled to its maximum.
 export function spark(values, label, width = 96, height = 22) {
   if (!values || values.length < 2) return null;
   const top = Math.max(...values, 1e-9);
@@ -47,7 +47,7 @@ export const figure = (label, value, note) =>
 
 export const figures = (...items) => h("dl", { class: "figures" }, items);
 
-// A table in a frame that scrolls by itself; the caption says what it is to those who do not see it.
+// A table in its scrolling frame; the caption is for screen readers.
 export function table(caption, headings, rows, empty = "Nothing yet.") {
   const head = headings.map((heading) => {
     const [text, kind] = Array.isArray(heading) ? heading : [heading, ""];
@@ -58,7 +58,7 @@ export function table(caption, headings, rows, empty = "Nothing yet.") {
       h("tbody", {}, rows.length ? rows : h("tr", { key: "empty" }, h("td", { class: "empty", colspan: headings.length }, empty)))));
 }
 
-// A sentence of `health`: what, why, since when.
+// A finding of `health`: title, text, start time.
 export function finding(found, now, ended = false) {
   const since = found.since > 0 && !ended;
   return h("li", { class: `finding ${found.level}`, key: `${found.kind} ${found.vertex} ${found.subtask}` },
@@ -67,12 +67,12 @@ export function finding(found, now, ended = false) {
     found.text ? h("p", {}, found.text) : null);
 }
 
-// An id of an element from names that may hold anything.
+// An element id from arbitrary names.
 export const idOf = (...names) => names.join("-").replace(/[^\w-]/g, "_");
 
 export const note = (...text) => h("p", { class: "note" }, text);
 
-// Shares of a subtask from its metrics.
+// Time shares of a subtask from its metrics.
 export function loadOf(metrics) {
   const share = (name) => (metrics?.[`${name}TimeMsPerSecond`] ?? 0) / 1000;
   return { busy: share("busy"), held: share("backPressured"), idle: share("idle") };
@@ -87,7 +87,7 @@ export const sumOf = (metrics, name) => metrics.reduce((sum, m) => sum + (m?.[na
 
 const MOST_SQUARES = 64;
 
-// One square a slot.
+// One square per slot.
 export function squares(used, total) {
   if (!total || total > MOST_SQUARES) return `${used} of ${total}`;
   return h("span", { class: "squares", role: "img", "aria-label": `${used} of ${total} slots in use` },

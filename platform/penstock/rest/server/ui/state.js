@@ -1,4 +1,4 @@
-// State of a running job: what there is and how much of it by key groups, its keys, the hottest, and the rows of one.
+// State of a running job: all states with sizes by key group, their keys, the hottest keys, and the rows of one key.
 
 import { ApiError, get, getExact } from "./api.js";
 import { h } from "./dom.js";
@@ -6,7 +6,7 @@ import { bytes, number, percent, short } from "./format.js";
 import { browser, sizes, typed } from "./keys.js";
 import { idOf, note, table } from "./parts.js";
 
-// Subtasks are asked for it: less often than the figures they send by themselves.
+// Less often than the metrics, because this queries the subtasks.
 const EVERY_MS = 6000;
 
 export async function load({ id, ui }, signal) {
@@ -31,7 +31,7 @@ export function view({ id, data, ui, update }) {
     data.states.length ? form(data.states, ui, ask) : null,
     ui.found ? answer(ui.found) : null,
     data.states.map((state) => {
-      // Keys are hot for an operator; they are shown with its largest state.
+      // Hot keys belong to an operator and are shown with its largest state.
       const first = data.states.find((other) => other.uid === state.uid) === state;
       return section(state, first ? data.hot.find((operator) => operator.uid === state.uid) : null, { id, ui, ask, update });
     }),
@@ -47,9 +47,9 @@ function form(states, ui, ask) {
   return h("form", { class: "ask", key: "ask", onsubmit: submit },
     h("label", {}, "State", h("select", { name: "state" }, states.map((s) =>
       h("option", { key: `${s.uid} ${s.name}`, value: JSON.stringify([s.uid, s.name]) }, `${s.uid} / ${s.name} (by ${s.key.join(", ")})`)))),
-    h("label", {}, "Key", h("input", { name: "key", required: true, autocomplete: "off", placeholder: "7, or [7, \"abc\"] of several columns" })),
+    h("label", {}, "Key", h("input", { name: "key", required: true, autocomplete: "off", placeholder: "7, or [7, \"abc\"] for several columns" })),
     h("button", { type: "submit", class: "main" }, "Look up"),
-    h("span", { class: "note", role: "status" }, ui.asking ? "asking ..." : ""));
+    h("span", { class: "note", role: "status" }, ui.asking ? "loading ..." : ""));
 }
 
 async function lookUp({ id, uid, name, key, ui, update }) {
@@ -70,7 +70,7 @@ function answer(found) {
   const heading = h("h2", { id: "answer" }, `${found.uid} / ${found.name} of ${typeof found.key === "string" ? found.key : JSON.stringify(found.key)}`);
   if (found.problem) return h("section", { key: "answer", class: "panel", "aria-labelledby": "answer" }, heading, h("p", { class: "problem", role: "alert" }, found.problem));
   return h("section", { key: "answer", class: "panel", "aria-labelledby": "answer" }, heading,
-    note(`Key group ${found["key-group"]}, subtask ${found.subtask}; what the operator has now, in no checkpoint yet.`),
+    note(`Key group ${found["key-group"]}, subtask ${found.subtask}; the current rows, which no checkpoint contains yet.`),
     table("Rows of the key", found.schema.map((column) => column.name), found.rows.map((row, i) =>
       h("tr", { key: i }, found.schema.map((column) => h("td", {}, text(row[column.name])))))),
     found.more ? note("There are more rows.") : null);
@@ -102,7 +102,7 @@ function hotKeys(state, hot, ask) {
   return [h("h3", {}, "Hottest keys"), h("ul", { class: "hot", "aria-label": `Hottest keys of ${state.uid}` }, hot.keys.slice(0, 10).map((key) => {
     const asked = typed(key.key);
     return h("li", { key: asked },
-      h("button", { type: "button", onclick: () => ask(state.uid, state.name, asked), title: "Look its rows up" }, asked),
+      h("button", { type: "button", onclick: () => ask(state.uid, state.name, asked), title: "Look up its rows" }, asked),
       h("span", { class: "meter" }, h("i", { style: { width: `${key.share * 100}%` } })), percent(key.share));
   }))];
 }

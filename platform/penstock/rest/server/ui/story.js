@@ -1,4 +1,4 @@
-// What this JobManager and those before it saw and decided about a job, newest first.
+// The event log of a job over all its leaders, newest first.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -10,7 +10,7 @@ export async function load({ id }, signal) {
 
 export function view({ data }) {
   const entries = data.entries.map((entry, i) => ({ ...entry, i })).reverse();
-  return table("Story of the job", ["When", "What", "Said", ["Leader", "end"]], entries.map((entry) =>
+  return table("Story of the job", ["Time", "Event", "Text", ["Leader", "end"]], entries.map((entry) =>
     h("tr", { key: entry.i }, h("td", {}, time(entry.at_ms)), h("th", { scope: "row" }, entry.kind), h("td", { class: "wide" }, entry.text),
       h("td", { class: "end" }, entry.generation))));
 }

@@ -1,4 +1,4 @@
-// Task managers with their slots, the workers in these, and what a worker has logged.
+// Task managers with their slots and workers, and the log of a worker.
 
 import { ApiError, get } from "./api.js";
 import { h } from "./dom.js";
@@ -16,7 +16,7 @@ export async function load({ args }, signal) {
   return { managers: managers.taskmanagers, workers: workers.flat() };
 }
 
-// A job may end between two questions.
+// A job may end between the two requests.
 async function workersOf(job, signal) {
   try {
     return (await get(`/penstock/jobs/${job.jid}/workers`, signal)).workers;
@@ -41,7 +41,7 @@ export function view({ args, data }) {
           h("span", {}, squares(manager.slotsNumber - manager.freeSlots, manager.slotsNumber)),
           h("span", {}, `${manager.freeSlots} of ${manager.slotsNumber} slots free`),
           h("span", {}, manager.path), h("span", {}, `process ${manager.pid}`),
-          h("span", {}, `heard of ${duration(Math.max(0, now - manager.timeSinceLastHeartbeat))} ago`),
+          h("span", {}, `last heartbeat ${duration(Math.max(0, now - manager.timeSinceLastHeartbeat))} ago`),
           h("a", { href: `#/logs/${encodeURIComponent(manager.id)}`, "aria-label": `Log of ${manager.id}` }, "log")),
         table(`Workers of ${manager.id}`, ["Worker", "Job", ["Process", "end"], ["Memory", "end"], "Log"],
           own.map((worker) => h("tr", { key: worker.id },
