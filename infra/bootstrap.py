@@ -29,12 +29,15 @@ VERSIONS = ((3, 13), (3, 12), (3, 11))
 REPORT_EVERY_S = 10.0
 # once here, so that the processes of the first cluster do not all do it at once; the imports compile the sources too
 KERNELS = """
-import penstock.client.kernels penstock.client.kernels.compile_kernels() import penstock.cli.main,
-penstock.cli.start.run, penstock.cli.serve, penstock.rest.server.app, penstock.rest.server.http_server import
-penstock.taskmanager.main, penstock.taskmanager.template import penstock.kernels.compiler.warm,
-penstock_connectors.kafka.client._kernels, minio.error import penstock_connectors.formats.json_table,
-penstock_connectors.formats.json_writer import penstock_connectors.datagen, penstock_connectors.files,
-penstock.api.environment penstock.taskmanager.template.warm_up()
+import penstock.client.kernels
+penstock.client.kernels.compile_kernels()
+import penstock.cli.main, penstock.cli.start.run, penstock.cli.serve
+import penstock.rest.server.app, penstock.rest.server.http_server
+import penstock.taskmanager.main, penstock.taskmanager.template
+import penstock.kernels.compiler.warm, penstock_connectors.kafka.client._kernels, minio.error
+import penstock_connectors.formats.json_table, penstock_connectors.formats.json_writer
+import penstock_connectors.datagen, penstock_connectors.files, penstock.api.environment
+penstock.taskmanager.template.warm_up()
 """
 # levels of the tests that need no server, and those that look at a web interface
 WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui"}
