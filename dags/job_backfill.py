@@ -1,32 +1,32 @@
-"""### Start a job with its history computed beforehand
+"""### Start a job after a backfill of its history
 
-For a job that is to begin with years of history. `check` says whether the job gives in a batch what it gives live, and
-reads nothing but the footers of tables. `backfill` runs the **same job file** over what its sources hold up to a cut,
-as a batch, and writes a savepoint: positions at the cut, all state, and all output, **staged**. `submit` starts the job
-from there: it publishes that output once, then goes on live, and the run succeeds when the job runs and its first
+For a job that starts with years of history. `check` tells whether the job gives the same result in a batch as live; it
+reads only the footers of tables. `backfill` runs the **same job file** over the data of its sources up to an end
+position, as a batch, and writes a savepoint: the end positions, all state, and all output, **staged**. `submit` starts
+the job from there: it publishes that output once and continues live. The run succeeds when the job runs and its first
 checkpoint is complete.
 
 | parameter | |
 |---|---|
 | `job_file` | path of the job file on the workers |
-| `target` | folder or `s3://` prefix that gets a folder for the savepoint; the cluster has to reach it too |
-| `until` | `latest`, a time of writing (`2026-01-31`), positions (`orders-0=12,...`), or `cut-over` (tables alone) |
-| `master` | of Spark, which does the work: `spark://host:7077`, `local[4]`; empty: the worker does, in its memory |
+| `target` | folder or `s3://` prefix below which the savepoint gets a folder; the cluster has to reach it too |
+| `until` | `latest`, a time of writing (`2026-01-31`), positions (`orders-0=12,...`), or `cut-over` (tables only) |
+| `master` | Spark master that does the work: `spark://host:7077`, `local[4]`; empty: the worker's own process |
 | `spark_conf` | settings of Spark, e.g. `{"spark.executor.memory": "4g"}`; they need a `master` |
 | `parts` | key ranges, each the work of one task |
 | `history` | Parquet files with the first part of a source's history, by its uid: `["orders=s3://lake/orders"]` |
-| `offsets` | its columns that say where in the topic a row was: `["orders=partition,offset"]` (or `...,topic`) |
+| `offsets` | its columns with a row's position in the topic: `["orders=partition,offset"]` (or `...,topic`) |
 | `sparse` | sources in whose table offsets may be missing (transactions, compaction): `["orders"]` |
-| `cut_over` | from where on rows come from the topic: `orders-0=12,...`, or a time of writing; empty: the table's end |
-| `accept` | operators that are taken though they do not qualify by themselves: `["totals"]` |
+| `cut_over` | where the topic follows the table: `orders-0=12,...`, or a time of writing; empty: the table's end |
+| `accept` | operators to accept although they do not qualify: `["totals"]` |
 | `parallelism` | of the live job, instead of the file's own |
 | `settings` | settings of the job, such as `{"checkpoint_interval_ms": 5000}` |
-| `environment` | variables that the job file reads |
-| `on_kill` | what happens to the live job when a user ends the task while it waits |
+| `environment` | environment variables for the job file |
+| `on_kill` | action on the live job when a user ends the waiting task |
 
-The job must not run yet: `check` looks, and `submit` does not take one that was started meanwhile for this one. A task
-that is tried again takes the savepoint that an earlier try has finished. Spark has to be installed for the `python` of
-the connection, on the workers.
+The job must not be running: `check` fails then, and `submit` fails if one was started meanwhile. A repeated task uses
+the savepoint that an earlier try has finished. Spark has to be installed for the `python` of the connection, on the
+workers.
 """
 
 from datetime import timedelta

@@ -1,13 +1,13 @@
 """### Rescale a running job
 
-Gives a running job another parallelism, from a checkpoint that is taken for it, and succeeds when the job **runs with
-that**. Where it cannot be (not enough slots, no checkpoint), the task fails and the job goes on as before.
+Restarts a running job with another parallelism from a new checkpoint, and succeeds when the job **runs with it**. If
+that is not possible (not enough slots, no checkpoint), the task fails and the job continues as before.
 
 | parameter | |
 |---|---|
 | `job` | id or name |
 | `parallelism` | for all parts of the job that have the job's own |
-| `vertices` | single ones, by the uid of an operator: `{"totals": 3}` |
+| `vertices` | for single vertices, by the uid of an operator: `{"totals": 3}` |
 """
 
 from datetime import timedelta

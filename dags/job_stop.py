@@ -1,13 +1,13 @@
 """### Stop a job
 
 Takes a savepoint, ends the job, and succeeds when it **has ended**. The task's result has the savepoint's `location`:
-give it to `job_submit` as `from_uri`, or submit the job without: it goes on from there as well.
+pass it to `job_submit` as `from_uri`. Without `from_uri` the job continues from there as well.
 
 | parameter | |
 |---|---|
 | `job` | id or name |
-| `target` | folder or `s3://` prefix that gets a folder for the savepoint; empty: beside the checkpoints |
-| `drain` | let event time end first, so that all open windows fire: for a job that will not go on |
+| `target` | folder or `s3://` prefix below which the savepoint gets a folder; empty: the job's own folder |
+| `drain` | end event time first, so that all open windows fire: for a job that will not continue |
 """
 
 from datetime import timedelta

@@ -10,12 +10,12 @@ does not wait for its end.
 | `parallelism` | instead of the job's own |
 | `from_uri` | a savepoint to start from; empty: the job's own newest checkpoint, if there is one |
 | `settings` | settings of the job, such as `{"checkpoint_interval_ms": 5000}` |
-| `environment` | variables that the job file reads |
-| `fresh` | begin a new history, whatever checkpoints there are |
-| `on_kill` | what happens to the job when a user ends the task while it waits |
+| `environment` | environment variables for the job file |
+| `fresh` | begin a new history and ignore existing checkpoints |
+| `on_kill` | action on the job when a user ends the waiting task |
 
-Triggered twice there is one job: a job of the same name and checkpoint root that runs already is taken for this one.
-The link *Job* of the task leads to the job's page.
+Triggered twice, it starts only one job: a running job of the same name and checkpoint root counts as this one. The link
+*Job* of the task leads to the job's page.
 """
 
 from datetime import timedelta

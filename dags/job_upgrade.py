@@ -1,25 +1,25 @@
 """### Upgrade a running job
 
-Puts the job of a file in the place of a running one. `check` says whether the state of the running job fits the new
-version, and stops nothing. `upgrade` stops the old version with a savepoint and starts the new one from there, **on
-trial**: what it writes is held back. It is healthy when it has completed its checkpoints without more restarts than
-allowed; then its output is released, and the run succeeds. If not, **the old version runs again** from the savepoint,
-nobody outside has seen a row of the new one, and the run fails with the reason in one line.
+Replaces a running job by the job of a file. `check` tells whether the state of the running job fits the new version; it
+stops nothing. `upgrade` stops the old version with a savepoint and starts the new one from there, **on trial**: its
+output is withheld. It is healthy when it has completed its checkpoints without more restarts than allowed; then its
+output is released, and the run succeeds. If not, **the old version runs again** from the savepoint, no output of the
+new one is ever published, and the run fails with the reason in one line.
 
 | parameter | |
 |---|---|
 | `job` | id or name of the running job |
 | `job_file` | path of the new version on the workers; same job name and checkpoint root |
 | `parallelism` | of the new version; empty: that of the running one |
-| `checkpoints` | so many it has to complete |
-| `max_restarts` | so many restarts it may take meanwhile |
-| `deadline` | by when it has to be healthy, from its start: `5m`, `90s` |
+| `checkpoints` | number of checkpoints it has to complete |
+| `max_restarts` | number of restarts allowed meanwhile |
+| `deadline` | time limit to become healthy, from its start: `5m`, `90s` |
 | `settings` | settings of the job, such as `{"checkpoint_interval_ms": 5000}` |
-| `environment` | variables that the job file reads |
+| `environment` | environment variables for the job file |
 | `allow_non_restored_state` | state that the new version no longer has: `["totals", "dedup/seen"]` |
-| `on_kill` | when a user ends the task while it waits: the old version runs again, or the upgrade goes on |
+| `on_kill` | when a user ends the waiting task: roll back to the old version, or continue the upgrade |
 
-The task's result has the `location` of the savepoint: the way back after the run has succeeded is `job_stop`, and
+The task's result has the `location` of the savepoint. To go back after the run has succeeded, use `job_stop`, then
 `job_submit` of the old file with `from_uri`.
 """
 
@@ -44,7 +44,7 @@ with DAG(
         "deadline": Param("5m", type="string", pattern=r"^[0-9]+(ms|s|m|h|d)$", title="Healthy within"),
         "settings": Param({}, type="object", title="Settings", description="Names as in docs/reference/settings.md."),
         "environment": Param({}, type="object", title="Variables"),
-        "allow_non_restored_state": Param([], type="array", items={"type": "string"}, title="State to leave behind"),
+        "allow_non_restored_state": Param([], type="array", items={"type": "string"}, title="State to drop"),
         "on_kill": Param("take_back", enum=["take_back", "keep"], title="When a user ends the task while it waits"),
     },
 ):

@@ -1,21 +1,21 @@
 """### Savepoints on a schedule
 
 Takes a savepoint of a job, removes those that are older than needed, and raises the alarm when the newest is too old.
-The last two also run when the savepoint has failed: that is what the alarm is for. It runs every six hours for the job
-that `PENSTOCK_SAVEPOINT_JOB` names in the environment of Airflow, with savepoints below `PENSTOCK_SAVEPOINT_TARGET`;
-where these are not set it runs when it is triggered. For more jobs, copy this file.
+The last two steps also run when the savepoint has failed, so that the alarm works. It runs every six hours for the job
+that `PENSTOCK_SAVEPOINT_JOB` names in the environment of Airflow, with savepoints below `PENSTOCK_SAVEPOINT_TARGET`. If
+these are not set, it runs only when it is triggered. For more jobs, copy this file.
 
 | parameter | |
 |---|---|
 | `job` | id or name |
-| `target` | folder or `s3://` prefix of the savepoints: of this job alone, or of several (each has its own retention) |
-| `keep` | so many of the newest always stay |
-| `keep_hours` | those that are younger stay, too |
+| `target` | folder or `s3://` prefix of the savepoints of this job, or of several (with separate retention) |
+| `keep` | number of newest savepoints that always stay |
+| `keep_hours` | younger savepoints stay, too |
 | `alarm_hours` | the run fails when the newest savepoint is older; 0: never |
 
-Ages are told by the clock, since a savepoint was taken: whatever date a run is for, its savepoint is of now. A run that
-is made up for later (`catchup`, a backfill of Airflow's) takes one more of now, not of then: here none is made up for.
-A savepoint or a removal that fails fails its task; the run fails with the alarm alone.
+The age of a savepoint counts from the moment it was taken, not from the logical date of the run. A late run (`catchup`,
+a backfill of Airflow) would take another savepoint of the present, so `catchup` is off. A failed savepoint or removal
+fails its task; only the alarm fails the run.
 
 A savepoint that a job still reads from is not removed. The newest one can be given to `job_submit` as `from_uri`. Other
 DAGs can be scheduled on the asset `penstock_savepoint`; its event has `job_id` and `location`.

@@ -1,27 +1,27 @@
 """### Verify the newest savepoint, every night
 
-Restores the newest savepoint of a job into a **scratch job** with an output of its own, lets it work through the input
-since then, and compares: in each span of event time the scratch job must have written the same rows as the job itself.
-The scratch job is cancelled whatever happens. It runs every night where `PENSTOCK_VERIFY` in the environment of Airflow
-has the parameters as JSON (`{"job": "order-totals", "target": ...}`), else when it is triggered. For more jobs, copy
-this file.
+Restores the newest savepoint of a job into a **scratch job** with a separate output, lets it process the input since
+then, and compares: in each span of event time the scratch job must have written the same rows as the job itself. The
+scratch job is always cancelled in the end. It runs every night if `PENSTOCK_VERIFY` in the environment of Airflow has
+the parameters as JSON (`{"job": "order-totals", "target": ...}`), else when it is triggered. For more jobs, copy this
+file.
 
 | parameter | |
 |---|---|
 | `job` | id or name of the running job |
 | `target` | folder or `s3://` prefix of its savepoints |
 | `job_file` | path of the job's file on the workers |
-| `environment` | variables with which the job file writes somewhere else: `{"ORDERS_OUTPUT": "totals-verify"}` |
+| `environment` | variables that make the job file write to the scratch output: `{"ORDERS_OUTPUT": "totals-verify"}` |
 | `scratch_root` | checkpoint root of the scratch job |
 | `live` | the job's output: `kafka://HOST:PORT/TOPIC` (JSON), or a folder of the file sink |
 | `scratch` | the scratch job's output, of the same kind |
 | `column` | column with the time, such as `window_start` |
 | `span_seconds` | rows are compared in spans of this length: a multiple of the windows' |
-| `window_seconds` | windows' length, where `column` is their beginning: those open at the savepoint are compared too |
-| `compare` | `rows`, or their `counts` alone: where rows differ when they are computed again (sums of floats) |
+| `window_seconds` | windows' length, if `column` is their start: those open at the savepoint are compared too |
+| `compare` | `rows`, or only their `counts`: for rows that differ when they are computed again (sums of floats) |
 
-The cluster needs free slots for the scratch job. It is a fork (`no_claim`): it leaves the output that the job has not
-published yet alone. Its sinks must not be the job's.
+The cluster needs free slots for the scratch job. It is a fork (`no_claim`): it does not touch the job's
+pending output. Its sinks must differ from the job's.
 """
 
 import json
@@ -70,7 +70,7 @@ with DAG(
         options={
             "name": SCRATCH,
             "no_claim": True,
-            "accept_duplicates": True,  # it begins behind what it wrote the night before
+            "accept_duplicates": True,  # it starts after its output of the night before
             "environment": "{{ params.environment | tojson }}",
             "settings": '{"checkpoint_root": {{ params.scratch_root | tojson }}}',
         },

@@ -1,21 +1,22 @@
-"""### Write a snapshot anew with another number of key groups
+"""### Rewrite a snapshot with another number of key groups
 
-Reads a savepoint, or a checkpoint of a job's folder, and writes it anew as a savepoint: merged, and cut as the new
-number of key groups says. Nothing has to run. The task's result has the new savepoint's `location`: give it to
-`job_submit` as `from_uri`, of a job file with that many key groups.
+Reads a savepoint, or a checkpoint of a job's folder, and writes it as a new savepoint: merged, and partitioned by the
+new number of key groups. No job or cluster has to run. The task's result has the new savepoint's `location`: pass it to
+`job_submit` as `from_uri`, with a job file that sets this number of key groups.
 
 | parameter | |
 |---|---|
 | `snapshot` | a savepoint, or `CHECKPOINT_ROOT/JOB` for its newest checkpoint |
-| `target` | folder or `s3://` prefix that gets a folder for the new savepoint |
-| `key_groups` | their new number; empty: as many as it has |
-| `checkpoint` | of a job's folder, the checkpoint of that sequence instead of the newest |
-| `engine` | `auto` (Spark, if there is much), `local` (the worker's own process) or `spark` |
-| `master` | of Spark: `spark://host:7077`, `local[4]`; empty: all cores of the worker |
-| `spark_above` | bytes of state that are much; empty: `PENSTOCK_SPARK_ABOVE` of the worker, else 1 GiB |
+| `target` | folder or `s3://` prefix below which the new savepoint gets a folder |
+| `key_groups` | new number of key groups; empty: unchanged |
+| `checkpoint` | sequence of a checkpoint in a job's folder; empty: the newest |
+| `engine` | `auto` (Spark above a size), `local` (the worker's own process) or `spark` |
+| `master` | Spark master: `spark://host:7077`, `local[4]`; empty: all cores of the worker |
+| `spark_above` | bytes above which `auto` uses Spark; empty: `PENSTOCK_SPARK_ABOVE` of the worker, else 1 GiB |
 | `spark_conf` | settings of Spark, e.g. `{"spark.executor.memory": "4g"}` |
 
-Spark is that of the `python` of the connection, on the workers; with `auto`, without a master, they do without one.
+Spark has to be installed for the `python` of the connection, on the workers. With `auto` and no master, the worker does
+the work itself if it has no Spark.
 """
 
 from datetime import timedelta

@@ -1,8 +1,8 @@
-"""A complete local Airflow beside a penstock cluster: `infra/airflow.py start|stop|status|env`.
+"""A complete local Airflow with a penstock cluster: `infra/airflow.py start|stop|status|env`.
 
-Starts what of it does not run: a cluster (unless one is given), API server, scheduler, triggerer and dag-processor,
-each a process of its own on the loopback interface, with the DAGs of `dags/` and the connection `penstock_default`.
-Installs Airflow's environment first. The tests drive the same command. Standard library only.
+Starts the parts that do not run: a cluster (unless one is given), API server, scheduler, triggerer and dag-processor,
+each in a separate process on the loopback interface, with the DAGs of `dags/` and the connection `penstock_default`.
+Installs Airflow's environment first. The tests use the same command. Standard library only.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ STOP_SECONDS = 30.0
 
 
 class AirflowError(Exception):
-    """Told in one line."""
+    """An error that is printed in one line."""
 
 
 class LocalAirflow:
-    """One Airflow in one folder; what runs is in its `airflow.json`."""
+    """One Airflow in one folder; its processes are listed in `airflow.json`."""
 
     def __init__(self, home: Path, port: int, cluster: str) -> None:
-        """`port` and `cluster` (a URL; empty: one of its own) are for what is not there yet."""
+        """Use `port` and `cluster` (a URL; empty: start one) for parts that do not exist yet."""
         self.home = home
         self._file = home / "airflow.json"
         self.record: dict[str, Any] = {"port": port, "cluster": cluster, "own_cluster": False, "pids": {}}
@@ -55,16 +55,16 @@ class LocalAirflow:
 
     @property
     def url(self) -> str:
-        """Of UI and REST API."""
+        """Return the address of UI and REST API."""
         return f"http://127.0.0.1:{self.record['port']}"
 
     @property
     def password(self) -> str:
-        """Of the user `admin`."""
+        """Return the password of the user `admin`."""
         return str(json.loads((self.home / "passwords.json").read_text())["admin"])
 
     def start(self) -> None:
-        """Start what does not run and wait until all of it is healthy."""
+        """Start the parts that do not run and wait until all are healthy."""
         self.home.mkdir(parents=True, exist_ok=True)
         if not self.record["cluster"]:
             self._start_cluster()
@@ -81,7 +81,7 @@ class LocalAirflow:
         self._wait_healthy()
 
     def stop(self) -> None:
-        """End all of it."""
+        """Stop all parts."""
         pids = [pid for pid in self.record["pids"].values() if alive(pid)]
         for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
             for pid in filter(alive, pids):
@@ -95,7 +95,7 @@ class LocalAirflow:
         self._file.unlink(missing_ok=True)
 
     def healthy(self) -> bool:
-        """Whether all components run and say so."""
+        """Return whether all components run and report that they are healthy."""
         if not all(alive(self.record["pids"].get(name)) for name in COMPONENTS):
             return False
         try:
@@ -144,7 +144,7 @@ class LocalAirflow:
             time.sleep(0.2)
 
     def exports(self) -> str:
-        """Lines for a shell, in which `airflow` and `penstock` then are those that run here."""
+        """Return lines for a shell, in which `airflow` and `penstock` then use this installation."""
         own = {name: value for name, value in self._environment().items() if os.environ.get(name) != value}
         return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(own.items()))
 
@@ -156,9 +156,10 @@ class LocalAirflow:
             "AIRFLOW__CORE__PARALLELISM": "4",
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "10",
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
-            # how soon a worker sees that its task has deferred; the default of 5 s races with triggers that fire early
+            # time until a worker sees that its task has deferred; the default of 5 s races with triggers that fire
+            # early
             "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
-            # the first request to an API server takes long where processors are scarce
+            # the first request to an API server takes long on a machine with few processors
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             f"AIRFLOW_CONN_{CONNECTION.upper()}": json.dumps(connection),
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
@@ -168,7 +169,7 @@ class LocalAirflow:
             "AIRFLOW_HOME": str(self.home),
             # SQLite gives up after 5 s of waiting for another writer; a busy machine takes longer
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}?timeout=60",
-            # errors of the database say what they are: only this machine reaches the server
+            # database errors are shown in full: only this machine reaches the server
             "AIRFLOW__API__EXPOSE_STACKTRACE": "True",
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__HOST": "127.0.0.1",
@@ -179,14 +180,15 @@ class LocalAirflow:
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin",
-            # off by default, as a user could have the server reach any address; here the only user is the developer
+            # off by default, as a user could make the server connect to any address; here the developer is the only
+            # user
             "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
             "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
         }
 
 
 def alive(pid: int | None) -> bool:
-    """Whether a process runs (and is no zombie)."""
+    """Return whether a process runs and is not a zombie."""
     try:
         return bool(pid) and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -199,7 +201,7 @@ def main() -> int:
     parser.add_argument("command", choices=["start", "stop", "status", "env"])
     parser.add_argument("--home", type=Path, default=ROOT / ".airflow", help="folder of its database and logs")
     parser.add_argument("--port", type=int, default=18080, help="of UI and REST API")
-    parser.add_argument("--cluster", default="", help="URL of a penstock cluster; default: one of its own")
+    parser.add_argument("--cluster", default="", help="URL of a penstock cluster; default: start one")
     given = parser.parse_args()
     airflow = LocalAirflow(given.home.resolve(), given.port, given.cluster)
     try:

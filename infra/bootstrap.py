@@ -1,8 +1,8 @@
-"""The commands of the README, on a machine that has nothing but Python: `demo` and `test`.
+"""The commands of the README, on a machine with nothing but Python: `demo` and `test`.
 
-Installs what is missing (virtual environments, locked packages, programs of the real servers), skips what is done, then
-becomes the command itself. Standard library only: nothing of ours is installed when it starts. Airflow has an
-environment of its own, `.venv-airflow`, for its tests and for `infra/airflow.py`.
+Installs missing parts (virtual environments, locked packages, programs of the real servers), skips existing ones, then
+becomes the command itself. Standard library only: no package is installed when it starts. Airflow has a separate
+environment, `.venv-airflow`, for its tests and for `infra/airflow.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ AIRFLOW_VENV = ROOT / ".venv-airflow"
 AIRFLOW_LOCK = ROOT / "infra" / "airflow.lock"
 VERSIONS = ((3, 13), (3, 12), (3, 11))
 REPORT_EVERY_S = 10.0
-# once here, so that the processes of the first cluster do not all do it at once; the imports compile the sources too
+# once here, so that the processes of the first cluster do not all compile at the same time; the imports compile the
+# sources too
 KERNELS = """
 import penstock.client.kernels
 penstock.client.kernels.compile_kernels()
@@ -39,10 +40,10 @@ import penstock_connectors.formats.json_table, penstock_connectors.formats.json_
 import penstock_connectors.datagen, penstock_connectors.files, penstock.api.environment
 penstock.taskmanager.template.warm_up()
 """
-# levels of the tests that need no server, and those that look at a web interface
+# levels of the tests without servers, and those that use a web interface
 WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui"}
 WITH_BROWSER = {"ui", "airflow", "flink_tools", ""}
-# depth of a run: the levels it runs, all when empty (tests/support/depth.py says what else it changes)
+# depth of a run: the levels it runs, all if empty (see tests/support/depth.py for its other effects)
 _FAST_SIM = ("seeds", "directed", "mutants")
 FAST = ["tests/unit", "tests/property", *(f"tests/sim/test_{name}.py" for name in _FAST_SIM), "tests/tidy"]
 DEPTHS = {"fast": FAST, "nightly": []}
@@ -51,7 +52,7 @@ USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] | test [fast|nightly] 
 
 
 class BootstrapError(Exception):
-    """Something a person must do first; printed as one line."""
+    """A step that the user has to do first; printed as one line."""
 
 
 def main(arguments: list[str]) -> int:
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
     if command not in {"demo", "test", "setup", "servers", "airflow"}:
         print(USAGE, file=sys.stderr)
         return 2
-    # a process that compiles the source of each module it imports takes twice as long to start
+    # a process that compiles the source of each imported module takes twice as long to start
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         with _exclusive():
@@ -100,7 +101,7 @@ def main(arguments: list[str]) -> int:
 def pytest_arguments(given: Sequence[str]) -> list[str]:
     """Return pytest's arguments for `test [fast | nightly] [pytest arguments]`, and set the depth for it.
 
-    Without paths the tests of the depth run. The fast ones compute: they get a process for each core. The others wait
+    Without paths, the tests of the depth run. The fast ones compute: they get a process for each core. The others wait
     for servers half of the time: they get two.
     """
     depth = given[0] if given and given[0] in DEPTHS else "gate"
@@ -124,7 +125,7 @@ def pytest_arguments(given: Sequence[str]) -> list[str]:
 
 
 def install() -> None:
-    """Create the virtual environment and install the locked packages, unless exactly these are there."""
+    """Create the virtual environment and install the locked packages, unless it has exactly these."""
     _environment(VENV, LOCK, STAMP, [("compiling the kernels", KERNELS)])
 
 
@@ -134,7 +135,7 @@ def install_airflow() -> None:
 
 
 def _environment(venv: Path, lock: Path, stamp: Path, steps: Sequence[tuple[str, str]]) -> None:
-    """Make one; `steps` are programs that run in it at the end."""
+    """Create a virtual environment; `steps` are programs that run in it at the end."""
     wanted = hashlib.sha256(lock.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
     inside = venv / "bin" / "python"
     if inside.exists() and stamp.exists() and stamp.read_text() == wanted:
@@ -186,7 +187,7 @@ def _python() -> str:
 
 
 def _uv(python: str) -> str | None:
-    """Return uv: the machine's, else one of our own in the cache; None when it cannot be had (pip does then)."""
+    """Return uv: the machine's, else one in the cache; None if it is not available (then pip is used)."""
     if found := shutil.which("uv"):
         return found
     home = _cache() / "tools" / "uv"
@@ -206,7 +207,7 @@ def _uv(python: str) -> str | None:
             raise BootstrapError(
                 f"this Python cannot make virtual environments: apt-get install -y python{version}-venv"
             ) from None
-        say(f"no uv ({error}); going on with pip, which is slower")
+        say(f"uv is not available ({error}); continuing with pip, which is slower")
         return None
     return str(program)
 
@@ -215,19 +216,19 @@ def _uv(python: str) -> str | None:
 
 
 def _wants_servers(arguments: Sequence[str]) -> bool:
-    """Whether these pytest arguments may select a test with a server: yes unless every path is of a level without."""
+    """Return whether these pytest arguments may select a test with a server: some path is of a level with servers."""
     levels = _levels(arguments)
     return not levels or not levels <= WITHOUT_SERVERS
 
 
 def _wants_browser(arguments: Sequence[str]) -> bool:
-    """Whether these pytest arguments may select a test with a browser."""
+    """Return whether these pytest arguments may select a test with a browser."""
     levels = _levels(arguments)
     return not levels or bool(levels & WITH_BROWSER)
 
 
 def _wants_airflow(arguments: Sequence[str]) -> bool:
-    """Whether these pytest arguments may select a test with Airflow."""
+    """Return whether these pytest arguments may select a test with Airflow."""
     levels = _levels(arguments)
     return not levels or bool(levels & {"airflow", ""})
 
@@ -244,11 +245,11 @@ def prepare_servers() -> None:
     _system_packages()
     done = subprocess.run([str(PYTHON), "-m", "penstock.testing.servers", "ensure"], check=False)
     if done.returncode != 0:
-        raise BootstrapError("the servers for Kafka and MinIO cannot be prepared (see above)")
+        raise BootstrapError("the servers for Kafka and MinIO could not be prepared (see above)")
 
 
 def _system_packages() -> None:
-    """On a CI machine that is ours to change, install Java and Maven; elsewhere the error says what to install."""
+    """Install Java and Maven on a CI machine that may be changed; elsewhere the error names the packages."""
     missing = [
         package for tool, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")) if not shutil.which(tool)
     ]
@@ -257,7 +258,7 @@ def _system_packages() -> None:
 
 
 def prepare_browser() -> None:
-    """Have a Chromium: one that is there, for root on Debian or Ubuntu the distribution's, else playwright's own."""
+    """Find or install Chromium: an existing one, for root on Debian or Ubuntu the distribution's, else playwright's."""
     if os.environ.get("PENSTOCK_CHROMIUM") or any(map(shutil.which, BROWSERS)):
         return
     if os.geteuid() == 0 and shutil.which("apt-get"):
@@ -280,7 +281,7 @@ def _apt_install(packages: Sequence[str]) -> None:
 
 
 def run(title: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Run to the end, telling that it runs; its output is shown only when it fails."""
+    """Run a program to its end and print the progress; show its output only if it fails."""
     started = time.monotonic()
     log = ROOT / ".cache" / "bootstrap.log"
     log.parent.mkdir(exist_ok=True)
@@ -300,7 +301,7 @@ def run(title: str, argv: Sequence[str], environment: Mapping[str, str] | None =
         except KeyboardInterrupt:
             process.terminate()
             process.wait()
-            raise BootstrapError("interrupted; run the same command again to go on") from None
+            raise BootstrapError("interrupted; run the same command again to continue") from None
     seconds = time.monotonic() - started
     if process.returncode != 0:
         said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -326,7 +327,7 @@ def _watch(process: subprocess.Popen[bytes], title: str, *, live: bool) -> None:
 
 
 def say(line: str) -> None:
-    """Tell on standard error: standard output belongs to the command."""
+    """Print to standard error: standard output belongs to the command."""
     print(line, file=sys.stderr, flush=True)
 
 

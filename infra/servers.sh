@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Kafka and MinIO for a person's own jobs, on the loopback interface.
+# Kafka and MinIO for local jobs, on the loopback interface.
 #   infra/servers.sh start|stop|status     data and logs in .servers/; ports by KAFKA_PORT (19092) and MINIO_PORT (19000)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -7,7 +7,7 @@ data=${PENSTOCK_SERVERS_DATA:-$root/.servers}
 pid_file=$data/servers.pid
 
 running() {
-  # a zombie still answers to kill -0, so ask for the state
+  # kill -0 succeeds for a zombie too, so check the state
   [[ -f $pid_file ]] || return 1
   local state
   state=$(awk '/^State:/ { print $2 }' "/proc/$(<"$pid_file")/status" 2>/dev/null) || return 1

@@ -1,4 +1,4 @@
-"""Sources and sinks for penstock jobs; each connector is a sub-package that sees only the connector SPI.
+"""Sources and sinks for penstock jobs; each connector is a sub-package that uses only the connector SPI.
 
-`generated` is what the generators share.
+`generated` is the common part of the generators.
 """

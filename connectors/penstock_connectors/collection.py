@@ -1,4 +1,4 @@
-"""Rows that travel in the job graph itself: the source behind `env.from_collection`.
+"""Rows that travel in the job graph: the source of `env.from_collection`.
 
 One split, `rows`, so one subtask reads all rows, in their order. `penstock.api.building.from_collection` makes the
 spec.
@@ -33,7 +33,7 @@ class _Rows:
         return self._table.slice(position, count).to_batches()[0]
 
     def due(self, elapsed_ms: float) -> None:
-        """No rate bounds them."""
+        """Return None, as no rate limits the rows."""
 
 
 class CollectionSourceFactory:

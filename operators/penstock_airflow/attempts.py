@@ -1,8 +1,8 @@
-"""What a task has asked of a cluster, written down before it asks: so that whoever runs it next goes on with that.
+"""Attempts: the requests of a task to a cluster, stored before they are sent, so that any later try continues them.
 
 A token belongs to one attempt of one task instance. The attempt stays the same over retries, a killed worker and a task
-that is cleared while it waits; a new one begins once the last has ended (succeeded and cleared, or failed). The cluster
-does for a token only once what it is asked. Used by the operators; nothing here knows Airflow.
+that is cleared while it waits. A new one begins once the last has ended (succeeded and cleared, or failed). The cluster
+carries out a token's request only once. Used by the operators; nothing here depends on Airflow.
 """
 
 from __future__ import annotations
@@ -14,56 +14,56 @@ _KEY = "penstock"
 
 
 class Store(Protocol):
-    """Airflow's store of a task instance's state, as far as it is used here."""
+    """The part of Airflow's task instance store that is used here."""
 
     def get(self, key: str, /) -> Any:
-        """Return what was set, or None."""
+        """Return the stored value, or None."""
 
     def set(self, key: str, value: Any, /) -> None:
-        """Keep a JSON value."""
+        """Store a JSON value."""
 
 
 class Attempts:
     """The attempts of one task instance."""
 
     def __init__(self, store: Store, task: str) -> None:
-        """`task` names the task instance: the same for all its tries, no other's."""
+        """Take `task`, the name of the task instance: the same for all its tries, unique among tasks."""
         self._store = store
         self._task = task
         self._record: dict[str, Any] = dict(store.get(_KEY) or {"number": 0, "ended": True})
 
     @property
     def job_id(self) -> str:
-        """The job the newest attempt is about, if that is known already."""
+        """Return the job of the newest attempt, empty if it is not known."""
         return str(self._record.get("job_id", ""))
 
     @property
     def ended(self) -> bool:
-        """Whether the newest attempt has ended."""
+        """Return whether the newest attempt has ended."""
         return bool(self._record["ended"])
 
     @property
     def token(self) -> str:
-        """The token of the newest attempt: 32 hex digits."""
+        """Return the token of the newest attempt: 32 hex digits."""
         return hashlib.sha256(f"{self._task}#{self._record['number']}".encode()).hexdigest()[:32]
 
     def begin(self) -> str:
-        """Go on with the attempt that has not ended, or begin a new one; return its token, which is stored by then."""
+        """Continue the open attempt, or begin a new one; return its token, which is stored by then."""
         if self.ended:
             self._write({"number": self._record["number"] + 1, "ended": False})
         return self.token
 
     def note(self, job_id: str) -> None:
-        """Keep the job's id."""
+        """Store the job's id."""
         if job_id != self.job_id:
             self._write({**self._record, "job_id": job_id})
 
     def reopen(self) -> None:
-        """Go on with an attempt that has ended: what it made is still there."""
+        """Continue an ended attempt, whose result still exists."""
         self._write({**self._record, "ended": False})
 
     def end(self) -> None:
-        """The attempt has succeeded, or failed for good."""
+        """End the attempt: it has succeeded, or failed for good."""
         self._write({**self._record, "ended": True})
 
     def _write(self, record: dict[str, Any]) -> None:

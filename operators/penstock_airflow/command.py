@@ -1,10 +1,10 @@
-"""A `penstock` command as a process of its own: what operators do that a REST request cannot.
+"""A `penstock` command as a separate process: the work of operators that a REST request cannot do.
 
-A process, because a job file imports what it likes, with the interpreter that has it, and because it can be ended. What
-asks a cluster has a token, so that it asks for the same however often it is run.
+A job file may import anything and needs an interpreter with these packages, and a process can be ended. A command that
+sends requests to a cluster uses a token, so that a repetition sends the same request.
 
-It ends with the worker: the kernel kills it when the task's process is killed, and that one when its own supervisor is
-gone, since nobody takes a task's result then and Airflow has begun, or will begin, the next try.
+The process ends with the worker. The kernel kills it when the task's process is killed. The task's process is killed
+when its supervisor is gone, since its result would be lost and Airflow starts the next try.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 from penstock.core.errors import PenstockError, UsageError
 from penstock_airflow.hooks.penstock import Place
 
-#: Exit code of a command for what trying again would not mend.
+#: Exit code of a command whose repetition would fail again.
 _BAD_USAGE = 2
-#: How often it is looked whether the supervisor of the task's process is there.
+#: Interval of the check that the supervisor of the task's process exists.
 _LOOK_SECONDS = 1.0
 
 
 class Command:
-    """One run of `penstock ARGUMENTS --json`; `environment` is for what it imports."""
+    """One run of `penstock ARGUMENTS --json`; `environment` adds variables for the job file."""
 
     def __init__(self, place: Place, arguments: Sequence[str], environment: Mapping[str, Any] | None = None) -> None:
-        """Nothing runs yet."""
+        """Prepare; `run` starts the process."""
         self._argv = [place.python, "-m", "penstock.cli.main", *arguments, "--json"]
         own = {name: str(value) for name, value in (environment or {}).items()}
         ours = {"NO_COLOR": "1", "PENSTOCK_DIE_WITH_PARENT": str(os.getpid())}
@@ -39,10 +39,10 @@ class Command:
         self.refused = False
 
     def run(self, *, also: Sequence[int] = ()) -> dict[str, Any]:
-        """Return what it says in its last line; `also`: exit codes that are an answer too.
+        """Return the result in its last line; `also`: exit codes with a result too.
 
         Raises:
-            PenstockError: it ended with another code; `refused` says whether that is final.
+            PenstockError: it ended with another code; `refused` tells whether that is final.
         """
         try:
             self._process = subprocess.Popen(
@@ -52,7 +52,7 @@ class Command:
         except OSError as error:
             self.refused = True
             msg = f"{self._argv[0]} cannot be started: {error}"
-            raise UsageError(msg, hint="see the connection's `python`") from error
+            raise UsageError(msg, hint="check the connection's field `python`") from error
         out, err = self._ended(self._process)
         code, said = self._process.returncode, _last(out)
         if code != 0 and not (code in also and said.startswith("{")):
@@ -60,11 +60,11 @@ class Command:
             raise PenstockError(_last(err) or f"{' '.join(self._argv[3:5])} ended with code {code}")
         if not said.startswith("{"):
             self.refused = True
-            raise PenstockError(f"{' '.join(self._argv[3:5])} gave no answer: see the connection's `python`")
+            raise PenstockError(f"{' '.join(self._argv[3:5])} printed no result: check the connection's field `python`")
         return dict(json.loads(said))
 
     def _ended(self, process: subprocess.Popen[str]) -> tuple[str, str]:
-        """Return what it has written, when it has ended."""
+        """Return the output of the ended process."""
         while True:
             try:
                 return process.communicate(timeout=_LOOK_SECONDS)
@@ -73,7 +73,7 @@ class Command:
                     process.kill()
 
     def end(self) -> None:
-        """End the process, from a signal's handler: it asks nobody for anything after that."""
+        """End the process, from a signal handler; it sends no request after that."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
 

@@ -1,6 +1,6 @@
-"""Options of the commands that operators run, as templates have made them, and as a command line has them.
+"""Options of the commands that operators run, from rendered templates to command line arguments.
 
-Which there are, and of which kind, is a table for each command; nothing here knows Airflow.
+A table for each command lists its options and their kinds; nothing here depends on Airflow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock_airflow import templated
 
 Kind = Literal["flag", "text", "count", "amount", "texts", "settings", "pairs", "environment"]
 
-#: What says how a job file is read, the same in every command; `environment` becomes that of its process.
+#: Options for reading a job file, the same in every command; `environment` becomes that of its process.
 _OF_FILES: dict[str, Kind] = {"settings": "settings", "environment": "environment"}
 _LEFT_BEHIND: dict[str, Kind] = {"allow_non_restored_state": "texts"}
 RUN: dict[str, Kind] = {
@@ -37,7 +37,7 @@ UPGRADE: dict[str, Kind] = {
     **_LEFT_BEHIND,
     **_OF_FILES,
 }
-#: About tables that hold the first part of a history.
+#: Options about tables with the first part of a history.
 _TABLES: dict[str, Kind] = {"history": "texts", "offsets": "texts", "sparse": "texts", "cut_over": "text"}
 CHECK_BACKFILL: dict[str, Kind] = {"until": "text", "accept": "texts", **_TABLES, **_OF_FILES}
 BACKFILL: dict[str, Kind] = {"master": "text", "spark_conf": "pairs", "parts": "count", **CHECK_BACKFILL}
@@ -52,7 +52,7 @@ REPARTITION: dict[str, Kind] = {
 
 
 def environment_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables that a job file finds in its environment."""
+    """Return the environment variables for a job file."""
     return templated.mapping("environment", options.get("environment"))
 
 
@@ -60,7 +60,7 @@ def arguments_of(options: Mapping[str, Any], kinds: Mapping[str, Kind]) -> list[
     """Return the options as arguments; those that are not given are left out.
 
     Raises:
-        UsageError: an option does not exist, or a value is not what it has to be.
+        UsageError: an option does not exist, or a value has the wrong form.
     """
     unknown = sorted(set(options) - set(kinds))
     if unknown:

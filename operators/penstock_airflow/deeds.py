@@ -1,6 +1,6 @@
-"""What is done to a job when a user ends the task that waits for it, as values that travel to the triggerer as JSON.
+"""Actions on a job when a user ends the task that waits for it, as values that travel to the triggerer as JSON.
 
-Used by the operators in a worker and by the trigger when they are deferred. Nothing here knows Airflow.
+Used by the operators in a worker and by the trigger when they are deferred. Nothing here depends on Airflow.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     job_id: str
 
     def do(self, client: RestClient, clock: Clock, limit_ms: float) -> None:  # noqa: ARG002 - as the other
-        """Do it; it is asked for at once."""
+        """Cancel the job; the request is sent at once."""
         client.cancel(self.job_id)
 
 
 class CancelSubmitted(msgspec.Struct, frozen=True, tag="cancel_submitted"):
-    """Cancel the job that was submitted with a token, also if that was on its way a moment ago; nothing if none was."""
+    """Cancel the job that was submitted with a token, also if the submit is still in progress.
+
+    Do nothing without one.
+    """
 
     token: str
 
     def do(self, client: RestClient, clock: Clock, limit_ms: float) -> None:
-        """Do it.
+        """Cancel the job, if there is one.
 
         Raises:
             PenstockError: no JobManager answers.
@@ -50,13 +53,13 @@ class CancelSubmitted(msgspec.Struct, frozen=True, tag="cancel_submitted"):
 
 
 class TakeBack(msgspec.Struct, frozen=True, tag="take_back"):
-    """Say that the new version of an upgrade is not healthy, as soon as it is on trial; nothing if it has ended."""
+    """Roll back an upgrade as soon as it is on trial; do nothing if it has ended."""
 
     job_id: str
     request_id: str
 
     def do(self, client: RestClient, clock: Clock, limit_ms: float) -> None:
-        """Do it; an upgrade that still stops the old version is waited for.
+        """Roll back; wait while the upgrade still stops the old version.
 
         Raises:
             PenstockError: no JobManager answers, or it was not on trial within the time.
@@ -77,19 +80,19 @@ class TakeBack(msgspec.Struct, frozen=True, tag="take_back"):
 
 
 Deed = Cancel | CancelSubmitted | TakeBack
-#: A worker that is told to end has a few seconds for its deed.
+#: A worker that is asked to end has a few seconds for its action.
 LAST_MS = 3_000.0
-#: Where nobody waits for it, one that has to wait for its time may take longer.
+#: Time limit where no process waits for the action.
 PATIENT_MS = 60_000.0
 
 
 def encoded(deed: Deed | None) -> dict[str, Any]:
-    """Return the deed as JSON values; empty for none."""
+    """Return the action as JSON values; empty for none."""
     found: dict[str, Any] = {} if deed is None else msgspec.to_builtins(deed)
     return found
 
 
 def decoded(document: dict[str, Any]) -> Deed | None:
-    """Return the deed of what `encoded` made."""
+    """Return the action from the values of `encoded`."""
     found: Deed | None = msgspec.convert(document, Deed) if document else None
     return found

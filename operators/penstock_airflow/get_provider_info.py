@@ -10,29 +10,29 @@ from typing import Any
 _FIELD_BEHAVIOUR: dict[str, Any] = {
     "hidden-fields": ["login"],
     "relabeling": {"schema": "Scheme", "password": "API token"},
-    # Airflow's test button sends an empty port as 0, which it then takes for that of another cluster, and refuses
+    # Airflow's test button sends an empty port as 0, which differs from the stored connection, and is then refused
     "placeholders": {"host": "127.0.0.1", "port": "8081 (fill it in to test)", "schema": "http"},
 }
 
 _FIELDS: dict[str, Any] = {
     "timeout": {
         "label": "Time-out",
-        "description": "Seconds a request may take.",
+        "description": "Time limit of a request in seconds.",
         "schema": {"type": ["number", "null"], "minimum": 1, "default": 30},
     },
     "job_page": {
         "label": "Job page",
-        "description": "Where links of tasks lead: {url} is the cluster's address, {job_id} the job's id.",
+        "description": "Target of task links: {url} is the cluster's address, {job_id} the job's id.",
         "schema": {"type": ["string", "null"]},
     },
     "ca": {
         "label": "CA file",
-        "description": "Certificates to trust, on every host of Airflow; default: those of the system.",
+        "description": "File with trusted certificates, on every host of Airflow; default: the system's.",
         "schema": {"type": ["string", "null"]},
     },
     "python": {
         "label": "Python of the jobs",
-        "description": "Interpreter on the workers of Airflow that has what job files import; default: Airflow's own.",
+        "description": "Interpreter on Airflow's workers with the packages of job files; default: Airflow's own.",
         "schema": {"type": ["string", "null"]},
     },
 }

@@ -1,4 +1,4 @@
-"""Which events of a job are new: what the REST API shows, compared with what was seen before. Nothing knows Airflow."""
+"""New events of a job: the state from the REST API compared with earlier reports. Nothing here depends on Airflow."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _STORED = ("savepoint_ms", "failed_ms", "window_ms")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Up to where events have been told."""
+    """The events that have been reported."""
 
-    #: When the newest savepoint that was told had been acknowledged.
+    #: Acknowledgement time of the newest reported savepoint.
     savepoint_ms: int
-    #: When the newest failed job that was told had ended.
+    #: End of the newest reported failed job.
     failed_ms: int
-    #: End of the newest window that was told (event time); None: event time is not known yet.
+    #: End of the newest reported window (event time); None: event time is not known so far.
     window_ms: int | None = None
-    #: Whether it differs from what is stored.
+    #: Whether it differs from the stored value.
     changed: bool = True
 
     @classmethod
     def of(cls, stored: dict[str, Any] | None, now_ms: int) -> Self:
-        """Return what was stored; at the very first look, what is there already is not news."""
+        """Return the stored value; at the very first look, existing events count as reported."""
         if stored is None:
             return cls(now_ms, now_ms)
         return cls(int(stored["savepoint_ms"]), int(stored["failed_ms"]), stored.get("window_ms"), changed=False)
@@ -38,7 +38,7 @@ class Seen:
 
 
 def look(client: RestClient, name: str, seen: Seen, window_seconds: int) -> tuple[list[dict[str, Any]], Seen]:
-    """Return the events of the job of that name since `seen`, oldest first, and what is seen now."""
+    """Return the events of the job of that name since `seen`, oldest first, and the updated `seen`."""
     jobs = [job for job in client.jobs() if job["name"] == name]
     events: list[dict[str, Any]] = []
     now = replace(seen, changed=False)

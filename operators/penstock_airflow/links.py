@@ -1,4 +1,4 @@
-"""The link from a task to the page of its job. Shown by Airflow's UI; the operators lay the address down."""
+"""The link from a task to the page of its job. Shown by Airflow's UI; the operators store the address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINK_KEY = "penstock_job_page"
 
 
 class JobLink(BaseOperatorLink):
-    """To the job's page; empty until the task knows its job."""
+    """A link to the job's page; empty until the task knows its job."""
 
     name = "Job"
 

@@ -1,9 +1,9 @@
-"""What an output holds in each span of event time, and where two outputs differ.
+"""The content of an output by spans of event time, and the differences between two outputs.
 
-Rows are counted and, unless counts are enough, compared: by a sum of their hashes, which does not depend on their
-order; before the time from which on two outputs have to be the same row by row. An output is a Kafka topic
-(`kafka://HOST:PORT/TOPIC`, JSON values, read committed) or a folder of part files as the file sink writes them. Used by
-`operators.verify`; nothing here knows Airflow.
+Rows are counted and, unless counts are enough, compared by a sum of their hashes, which does not depend on their order.
+Rows before the first span are compared one by one. An output is a Kafka topic (`kafka://HOST:PORT/TOPIC`, JSON values,
+read committed) or a folder of part files as the file sink writes them. Used by `operators.verify`; nothing here depends
+on Airflow.
 """
 
 from __future__ import annotations
@@ -34,27 +34,30 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Held:
-    """What an output holds; spans by their beginning (ms since the epoch)."""
+    """The content of an output; spans by their start (ms since the epoch)."""
 
-    #: Hashes of the rows of before that are looked for; None: all.
+    #: Hashes of earlier rows to search for; None: all.
     wanted: Container[int] | None = None
     rows: Counter[int] = field(default_factory=Counter)
-    #: Of the hashes of a span's rows, modulo 2**64.
+    #: Sums of the hashes of a span's rows, modulo 2**64.
     sums: Counter[int] = field(default_factory=Counter)
-    #: Hashes of the rows of before the first span.
+    #: Hashes of the rows before the first span.
     before: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Which rows count: by the time in `column`, in spans of `span_ms`; from `begin_ms` on outputs are the same."""
+    """The rows that count: by the time in `column`, in spans of `span_ms`.
+
+    Outputs have to be equal from `begin_ms` on.
+    """
 
     column: str
     span_ms: int
     begin_ms: int
 
     def hold(self, rows: Iterable[Row], wanted: Container[int] | None = None) -> Held:
-        """Return what is held by rows that have the column."""
+        """Return the content of the rows that have the column."""
         held = Held(wanted)
         for row in rows:
             at, hashed = _millis(row[self.column]), _hash(row)
@@ -68,7 +71,7 @@ class Spans:
         return held
 
     def compared(self, until_ms: int) -> list[int]:
-        """Return the spans that have to be the same: those that are over when event time is `until_ms`."""
+        """Return the spans that have to be equal: those that have ended at event time `until_ms`."""
         return list(range(self._start(self.begin_ms), until_ms - self.span_ms + 2, self.span_ms))
 
     def _start(self, at: int) -> int:
@@ -76,10 +79,10 @@ class Spans:
 
 
 def spans_behind(column: str, watermark: datetime, span_ms: int, window_ms: int = 0) -> Spans:
-    """Return the spans in which nothing was written before event time had passed `watermark`, that of a savepoint.
+    """Return the spans without output before event time had passed `watermark`, that of a savepoint.
 
-    With the length of the windows that begin at the time in `column` these begin with the windows open then, else with
-    the first whole span.
+    With the length of windows that start at the time in `column`, they begin with the windows open then, else with the
+    first whole span.
     """
     passed = (watermark - _EPOCH + timedelta(microseconds=1)) // timedelta(milliseconds=1) + 1
     begin = passed - window_ms if window_ms else -(-passed // span_ms) * span_ms
@@ -87,28 +90,29 @@ def spans_behind(column: str, watermark: datetime, span_ms: int, window_ms: int 
 
 
 def differences(live: Held, scratch: Held, spans: Iterable[int], *, counts_only: bool = False) -> list[str]:
-    """Return what is not the same, a text for each span.
+    """Return the differences, a text for each span.
 
-    Before the first one the live output has rows that were written before the savepoint beside those of `scratch`,
-    which `live` has to want.
+    Before the first span, the live output also has rows from before the savepoint; it has to contain those of
+    `scratch`, for whose hashes `live` was searched (`wanted`).
     """
     found = []
     missing = sum((scratch.before - live.before).values())
     if missing and not counts_only:
-        found.append(f"before all spans: {missing} rows of the scratch are none of the job's")
+        found.append(f"before all spans: {missing} rows of the scratch job are not among the job's")
     for start in spans:
         if live.rows[start] != scratch.rows[start]:
             found.append(f"{_told(start)}: {live.rows[start]} rows, {scratch.rows[start]} of the scratch")
         elif live.sums[start] != scratch.sums[start] and not counts_only:
-            found.append(f"{_told(start)}: {live.rows[start]} rows in both, but not the same ones")
+            found.append(f"{_told(start)}: {live.rows[start]} rows in both, but with different content")
     return found
 
 
 def held_by(uri: str, spans: Spans, since_ms: int, wanted: Container[int] | None = None) -> Held:
-    """Return what an output holds of what was published since then (wall-clock time); `wanted` as of `Held`.
+    """Return the content of an output that was published since then (wall-clock time); `wanted` as of `Held`.
 
     Raises:
-        UsageError: no output of that kind, or a row has no such column. PenstockError: it cannot be read.
+        UsageError: no output of that kind, or a row has no such column.
+        PenstockError: it cannot be read.
     """
     rows = _of_topic(uri, spans.column, since_ms) if uri.startswith("kafka://") else _of_folder(uri, spans, since_ms)
     return spans.hold(rows, wanted)
@@ -122,7 +126,9 @@ def told(found: list[str]) -> str:
 
 def _of_folder(path: str, spans: Spans, since_ms: int) -> Iterator[Row]:
     if "://" in path:
-        raise UsageError(f"{path!r} is no output that can be read", hint="kafka://HOST:PORT/TOPIC, or a local folder")
+        raise UsageError(
+            f"{path!r} is not an output that can be read", hint="kafka://HOST:PORT/TOPIC, or a local folder"
+        )
     for part in sorted(Path(path).glob("part-*")):
         if part.stat().st_mtime * 1000 < since_ms:
             continue
@@ -202,7 +208,7 @@ def _no_column(column: str, uri: str) -> UsageError:
 
 
 def _millis(value: Any) -> int:
-    """Return ms since the epoch of a time: such a number, ISO 8601 (UTC if it says nothing), or a datetime."""
+    """Return a time in ms since the epoch: from such a number, ISO 8601 (UTC by default), or a datetime."""
     if isinstance(value, int):
         return value
     stamp = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))

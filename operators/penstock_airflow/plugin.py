@@ -1,9 +1,9 @@
-"""What Airflow's API server tells us: a user has ended a task while it waited deferred.
+"""A listener in Airflow's API server: a user has ended a task while it waited deferred.
 
-Airflow tells a trigger of that (`on_kill`) only when a triggerer has taken it already. A task that is ended before, in
-the second or so after it has deferred, leaves its trigger to nobody: so the API server, which the user has asked, does
-what the trigger would. Both may come to it; what is done is the same done twice. Loaded by every process of Airflow,
-through the entry point in pyproject.toml, so it imports nothing of ours before it is needed.
+Airflow calls `on_kill` of a trigger only if a triggerer has already taken it. A task that is ended before that, in the
+second or so after its deferral, leaves an unclaimed trigger. So the API server, which handles the user's request, does
+the work of the trigger. Both may do it; the action is idempotent. Loaded by every process of Airflow through the entry
+point in pyproject.toml, so it imports other modules of penstock only when needed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _TRIGGER = "penstock_airflow.triggers.job.JobTrigger"
 
 
 class EndedByUser:
-    """A listener: Airflow calls it for every task instance that ends, in the process that ends it."""
+    """A listener that Airflow calls for every task instance that ends, in the process that ends it."""
 
     @hookimpl  # type: ignore[untyped-decorator] # as all of Airflow here
     def on_task_instance_failed(self, task_instance: Any) -> None:
-        """Look whether it waited for us."""
+        """Handle the end of a task that may have waited for a job."""
         _end(task_instance)
 
     @hookimpl  # type: ignore[untyped-decorator] # as all of Airflow here
     def on_task_instance_success(self, task_instance: Any) -> None:
-        """Look whether it waited for us."""
+        """Handle the end of a task that may have waited for a job."""
         _end(task_instance)
 
 
@@ -42,14 +42,14 @@ class PenstockPlugin(AirflowPlugin):
 
 
 def _end(task_instance: Any) -> None:
-    """Begin what the task instance's trigger says is to be done, if it is one of ours.
+    """Start the action of the task instance's trigger, if it is a trigger of penstock.
 
-    A task that ends by itself has none: a worker's has no such attribute, one that has been resumed has lost it.
+    A task that ends by itself has none: a worker's has no such attribute, and a resumed one has lost it.
     """
     trigger = getattr(task_instance, "trigger", None)
     if trigger is None or trigger.classpath != _TRIGGER or not trigger.kwargs.get("when_killed"):
         return
-    # a thread of its own: the request of the user holds a transaction, and a cluster may not answer at once
+    # in a thread: the user's request holds a transaction, and a cluster may not answer at once
     given = (str(trigger.kwargs["penstock_conn_id"]), dict(trigger.kwargs["when_killed"]))
     threading.Thread(target=_do, args=given, name="penstock-ended", daemon=True).start()
 
@@ -66,6 +66,6 @@ def _do(penstock_conn_id: str, when_killed: dict[str, Any]) -> None:
     try:
         PenstockHook(penstock_conn_id).run(lambda client: deed.do(client, SystemClock(), deeds.PATIENT_MS))
     except (PenstockError, AirflowException):
-        _LOG.exception("a user has ended a task that waited, and %s was not done", deed)
+        _LOG.exception("a user ended a waiting task, but the action %s failed", deed)
     else:
-        _LOG.info("a user has ended a task that waited: %s", deed)
+        _LOG.info("a user ended a waiting task: %s", deed)

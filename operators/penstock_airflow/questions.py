@@ -1,7 +1,7 @@
-"""What a task waits for, as values: each question asks the REST API once and says done, failed, or wait.
+"""The conditions that a task waits for, as values: each one polls the REST API once and returns done, failed, or wait.
 
-Used by the operators and sensors while they wait in a worker, and by the trigger when they are deferred: a question
-travels to the triggerer as JSON (`encoded`, `decoded`). Nothing here knows Airflow.
+Used by the operators and sensors while they wait in a worker, and by the trigger when they are deferred: a condition
+travels to the triggerer as JSON (`encoded`, `decoded`). Nothing here depends on Airflow.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it; `lost`: the JobManager knows nothing of the request, which may be made again."""
+    """The result of one poll; `lost`: the JobManager does not know the request, which may be sent again."""
 
     kind: Literal["wait", "done", "failed", "lost", "timeout"]
     value: dict[str, Any] = {}
     text: str = ""
-    #: Whether the same request would fail again: the cause lies in the job or its input.
+    #: Whether the same request would fail again: the cause is in the job or its input.
     final: bool = False
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """Does the job run, with a complete checkpoint? A job without checkpoints has to run for `settle_ms`.
+    """The job runs, with a complete checkpoint; a job without checkpoints has to run for `settle_ms`.
 
-    A bounded job may finish before: that counts.
+    A bounded job that has finished counts too.
     """
 
     job_id: str
     settle_ms: int
 
     def ask(self, client: RestClient) -> Answer:
-        """Look once."""
+        """Poll once."""
         summary = client.summary(self.job_id)
         job = client.job(self.job_id)
         if job["state"] != "RUNNING":
@@ -44,21 +44,21 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
         if summary["checkpoints-completed"]:
             return _done(job)
         if summary["checkpoint-interval"] is not None:
-            return Answer(kind="wait", text="running, no checkpoint is complete yet")
+            return Answer(kind="wait", text="running, without a complete checkpoint so far")
         if int(job["now"]) - int(job["timestamps"]["RUNNING"]) >= self.settle_ms:
             return _done(job)
-        return Answer(kind="wait", text="running, for a short time yet")
+        return Answer(kind="wait", text="running, but only for a short time so far")
 
 
 class Operation(msgspec.Struct, frozen=True, tag="operation"):
-    """Has a request been carried out? After a stop the job has to have ended, too."""
+    """A request was carried out; after a stop the job also has to have ended."""
 
     job_id: str
     request_id: str
     what: Literal["savepoint", "stop", "rescale", "upgrade"]
 
     def ask(self, client: RestClient) -> Answer:
-        """Look once."""
+        """Poll once."""
         ways = {"rescale": client.rescaling_status, "upgrade": client.upgrade_status}
         try:
             answer = ways.get(self.what, client.savepoint_status)(self.job_id, self.request_id)
@@ -83,31 +83,31 @@ class Operation(msgspec.Struct, frozen=True, tag="operation"):
         done, restarts = view["checkpoints"], view["restarts"]
         return (
             f"{view['phase']}: {done['completed']} of {done['wanted']} checkpoints, {restarts['seen']} of"
-            f" {restarts['allowed']} restarts, {view['held']['rows']} rows held"
+            f" {restarts['allowed']} restarts, {view['held']['rows']} rows withheld"
         )
 
 
 class InState(msgspec.Struct, frozen=True, tag="in_state"):
-    """Is the job in one of these states? It fails once the job has ended in another one."""
+    """The job is in one of these states; fails once the job has ended in another one."""
 
     job_id: str
     states: tuple[str, ...]
 
     def ask(self, client: RestClient) -> Answer:
-        """Look once."""
+        """Poll once."""
         job = client.job(self.job_id)
         return _done(job) if job["state"] in self.states else _ended(client, job, set())
 
 
 class CheckpointAfter(msgspec.Struct, frozen=True, tag="checkpoint_after"):
-    """Is a checkpoint (or a savepoint) complete that was triggered at `after_ms` or later?"""
+    """A checkpoint (or a savepoint) is complete that was triggered at `after_ms` or later."""
 
     job_id: str
     after_ms: int
     kind: Literal["checkpoint", "savepoint"] = "checkpoint"
 
     def ask(self, client: RestClient) -> Answer:
-        """Look once."""
+        """Poll once."""
         found = client.checkpoints(self.job_id)["latest"]["savepoint" if self.kind == "savepoint" else "completed"]
         if found is not None and int(found["trigger_timestamp"]) >= self.after_ms:
             names = ("id", "external_path", "trigger_timestamp", "end_to_end_duration", "state_size")
@@ -116,13 +116,13 @@ class CheckpointAfter(msgspec.Struct, frozen=True, tag="checkpoint_after"):
 
 
 class WatermarkAt(msgspec.Struct, frozen=True, tag="watermark_at"):
-    """Has event time reached `watermark_ms` (since the epoch) in all subtasks? A finished job is past every time."""
+    """Event time has reached `watermark_ms` (since the epoch) in all subtasks; a finished job is past every time."""
 
     job_id: str
     watermark_ms: int
 
     def ask(self, client: RestClient) -> Answer:
-        """Look once."""
+        """Poll once."""
         reached = client.summary(self.job_id)["watermark"]
         if reached is not None and reached >= self.watermark_ms:
             return Answer(kind="done", value={"job_id": self.job_id, "watermark": reached})
@@ -130,35 +130,35 @@ class WatermarkAt(msgspec.Struct, frozen=True, tag="watermark_at"):
 
 
 class LagAtMost(msgspec.Struct, frozen=True, tag="lag_at_most"):
-    """Are the sources of the job at most `records` behind? A finished job is not behind."""
+    """The sources of the job lag by at most `records`; a finished job has no lag."""
 
     job_id: str
     records: int
 
     def ask(self, client: RestClient) -> Answer:
-        """Look once."""
+        """Poll once."""
         job = client.job(self.job_id)
         if job["state"] != "RUNNING":
             return _ended(client, job, {"FINISHED"})
         lags = [m["recordsLag"] for m in client.metrics(self.job_id).values() if "recordsLag" in m]
         if not lags:
-            return Answer(kind="wait", text="no source of the job has reported recordsLag yet")
+            return Answer(kind="wait", text="no source of the job has reported recordsLag so far")
         if sum(lags) <= self.records:
             return Answer(kind="done", value={"job_id": self.job_id, "lag": int(sum(lags))})
-        return Answer(kind="wait", text=f"{sum(lags):,.0f} records behind")
+        return Answer(kind="wait", text=f"{sum(lags):,.0f} records of lag")
 
 
 Question = Started | Operation | InState | CheckpointAfter | WatermarkAt | LagAtMost
 
 
 def encoded(question: Question) -> dict[str, Any]:
-    """Return the question as JSON values."""
+    """Return the condition as JSON values."""
     found: dict[str, Any] = msgspec.to_builtins(question)
     return found
 
 
 def decoded(document: dict[str, Any]) -> Question:
-    """Return the question of what `encoded` made."""
+    """Return the condition from the values of `encoded`."""
     found: Question = msgspec.convert(document, Question)
     return found
 
@@ -166,7 +166,7 @@ def decoded(document: dict[str, Any]) -> Question:
 def root_cause(client: RestClient, job_id: str) -> tuple[str, bool]:
     """Return the last line of a job's newest failure, and whether a new start would fail again."""
     found = client.exceptions(job_id)
-    text = str(found.get("root-exception") or "it tells no cause")
+    text = str(found.get("root-exception") or "no cause was reported")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     newest = [entry["failureLabels"].get("cause") for entry in found["exceptionHistory"]["entries"][:1]]
     return lines[-1] if lines else text, newest[:1] in (["permanent"], ["user code"])
@@ -177,7 +177,7 @@ def _done(job: dict[str, Any]) -> Answer:
 
 
 def _ended(client: RestClient, job: dict[str, Any], good: set[str]) -> Answer:
-    """Return done or failed for a job that has ended, wait for one that has not."""
+    """Return done or failed for a job that has ended, wait for a running one."""
     state = str(job["state"])
     if state not in TERMINAL:
         return Answer(kind="wait", text=f"the job is {state}")

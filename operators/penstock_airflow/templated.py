@@ -1,4 +1,4 @@
-"""What templates have made of an argument, as what it is: a rendered template is always text.
+"""Conversion of rendered templates, which are always text, to the type of the argument.
 
 `None`, `null` and the empty text are "not given". Each function raises UsageError with the argument's name.
 """
@@ -25,7 +25,7 @@ def count(name: str, value: object) -> int | None:
     """Return a whole number from 1, or None."""
     found = text(value)
     if found and not (found.isdigit() and int(found)):
-        raise UsageError(f"{name}={value!r}", hint="give a whole number from 1, or nothing")
+        raise UsageError(f"{name}={value!r}", hint="give a whole number of at least 1, or nothing")
     return int(found) if found else None
 
 
@@ -36,7 +36,7 @@ def amount(name: str, value: object) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found < float("inf"):
-        raise UsageError(f"{name}={value!r}", hint="give a number from 0")
+        raise UsageError(f"{name}={value!r}", hint="give a number of at least 0")
     return found
 
 
@@ -49,7 +49,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
-    """Return a mapping, also of JSON (`{{ params.x | tojson }}`); empty when it is not given."""
+    """Return a mapping, also from JSON (`{{ params.x | tojson }}`); empty if it is not given."""
     if isinstance(value, Mapping):
         return dict(value)
     try:
@@ -62,7 +62,7 @@ def mapping(name: str, value: object) -> dict[str, Any]:
 
 
 def texts(name: str, value: object) -> list[str]:
-    """Return a list of texts, also of JSON; empty when it is not given."""
+    """Return a list of texts, also from JSON; empty if it is not given."""
     if isinstance(value, (list, tuple)):
         return [str(item) for item in value]
     try:

@@ -65,7 +65,7 @@ def test_a_task_that_waits_is_cleared(stage, name, tmp_path, wish):
     path = write_job(tmp_path, name, interval="1h")  # its first checkpoint is the one that is asked for below
     run = stage.airflow.trigger("job_submit", job_file=str(path), on_kill=wish)
     stage.airflow.wait_task("job_submit", run, "submit", "deferred")
-    stage.airflow.wait_trigger("job_submit", run, "no checkpoint is complete yet")
+    stage.airflow.wait_trigger("job_submit", run, "without a complete checkpoint")
     (first,) = stage.jobs(name)
     stage.airflow.clear("job_submit", run, "submit")
     if wish == "cancel":
@@ -73,7 +73,7 @@ def test_a_task_that_waits_is_cleared(stage, name, tmp_path, wish):
         waits = lambda: [job["jid"] for job in stage.jobs(name) if job["state"] == "RUNNING"]
         (job_id,) = wait_until(waits, lambda: f"another job\n{stage.airflow.diagnosis()}", seconds=LIMIT_S, step=0.2)
     else:
-        stage.airflow.wait_trigger("job_submit", run, "no checkpoint is complete yet", attempt=2)
+        stage.airflow.wait_trigger("job_submit", run, "without a complete checkpoint", attempt=2)
         job_id = first["jid"]
     wait_until(lambda: stage.checkpointed(job_id), "a checkpoint", step=0.5)
     stage.airflow.wait_run("job_submit", run, again=True)
@@ -91,7 +91,7 @@ def test_a_task_that_waits_is_marked_failed(stage, name, tmp_path, wish):
     run = stage.airflow.trigger("job_submit", job_file=str(path), on_kill=wish)
     stage.airflow.wait_task("job_submit", run, "submit", "deferred")
     # Airflow tells a trigger of it only when it runs
-    stage.airflow.wait_trigger("job_submit", run, "no checkpoint is complete yet")
+    stage.airflow.wait_trigger("job_submit", run, "without a complete checkpoint")
     stage.airflow.mark_failed("job_submit", run, "submit")
     stage.airflow.wait_run("job_submit", run, "failed")
     job_id = stage.jobs(name)[0]["jid"]

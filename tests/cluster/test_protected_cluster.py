@@ -181,6 +181,6 @@ def test_by_default_nothing_listens_but_on_loopback(console, tmp_path):
 def test_other_addresses_need_protection(console, command):
     code = 2 if command[0] == "jobmanager" else 1
     said = console(*command, "--host", "0.0.0.0", code=code)  # noqa: S104 - it is refused
-    assert "listening on 0.0.0.0" in said
+    assert "cannot listen on 0.0.0.0" in said
     assert "penstock cluster certs" in said, said.splitlines()
     assert "--insecure" in said

@@ -177,7 +177,7 @@ def test_no_secret_is_in_any_output(tmp_path, folder, planted, kafka, minio):
 
         wrong = Job("thief", kafka.secure, "orders", "totals", f"s3://{BUCKET}/jobs", stops=orders.stops("orders"),
                     source_options=properties(folder, "OTHER_PASSWORD"))  # fmt: skip
-        with pytest.raises(PenstockError, match="do the security properties fit") as refused:
+        with pytest.raises(PenstockError, match="that the security properties fit") as refused:
             rest.submit(encode_graph(graph_of(wrong, tmp_path)), token="2")
         assert "not-the-password" not in str(refused.value)
 

@@ -95,7 +95,7 @@ def test_an_upgrade_is_refused_before_anything_stops_and_keeps_the_parallelism(c
     said = penstock(
         cluster, "upgrade", "counting", version("v2", more="\n    device: str", given=", device='x'"), code=1
     )
-    assert "StateMismatchError: state 'seen' of 'counts': device (string) is new" in said
+    assert "StateMismatchError: state 'seen' of 'counts': device (string) was added" in said
     assert "stops with a savepoint" not in said
     client = cluster.client()
     assert client.job(job_id)["state"] == "RUNNING"

@@ -298,7 +298,7 @@ def test_position_that_is_gone_is_a_loud_error(kafka, open_reader):
     stage.close()
     kafka.delete_before(topic, 0, 5)
     late = open_reader(topic, splits=splits)
-    with pytest.raises(ConnectorError, match=r"no longer there.*retention"):
+    with pytest.raises(ConnectorError, match=r"no longer exists.*retention"):
         late.until(lambda s: len(s.rows()) > 0)
 
 

@@ -212,9 +212,9 @@ def test_without_checkpoints_rows_that_were_cleaned_take_no_room(backend):
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        ((0, 100, "inner"), (0, 100, "left"), "rows without a partner"),
-        ((0, 100, "left"), (0, 100, "full"), "rows without a partner"),
-        ((0, 100, "left"), (-50, 100, "left"), "from 0 s to 0.0001 s, the job has one by time, from -5e-05 s"),
+        ((0, 100, "inner"), (0, 100, "left"), "does not record which rows matched"),
+        ((0, 100, "left"), (0, 100, "full"), "does not record which rows matched"),
+        ((0, 100, "left"), (-50, 100, "left"), "from 0 s to 0.0001 s, the job has a join by time, from -5e-05 s"),
         ((0, 100, "full"), (0, 100, "inner"), None),
     ],
 )

@@ -62,7 +62,7 @@ def test_key_groups_are_read_alone_and_make_up_the_whole(spark, job):  # noqa: F
         ({}, 'needs the option "uid"'),
         ({"uid": "peeple"}, "no state of uid 'peeple'"),
         ({"uid": "people", "nam": "profile"}, "has no option 'nam'"),
-        ({"uid": "people", "name": "profile", "checkpoint": "one"}, "checkpoint 'one' is no number"),
+        ({"uid": "people", "name": "profile", "checkpoint": "one"}, "checkpoint 'one' is not a number"),
     ],
 )
 def test_what_cannot_be_read_is_said_when_the_frame_is_made(spark, job, options, message):  # noqa: F811

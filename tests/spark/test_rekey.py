@@ -102,11 +102,11 @@ def test_of_timers_that_fall_together_one_stays(spark, tmp_path):
     [
         (
             ["part=user_id % 10"],
-            r"300 keys have no key of their own any more, such as \(part=.\) of \(user_id=.*\) and",
+            r"300 old keys collide, for example \(part=.\) of \(user_id=.*\) and",
         ),
         (["word=CAST(orders AS VARCHAR)"], "key column 'word=CAST.*the old key has: user_id"),
         (["n=CAST(CONCAT('x', user_id) AS INT)"], "key column .n=CAST.*conversion"),
-        (["of=MAX(user_id)"], "may look at more than one key.*--engine local"),
+        (["of=MAX(user_id)"], "may read more than one key.*--engine local"),
         ([], "no key is given"),
     ],
 )
@@ -127,7 +127,7 @@ def test_keys_of_two_states_that_would_be_one_are_seen(spark, tmp_path):
         ("people", "recent"): pl.DataFrame({"user_id": [10], "__entry": [0], "value": [5]}),
     }
     uri = ps.snapshots.write(str(tmp_path / "sp"), tables, job=job("user_id"))
-    said = r"2 keys have no key of their own any more, such as \(part=0\) of \(user_id=0\) and \(user_id=10\)"
+    said = r"2 old keys collide, for example \(part=0\) of \(user_id=0\) and \(user_id=10\)"
     for engine in (None, SparkRekey(spark)):
         with pytest.raises(UsageError, match=said):
             rekey(open_snapshot(uri), str(tmp_path / "new"), uid="people", key=["part=user_id % 10"], engine=engine)
@@ -136,7 +136,7 @@ def test_keys_of_two_states_that_would_be_one_are_seen(spark, tmp_path):
 def test_a_damaged_file_leaves_no_savepoint_and_is_named(spark, savepoint, tmp_path):
     victim = min((tmp_path / "sp" / "people" / "profile").iterdir())
     victim.write_bytes(victim.read_bytes()[:-9] + b"x" * 9)
-    with pytest.raises(StorageError, match=r"a task of Spark failed.*damaged"):
+    with pytest.raises(StorageError, match=r"a Spark task failed.*damaged"):
         rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=KEYS["cast"], engine=SparkRekey(spark))
     assert not (tmp_path / "new").exists()
 

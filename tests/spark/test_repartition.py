@@ -70,7 +70,7 @@ def test_a_task_that_fails_leaves_no_savepoint_and_says_why(spark, job, tmp_path
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 0xFF
     victim.write_bytes(bytes(data))
-    with pytest.raises(StorageError, match=r"a task of Spark failed.*damaged"):
+    with pytest.raises(StorageError, match=r"a Spark task failed.*damaged"):
         repartition(snapshot, str(tmp_path / "sp"), key_groups=256, run=on_spark(spark))
     assert not (tmp_path / "sp" / "manifest.json").exists()
 

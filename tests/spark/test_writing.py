@@ -124,7 +124,7 @@ def test_frames_without_rows_or_partitions(spark, job_file, tmp_path):
         ({}, {"job": ""}, 'needs the option "job" to write'),
         ({}, {"uid": "peeple"}, "no keyed state of uid 'peeple'"),
         ({}, {"name": "pairs"}, "declares no state 'pairs'"),
-        ({}, {"nam": "pair"}, "without the option 'nam'"),
+        ({}, {"nam": "pair"}, "has no option 'nam' for writing"),
         ({}, {"job": "none.job"}, "job none.job cannot be read"),
         ({}, {"from": "/nowhere"}, "there is no snapshot at"),
         ({"orders": "'x' as order"}, {}, "it has no column 'order'"),
@@ -146,8 +146,8 @@ def test_what_cannot_be_written_is_said_before_a_task_runs(spark, job_file, tmp_
 @pytest.mark.parametrize(
     ("rows", "tasks", "message"),
     [
-        (pl.concat([people(300), people(1)]), 1, "2 rows have no key of their own, such as user_id=0"),
-        (pl.concat([people(300), people(300)]), 4, "rows have no key of their own, such as user_id="),
+        (pl.concat([people(300), people(1)]), 1, "2 rows share their key with another row, for example user_id=0"),
+        (pl.concat([people(300), people(300)]), 4, "rows share their key with another row, for example user_id="),
         (people(9).with_columns(orders=None), 2, "column 'orders' holds nulls"),
     ],
 )

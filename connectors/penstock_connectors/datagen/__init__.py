@@ -1,4 +1,4 @@
-"""A generator of orders: the same rows for the same settings, whoever reads them and wherever reading resumes."""
+"""A generator of orders: the same rows for the same settings, for any reader and after any resume."""
 
 from penstock_connectors.datagen.orders import ORDER_SCHEMA, OrderPattern, orders
 from penstock_connectors.datagen.source import DatagenSource, DatagenSourceFactory

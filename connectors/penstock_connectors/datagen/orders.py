@@ -25,7 +25,7 @@ Uint64s = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class OrderPattern(msgspec.Struct, frozen=True, kw_only=True):
-    """What the orders look like."""
+    """The settings of the orders."""
 
     splits: int = 4
     #: Distinct values of `user_id`: 0 .. users-1.
@@ -36,7 +36,7 @@ class OrderPattern(msgspec.Struct, frozen=True, kw_only=True):
     start_us: int = 1_700_000_000_000_000
     #: Orders per second of event time, over all splits.
     event_rate: int = 10_000
-    #: An order's event time lies up to this much before its regular place.
+    #: An order's event time is up to this much before its regular place.
     disorder_ms: int = 0
     seed: int = 0
 
@@ -63,7 +63,7 @@ def _times(pattern: OrderPattern, number: Int64s) -> Int64s:
 
 
 def _hash(number: Int64s, seed: int, field: int) -> Uint64s:
-    """The finaliser of splitmix64 over (seed, field, row number): independent, evenly spread columns."""
+    """Return the finaliser of splitmix64 over (seed, field, row number): independent, evenly spread columns."""
     salt = (seed * 0x9E3779B97F4A7C15 + field * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
     mixed = number.astype(np.uint64) + np.uint64(salt)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

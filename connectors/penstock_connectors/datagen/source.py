@@ -26,27 +26,27 @@ _FACTORY = "penstock_connectors.datagen.source:DatagenSourceFactory"
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels in `SourceSpec.config`."""
+    """The content of `SourceSpec.config`."""
 
     pattern: OrderPattern
     #: Rows over all splits; None = without end.
     rows: int | None = None
-    #: Rows per second over all splits; None = as fast as they are taken.
+    #: Rows per second over all splits; None = no limit.
     rows_per_second: int | None = None
 
     def end(self, split: int) -> int | None:
-        """Rows of one split: an even share, the remainder to the first splits."""
+        """Return the rows of one split: an even share, the remainder to the first splits."""
         if self.rows is None:
             return None
         share, rest = divmod(self.rows, self.pattern.splits)
         return share + (1 if split < rest else 0)
 
     def make(self, split: int, position: int, count: int) -> pa.RecordBatch:
-        """Orders of one split."""
+        """Return orders of one split."""
         return orders(self.pattern, split, position, count)
 
     def due(self, elapsed_ms: float) -> int | None:
-        """Rows of one split that the rate lets through."""
+        """Return the rows of one split that the rate allows."""
         if self.rows_per_second is None:
             return None
         return int(elapsed_ms / 1000 * (self.rows_per_second / self.pattern.splits))
@@ -54,7 +54,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class DatagenSource:
-    """Orders (`user_id`, `amount`, `ts`), the same for the same settings; bounded when `rows` is given."""
+    """Orders (`user_id`, `amount`, `ts`), the same for the same settings; bounded if `rows` is given."""
 
     rows: int | None = None
     splits: int = 4
@@ -63,22 +63,22 @@ class DatagenSource:
     start_us: int = 1_700_000_000_000_000
     #: Orders per second of event time.
     event_rate: int = 10_000
-    #: How much earlier than its neighbours' an order's event time may be.
+    #: How much earlier than its neighbours' the event time of an order may be.
     disorder_ms: int = 0
-    #: Orders per second of real time; None = as fast as they are taken.
+    #: Orders per second of real time; None = no limit.
     rows_per_second: int | None = None
     seed: int = 0
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Schema of the orders."""
+        """Return the schema of the orders."""
         return ORDER_SCHEMA
 
     def spec(self) -> SourceSpec:
         """Return the source as a value.
 
         Raises:
-            GraphError: a number that makes no sense.
+            GraphError: a number is out of range.
         """
         for name in ("splits", "users", "max_amount", "event_rate"):
             if getattr(self, name) < 1:
@@ -120,7 +120,7 @@ class DatagenSourceFactory:
         return RowReader(msgspec.convert(spec.config, _Config), context.clock)
 
     def validate(self, spec: SourceSpec) -> None:
-        """Check the config's form; there is nothing outside to reach."""
+        """Check the config's form; there is no outside system."""
         msgspec.convert(spec.config, _Config)
 
     def history(
@@ -130,6 +130,6 @@ class DatagenSourceFactory:
         piece_rows: int | None,
         begin: dict[str, Any] | None = None,
     ) -> tuple[HistorySplit, ...]:
-        """Return the splits up to a cut; see `HistoryFactory`."""
+        """Return the splits up to a position; see `HistoryFactory`."""
         rows = msgspec.convert(spec.config, _Config)
         return history(rows, self.create_enumerator(spec, first_run=True), (begin, until), piece_rows)

@@ -1,7 +1,7 @@
-"""Reading one file piece by piece, with a position from which reading can resume exactly.
+"""Incremental reading of one file, with a position from which reading can resume exactly.
 
-Text files (`jsonl`, `csv`) resume at a byte offset, always behind a line; Parquet at a row group and a row in it.
-Called by `penstock_connectors.files.source`; pieces are bounded, so a poll takes milliseconds.
+Text files (`jsonl`, `csv`) resume at a byte offset after a line; Parquet at a row group and a row in it. Called by
+`penstock_connectors.files.source`; reads are bounded, so a poll takes milliseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHANGED = "files must not change while a job reads them; start with --fresh"
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no row: where it begins, its bytes, why."""
+    """A line that is not a row: its position, its bytes and the error."""
 
     offset: int
     value: bytes
@@ -39,7 +39,7 @@ class BadLine:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of one read; `bad` are the lines in between that were none."""
+    """The rows of one read; `bad` are the lines in between that are not rows."""
 
     rows: pa.RecordBatch
     bad: tuple[BadLine, ...] = ()
@@ -49,10 +49,10 @@ class Cursor(Protocol):
     """One open file."""
 
     def read(self, max_rows: int) -> Piece | None:
-        """Return the next piece of at most about `max_rows` rows, or None at the end."""
+        """Return the next at most about `max_rows` rows, or None at the end."""
 
     def position(self) -> dict[str, Any]:
-        """Return where the next piece begins."""
+        """Return the position of the next read."""
 
     def close(self) -> None:
         """Close the file."""
@@ -61,15 +61,15 @@ class Cursor(Protocol):
 def open_cursor(
     path: str, file_format: str, schema: pa.Schema, state: dict[str, Any], block_bytes: int = BLOCK_BYTES
 ) -> Cursor:
-    """Open a file at the position in `state`; of text, `block_bytes` are read at a time.
+    """Open a file at the position in `state`; read text in blocks of `block_bytes`.
 
     Raises:
-        ConnectorError: it cannot be read, lacks columns, or is shorter than it was.
+        ConnectorError: it cannot be read, lacks columns, or has shrunk.
     """
     try:
         size, had = Path(path).stat().st_size, int(state["size"])
         if size < had or (size > had and file_format == "parquet"):
-            msg = f"file source: {path} has {size} bytes now and had {had} when the job began"
+            msg = f"file source: {path} has {size} bytes, but had {had} when the job began"
             raise ConnectorError(msg, hint=_CHANGED)
         if file_format == "parquet":
             return ParquetCursor(path, schema, state)
@@ -78,7 +78,7 @@ def open_cursor(
         return TextCursor(path, state, JsonLines(schema).parse, block_bytes, header=False)
     except (OSError, pa.ArrowException) as error:
         msg = f"file source: {path} cannot be read: {error}"
-        raise ConnectorError(msg, hint="check that the file exists on every worker and is whole") from error
+        raise ConnectorError(msg, hint="check that the file exists on every worker and is complete") from error
 
 
 class TextCursor:
@@ -92,9 +92,9 @@ class TextCursor:
         self._file = Path(path).open("rb")  # noqa: SIM115 - closed by close()
         if header and self._offset == 0:
             self._offset = len(self._file.readline())
-        #: What was read of the file and not yet returned: few rows at a time must not cost a block each.
+        #: Text that was read but not returned: small requests must not read a block each.
         self._block = b""
-        #: Where its lines begin and end; the next one is `_next`.
+        #: Start and end of its lines; the next one is `_next`.
         self._bounds = np.zeros(1, np.int64)
         self._next = 0
 
@@ -112,7 +112,7 @@ class TextCursor:
         return self._piece(lines, begins)
 
     def _read_on(self) -> bool:
-        """Read the next block and find its whole lines; False at the end of the file."""
+        """Read the next block and find its complete lines; return False at the end of the file."""
         self._file.seek(self._offset)
         self._block, self._next = self._whole_line(), 0
         ends = np.flatnonzero(np.frombuffer(self._block, np.uint8) == ord("\n")) + 1
@@ -122,7 +122,7 @@ class TextCursor:
         return bool(self._block)
 
     def _whole_line(self) -> bytes:
-        """Read up to the block size, and on until a line is whole."""
+        """Read up to the block size, and further until a line is complete."""
         block = b""
         while True:
             want = min(self._block_bytes, self._size - self._offset - len(block))
@@ -135,7 +135,7 @@ class TextCursor:
                 return block
             if len(block) > _LINE_BYTES:
                 msg = f"file source: {self._path} has a line of more than {_LINE_BYTES >> 20} MB at byte {self._offset}"
-                raise ConnectorError(msg, hint="is this a file of lines? give the right format")
+                raise ConnectorError(msg, hint="check the format setting: is this file made of lines?")
 
     def _at_end(self, length: int) -> bool:
         return self._offset + length >= self._size
@@ -150,7 +150,7 @@ class TextCursor:
         return Piece(rows, found)
 
     def position(self) -> dict[str, Any]:
-        """Return the byte offset behind the last line."""
+        """Return the byte offset after the last line."""
         return {"offset": self._offset, "size": self._size}
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class CsvLines:
         )
 
     def parse(self, lines: pa.LargeBinaryArray) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
-        """Parse all lines at once; when that fails, halve until the bad ones stand alone."""
+        """Parse all lines at once; if that fails, halve until the bad ones are isolated."""
         bad: list[tuple[int, str]] = []
         batches = self._parse_range(lines, 0, bad)
         table = pa.Table.from_batches(batches, schema=self._schema).combine_chunks()

@@ -1,8 +1,7 @@
-"""An exactly-once sink into a folder: every chunk of every epoch becomes one part file, put there whole and once.
+"""An exactly-once sink into a folder: every chunk of every epoch becomes one part file, placed atomically and once.
 
-A part's name holds who wrote it and for which checkpoint; publishing writes a hidden file, syncs it and links it to
-that name, which fails when the name exists. So publishing twice, by whichever process, leaves one file with the same
-rows.
+A part's name holds its writer and checkpoint. Publishing writes a hidden file, syncs it and links it to that name,
+which fails if the name exists. So publishing twice, by any process, leaves one file with the same rows.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _FORMATS = ("parquet", "jsonl", "arrow")
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels in `SinkSpec.config`."""
+    """The content of `SinkSpec.config`."""
 
     path: str
     format: FileFormat
@@ -48,7 +47,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
 class FileSink:
     """Part files `part-<uid>-<run>-<subtask>-<checkpoint>-<chunk>.<format>` in a local folder, each row exactly once.
 
-    Files whose names begin with a dot are not finished; readers leave them out.
+    Files whose names begin with a dot are incomplete; readers skip them.
     """
 
     path: str | os.PathLike[str]
@@ -110,14 +109,14 @@ class FileCommitter:
     def __init__(self, config: _Config) -> None:
         self._folder = Path(config.path)
         self._format: FileFormat = config.format
-        #: Names this committer's unfinished files: a late publisher must never link what another one is writing.
+        #: Names this committer's unfinished files: a late publisher must never link a file that another one is writing.
         self._own = SystemRand().token()
 
     def commit(
         self, permit: CommitPermit, committables: tuple[Committable, ...], read: FileReader
     ) -> tuple[CommitOutcome, ...]:
-        """Publish in order of checkpoint and chunk; parts that exist already are left as they are."""
-        del permit  # its existence is what was needed
+        """Publish in order of checkpoint and chunk; existing parts are left as they are."""
+        del permit  # only its existence is required
         _require_writable(self._folder)
         outcomes = []
         for committable in sorted(committables, key=lambda c: (c.run_id, c.subtask, c.checkpoint_id)):
@@ -134,20 +133,23 @@ class FileCommitter:
     def recover(
         self, permit: CommitPermit, prefixes: tuple[str, ...], committables: tuple[Committable, ...], read: FileReader
     ) -> tuple[CommitOutcome, ...]:
-        """Publish what is owed. Nothing to fence: a late writer of the same committable finds its parts in place."""
+        """Publish pending output.
+
+        No fencing is needed, as a late writer of the same committable finds its parts in place.
+        """
         del prefixes
         for committable in committables:
             for chunk in range(len(committable.files)):
-                # what a killed publisher left behind; a live one that is late fails on it and is fenced anyway
+                # left by a killed publisher; a live but late one fails on it and is fenced anyway
                 for left in self._folder.glob(f".{glob.escape(part_name(committable, chunk, self._format))}.*"):
                     left.unlink(missing_ok=True)
         return self.commit(permit, committables, read)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""
 
     def _publish(self, name: str, read: Any) -> bool:
-        """Put one part in place; False when it is there already."""
+        """Place one part; return False if it exists already."""
         final = self._folder / name
         if final.exists():
             return False
@@ -167,7 +169,7 @@ class FileCommitter:
             raise ConnectorError(msg, hint="check space and permissions; the rows stay pending") from error
 
     def _write_hidden(self, name: str, data: bytes) -> Path:
-        """Write a file that no other publisher of the same part has, and sync it."""
+        """Write and sync a file that no other publisher of the same part has."""
         hidden = self._folder / f".{name}.{self._own}"
         with hidden.open("wb") as out:
             out.write(data)
@@ -177,9 +179,9 @@ class FileCommitter:
 
 
 def part_name(committable: Committable, chunk: int, file_format: str) -> str:
-    """Return the name of a part file; unique for the chunk, and the same whoever publishes it.
+    """Return the name of a part file: unique for the chunk, and the same for any publisher.
 
-    What a name cannot hold is escaped, not replaced: two sinks into one folder never share a name.
+    Characters that a name cannot hold are escaped, not replaced: two sinks into one folder never share a name.
     """
     uid = re.sub(r"[^A-Za-z0-9_.-]", lambda found: f"~{ord(found[0]):x}~", committable.uid)
     owner = f"{uid}-{committable.run_id}-{committable.subtask}"
@@ -213,8 +215,8 @@ def _require_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK)
     except OSError as error:
-        msg = f"file sink: folder {folder} cannot be made: {error.strerror}"
-        raise ConnectorError(msg, hint="give a folder that may be written") from error
+        msg = f"file sink: folder {folder} cannot be created: {error.strerror}"
+        raise ConnectorError(msg, hint="use a writable folder") from error
     if not writable:
         msg = f"file sink: folder {folder} cannot be written"
-        raise ConnectorError(msg, hint="give a folder that may be written")
+        raise ConnectorError(msg, hint="use a writable folder")

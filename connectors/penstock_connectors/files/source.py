@@ -1,7 +1,7 @@
 """Local files as a bounded source: `FileSource` for users, its enumerator and reader for the runtime.
 
-One split a file. A reader keeps a bounded number of files open and takes a piece of each in turn, so that event times
-of files written side by side advance together.
+Each file is one split. A reader keeps a bounded number of files open and reads them in turns, so that event times of
+files that were written in parallel advance together.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OPEN_FILES = 16
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels in `SourceSpec.config`."""
+    """The content of `SourceSpec.config`."""
 
     path: str
     format: FileFormat
@@ -46,7 +46,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
 class FileSource:
     """The rows of a file, a folder's files or a glob pattern, read once from beginning to end.
 
-    `schema` is a `ps.Schema` (or another row type) or an Arrow schema. Files that begin with a dot are left out.
+    `schema` is a `ps.Schema` (or another row type) or an Arrow schema. Files that begin with a dot are skipped.
     """
 
     path: str | os.PathLike[str]
@@ -56,19 +56,19 @@ class FileSource:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Schema of the rows."""
+        """Return the schema of the rows."""
         return self.schema if isinstance(self.schema, pa.Schema) else arrow_schema_of(self.schema)
 
     @property
     def row_type(self) -> type | None:
-        """The class row functions are given; None with an Arrow schema."""
+        """Return the class of the rows in row functions; None with an Arrow schema."""
         return None if isinstance(self.schema, pa.Schema) else self.schema
 
     def spec(self) -> SourceSpec:
         """Return the source as a value.
 
         Raises:
-            GraphError: an unknown format or policy, a URL for a path, or a column that CSV cannot be read into.
+            GraphError: an unknown format or policy, a URL for a path, or a column that CSV does not support.
         """
         path = os.fspath(self.path)
         if self.format not in _FORMATS:
@@ -92,7 +92,7 @@ class FileSource:
 
 
 def _check_csv(schema: pa.Schema) -> None:
-    """Ask Arrow's reader, column by column, with a file of no rows; raises GraphError."""
+    """Check CSV support column by column with Arrow's reader and an empty file; raises GraphError."""
     from pyarrow import csv
 
     for field in schema:
@@ -100,7 +100,7 @@ def _check_csv(schema: pa.Schema) -> None:
         try:
             csv.read_csv(pa.py_buffer(b"column\n"), convert_options=asked)
         except pa.ArrowNotImplementedError as error:
-            msg = f"FileSource: column {field.name!r} is {field.type}, which CSV cannot be read into"
+            msg = f"FileSource: column {field.name!r} is {field.type}, which the CSV reader does not support"
             raise GraphError(msg, hint="read it as a string and convert it with .with_columns(...)") from error
 
 
@@ -108,7 +108,7 @@ class FileSourceFactory:
     """Makes enumerator and reader from the spec."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
-        """`block_bytes`: of text, read at a time."""
+        """Read text in blocks of `block_bytes`."""
         self._block_bytes = block_bytes
 
     def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> FileEnumerator:
@@ -127,12 +127,14 @@ class FileSourceFactory:
         piece_rows: int | None,
         begin: dict[str, Any] | None = None,
     ) -> tuple[HistorySplit, ...]:
-        """Return the files, each as a whole and read to its end; see `HistoryFactory`."""
+        """Return the files, each complete; see `HistoryFactory`."""
         del piece_rows
         if begin is not None or "begin" in until:
-            raise UsageError("files do not go on where a table ends", hint="Kafka's topics and the generators do")
+            raise UsageError(
+                "a file source cannot continue where a table ends", hint="Kafka's topics and the generators do"
+            )
         if until:
-            raise UsageError("a file source has no cut but its end", hint="use --until latest")
+            raise UsageError("a file source has no end position but its end", hint="use --until latest")
         splits = self.create_enumerator(spec, first_run=True).discover(frozenset())
         return tuple(HistorySplit((s,), msgspec.structs.replace(s, finished=True)) for s in splits)
 
@@ -155,7 +157,7 @@ class FileEnumerator:
         self._listed = not first_run
 
     def discover(self, known: frozenset[str]) -> tuple[SourceSplit, ...]:
-        """Return the files of the first look-up, sorted; nothing later, the input is bounded.
+        """Return the files of the first discovery, sorted; later none, as the input is bounded.
 
         Raises:
             ConnectorError: no file matches.
@@ -176,7 +178,7 @@ class FileEnumerator:
         )
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -197,7 +199,7 @@ class _Split:
 
 
 class FileReader:
-    """Reads the files it was given, a few at a time."""
+    """Reads its assigned files, a few at a time."""
 
     def __init__(self, config: _Config, schema: pa.Schema, block_bytes: int) -> None:
         self._config, self._schema, self._block_bytes = config, schema, block_bytes
@@ -210,7 +212,7 @@ class FileReader:
             self._splits[split.id] = _Split(dict(split.state), split.finished)
 
     def poll(self, max_rows: int) -> PollResult:
-        """Return a piece of each open file."""
+        """Return some rows of each open file."""
         active = [(path, split) for path, split in self._splits.items() if not (split.finished or split.paused)]
         active = active[:_OPEN_FILES]
         batches: list[SourceBatch] = []
@@ -235,12 +237,12 @@ class FileReader:
         if policy == "fail":
             first = piece.bad[0]
             msg = f"file source: {path} at byte {first.offset}: {first.reason}"
-            raise BadRecordError(msg, hint="mend the file, or set on_bad_record='skip' or 'dead-letter'")
+            raise BadRecordError(msg, hint="fix the file, or set on_bad_record='skip' or 'dead-letter'")
         letters = _letters(path, piece.bad) if policy == "dead-letter" else None
         return SourceBatch(piece.rows, (path,), dead_letters=letters)
 
     def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
-        """Read no more of some files; they are closed meanwhile, so that others may be opened."""
+        """Pause some files, which are closed meanwhile so that others can be opened."""
         for path in (*pause, *resume):
             split = self._splits[path]
             split.paused = path in pause
@@ -255,7 +257,7 @@ class FileReader:
         )
 
     def notify_complete(self, splits: tuple[SourceSplit, ...]) -> None:
-        """Nothing outside wants to know."""
+        """Do nothing: no outside system needs it."""
 
     def close(self) -> None:
         """Close all open files."""

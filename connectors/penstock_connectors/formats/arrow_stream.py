@@ -1,4 +1,4 @@
-"""Arrow IPC stream messages: many rows in one payload, the fast format between one's own jobs.
+"""Arrow IPC stream messages: many rows in one payload, the fast format between jobs of penstock.
 
 Called by the source readers (decode) and the sink's publisher (encode).
 """

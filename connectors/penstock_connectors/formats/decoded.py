@@ -1,4 +1,4 @@
-"""What every decoder returns: the good rows as one record batch, and each bad payload with its reason.
+"""The result of a decoder: good rows as one record batch, and each bad payload with its error.
 
 Made by `json_decode` and `arrow_stream`; read by the source readers, which apply the user's policy for bad records.
 """
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BadPayload:
-    """A payload that is no row of the schema."""
+    """A payload that is not a row of the schema."""
 
-    #: Position in the array given to the decoder.
+    #: Position in the decoder's input array.
     index: int
-    #: One sentence that names the field, if it is one field's fault.
+    #: One sentence, which names the field if a single one is at fault.
     reason: str
 
 
@@ -28,10 +28,10 @@ class Decoded:
     """Rows of one call, in the order of their payloads."""
 
     rows: pa.RecordBatch
-    #: Payload each row comes from; None: row i is payload i and nothing was bad.
+    #: Payload index of each row; None: row i is payload i, and no payload was bad.
     payload_index: np.ndarray[Any, Any] | None = None
     bad: tuple[BadPayload, ...] = ()
 
 
 class RowError(ValueError):
-    """One payload is no row; the text is the reason."""
+    """A payload is not a row; the text is the reason."""

@@ -1,6 +1,6 @@
 """Batches of JSON payloads to typed columns: a compiled pass for flat schemas, the exact decoder for the rest.
 
-Made once a reader by `penstock_connectors.kafka`; `warm()` loads the compiled code and is called while a worker's
+`penstock_connectors.kafka` makes one per reader. `warm()` loads the compiled code and is called while a worker's
 template warms up.
 """
 
@@ -30,7 +30,7 @@ from penstock_connectors.formats.timestamps import MAX_MICROS, MIN_MICROS, Times
 
 _INT64_MAX = (1 << 63) - 1
 _FACTORS = {"auto": 0, "s": 1_000_000, "ms": 1_000, "us": 1}
-#: Text columns of a batch have 32-bit offsets; a batch whose payloads are larger goes through in two halves.
+#: Text columns of a batch have 32-bit offsets; a batch with larger payloads is decoded in two halves.
 _MAX_BYTES = 1 << 30
 
 
@@ -104,7 +104,7 @@ class JsonDecoder:
         return Decoded(batch, np.asarray(index, np.int64), tuple(bad))
 
     def _finish_floats(self, values: Any, lengths: Any, valid: Any, status: Any) -> None:
-        """Read the floats the compiled pass left as text; rows with one too large go to the exact decoder."""
+        """Parse the floats that the compiled pass left as text; rows with one out of range go to the exact decoder."""
         for c in np.flatnonzero(self._fields[:, 0] == FLOAT).tolist():
             floats = values[c].view(np.float64)
             for i in np.flatnonzero(valid[c] == AS_TEXT).tolist():
@@ -129,7 +129,7 @@ class JsonDecoder:
 
 
 def warm() -> None:
-    """Run the compiled pass once, so that nothing is loaded or compiled while a job runs."""
+    """Run the compiled pass once, so that a job never loads or compiles code."""
     schema = pa.schema([("a", pa.int64()), ("b", pa.float64()), ("c", pa.string()), ("d", pa.bool_())])
     JsonDecoder(schema).decode(pa.array([b'{"a":1,"b":1.5,"c":"\\n","d":true}'], type=pa.large_binary()))
 
@@ -198,7 +198,7 @@ def _index(decoded: Decoded) -> np.ndarray[Any, Any]:
 
 
 def _merge(quick: Decoded, exact: Decoded) -> Decoded:
-    """Put the rows of both passes back into the order of their payloads."""
+    """Merge the rows of both passes in the order of their payloads."""
     if exact.rows.num_rows == 0:
         return Decoded(quick.rows, quick.payload_index, exact.bad)
     index = np.concatenate([_index(quick), _index(exact)])

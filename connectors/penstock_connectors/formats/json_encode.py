@@ -1,9 +1,8 @@
-"""Rows to JSON, one text a row, in the schema's field order.
+"""Rows to JSON, one text per row, in the schema's field order.
 
-Times become ISO 8601 in UTC, dates `YYYY-MM-DD`, decimals texts, bytes base64; NaN and the infinities become null
-because JSON has no word for them. Nulls are written as null. Called by the sinks' publishers. Integers, times of the
-years 1 to 9999, booleans and strings are written by a compiled pass, all other columns by Polars, which is loaded
-with the first of them.
+Times become ISO 8601 in UTC, dates `YYYY-MM-DD`, decimals texts, bytes base64. NaN and the infinities become null, as
+JSON cannot express them. Nulls are written as null. Called by the sinks' publishers. A compiled pass writes integers,
+times of the years 1 to 9999, booleans and strings; Polars, loaded on demand, writes all other columns.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _FRAME = (len('{"":'), len("}"))
 
 
 class _Column(NamedTuple):
-    """A column as the compiled pass takes it; what its addresses point into is kept here."""
+    """A column in the form of the compiled pass; keeps the memory of its addresses alive."""
 
     kind: int
     values: pa.Array
@@ -48,8 +47,8 @@ class _Column(NamedTuple):
 
 
 def encode_json(rows: pa.RecordBatch) -> pa.Array:
-    """Return one JSON object a row, as large strings."""
-    from penstock_connectors.formats.json_writer import write  # not for those who only build a job
+    """Return one JSON object per row, as large strings."""
+    from penstock_connectors.formats.json_writer import write  # not loaded by processes that only build a job
 
     count = rows.num_rows
     if rows.num_columns == 0:
@@ -67,7 +66,7 @@ def encode_json(rows: pa.RecordBatch) -> pa.Array:
         at += len(name)
         room += len(name) + _most(column.kind)
     texts = sum(c.size * (ESCAPED_BYTES if c.kind == TEXT else 1) for c in columns)
-    # never touched beyond what is written, so the bound may be generous
+    # untouched beyond the written part, so the bound may be generous
     data, offsets = np.empty(max(1, count * room + texts), np.uint8), np.empty(count + 1, np.int64)
     words = np.asarray(layout, np.int64)
     used = write(words.ctypes.data, offsets.ctypes.data, data.ctypes.data)
@@ -75,7 +74,7 @@ def encode_json(rows: pa.RecordBatch) -> pa.Array:
 
 
 def encode_by_polars(rows: pa.RecordBatch) -> pa.Array:
-    """Return the same, written by Polars alone."""
+    """Return the same, written by Polars only."""
     import polars as pl
 
     columns = {field.name: _series(column) for field, column in zip(rows.schema, rows.columns, strict=True)}
@@ -85,7 +84,7 @@ def encode_by_polars(rows: pa.RecordBatch) -> pa.Array:
 
 
 def warm() -> None:
-    """Run the compiled pass once, so that nothing is loaded or compiled while a job runs."""
+    """Run the compiled pass once, so that a job never loads or compiles code."""
     encode_json(pa.record_batch([pa.array([1, None]), pa.array(["a", "b"])], ["i", "t"]))
 
 
@@ -94,7 +93,7 @@ def _before(name: str, *, first: bool) -> bytes:
 
 
 def _most(kind: int) -> int:
-    """Bytes of a value, those of texts aside."""
+    """Return the most bytes of a value, apart from text."""
     return {INTEGER: INTEGER_BYTES, TIMESTAMP: TIMESTAMP_BYTES}.get(kind, LITERAL_BYTES)
 
 
@@ -112,7 +111,7 @@ def _column(column: pa.Array) -> _Column:
             return _words(TIMESTAMP, micros)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _texts_of(TEXT, column.cast(pa.large_string()))
-    # nulls are words of the text itself
+    # nulls are written as text
     return _texts_of(JSON, encode_by_polars(pa.RecordBatch.from_arrays([column], [""])))
 
 

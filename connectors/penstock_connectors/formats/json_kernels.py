@@ -1,10 +1,10 @@
-"""Compiled JSON parsing: one pass over the payloads of a batch for flat schemas, one status a row.
+"""Compiled JSON parsing: one pass over the payloads of a batch for flat schemas, with one status per row.
 
-A row the pass accepts is exactly what `json_rows` would decode; whatever it is not sure of (bad, unusual, too long)
-it leaves to that module by status `ASK`. Strings and difficult floats are left where they are, as (address, length).
-The scanners work on plain addresses `p` (next byte) and `end`, not on arrays: passing array headers from function to
-function took most of the time. Called by `json_table`; everything is compiled or loaded from the disk cache at
-import, so workers import it while warming up.
+A row that the pass accepts is exactly the one that `json_rows` would decode. Rows that it cannot decide (bad, unusual,
+too long) get the status `ASK` and go to that module. Strings and difficult floats are left in place, as (address,
+length). The scanners use plain addresses `p` (next byte) and `end` instead of arrays: passing array headers between
+functions took most of the time. Called by `json_table`; everything is compiled or loaded from the disk cache at import,
+so workers import it while warming up.
 """
 
 # ruff: noqa: PLR1714 - a set is no value for compiled code
@@ -19,7 +19,7 @@ from penstock.connector.compiled import types
 from penstock_connectors.formats.memory import byte, compiled
 
 INTEGER, FLOAT, BOOLEAN, TEXT, TIMESTAMP = range(5)
-#: Row status: accepted, accepted but holds non-ASCII bytes that are still to be validated, to be decoded exactly.
+#: Row status: accepted; accepted with non-ASCII bytes that still need validation; to be decoded exactly.
 GOOD, NON_ASCII, ASK = range(3)
 #: Values of the validity matrix: null or missing, a value, a float left as text, a text with escapes.
 NULL, VALUE, AS_TEXT, ESCAPED = range(4)
@@ -45,7 +45,10 @@ space = compiled(_I(_I, _I), _space)
 
 
 def _string_end(p: int, end: int) -> tuple[int, int]:
-    """`p` is behind the opening quote; return (position of the closing quote or -1, 1 = escapes | 2 = non-ASCII)."""
+    """Scan a string from `p` after its opening quote.
+
+    Returns (position of the closing quote or -1, 1 = escapes | 2 = non-ASCII).
+    """
     flags = 0
     while p < end:
         c = byte(p)
@@ -84,7 +87,7 @@ string_end = compiled(_PAIR(_I, _I), _string_end)
 
 
 def _number_end(p: int, end: int) -> tuple[int, int]:
-    """Return (position behind the number or -1, whether it has a fraction or an exponent)."""
+    """Return (position after the number or -1, whether it has a fraction or an exponent)."""
     if p < end and byte(p) == 45:
         p += 1
     start = p
@@ -132,8 +135,8 @@ literal = compiled(_I(_I, _I), _literal)
 
 
 def _skip(p: int, end: int) -> tuple[int, int]:
-    """Pass over one value of any kind, strictly; return (position behind it or -1, string flags seen)."""
-    objects = np.uint64(0)  # one bit a level: 1 = object
+    """Skip one value of any kind, strictly; return (position after it or -1, string flags seen)."""
+    objects = np.uint64(0)  # one bit per level: 1 = object
     depth, flags = 0, 0
     want_value, may_close = True, False
     while True:
@@ -205,7 +208,7 @@ two = compiled(_I(_I), _two)
 
 
 def _iso_micros(p: int, end: int) -> tuple[int, int]:
-    """Return (1, microseconds) of the accepted ISO 8601 spellings, else (0, 0)."""
+    """Return (1, microseconds) for an accepted ISO 8601 time, else (0, 0)."""
     if end - p < 16 or byte(p + 4) != 45 or byte(p + 7) != 45 or byte(p + 13) != 58:
         return 0, 0
     if byte(p + 10) != 84 and byte(p + 10) != 32:
@@ -255,7 +258,7 @@ def _iso_micros(p: int, end: int) -> tuple[int, int]:
         offset = sign * (hours * 60 + minutes) * 60
     if p != end:
         return 0, 0
-    y = year - 1 if month <= 2 else year  # days from the civil date, years beginning in March
+    y = year - 1 if month <= 2 else year  # days from the civil date, with years that begin in March
     era = y // 400
     of_era = y - era * 400
     of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1

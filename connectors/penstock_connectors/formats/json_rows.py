@@ -1,7 +1,7 @@
-"""The exact JSON decoder, one payload at a time: the judge of what is a row and why something is not.
+"""The exact JSON decoder, one payload at a time: it decides whether a payload is a row, and gives the error.
 
-`json_decode` sends it the payloads its compiled pass did not settle (unusual spellings, bad records) and all payloads
-of schemas with nested, decimal, date or binary fields.
+`json_decode` passes it the payloads that its compiled pass did not decide (unusual spellings, bad records) and all
+payloads of schemas with nested, decimal, date or binary fields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.core.errors import GraphError
 from penstock_connectors.formats.decoded import RowError
 from penstock_connectors.formats.timestamps import TimestampUnit, days_of_text, micros_of_number, micros_of_text
 
-#: Turns one JSON value into what `pyarrow.array` takes for the field's type; raises RowError.
+#: Converts one JSON value for `pyarrow.array` and the field's type; raises RowError.
 Convert = Callable[[Any], Any]
 
 _UNIT_PER_MICRO = {"s": (1, 1_000_000), "ms": (1, 1_000), "us": (1, 1), "ns": (1_000, 1)}
@@ -31,7 +31,7 @@ class JsonRowDecoder:
     """Decodes single payloads for one schema."""
 
     def __init__(self, schema: pa.Schema, timestamp_unit: TimestampUnit = "auto") -> None:
-        """Prepare one converter a field.
+        """Prepare one converter per field.
 
         Raises:
             GraphError: a field's type cannot be read from JSON.
@@ -45,7 +45,7 @@ class JsonRowDecoder:
         """Return the values of one row, in schema order.
 
         Raises:
-            RowError: why it is no row.
+            RowError: the payload is not a row.
         """
         if len(payload) == 0:
             raise RowError("the payload is empty or null")
@@ -71,7 +71,7 @@ class JsonRowDecoder:
         return row
 
     def columns(self, rows: list[list[Any]]) -> list[pa.Array]:
-        """Return decoded rows as one array a field."""
+        """Return decoded rows as one array per field."""
         return [pa.array([row[i] for row in rows], type=field.type) for i, field in enumerate(self.schema)]
 
 

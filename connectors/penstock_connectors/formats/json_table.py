@@ -1,8 +1,8 @@
 """The compiled loop over a batch of JSON payloads: fields to columns, and texts to one Arrow buffer.
 
-Called by `json_decode`; built on the scanners of `json_kernels`. All places are addresses. A `layout` is a block of
+Called by `json_decode`; built on the scanners of `json_kernels`. All positions are addresses. A `layout` is a block of
 64-bit words that describes the job: number of fields, rows, addresses of the names, of their offsets and of the four
-outputs (values, the lengths of texts, validity), then five words a field: kind, required, lowest, highest, factor of
+outputs (values, the lengths of texts, validity), then five words per field: kind, required, lowest, highest, factor of
 timestamps (0: by magnitude).
 """
 
@@ -45,7 +45,7 @@ _I = types.int64
 
 
 def _find(p: int, length: int, layout: int, first: int) -> int:
-    """Return the column whose name is these bytes, looking at `first` first; -1: none."""
+    """Return the column with this name, trying `first` first; -1: none."""
     count, names, offsets = word(layout), word(layout + 16), word(layout + 24)
     for k in range(count):
         c = first + k
@@ -65,7 +65,7 @@ find = compiled(_I(_I, _I, _I, _I), _find)
 
 
 def _store(p: int, end: int, i: int, c: int, layout: int) -> tuple[int, int]:
-    """Read the value at `p` into column `c` of row `i`; return (position behind it or -1, string flags)."""
+    """Read the value at `p` into column `c` of row `i`; return (position after it or -1, string flags)."""
     cell = c * word(layout + 8) + i
     values, lengths, valid = word(layout + 32) + 8 * cell, word(layout + 40) + 8 * cell, word(layout + 48) + cell
     field = layout + 8 * (HEAD_WORDS + FIELD_WORDS * c)
@@ -133,7 +133,7 @@ store = compiled(_PAIR(_I, _I, _I, _I, _I), _store)
 
 
 def _members(p: int, end: int, i: int, layout: int) -> tuple[int, int]:
-    """Read an object's members, `p` at the first name; return (position behind `}` or -1, string flags)."""
+    """Read an object's members, `p` at the first name; return (position after `}` or -1, string flags)."""
     seen, hint, count = 0, 0, word(layout)
     while True:
         if p >= end or byte(p) != 34:
@@ -210,7 +210,7 @@ parse = compiled(_I(_I, _I, _I, _I), _parse)
 
 
 def _escape(p: int, target: int) -> tuple[int, int]:
-    """Resolve the escape whose backslash is before `p`; return (place behind it, place behind what was written)."""
+    """Resolve the escape whose backslash is before `p`; return (position after it, position after the output)."""
     c = byte(p)
     p += 1
     if c == 117:
@@ -247,7 +247,7 @@ escape = compiled(_PAIR(_I, _I), _escape)
 
 
 def _texts(source: int, count: int, offsets: int, target: int) -> int:
-    """Copy texts one behind the other, escapes resolved, and write their 32-bit offsets; return the bytes written.
+    """Copy texts one after another, with escapes resolved, and write their 32-bit offsets; return the bytes written.
 
     `source` is the address of three addresses: of the texts' addresses, of their lengths, and of their validity.
     """

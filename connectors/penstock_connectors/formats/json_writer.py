@@ -1,8 +1,8 @@
-"""Compiled JSON writing: one pass over the rows of a batch, from columns to one text a row.
+"""Compiled JSON writing: one pass over the rows of a batch, from columns to one text per row.
 
-The pass knows integers, times, booleans and strings; whatever else a row holds comes as text that is JSON already.
-What it writes is, byte for byte, what Polars writes. All places are addresses. Called by `json_encode`; compiled or
-loaded from the disk cache at import, so workers import it while warming up.
+The pass writes integers, times, booleans and strings; other values come as finished JSON text. Its output equals that
+of Polars byte for byte. All positions are addresses. Called by `json_encode`; compiled or loaded from the disk cache at
+import, so workers import it while warming up.
 """
 
 # ruff: noqa: PLR1714 - a set is no value for compiled code
@@ -23,7 +23,7 @@ _I = types.int64
 
 @njit
 def _decimal(p: Any, value: Any, digits: Any) -> Any:
-    """Write so many decimal digits of a value that is not negative; return the place behind them."""
+    """Write the decimal digits of a non-negative value; return the position after them."""
     left = np.uint64(value)
     for k in range(digits - 1, -1, -1):
         rest = left // np.uint64(10)
@@ -53,7 +53,7 @@ def _integer(p: Any, value: Any) -> Any:
 
 @njit
 def _literal(p: Any, letters: Any, count: Any) -> Any:
-    """Write up to five letters given as one number, the first in its lowest byte."""
+    """Write up to five letters packed into a number, the first in its lowest byte."""
     for k in range(count):
         put_byte(p + k, (letters >> (8 * k)) & 255)
     return p + count
@@ -64,7 +64,7 @@ def _timestamp(p: Any, value: Any) -> Any:
     """Write a time between the years 1 and 9999."""
     days = value // _DAY
     rest = value - days * _DAY
-    # days are counted from the first of March of year 0, so that a leap day is the last of its year
+    # days count from the first of March of year 0, so that a leap day is the last day of its year
     shifted = days + 719_468
     era = shifted // 146_097
     day_of_era = shifted - era * 146_097
@@ -101,7 +101,7 @@ def _timestamp(p: Any, value: Any) -> Any:
 
 @njit
 def _text(p: Any, source: Any, end: Any) -> Any:
-    """Write a string with its quotes, escaped where JSON asks for it."""
+    """Write a string with its quotes, with escapes where JSON requires them."""
     put_byte(p, 34)
     p += 1
     while source < end:
@@ -136,7 +136,7 @@ def _text(p: Any, source: Any, end: Any) -> Any:
 
 
 def _write(layout: int, offsets: int, target: int) -> int:
-    """Write all rows one behind the other, and where each begins (64 bits, one more than rows); return the bytes."""
+    """Write all rows one after another, and their 64-bit offsets (one more than rows); return the bytes."""
     fields, rows = word(layout), word(layout + 8)
     p = target
     for i in range(rows):
@@ -156,7 +156,7 @@ def _write(layout: int, offsets: int, target: int) -> int:
             elif kind == TIMESTAMP:
                 value = word(values + 8 * i)
                 if word(field + 72) != 0 and value == word(field + 64):
-                    # the same as the last one, as the times of windows mostly are: its text still stands there
+                    # the same time as the last one, as is usual for windows: copy its text
                     copy(p, word(field + 72), word(field + 80))
                     p += word(field + 80)
                     continue

@@ -1,6 +1,6 @@
-"""Memory by address for compiled code: load, store and copy without array headers, and the one way we compile.
+"""Memory by address for compiled code: load, store and copy without array headers, and the compile function.
 
-Used by the kernels of the formats and of the Kafka reader. The caller vouches for every address.
+Used by the kernels of the formats and of the Kafka reader. The caller is responsible for every address.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _put_float(_typing: Any, _address: Any, _value: Any) -> Any:
 
 
 def _copy(_typing: Any, _target: Any, _source: Any, _count: Any) -> Any:
-    """Copy bytes between places that do not overlap."""
+    """Copy bytes between regions that do not overlap."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         narrow = ir.IntType(8)

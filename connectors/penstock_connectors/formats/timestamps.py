@@ -1,10 +1,9 @@
-"""Times in JSON: which spellings are accepted, and their value in microseconds since the epoch, UTC.
+"""Times in JSON: the accepted spellings, and their value in microseconds since the epoch, UTC.
 
-Accepted: ISO 8601 `YYYY-MM-DD`, then `T` or one blank, then `HH:MM`, `HH:MM:SS` or `HH:MM:SS.f` with one to nine
-digits (those behind the sixth are dropped), then nothing (UTC is meant), `Z`, or an offset `+HH`, `+HHMM`, `+HH:MM`;
-and integers, in the unit the user named, or `auto`: below 10^14 in magnitude they are milliseconds (that is the year
-5138), else microseconds. Everything else is a bad record. `json_kernels` holds the compiled twin; used by
-`json_rows`.
+Accepted: ISO 8601 `YYYY-MM-DD`, then `T` or one blank, then `HH:MM`, `HH:MM:SS` or `HH:MM:SS.f` with one to nine digits
+(those after the sixth are dropped), then nothing (UTC), `Z`, or an offset `+HH`, `+HHMM`, `+HH:MM`. Also accepted:
+integers, in the user's unit, or `auto`: below 10^14 in magnitude they are milliseconds (up to the year 5138), else
+microseconds. Everything else is a bad record. `json_kernels` contains the compiled version; used by `json_rows`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _DAY_MICROS = 86_400_000_000
 
 
 def micros_of_text(text: str) -> int | None:
-    """Return the microseconds of an ISO 8601 text, or None when it is not one of the accepted spellings."""
+    """Return the microseconds of an ISO 8601 text, or None if it is not an accepted spelling."""
     match = _ISO.fullmatch(text)
     if match is None:
         return None
@@ -54,7 +53,7 @@ def micros_of_text(text: str) -> int | None:
 
 
 def micros_of_number(number: int, unit: TimestampUnit) -> int | None:
-    """Return the microseconds of an integer in `unit`, or None when that lies outside the years 1 to 9999."""
+    """Return the microseconds of an integer in `unit`, or None if it is outside the years 1 to 9999."""
     if unit == "auto":
         micros = number * 1000 if -AUTO_MICROS_FROM < number < AUTO_MICROS_FROM else number
     else:

@@ -1,4 +1,4 @@
-"""Kafka in and out: `KafkaSource` and `KafkaSink`; the only package that touches a Kafka client library."""
+"""Kafka in and out: `KafkaSource` and `KafkaSink`; the only package that imports a Kafka client library."""
 
 from penstock_connectors.kafka.sink import KafkaSink
 from penstock_connectors.kafka.source import KafkaSource

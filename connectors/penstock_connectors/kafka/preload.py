@@ -1,4 +1,4 @@
-"""The compiled halves of reader and sinks, loaded where they can be; named in the specs' `preload`.
+"""The compiled parts of reader and sinks, loaded if available; named in the specs' `preload`.
 
 The workers' template imports it before it forks, so that no worker loads or compiles anything later. Starts no thread.
 """
@@ -9,7 +9,7 @@ import contextlib
 
 __all__: list[str] = []
 
-with contextlib.suppress(ImportError):  # elsewhere the plain classes are used, and load quickly
+with contextlib.suppress(ImportError):  # otherwise the plain classes are used, which load quickly
     from penstock_connectors.formats import json_decode, json_encode
     from penstock_connectors.kafka.client import _kernels
     from penstock_connectors.kafka.read import fetch_fast

@@ -1,4 +1,4 @@
-"""`KafkaSink`: the value a user puts at the end of a stream, and the factory its writers and committers are made from.
+"""`KafkaSink`: the value at the end of a user's stream, and the factory of its writers and committers.
 
 Imported by user code and by the control plane: client library and Arrow are loaded only by the part that needs them.
 """
@@ -21,7 +21,7 @@ Format = Literal["json", "arrow", "raw"]
 FORMATS = ("json", "arrow", "raw")
 DELIVERIES = ("exactly-once", "exactly-once-2pc", "at-least-once", "none")
 FACTORY = "penstock_connectors.kafka.sink:KafkaSinkFactory"
-#: What each way of delivery runs on; committers are needed by every worker that may recover.
+#: Modules that each delivery mode needs; committers are needed by every worker that may recover.
 PRELOAD = {
     "exactly-once": ("penstock_connectors.kafka.write.committer",),
     "exactly-once-2pc": (
@@ -31,7 +31,7 @@ PRELOAD = {
     "at-least-once": ("penstock_connectors.kafka.write.writer",),
     "none": ("penstock_connectors.kafka.write.writer",),
 }
-#: Kafka's default of `transaction.max.timeout.ms`, when the broker does not tell.
+#: Kafka's default of `transaction.max.timeout.ms`, if the broker does not return it.
 DEFAULT_MAX_TIMEOUT_MS = 900_000
 #: Upper bound of one staged chunk, which is published in one transaction.
 CHUNK_BYTES = 64 << 20
@@ -78,10 +78,10 @@ class KafkaSink:
         format: Format = "json",  # noqa: A002 - the name every connector uses
         **options: Unpack[SinkOptions],
     ) -> None:
-        """Check everything that can be checked without a broker.
+        """Check all that is possible without a broker.
 
         Raises:
-            UsageError: an argument is wrong; says which and what to write instead.
+            UsageError: an argument is wrong; names it and the accepted values.
         """
         unknown = ", ".join(sorted(set(options) - set(_DEFAULTS)))
         if unknown:
@@ -90,12 +90,14 @@ class KafkaSink:
         chosen = SinkOptions(**{**_DEFAULTS, **options})
         if not isinstance(topic, str):
             msg = f"KafkaSink: topic={topic!r} is not a topic's name"
-            raise UsageError(msg, hint="a sink has one topic: split the stream with .filter(...), one sink each")
+            raise UsageError(
+                msg, hint="a sink has one topic: split the stream with .filter(...), and use one sink for each"
+            )
         if not bootstrap or not topic:
             raise UsageError("KafkaSink needs an address and a topic", hint="KafkaSink('host:9092', topic='totals')")
         for name, value, allowed in (("format", format, FORMATS), ("delivery", chosen["delivery"], DELIVERIES)):
             if value not in allowed:
-                other = "; for another one make the bytes in .map(f) and take raw" if name == "format" else ""
+                other = "; for another one make the bytes in .map(f) and use raw" if name == "format" else ""
                 raise UsageError(
                     f"KafkaSink: {name}={value!r} is not known", hint=f"one of {', '.join(allowed)}{other}"
                 )
@@ -133,10 +135,13 @@ class KafkaSink:
 
 
 class KafkaSinkFactory:
-    """Makes the parts of a `KafkaSink` where they run."""
+    """Creates the parts of a `KafkaSink` where they run."""
 
     def __init__(self) -> None:
-        """A factory that has made a writer belongs to a running subtask: its committer gets ready at once."""
+        """Start without a writer.
+
+        A factory that has made a writer belongs to a running subtask: its committer then prepares a producer at once.
+        """
         self._in_subtask = False
 
     def create_writer(self, spec: SinkSpec, context: SinkContext) -> SinkWriter | None:
@@ -153,7 +158,7 @@ class KafkaSinkFactory:
         return PlainWriter(spec.config, flush_at_barrier=spec.delivery == "at-least-once")
 
     def create_committer(self, spec: SinkSpec, context: SinkContext) -> Committer | None:
-        """Return the committer, or None where nothing is committed."""
+        """Return the committer, or None if nothing is committed."""
         if spec.delivery == "exactly-once":
             from penstock_connectors.kafka.write.committer import StagedCommitter
 
@@ -168,7 +173,7 @@ class KafkaSinkFactory:
         """Check that the broker answers, has the topic, and lets transactions live long enough.
 
         Raises:
-            ConnectorError: with the way out.
+            ConnectorError: with a hint to the solution.
         """
         from penstock_connectors.kafka.client.metadata import ClusterMetadata
 
@@ -182,14 +187,14 @@ class KafkaSinkFactory:
         where = f"KafkaSink to {config['topic']!r}"
         if timeout > limit:
             raise ConnectorError(
-                f"{where}: transaction_timeout is {timeout / 1000:.0f} s, the broker allows {limit / 1000:.0f} s",
+                f"{where}: transaction_timeout is {timeout / 1000:.0f} s, but the broker allows {limit / 1000:.0f} s",
                 hint="lower it, raise the broker's transaction.max.timeout.ms, or use delivery='exactly-once' "
                 "(it has no such limit)",
             )
         if timeout <= 2 * interval:
             raise ConnectorError(
                 f"{where}: transaction_timeout is {timeout / 1000:.0f} s with a checkpoint every "
-                f"{interval / 1000:.0f} s; a transaction must outlive its interval, the checkpoint and every outage "
-                "that is to be survived",
+                f"{interval / 1000:.0f} s; it has to cover the interval, the checkpoint and every outage "
+                "that the job should survive",
                 hint="raise transaction_timeout, checkpoint more often, or use delivery='exactly-once'",
             )

@@ -1,4 +1,4 @@
-"""`KafkaSource`: the value a user puts into a job, and the factory its parts are made from.
+"""`KafkaSource`: the value that a user adds to a job, and the factory of its parts.
 
 Imported by user code and by the control plane: client library and Arrow are loaded only by the part that needs them.
 """
@@ -82,10 +82,10 @@ class KafkaSource:
         format: Format = "json",  # noqa: A002 - the name every connector uses
         **options: Unpack[SourceOptions],
     ) -> None:
-        """Check everything that can be checked without a broker.
+        """Check all that is possible without a broker.
 
         Raises:
-            UsageError: an argument is wrong; says which and what to write instead.
+            UsageError: an argument is wrong; names it and the accepted values.
         """
         unknown = ", ".join(sorted(set(options) - set(_DEFAULTS)))
         if unknown:
@@ -100,7 +100,7 @@ class KafkaSource:
             )
         if len(set(topics)) < len(topics):
             raise UsageError(f"KafkaSource: a topic is named twice in {topics}")
-        _one_of("format", format, FORMATS, "; for another one take raw and decode the column value in .map(f)")
+        _one_of("format", format, FORMATS, "; for another one use raw and decode the column value in .map(f)")
         _one_of("on_bad_record", chosen["on_bad_record"], POLICIES)
         _one_of("timestamp_unit", chosen["timestamp_unit"], ("auto", "s", "ms", "us"))
         if (schema is None) != (format == "raw"):
@@ -108,7 +108,7 @@ class KafkaSource:
             raise UsageError(f"KafkaSource: format={format!r} " + (wanted if format == "raw" else "needs schema="))
         if chosen["dead_letter_topic"] is not None and chosen["on_bad_record"] != "dead-letter":
             raise UsageError(
-                "KafkaSource: dead_letter_topic is given but not used", hint="add on_bad_record='dead-letter'"
+                "KafkaSource: dead_letter_topic is set but not used", hint="add on_bad_record='dead-letter'"
             )
         self.row_schema: pa.Schema = _raw_schema() if format == "raw" else _as_arrow(schema)
         if format == "json":
@@ -144,7 +144,7 @@ class KafkaSource:
 
 
 class KafkaSourceFactory:
-    """Makes the parts of a `KafkaSource` where they run."""
+    """Creates the parts of a `KafkaSource` where they run."""
 
     def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> SplitEnumerator:
         """Return the enumerator for the JobManager."""
@@ -165,7 +165,7 @@ class KafkaSourceFactory:
         piece_rows: int | None,
         begin: dict[str, Any] | None = None,
     ) -> tuple[HistorySplit, ...]:
-        """Return the partitions up to a cut, positions being offsets; see `HistoryFactory`."""
+        """Return the partitions up to a position, which is an offset; see `HistoryFactory`."""
         from penstock_connectors.kafka.read.history import history
 
         return history(spec.config, until, piece_rows, begin)

@@ -1,7 +1,7 @@
 """Compiled loops of the Nexmark generator: fields of events as functions of the event's number.
 
-Every field is drawn from a hash of (event number, salt), so a replay from any event is exact and columns nobody asked
-for cost nothing. Compiled or loaded from the disk cache at import; the source's `preload` names this module.
+Every field is drawn from a hash of (event number, salt). So a replay from any event is exact, and columns that are not
+requested cost nothing. Compiled or loaded from the disk cache at import; the source's `preload` names this module.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _OFFSETS_IN = types.Array(types.int32, 1, "C", readonly=True)
 _TURNS_IN = _VIEWS_IN = types.Array(types.int64, 2, "C", readonly=True)
 _PAIRS = types.int64[:, ::1]
 
-#: Nexmark's proportions: of 50 events in a row 1 is a person, 3 are auctions, 46 are bids.
+#: Nexmark's proportions: of 50 consecutive events 1 is a person, 3 are auctions, 46 are bids.
 EPOCH, PERSONS, AUCTIONS, BIDS = 50, 1, 3, 46
 FIRST_ID = 1000
-#: A bid may be for one of this many auctions (a person may act that many people) that are yet to come.
+#: A bid may be for one of this many future auctions, and an action by one of as many future people.
 LEAD = 10
-#: The hot auction, seller or bidder is the first of the last so many.
+#: The hot auction, seller or bidder is the first of the last this many.
 HOT_BATCH = 100
 _ONE = np.uint64(1)
-#: Strings are copied in pieces of this many bytes, as many as the longest has; buffers have that much room behind their
-#: end. So there is no branch on a length, which could not be predicted.
+#: Strings are copied in blocks of this many bytes, as many as the longest string needs; buffers have that much spare
+#: room at their end. This avoids a branch on the length, which could not be predicted.
 WIDE = 32
-#: Strings of up to so many bytes stand in their Arrow view.
+#: Strings of up to this many bytes are stored in their Arrow view.
 INLINE = 12
 
 
 @njit(inline="always")
 def _draw(number: Any, salt: Any) -> Any:
-    """64 random bits: the finaliser of splitmix64 over number and salt."""
+    """Return 64 random bits: the finaliser of splitmix64 over number and salt."""
     mixed = np.uint64(number) + np.uint64(salt)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -48,35 +48,34 @@ def _draw(number: Any, salt: Any) -> Any:
 
 @njit(inline="always")
 def _epoch(number: Any) -> Any:
-    """The epoch of an event; unsigned, because the compiler then divides by one multiplication."""
+    """Return the epoch of an event; unsigned, because the compiler then divides by one multiplication."""
     return np.int64(np.uint64(number) // np.uint64(EPOCH))
 
 
 @njit(inline="always")
 def _hot(last: Any) -> Any:
-    """The first of the last batch of auctions or people."""
+    """Return the first of the last batch of auctions or people."""
     return np.int64(np.uint64(last) // np.uint64(HOT_BATCH) * np.uint64(HOT_BATCH))
 
 
 @njit(inline="always")
 def _low(bits: Any, bound: Any) -> Any:
-    """An evenly drawn integer below `bound` from the low half of `bits`."""
+    """Return an evenly drawn integer below `bound` from the low half of `bits`."""
     return np.int64(((bits & np.uint64(0xFFFFFFFF)) * np.uint64(bound)) >> np.uint64(32))
 
 
 @njit(inline="always")
 def _high(bits: Any, bound: Any) -> Any:
-    """An evenly drawn integer below `bound` from the high half of `bits`."""
+    """Return an evenly drawn integer below `bound` from the high half of `bits`."""
     return np.int64(((bits >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
 
 
 def _turns(start: int, place: Any, count: Any, out: Any) -> int:
-    """Write the turns of `count` rows of a split from `start` on: [row, event number] where each begins, then the end.
+    """Write the turns of `count` rows of a split from `start` on: [row, event number] of each begin, then the end.
 
-    A turn is the events of the kind that lie within one epoch, whose numbers follow one another: what an epoch decides
-    is found once for all of them, and the loop over them has nothing in it that the processor could not do for several
-    at a time. `place` = [split, splits, first event of the kind within an epoch, events of the kind in an epoch].
-    Returns how many turns there are.
+    A turn is the events of the kind within one epoch, whose numbers are consecutive. Values of the epoch are computed
+    once for all of them, and the loop over them can be vectorised. `place` = [split, splits, first event of the kind
+    within an epoch, events of the kind in an epoch]. Returns how many turns there are.
     """
     split, splits, first, share = place[0], place[1], place[2], place[3]
     turn = start // share
@@ -91,9 +90,9 @@ def _turns(start: int, place: Any, count: Any, out: Any) -> int:
 
 @njit(inline="always")
 def _turn(turns: Any, turn: Any) -> Any:
-    """A turn's first row, its end, and by how much event numbers are above rows.
+    """Return a turn's first row, its end, and the difference between event numbers and rows.
 
-    Unsigned all of them, as their sums then are: numba tests every signed place.
+    All are unsigned, and so are their sums: numba tests every signed position.
     """
     first = np.uint64(turns[turn, 0])
     return first, np.uint64(turns[turn + 1, 0]), np.uint64(turns[turn, 1]) - first
@@ -106,7 +105,7 @@ def _times(turns: Any, start_us: int, rate: int, out: Any) -> int:
         passed = np.int64(above + first) * 1000
         whole = np.int64(np.uint64(passed) // np.uint64(rate))
         rest = passed - whole * rate
-        if np.int64(end - first) * 1000 <= rate:  # the millisecond ends once at most
+        if np.int64(end - first) * 1000 <= rate:  # at most one millisecond boundary
             for i in range(first, end):
                 out[i] = start_us + (whole + np.int64(rest + np.int64(i - first) * 1000 >= rate)) * 1000
             continue
@@ -121,7 +120,7 @@ def _times(turns: Any, start_us: int, rate: int, out: Any) -> int:
 
 @njit(inline="always")
 def _price_of(bits: Any, curve: Any) -> Any:
-    """A price: 100 * 10^(6 u), u even in [0, 1), read off a curve of straight pieces."""
+    """Return a price: 100 * 10^(6 u), u even in [0, 1), from a piecewise linear curve."""
     pieces = np.uint64(len(curve) - 1)
     even = (bits >> np.uint64(12)) * pieces
     at = even >> np.uint64(52)
@@ -131,7 +130,7 @@ def _price_of(bits: Any, curve: Any) -> Any:
 
 
 def _auction_ids(turns: Any, salt: int, ratio: int, in_flight: int, out: Any) -> int:
-    """Write the auctions that bids are for: with probability 1 - 1/`ratio` the hot one, else one in flight."""
+    """Write the auctions of bids: with probability 1 - 1/`ratio` the hot one, else one in flight."""
     for turn in range(len(turns) - 1):
         first, end, above = _turn(turns, turn)
         last = _epoch(above + first) * AUCTIONS + AUCTIONS - 1
@@ -144,7 +143,7 @@ def _auction_ids(turns: Any, salt: int, ratio: int, in_flight: int, out: Any) ->
 
 
 def _person_ids(turns: Any, salt: int, hot_person: Any, active: int, out: Any) -> int:
-    """Write bidders or sellers; `hot_person` = [ratio, place of the hot one within its batch of people]."""
+    """Write bidders or sellers; `hot_person` = [ratio, position of the hot one within its batch of people]."""
     ratio, place = hot_person[0], hot_person[1]
     for turn in range(len(turns) - 1):
         first, end, above = _turn(turns, turn)
@@ -158,7 +157,7 @@ def _person_ids(turns: Any, salt: int, hot_person: Any, active: int, out: Any) -
 
 
 def _own_ids(turns: Any, before: int, share: int, out: Any) -> int:
-    """Write the ids of new persons or auctions, which are counted; `before`: events of other kinds in an epoch."""
+    """Write the ids of new persons or auctions, which are consecutive; `before`: events of other kinds in an epoch."""
     for turn in range(len(turns) - 1):
         first, end, above = _turn(turns, turn)
         epoch = _epoch(above + first)
@@ -170,7 +169,7 @@ def _own_ids(turns: Any, before: int, share: int, out: Any) -> int:
 
 def _prices(turns: Any, salt: int, curve: Any, out: Any) -> int:
     """Write prices."""
-    drawn = np.empty(EPOCH, np.uint64)  # apart: several at a time
+    drawn = np.empty(EPOCH, np.uint64)  # a separate loop, to be vectorised
     for turn in range(len(turns) - 1):
         first, end, above = _turn(turns, turn)
         for i in range(end - first):
@@ -190,7 +189,7 @@ def _picks(turns: Any, salt: int, bound: int, out: Any) -> int:
 
 
 def _channels(turns: Any, salt: int, hot: int, every: int, out: Any) -> int:
-    """Write the place of every bid's channel in a table: half are one of the `hot` first, half one of all the rest."""
+    """Write the index of every bid's channel in a table: half are one of the `hot` first, half one of the others."""
     for turn in range(len(turns) - 1):
         first, end, above = _turn(turns, turn)
         for i in range(first, end):
@@ -200,7 +199,7 @@ def _channels(turns: Any, salt: int, hot: int, every: int, out: Any) -> int:
 
 
 def _listed_places(picks: Any, offsets: Any, places: Any, out: Any) -> int:
-    """Write where the picked strings of a table begin, and Arrow offsets of the copies; returns their bytes."""
+    """Write the start of the picked strings of a table, and Arrow offsets of the copies; return their bytes."""
     total = np.int64(0)
     for i in range(len(picks)):
         first = np.int64(offsets[picks[i]])
@@ -212,7 +211,7 @@ def _listed_places(picks: Any, offsets: Any, places: Any, out: Any) -> int:
 
 
 def _stretch_places(turns: Any, salt: int, sizes: Any, places: Any, out: Any) -> int:
-    """Write where in a pool each event's stretch begins, and Arrow offsets of the copies; returns their bytes.
+    """Write the start of each event's substring of a pool, and Arrow offsets of the copies; return their bytes.
 
     `sizes` = [least bytes, how many more at most plus one, bytes of the pool].
     """
@@ -232,18 +231,18 @@ def _stretch_places(turns: Any, salt: int, sizes: Any, places: Any, out: Any) ->
 
 @njit(inline="always")
 def _bytes(address: Any, count: Any) -> Any:
-    """The `count` bytes at an address (at most 8) as an integer."""
+    """Return the `count` bytes at an address (at most 8) as an integer."""
     left = np.uint64(8 * (8 - count))
     return 0 if count <= 0 else np.int64((np.uint64(word(address)) << left) >> left)
 
 
 def _stretch_views(turns: Any, salt: int, sizes: Any, pool: int, out: Any) -> int:
-    """Write Arrow's view of each event's stretch of the pool at address `pool`; `sizes` as in `stretch_places`.
+    """Write Arrow's view of each event's substring of the pool at address `pool`; `sizes` as in `stretch_places`.
 
-    A view has the size and the first four bytes, then the place; or, where they find room there, the other bytes.
+    A view has the size and the first four bytes, then the position; or the other bytes, if they fit.
     """
     least, spread, room = sizes[0], sizes[1], sizes[2]
-    drawn, placed = np.empty(EPOCH, np.int64), np.empty(EPOCH, np.int64)  # apart: several at a time
+    drawn, placed = np.empty(EPOCH, np.int64), np.empty(EPOCH, np.int64)  # separate loops, to be vectorised
     for turn in range(len(turns) - 1):
         first, end, above = _turn(turns, turn)
         for i in range(end - first):
@@ -269,10 +268,10 @@ def _listed_views(picks: Any, table: Any, out: Any) -> int:
 
 
 def _copy_strings(places: Any, offsets: Any, source: int, target: Any) -> int:
-    """Copy the strings at these places one behind the other; `target` = [address, pieces of the longest string].
+    """Copy the strings at these positions one after another; `target` = [address, blocks of the longest string].
 
-    Both buffers have room behind their end. What a piece has too much is written over by the next string. The usual
-    numbers of pieces stand there one by one: the compiler would make a call of a loop over them.
+    Both buffers have spare room at their end. The next string overwrites excess bytes of a block. The usual numbers of
+    blocks are unrolled: the compiler would turn a loop over them into a call.
     """
     to, pieces = target[0], target[1]
     if pieces == 1:
@@ -290,7 +289,7 @@ def _copy_strings(places: Any, offsets: Any, source: int, target: Any) -> int:
 
 
 def _letters(salt: int, space: int, target: int, count: int) -> int:
-    """Fill a pool with random letters, every `space`th of them on average a space (0 = none)."""
+    """Fill a pool with random letters, on average every `space`th a space (0 = none)."""
     for i in range(count):
         bits = _draw(i, salt)
         letter = 97 + _low(bits, 26)

@@ -1,8 +1,8 @@
-"""Nexmark's events as pure functions of their number: which columns a kind has, and batches of any of them.
+"""Nexmark's events as pure functions of their number: the columns of each kind, and batches with any of them.
 
-The stream is that of Nexmark's generator: 50 events in a row are 1 person, 3 auctions and 46 bids; event number n
-happens at `start + n / rate`. Splits take these epochs of 50 in turn, so a stream is the same whatever the number of
-splits. Random fields follow the distributions of Nexmark's generator; their values are our own. Called by the source.
+The stream is that of Nexmark's generator: 50 consecutive events are 1 person, 3 auctions and 46 bids; event number n
+happens at `start + n / rate`. Splits take these epochs of 50 in turn, so a stream is the same for any number of splits.
+Random fields follow the distributions of Nexmark's generator, with other values. Called by the source.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PERSON_SCHEMA = _schema(
     extra=pa.string(),
 )
 SCHEMAS: dict[Kind, pa.Schema] = {"bid": BID_SCHEMA, "auction": AUCTION_SCHEMA, "person": PERSON_SCHEMA}
-#: Per kind: its first place within an epoch, and how many of it an epoch has.
+#: Per kind: its first position within an epoch, and its number of events per epoch.
 _PLACES: dict[Kind, tuple[int, int]] = {
     "person": (0, kernels.PERSONS),
     "auction": (kernels.PERSONS, kernels.AUCTIONS),
@@ -71,10 +71,10 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class NexmarkPattern(msgspec.Struct, frozen=True, kw_only=True):
-    """What the events look like; the defaults are Nexmark's."""
+    """The settings of the events; the defaults are Nexmark's."""
 
     kind: Kind = "bid"
-    #: Columns to make, in this order; empty = all.
+    #: Columns to generate, in this order; empty = all.
     columns: tuple[str, ...] = ()
     splits: int = 4
     #: Events (of all kinds) per second of event time.
@@ -91,7 +91,7 @@ class NexmarkPattern(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the rows."""
+        """Return the schema of the rows."""
         whole = SCHEMAS[self.kind]
         fields = [whole.field(name) for name in self.columns or whole.names]
         if self.text == "views":
@@ -99,7 +99,7 @@ class NexmarkPattern(msgspec.Struct, frozen=True, kw_only=True):
         return pa.schema(fields)
 
     def rows(self, events: int, split: int) -> int:
-        """Return how many rows of the kind the first `events` events of the stream give a split."""
+        """Return the rows of the kind for a split among the first `events` events of the stream."""
         first, share = _PLACES[self.kind]
         epochs, rest = divmod(events, kernels.EPOCH)
         rows = (epochs + self.splits - 1 - split) // self.splits * share
@@ -107,10 +107,10 @@ class NexmarkPattern(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventMaker:
-    """Makes batches of one pattern; keeps the tables that strings are drawn from."""
+    """Makes batches of one pattern; keeps the tables from which strings are drawn."""
 
     def __init__(self, pattern: NexmarkPattern) -> None:
-        """Tables are made when first needed."""
+        """Prepare; tables are made when first needed."""
         self._pattern = pattern
         self._strings = Strings(pattern.seed, pattern.text)
         self._schema = pattern.schema
@@ -126,7 +126,7 @@ class EventMaker:
 
 
 class _Columns:
-    """The columns of one batch, each made when asked for."""
+    """The columns of one batch, each made on request."""
 
     def __init__(self, pattern: NexmarkPattern, strings: Strings, turns: Int64s) -> None:
         self._pattern = pattern
@@ -212,7 +212,7 @@ class _Columns:
         return pa.array(self._price("initialBid").to_numpy() + self._price("reserve").to_numpy())
 
     def _expires(self) -> pa.Array:
-        """An auction lasts on average until so many others have begun as are in flight at a time."""
+        """Return the ends of auctions: an auction lasts on average until as many others have begun as are in flight."""
         pattern = self._pattern
         horizon = pattern.auctions_in_flight * kernels.EPOCH // kernels.AUCTIONS * 1000 // pattern.rate
         length = self._drawn("expires", max(2 * horizon, 1)) + 1
@@ -220,7 +220,7 @@ class _Columns:
 
 
 def events(pattern: NexmarkPattern, count: int, *, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
-    """Yield what the first `count` events of the stream hold of the pattern's kind, split by split."""
+    """Yield the rows of the pattern's kind among the first `count` events of the stream, split by split."""
     maker = EventMaker(pattern)
     for split in range(pattern.splits):
         whole = pattern.rows(count, split)

@@ -30,14 +30,14 @@ _PRELOAD = "penstock_connectors.nexmark.source"
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels in `SourceSpec.config`."""
+    """The content of `SourceSpec.config`."""
 
     pattern: NexmarkPattern
-    #: Events of the whole stream, of all kinds; None = without end.
+    #: Events of the whole stream, of all kinds; None = unbounded.
     events: int | None = None
-    #: Events of the whole stream per second of real time; None = as fast as they are taken.
+    #: Events of the whole stream per second of real time; None = no limit.
     events_per_second: int | None = None
-    #: Folder that is told when a reader made its first row.
+    #: Folder for a mark when a reader makes its first row.
     marks: str = ""
 
 
@@ -58,24 +58,24 @@ class NexmarkSource:
     hot_seller_ratio: int = 4
     auctions_in_flight: int = 100
     active_people: int = 1000
-    #: Events per second of real time; None = as fast as they are taken.
+    #: Events per second of real time; None = no limit.
     events_per_second: int | None = None
     seed: int = 0
-    #: Strings: a copy for each row ("copied"), or Arrow's views of where they stand ("views", of type `string_view`).
+    #: Strings: a copy for each row ("copied"), or Arrow's views of a pool ("views", of type `string_view`).
     text: Text = "copied"
-    #: For benchmarks: a folder that is told when the first row is made.
+    #: For benchmarks: a folder for a mark when the first row is made.
     marks: str = ""
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Schema of the rows."""
+        """Return the schema of the rows."""
         return self.pattern().schema
 
     def pattern(self) -> NexmarkPattern:
-        """Return what the events look like.
+        """Return the settings of the events.
 
         Raises:
-            GraphError: an unknown kind or column, or a number that makes no sense.
+            GraphError: an unknown kind or column, or a number out of range.
         """
         if self.kind not in SCHEMAS:
             msg = f"NexmarkSource: there is no kind {self.kind!r}"
@@ -95,7 +95,7 @@ class NexmarkSource:
                 raise GraphError(msg, hint="leave it out for the default")
         if self.events is not None and self.events < 0:
             msg = f"NexmarkSource: events must not be {self.events}"
-            raise GraphError(msg, hint="leave it out for a stream without end")
+            raise GraphError(msg, hint="leave it out for an unbounded stream")
         return NexmarkPattern(
             kind=self.kind,
             columns=columns,
@@ -154,12 +154,12 @@ class NexmarkSourceFactory:
         piece_rows: int | None,
         begin: dict[str, Any] | None = None,
     ) -> tuple[HistorySplit, ...]:
-        """Return the splits up to a cut; see `HistoryFactory`."""
+        """Return the splits up to a position; see `HistoryFactory`."""
         rows = _Events(msgspec.convert(spec.config, _Config))
         return history(rows, self.create_enumerator(spec, first_run=True), (begin, until), piece_rows)
 
     def validate(self, spec: SourceSpec) -> None:
-        """Check the config's form; there is nothing outside to reach."""
+        """Check the config's form; there is no outside system."""
         msgspec.convert(spec.config, _Config)
 
 
@@ -171,15 +171,15 @@ class _Events:
         self._maker = EventMaker(config.pattern)
 
     def end(self, split: int) -> int | None:
-        """Rows of one split."""
+        """Return the rows of one split."""
         events = self._config.events
         return None if events is None else self._config.pattern.rows(events, split)
 
     def make(self, split: int, position: int, count: int) -> pa.RecordBatch:
-        """Rows of one split."""
+        """Return rows of one split."""
         return self._maker.batch(split, position, count)
 
     def due(self, elapsed_ms: float) -> int | None:
-        """Rows of one split that the rate of the whole stream lets through."""
+        """Return the rows of one split that the rate of the whole stream allows."""
         rate = self._config.events_per_second
         return None if rate is None else self._config.pattern.rows(int(elapsed_ms / 1000 * rate), 0)

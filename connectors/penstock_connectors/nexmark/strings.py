@@ -1,8 +1,8 @@
-"""The strings of Nexmark's events: stretches of a pool of random letters, and picks from tables.
+"""The strings of Nexmark's events: substrings of a pool of random letters, and picks from tables.
 
-As in Nexmark's generator, `extra` fields are stretches of one random text of a megabyte and channels with their URLs
-are drawn from a table. Every string is copied into the batch's own buffer, or stays where it is and is seen through a
-view. Called by `events`.
+As in Nexmark's generator, `extra` fields are substrings of one random text of a megabyte, and channels with their URLs
+are drawn from a table. Every string is copied into the batch's own buffer, or stays in place and gets a view. Called by
+`events`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock_connectors.nexmark import _kernels as kernels
 Text = Literal["copied", "views"]
 
 _POOL_BYTES = 1 << 20
-#: Behind a pool: more than the longest stretch of it.
+#: Spare room at the end of a pool: more than its longest substring.
 _ROOM = 256
 _CHANNELS = 10_000
 _HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
@@ -36,17 +36,17 @@ Int32s = np.ndarray[Any, np.dtype[np.int32]]
 
 @cache
 def salt(seed: int, field: str) -> int:
-    """Return what makes the draws of a field independent of those of the others."""
+    """Return the value that makes the draws of a field independent of those of others."""
     return (seed * 0x9E3779B97F4A7C15 + crc32(field.encode()) * 0xD1B54A32D192ED03) & _MASK
 
 
 def _pieces(longest: int) -> int:
-    """Return how many pieces a string of so many bytes is copied in."""
+    """Return the number of blocks in which a string of this length is copied."""
     return -(-longest // kernels.WIDE)
 
 
 def rows_of(turns: Int64s) -> int:
-    """Return how many rows a batch of these turns has."""
+    """Return the number of rows in a batch of these turns."""
     return int(turns[-1, 0])
 
 
@@ -55,7 +55,7 @@ def _cut(text: str, start: int, size: int) -> str:
 
 
 def _seen(views: Int64s, *pool: pa.Buffer) -> pa.Array:
-    """Return an array of views of what stands in a pool."""
+    """Return an array of views of a pool."""
     return pa.Array.from_buffers(pa.string_view(), len(views), [None, pa.py_buffer(views), *pool])
 
 
@@ -73,7 +73,7 @@ class Table:
         self._views = np.frombuffer(views, np.int64).reshape(-1, 2)
 
     def gather(self, picks: Int64s, text: Text) -> pa.Array:
-        """Return the strings at these places."""
+        """Return the strings at these indices."""
         if text == "views":
             views = np.empty((len(picks), 2), np.int64)
             kernels.listed_views(picks, self._views, views)
@@ -84,27 +84,27 @@ class Table:
 
 
 def _copied(places: Int32s, offsets: Int32s, source: pa.Buffer, pieces: int) -> pa.Array:
-    """Return an array of what stands at these places of `source`, as long each as the offsets say."""
+    """Return an array of the strings at these positions of `source`, with lengths from the offsets."""
     size = int(offsets[-1])
-    # memory of NumPy's: a worker keeps what is freed of it, and the next batch finds it in the processor's cache
+    # NumPy's memory: a worker keeps freed memory, and the next batch finds it in the processor's cache
     data = pa.py_buffer(np.empty(size + pieces * kernels.WIDE, np.uint8))
     kernels.copy_strings(places, offsets, source.address, np.array([data.address, pieces], np.int64))
     return pa.Array.from_buffers(pa.string(), len(places), [None, pa.py_buffer(offsets), data.slice(0, size)])
 
 
 class Strings:
-    """Makes string columns for the rows of a batch, which are given as its turns (see `_kernels.turns`)."""
+    """Makes string columns for the rows of a batch, given by its turns (see `_kernels.turns`)."""
 
     def __init__(self, seed: int, text: Text) -> None:
-        """Pools and tables are made when first needed."""
+        """Prepare; pools and tables are made when first needed."""
         self._seed = seed
         self._text = text
         self._tables: dict[str, Table] = {}
-        #: The turns of a batch and the places of its rows' channels.
+        #: The turns of a batch and the channel indices of its rows.
         self._picked: tuple[Int64s | None, Int64s] = (None, np.empty(0, np.int64))
 
     def filler(self, turns: Int64s, average: int) -> pa.Array:
-        """Return letters: up to a fifth fewer or more than the average."""
+        """Return letters, up to a fifth fewer or more than the average."""
         around = round(average * 0.2)
         return self._stretch(turns, "extra", self._letters, (average - around, 2 * around))
 
@@ -113,7 +113,7 @@ class Strings:
         return self._stretch(turns, field, self._words, (3, most - 3))
 
     def channel(self, turns: Int64s) -> pa.Array:
-        """Return the channel of every bid: half come by one of four."""
+        """Return the channel of every bid: half use one of four."""
         return self._of_channel("channel", 0, turns)
 
     def url(self, turns: Int64s) -> pa.Array:
@@ -142,7 +142,7 @@ class Strings:
         return _copied(places, offsets, pool, _pieces(sum(sizes) - 1))
 
     def _channel_picks(self, turns: Int64s) -> Int64s:
-        """Return the place of every bid's channel, once for channel and URL of a batch."""
+        """Return the index of every bid's channel, computed once for channel and URL of a batch."""
         if self._picked[0] is not turns:
             picks = np.empty(rows_of(turns), np.int64)
             every = len(_HOT_CHANNELS) + _CHANNELS
@@ -172,7 +172,7 @@ class Strings:
 
     @cached_property
     def _channels(self) -> list[tuple[str, str]]:
-        """The channels and their URLs; nine of ten URLs name the channel's number, bits reversed."""
+        """Return the channels and their URLs; nine of ten URLs contain the channel's number with its bits reversed."""
         text = self._letters.slice(0, _POOL_BYTES).to_pybytes().decode()
         found = []
         for i in range(len(_HOT_CHANNELS) + _CHANNELS):

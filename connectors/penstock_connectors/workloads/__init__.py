@@ -1,4 +1,4 @@
-"""Source and sink of the benchmarks: events by formula, and a sink that keeps nothing but an exact checksum."""
+"""Source and sink of the benchmarks: events by formula, and a sink that keeps only an exact checksum."""
 
 from penstock_connectors.workloads.marks import Marks, read_marks
 from penstock_connectors.workloads.sink import ChecksumSink

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
-#: What a null key counts as.
+#: The value of a null key in the checksum.
 NULL_KEY = -1
 
 
@@ -23,7 +23,7 @@ class Checksum:
     """The four sums of one epoch."""
 
     def __init__(self, config: Config) -> None:
-        """`config` names the columns and the form."""
+        """Take `config`, which names the columns and the form."""
         self._columns = config.columns
         self._windows = config.form == "windows"
         self._scale = np.array([config.unit_us, config.cut_us], np.int64)
@@ -39,7 +39,7 @@ class Checksum:
             (add_timed_rows if timed else add_rows)(user, first, second, third, self._sums)
 
     def take(self) -> list[int]:
-        """Return the sums and begin again at zero."""
+        """Return the sums and reset them to zero."""
         sums: list[int] = self._sums.tolist()
         self._sums[:] = 0
         return sums
@@ -49,7 +49,7 @@ class Checksum:
             return self._keys_of(column)
         if pa.types.is_timestamp(column.type):
             column = column.view(pa.int64())
-        elif pa.types.is_decimal128(column.type):  # the unscaled number, of which the low half is looked at
+        elif pa.types.is_decimal128(column.type):  # the unscaled number; only its low half is used
             halves = np.frombuffer(column.buffers()[1], np.int64)[2 * column.offset :]
             return np.ascontiguousarray(halves[: 2 * len(column) : 2])
         if column.null_count:
@@ -58,7 +58,7 @@ class Checksum:
         return values
 
     def _keys_of(self, column: pa.Array) -> Int64s:
-        """Read keys that are spelled as strings; a null key is of no bytes and is left out before."""
+        """Read keys that are strings; null keys have no bytes and are filtered before."""
         keys = np.full(len(column), NULL_KEY, np.int64)
         valid: Any = slice(None)
         if column.null_count:

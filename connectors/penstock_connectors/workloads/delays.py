@@ -1,8 +1,8 @@
-"""How late results are: what the sink notes of their arrival, and what the paced source notes of their being due.
+"""Delays of results: the sink records arrivals, and the paced source records when rows were due.
 
-Rows that carry `due` are counted by delay as they arrive. Results of windows are noted by their end; when that end was
-due to come out is found afterwards, from the moments at which every split's event time got there (`completed_us`).
-Written by `sink` and `paced`, each file by one subtask at its close; read by the latency benchmarks.
+Rows with `due` are counted by delay as they arrive. Results of windows are recorded by their end; when that end was due
+follows later from the times at which every split's event time reached it (`completed_us`). Written by `sink` and
+`paced`, each file by one subtask at its close; read by the latency benchmarks.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Delays(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask of a sink saw."""
+    """The records of one subtask of a sink."""
 
     rows: int
     #: Monotonic milliseconds of the first and last arrival.
     first_ms: float
     last_ms: float
-    #: Of rows: the largest delay, and how many are in bin i; without those that were due while the job settled.
+    #: For rows: the largest delay, and the number in bin i; without rows due while the job settled.
     largest_us: int = 0
     counts: list[int] = []
-    #: Of windows: (end, arrival, results) one after another; times in microseconds, arrivals of the clock that ends it.
+    #: For windows: (end, arrival, results) in a row; times in microseconds, arrivals by the clock of the window's kind.
     arrivals: bytes = b""
 
     def windows(self) -> Int64s:
-        """Return the arrivals, a row each."""
+        """Return the arrivals, one per row."""
         return np.frombuffer(self.arrivals, np.int64).reshape(-1, 3)
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask of a paced source gave, and when it was due."""
+    """The rows of one subtask of a paced source, and when they were due."""
 
     rows: int
     #: Monotonic milliseconds of the first and last row.
     first_ms: float
     last_ms: float
-    #: The wall clock less the monotonic one.
+    #: The wall clock minus the monotonic one.
     wall_ms: float
-    #: By split: heights of event time (us), and when the row that reached each was due (us); both int64.
+    #: By split: maxima of event time (us), and when the row of each was due (us); both int64.
     progress: dict[str, tuple[bytes, bytes]] = {}
 
 
 class DelayRecorder:
-    """The notes of one subtask of a sink."""
+    """The records of one subtask of a sink."""
 
     def __init__(self, timed: Timed, settle_ms: float, clock: Clock) -> None:
-        """Rows due within `settle_ms` of the first one are not counted."""
+        """Ignore rows due within `settle_ms` of the first one."""
         self._timed = timed
         self._settle_us = settle_ms * 1000
         self._clock = clock
@@ -75,7 +75,7 @@ class DelayRecorder:
         self._first_ms = self._last_ms = -1.0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Note a batch that has just arrived."""
+        """Record a batch that has just arrived."""
         now = self._clock.monotonic_ms()
         if self._first_ms < 0:
             self._first_ms = now
@@ -90,7 +90,7 @@ class DelayRecorder:
         self._arrivals.append(np.stack([distinct, np.full(len(distinct), int(at * 1000)), counts], axis=1))
 
     def leave(self, folder: str, subtask: int) -> None:
-        """Write the notes to the folder."""
+        """Write the records to the folder."""
         found = Delays(
             rows=self._rows,
             first_ms=self._first_ms,
@@ -116,19 +116,19 @@ def leave_schedule(folder: str, subtask: int, schedule: Schedule) -> None:
 
 
 def read_delays(folder: str | os.PathLike[str]) -> tuple[Delays, ...]:
-    """Return what the sink's subtasks left."""
+    """Return the records of the sink's subtasks."""
     return tuple(msgspec.msgpack.decode(path.read_bytes(), type=Delays) for path in _files(folder, "delays"))
 
 
 def read_schedules(folder: str | os.PathLike[str]) -> tuple[Schedule, ...]:
-    """Return what the source's subtasks left."""
+    """Return the schedules of the source's subtasks."""
     return tuple(msgspec.msgpack.decode(path.read_bytes(), type=Schedule) for path in _files(folder, "schedule"))
 
 
 def completed_us(ends: Int64s, schedules: Sequence[Schedule], bound_us: int) -> Int64s:
     """Return when the row that completes each window was due: of the last split to be `bound_us` past the end.
 
-    A window that some split never got past, which only the end of the input completes, has the largest number.
+    A window that some split never passed, which only the end of the input completes, has the largest number.
     """
     due = np.full(len(ends), -(1 << 63), np.int64)
     for schedule in schedules:
@@ -141,7 +141,7 @@ def completed_us(ends: Int64s, schedules: Sequence[Schedule], bound_us: int) -> 
 
 
 def never(due: Int64s) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which windows no row completed."""
+    """Return the windows that no row completed."""
     return np.asarray(due == _NEVER)
 
 

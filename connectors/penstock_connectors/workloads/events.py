@@ -1,4 +1,4 @@
-"""Batches of events: runs the compiled generator and wraps what it wrote as Arrow columns; nothing is copied."""
+"""Batches of events: runs the compiled generator and wraps its output as Arrow columns without a copy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock_connectors.workloads.kernels import TEXT_BYTES, generate, spell
 _TIME = pa.timestamp("us", tz="UTC")
 
 
-#: Evenly drawn numbers that a skewed key is looked up by.
+#: Number of evenly drawn values from which a skewed key is looked up.
 _QUANTILES = 1 << 16
 
 
 def ranks(keys: int) -> np.ndarray:
-    """Return the key of each quantile when key k comes with a weight of 1 / (k + 1) ** 1.5."""
+    """Return the key of each quantile if key k has a weight of 1 / (k + 1) ** 1.5."""
     rank = np.arange(1, keys + 1, dtype=np.int64)
     weights = (1 << 40) // (rank * np.sqrt(rank.astype(np.float64))).astype(np.int64)
     ends = np.cumsum(weights)
@@ -28,7 +28,10 @@ class EventMaker:
     """Makes the rows of the splits of one source."""
 
     def __init__(self, keys: int, splits: int, *, text: bool, nullable: bool, skewed: bool = False) -> None:
-        """`text` spells keys as strings; `nullable` makes key 0 and every tenth amount null; `skewed`: see `ranks`."""
+        """Prepare.
+
+        `text` spells keys as strings; `nullable` makes key 0 and every tenth amount null; `skewed`: see `ranks`.
+        """
         self._ranks = ranks(keys) if skewed else None
         self._keys = _QUANTILES if skewed else keys
         self._splits = splits

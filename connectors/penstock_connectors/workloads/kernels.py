@@ -1,7 +1,7 @@
 """Compiled loops of the benchmarks' source and sink: make events, spell keys as strings, add rows to a checksum.
 
-Compiled, or loaded from the disk cache, at import; the specs' `preload` names this module, so that workers have it from
-the template they are forked from.
+Compiled, or loaded from the disk cache, at import; the specs' `preload` names this module, so that workers inherit it
+from their template.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.connector.compiled import kernel, njit, types
 MODULUS = 1_000_000_007
 #: Event time of event 0 (us).
 START_US = 1_700_000_000_000_000
-#: No time is so many milliseconds from T0.
+#: No time is this many milliseconds from T0.
 _FAR = 1 << 52
 #: Bytes of a key spelled as a string: one letter and seven digits.
 TEXT_BYTES = 8
@@ -36,10 +36,10 @@ def _compiled(*signature: Any) -> Any:
 
 
 def _generate(first: int, step: int, keys: int, user: Any, amount: Any, times: Any) -> int:
-    """Make events `first, first + step ...`; integer arithmetic that every implementation of the workloads repeats.
+    """Make events `first, first + step ...`, by integer arithmetic that every implementation of the workloads repeats.
 
-    The key is `b div 16 mod keys`; division by a number known only now would take longer than all the rest, so it is
-    done by a multiplication and a shift, which is exact for the 28 bits of `b div 16`.
+    The key is `b div 16 mod keys`. Division by a number known only at run time would take longer than the rest, so it
+    is a multiplication and a shift, exact for the 28 bits of `b div 16`.
     """
     shift = _U(34)
     bound = keys
@@ -72,7 +72,7 @@ def _spell(keys: Any, out: Any) -> int:
 
 
 def _unspell(text: Any, out: Any) -> int:
-    """Inverse of `_spell`."""
+    """Invert `_spell`."""
     for j in range(len(out)):
         key = 0
         for digit in range(1, 8):
@@ -101,13 +101,13 @@ def _add_windows(user: Any, end: Any, count: Any, total: Any, scale: Any, sums: 
 
 @njit(inline="always")
 def _rest(value: Any) -> Any:
-    """`value` mod the prime; the division is left out where the value is small, as it most often is."""
+    """Return `value` mod the prime; small values, the usual case, need no division."""
     return value if 0 <= value < MODULUS else value % MODULUS
 
 
 @njit(inline="always")
 def _milliseconds(time: Any) -> Any:
-    """Whole milliseconds since T0, rounded down; unsigned, because the compiler then divides by one multiplication."""
+    """Return whole milliseconds since T0, rounded down; unsigned, as the compiler then divides by a multiplication."""
     return np.int64(np.uint64(time - START_US + 1000 * _FAR) // np.uint64(1000)) - _FAR
 
 
@@ -123,7 +123,7 @@ def _add_rows(user: Any, first: Any, second: Any, third: Any, sums: Any) -> int:
 
 
 def _add_timed_rows(user: Any, first: Any, second: Any, third: Any, sums: Any) -> int:
-    """The same where `first` is a time in microseconds that counts as milliseconds since T0."""
+    """Add rows whose `first` is a time in microseconds, which counts as milliseconds since T0."""
     ones = twos = checks = np.int64(0)
     for j in range(len(user)):
         ones += _milliseconds(first[j])

@@ -1,6 +1,6 @@
-"""What a benchmark's source and sink leave in a folder: when the first row was made, what was published, and when.
+"""Marks of a benchmark's source and sink in a folder: the time of the first row, and the published results.
 
-Written by reader and committer (each file by one process, put there whole), read by whoever runs the benchmark.
+Written by reader and committer (each file by one process, atomically), read by the benchmark.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Literal
 
 import msgspec
 
-#: Column of the moment a row was due, in microseconds of the host's monotonic clock.
+#: Column with the time a row was due, in microseconds of the host's monotonic clock.
 DUE = "due"
-#: Column of the end of a result's window.
+#: Column with the end of a result's window.
 WINDOW_END = "window_end"
-#: What a sink's results are: rows with `due`, windows of event time, windows of the clock; empty: no delays are noted.
+#: Kind of a sink's results: rows with `due`, windows of event time, windows of the clock; empty: no delays are
+#: recorded.
 Timed = Literal["", "rows", "windows", "clock"]
 
 _FIRST, _RESULT, _SUMS = "first", "result", "sums"
@@ -34,17 +35,17 @@ class Marks:
     sums: tuple[int, ...]
     #: Rows published by each writing subtask.
     rows: dict[int, int] = field(default_factory=dict)
-    #: When the first result came to the sink; 0 where none did.
+    #: Time of the first result at the sink; 0 without any.
     first_result: float = 0.0
 
     @property
     def checksum(self) -> str:
-        """The sums as the workloads write them: `rows:first:second:check`."""
+        """Return the sums as the workloads write them: `rows:first:second:check`."""
         return ":".join(str(value) for value in self.sums)
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What one committable published."""
+    """The output of one committable."""
 
     subtask: int
     at_ms: int
@@ -52,17 +53,20 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_record(folder: str, subtask: int, now_ms: int) -> None:
-    """Note the moment at which a subtask made its first row; a later life of it changes nothing."""
+    """Record the time of a subtask's first row; a later attempt of it changes nothing."""
     _note(Path(folder) / f"{_FIRST}-{subtask}", now_ms)
 
 
 def first_result(folder: str, subtask: int, now_ms: int) -> None:
-    """Note the moment at which the first row came to a sink's subtask; a later life of it changes nothing."""
+    """Record the time of the first row at a sink's subtask; a later attempt of it changes nothing."""
     _note(Path(folder) / f"{_RESULT}-{subtask}", now_ms)
 
 
 def published(folder: str, committable_id: str, content: Published) -> bool:
-    """Publish one committable's sums under its own name: once more changes nothing. Returns whether it was new."""
+    """Publish one committable's sums under its own name; a repetition changes nothing.
+
+    Returns whether it was new.
+    """
     path = Path(folder) / f"{_SUMS}-{re.sub(r'[^A-Za-z0-9_.-]', '_', committable_id)}"
     try:
         _put(path, msgspec.json.encode(content))
@@ -72,7 +76,7 @@ def published(folder: str, committable_id: str, content: Published) -> bool:
 
 
 def read_marks(folder: str | os.PathLike[str]) -> Marks:
-    """Return what was left in the folder; sums of nothing are zeros."""
+    """Return the marks of the folder; without results the sums are zeros."""
     place = Path(folder)
     starts, results = (
         [int(path.read_text(encoding="ascii")) for path in place.glob(f"{what}-*")] for what in (_FIRST, _RESULT)
@@ -96,7 +100,7 @@ def _note(path: Path, now_ms: int) -> None:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write the file aside and link it to its name, so that no reader sees a part of it."""
+    """Write a temporary file and link it to its name, so that no reader sees a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_bytes(content)

@@ -1,8 +1,8 @@
-"""Any source at a steady rate: `PacedSource` gives its rows when they are due and keeps the moments they were due.
+"""Any source at a steady rate: `PacedSource` emits its rows when they are due and records when they were due.
 
-The moment a row was due is not the one it was given: a source that is held up gives rows late, and that counts. Rows
-carry it in a column `due` (`stamp`), or what is kept is when event time reached what (`time`), for results that wait
-for a watermark. `delays` has the other end, and reads what is left in the folder. Used by the latency benchmarks.
+The due time of a row is not the time of its emission: a delayed source emits rows late, and that counts. Rows carry it
+in a column `due` (`stamp`), or the progress of event time is recorded (`time`), for results that wait for a watermark.
+`delays` has the counterpart, and reads the folder. Used by the latency benchmarks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from penstock.connector.source import SourceContext, SourceFactory, SourceReader, SplitEnumerator
 
-#: Rows are given when this many milliseconds' worth of them are due (or one), as a consumer gets them from a broker.
+#: Rows are emitted when this many milliseconds' worth of them are due (or one), as a consumer receives them from a
+#: broker.
 TICK_MS = 2.0
 _MODULE = "penstock_connectors.workloads.paced"
 _LARGEST_POLL = 1 << 20
@@ -40,14 +41,14 @@ class Source(Protocol):
 
     @property
     def row_schema(self) -> Any:
-        """The row type or schema."""
+        """Return the row type or schema."""
 
     def spec(self) -> SourceSpec:
-        """Return it as a value."""
+        """Return the source as a value."""
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels in `SourceSpec.config`."""
+    """The content of `SourceSpec.config`."""
 
     source: SourceSpec
     splits: int
@@ -59,34 +60,34 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class PacedSource:
-    """The rows of `source`, which has `splits` splits; `rate` rows a second in all, 0: as fast as they are taken."""
+    """The rows of `source`, which has `splits` splits; `rate` is in rows per second in total, 0 for no limit."""
 
     source: Source
     splits: int
     rate: float = 0.0
     #: Rows get a column `due`: microseconds of the host's monotonic clock.
     stamp: bool = True
-    #: Column of event time (a timestamp, or milliseconds) whose progress is kept; empty: none is.
+    #: Column of event time (a timestamp, or milliseconds) whose progress is recorded; empty: none.
     time: str = ""
-    #: Gets one file a subtask (`delays.read_schedules`); empty: none.
+    #: Folder for one file per subtask (`delays.read_schedules`); empty: none.
     folder: str = ""
 
     @property
     def row_schema(self) -> Any:
-        """What the source says of its rows."""
+        """Return the row type or schema of the source."""
         return self.source.row_schema
 
     def spec(self) -> SourceSpec:
         """Return the source as a value.
 
         Raises:
-            GraphError: a number that makes no sense, or a column that is not there.
+            GraphError: a number is out of range, or a column does not exist.
         """
         inner = self.source.spec()
         schema = schema_from_text(inner.schema)
         if self.splits < 1 or self.rate < 0:
             msg = f"PacedSource: {self.splits} splits at {self.rate} rows a second"
-            raise GraphError(msg, hint="splits are at least 1, a rate of 0 is none")
+            raise GraphError(msg, hint="splits has to be at least 1; a rate of 0 means no limit")
         if self.time and self.time not in schema.names:
             msg = f"PacedSource: there is no column {self.time!r}"
             raise GraphError(msg, hint=f"columns: {', '.join(schema.names)}")
@@ -106,10 +107,10 @@ class PacedSource:
 
 
 class PacedSourceFactory:
-    """Makes enumerator and reader from the spec: those of the source, the reader with a brake."""
+    """Creates enumerator and reader from the spec: those of the source, with a rate limit in the reader."""
 
     def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> SplitEnumerator:
-        """Return the source's own."""
+        """Return the source's enumerator."""
         factory, inner = _inner(spec)
         return factory.create_enumerator(inner, first_run=first_run)
 
@@ -119,7 +120,7 @@ class PacedSourceFactory:
         return PacedReader(msgspec.convert(spec.config, _Config), factory.create_reader(inner, context), context)
 
     def validate(self, spec: SourceSpec) -> None:
-        """Let the source check its own."""
+        """Validate the wrapped source."""
         factory, inner = _inner(spec)
         factory.validate(inner)
 
@@ -132,14 +133,14 @@ def _inner(spec: SourceSpec) -> tuple[SourceFactory, SourceSpec]:
 
 @dataclass(slots=True)
 class _Progress:
-    """Where the event time of one split reached a new height, and when those rows were due."""
+    """The progress of one split's event time: its maxima, and when those rows were due."""
 
     largest: int = -(1 << 63)
     times: list[Int64s] = field(default_factory=list)
     dues: list[Int64s] = field(default_factory=list)
 
     def add(self, times: Int64s, due: Int64s) -> None:
-        """Keep the rows of a batch that are higher than all before."""
+        """Record the rows of a batch that are later than all before."""
         heights = np.maximum.accumulate(times)
         if heights[-1] <= self.largest:
             return
@@ -151,17 +152,17 @@ class _Progress:
 
 
 class PacedReader:
-    """Gives the rows of a reader when they are due; the first row it has is due when it is found."""
+    """Emits the rows of a reader when they are due; the first row is due when it is found."""
 
     def __init__(self, config: _Config, reader: SourceReader, context: SourceContext) -> None:
-        """Nothing is due before there are splits."""
+        """Start; no row is due before there are splits."""
         self._config = config
         self._reader = reader
         self._context = context
         self._clock = context.clock
         self._splits = 0
         self._per_ms = 0.0
-        #: When the first row since the last change of splits was due, and rows given since.
+        #: When the first row since the last change of splits was due, and rows emitted since.
         self._begun: float | None = None
         self._given = 0
         self._first_ms: float | None = None
@@ -173,14 +174,14 @@ class PacedReader:
         self._ticker = _Ticker(context.wake, max(TICK_MS, 1 / share)) if share and context.wake is not None else None
 
     def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
-        """Continue from the splits' positions, as if no time had passed since."""
+        """Continue from the splits' positions, as if no time had passed."""
         self._splits += sum(not split.finished for split in splits)
         self._per_ms = self._config.rate / self._config.splits / 1000 * self._splits
         self._begun, self._given = None, 0
         self._reader.add_splits(splits)
 
     def poll(self, max_rows: int) -> PollResult:
-        """Return what is due and there."""
+        """Return the rows that are due and available."""
         now = self._clock.monotonic_ms()
         asked = min(max_rows, _LARGEST_POLL)
         due = asked
@@ -205,7 +206,7 @@ class PacedReader:
         )
 
     def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
-        """Tell the source; the rate is that of all its splits together."""
+        """Forward to the source; the rate is that of all its splits together."""
         self._reader.pause_or_resume_splits(pause, resume)
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
@@ -213,11 +214,11 @@ class PacedReader:
         return self._reader.snapshot()
 
     def notify_complete(self, splits: tuple[SourceSplit, ...]) -> None:
-        """Tell the source."""
+        """Forward to the source."""
         self._reader.notify_complete(splits)
 
     def close(self) -> None:
-        """Leave the schedule and end the ticker."""
+        """Write the schedule and stop the ticker."""
         if self._ticker is not None:
             self._ticker.close()
         self._reader.close()
@@ -237,7 +238,7 @@ class PacedReader:
 
     def _stamped(self, batch: SourceBatch, now: float) -> SourceBatch:
         count = batch.data.num_rows
-        # The same work without a rate: what the job can take at most is measured with it.
+        # Without a rate the same work is done: it measures the highest rate of the job.
         begun, per_ms = (self._begun, self._per_ms) if self._per_ms and self._begun is not None else (now, 1e12)
         numbers = np.arange(self._given, self._given + count, dtype=np.float64)
         due = (np.minimum(begun + numbers / per_ms, now) * 1000).astype(np.int64)
@@ -262,7 +263,7 @@ class PacedReader:
 
 
 class _Ticker:
-    """Wakes a subtask again and again, as the arrival of messages would."""
+    """Wakes a subtask periodically, as the arrival of messages would."""
 
     def __init__(self, wake: Callable[[], None], tick_ms: float) -> None:
         self._wake = wake
@@ -276,6 +277,6 @@ class _Ticker:
             self._wake()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._closing.set()
         self._thread.join(1.0)

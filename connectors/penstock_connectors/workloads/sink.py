@@ -38,27 +38,27 @@ _EVERY_WINDOW = (1 << 63) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class ChecksumSink:
-    """Adds rows to a checksum; `folder` gets what was published (`read_marks` reads it)."""
+    """Adds rows to a checksum; `folder` receives the published sums (`read_marks` reads it)."""
 
-    #: It asks for plain texts where it reads them: keys.
+    #: Needs plain texts only for keys, and converts them itself.
     takes_views: ClassVar[bool] = True
 
     folder: str
     form: Form
-    #: Four column names; see the module.
+    #: Four column names; see the module's docstring.
     columns: tuple[str, ...]
     unit_us: int = 10_000_000
     cut_us: int = _EVERY_WINDOW
-    #: Note how late results are (`delays`): of rows with a column `due`, or of windows with a column `window_end`.
+    #: Record delays of results (`delays`): of rows with a column `due`, or of windows with a column `window_end`.
     timed: Timed = ""
-    #: Rows due within so many milliseconds of the first one are not counted.
+    #: Rows due within this many milliseconds of the first one are not counted.
     settle_ms: float = 0.0
 
     def spec(self, input_schema: pa.Schema) -> SinkSpec:
         """Return the sink as a value.
 
         Raises:
-            GraphError: an unknown form, or columns that are not there.
+            GraphError: an unknown form, or columns that do not exist.
         """
         missing = [name for name in self.columns if name not in input_schema.names]
         if self.form not in ("windows", "rows") or len(self.columns) != 4 or missing:
@@ -66,7 +66,7 @@ class ChecksumSink:
             raise GraphError(msg, hint=f"four of {', '.join(input_schema.names)}; form 'windows' or 'rows'")
         needed = DUE if self.timed == "rows" else WINDOW_END
         if self.timed and needed not in input_schema.names:
-            msg = f"ChecksumSink: there is no column `{needed}` to tell delays by"
+            msg = f"ChecksumSink: there is no column `{needed}` from which to compute delays"
             raise GraphError(msg, hint=f"columns: {', '.join(input_schema.names)}")
         config = Config(
             folder=self.folder, form=self.form, columns=self.columns, unit_us=self.unit_us, cut_us=self.cut_us,
@@ -98,7 +98,7 @@ class ChecksumSinkFactory:
         return ChecksumCommitter(msgspec.convert(spec.config, Config), context)
 
     def validate(self, spec: SinkSpec, checkpoint_interval_ms: int | None) -> None:
-        """Check the config's form; the folder is the benchmark's own."""
+        """Check the config's form; the folder belongs to the benchmark."""
         del checkpoint_interval_ms
         msgspec.convert(spec.config, Config)
 
@@ -123,7 +123,7 @@ class ChecksumWriter:
         self._checksum.add(batch)
 
     def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:
-        """Hand over what the epoch added; the checkpoint itself makes it durable."""
+        """Return the sums of the epoch; the checkpoint makes them durable."""
         sums = self._checksum.take()
         if not sums[0]:
             return ()
@@ -144,14 +144,14 @@ class ChecksumWriter:
         )
 
     def close(self) -> None:
-        """Leave what was noted of delays."""
+        """Write the recorded delays."""
         delays, self._delays = self._delays, None
         if delays is not None:
             delays.leave(self._folder, self._context.subtask)
 
 
 class ChecksumCommitter:
-    """Publishes epochs' sums; any process may, and as often as it likes."""
+    """Publishes the sums of epochs, from any process and repeatedly."""
 
     def __init__(self, config: Config, context: SinkContext) -> None:
         self._folder = config.folder
@@ -161,7 +161,7 @@ class ChecksumCommitter:
         self, permit: CommitPermit, committables: tuple[Committable, ...], read: FileReader
     ) -> tuple[CommitOutcome, ...]:
         """Publish."""
-        del permit, read  # that there is a permit was what was needed; the sums travel in the committable
+        del permit, read  # only the existence of the permit matters; the sums travel in the committable
         outcomes = []
         for committable in committables:
             content = Published(
@@ -176,9 +176,9 @@ class ChecksumCommitter:
     def recover(
         self, permit: CommitPermit, prefixes: tuple[str, ...], committables: tuple[Committable, ...], read: FileReader
     ) -> tuple[CommitOutcome, ...]:
-        """Publish what is owed; a late writer of the same committable finds its file in place."""
+        """Publish pending output; a late writer of the same committable finds its file in place."""
         del prefixes
         return self.commit(permit, committables, read)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""

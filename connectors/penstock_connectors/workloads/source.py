@@ -1,7 +1,7 @@
 """Events by formula as a source: `WorkloadSource` for the benchmarks, its factory and reader for the runtime.
 
-Split s of n holds the events s, s + n, s + 2n ...; of several splits the reader continues the one that is furthest
-behind, so their event times advance together. A position is the number of rows of a split that were made.
+Split s of n holds the events s, s + n, s + 2n ... The reader continues its split with the fewest rows, so that event
+times advance together. A position is the number of rows of a split that were made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_TEXT_KEYS = 10_000_000
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels in `SourceSpec.config`."""
+    """The content of `SourceSpec.config`."""
 
     events: int
     keys: int
@@ -43,7 +43,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     skewed: bool = False
 
     def rows_of(self, split: int) -> int:
-        """Rows of one split: an even share, the remainder to the first splits."""
+        """Return the rows of one split: an even share, the remainder to the first splits."""
         share, rest = divmod(self.events, self.splits)
         return share + (1 if split < rest else 0)
 
@@ -61,14 +61,14 @@ class WorkloadSource:
     nullable: bool = False
     #: The most rows of one batch.
     batch_rows: int = 1 << 20
-    #: Folder in which the moment of the first row is noted.
+    #: Folder in which the time of the first row is recorded.
     marks: str = ""
-    #: Few keys have most of the events: the second of them a third of the first one's.
+    #: Few keys have most of the events: the second has a third of the first one's.
     skewed: bool = False
 
     @property
     def row_schema(self) -> pa.Schema:
-        """Schema of the events."""
+        """Return the schema of the events."""
         import pyarrow as pa
 
         key = pa.string() if self.key_type == "string" else pa.int64()
@@ -84,7 +84,7 @@ class WorkloadSource:
         """Return the source as a value.
 
         Raises:
-            GraphError: a number that makes no sense.
+            GraphError: a number is out of range.
         """
         limits = {"events": _MAX_EVENTS, "keys": _MAX_KEYS, "splits": 1 << 15, "batch_rows": 1 << 24}
         if self.key_type == "string":
@@ -120,7 +120,7 @@ class WorkloadSourceFactory:
         return WorkloadReader(msgspec.convert(spec.config, _Config), context)
 
     def validate(self, spec: SourceSpec) -> None:
-        """Check the config's form; there is nothing outside to reach."""
+        """Check the config's form; there is no outside system."""
         msgspec.convert(spec.config, _Config)
 
 
@@ -135,7 +135,7 @@ class _Progress:
 
 
 class WorkloadReader:
-    """Makes the events of its splits, one batch of one split a poll."""
+    """Makes the events of its splits, one batch of one split per poll."""
 
     def __init__(self, config: _Config, context: SourceContext) -> None:
         from penstock_connectors.workloads.events import EventMaker
@@ -157,7 +157,7 @@ class WorkloadReader:
             )
 
     def poll(self, max_rows: int) -> PollResult:
-        """Make the next batch of the split that is furthest behind."""
+        """Make the next batch of the split with the fewest rows."""
         active = [progress for progress in self._splits.values() if not (progress.finished or progress.paused)]
         if not active:
             return PollResult()
@@ -174,7 +174,7 @@ class WorkloadReader:
         return PollResult(batches, (progress.id,) if progress.finished else ())
 
     def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
-        """Make no events of some splits."""
+        """Pause some splits."""
         for split_id in (*pause, *resume):
             self._splits[split_id].paused = split_id in pause
 
@@ -186,7 +186,7 @@ class WorkloadReader:
         )
 
     def notify_complete(self, splits: tuple[SourceSplit, ...]) -> None:
-        """Nothing outside wants to know."""
+        """Do nothing: no outside system needs it."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""

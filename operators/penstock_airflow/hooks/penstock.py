@@ -1,10 +1,9 @@
-"""The hook behind every operator, sensor and trigger: a connection of type `penstock` as a client of its REST API.
+"""The hook of every operator, sensor and trigger: a connection of type `penstock` as a client of its REST API.
 
 A connection has the host and port of a JobManager; `schema` is `http` (default) or `https`; its password is the API
-token.
-Its extra fields: `timeout` (seconds a request may take), `job_page` (where links of tasks lead, with `{url}` and
-`{job_id}`), `python` (the interpreter that has what job files import, on the workers of Airflow), `ca` (file with the
-certificates that are trusted).
+token. Its extra fields: `timeout` (time limit of a request in seconds), `job_page` (target of task links, with `{url}`
+and `{job_id}`), `python` (interpreter on Airflow's workers with the packages of job files), `ca` (file with trusted
+certificates).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _TIMEOUT_SECONDS, _LONGEST_SECONDS = 30.0, 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A cluster, as a connection names it."""
+    """A cluster, as a connection describes it."""
 
     url: str
     token: str = field(repr=False)
@@ -41,12 +40,12 @@ class Place:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a `penstock` command has to find in its environment to be let in; never part of a command line."""
+        """Return the environment with which a `penstock` command authenticates; never part of a command line."""
         named = {TOKEN_VARIABLE: self.token, CA_VARIABLE: self.ca}
         return {name: value for name, value in named.items() if value}
 
     def client(self) -> RestClient:
-        """Return a client; nothing is sent yet."""
+        """Return a client; it sends nothing at first."""
         access = access_of({**os.environ, **self.environment})
         return RestClient(self.url, timeout_seconds=self.timeout_seconds, access=access)
 
@@ -56,10 +55,10 @@ class Place:
 
 
 def place_of(connection: Connection, named: str = "") -> Place:
-    """Return what a connection says; errors call it `named`, by default by its id.
+    """Return the cluster of a connection; errors call it `named`, by default by its id.
 
     Raises:
-        UsageError: it has no host, or its host, scheme or time-out is none.
+        UsageError: its host, scheme or time-out is missing or invalid.
     """
     name = named or f"connection {connection.conn_id!r}"
     extra: dict[str, Any] = connection.extra_dejson
@@ -68,14 +67,14 @@ def place_of(connection: Connection, named: str = "") -> Place:
         raise UsageError(f"{name} has no host", hint="give the host of the JobManager's REST API")
     if any(mark in connection.host for mark in "/:@"):
         msg = f"{name} has the host {connection.host!r}"
-        raise UsageError(msg, hint="give the name or IPv4 address alone; scheme and port have fields of their own")
+        raise UsageError(msg, hint="give only the name or IPv4 address; scheme and port have separate fields")
     if scheme not in ("http", "https"):
         raise UsageError(f"{name} has the schema {scheme!r}", hint="http or https")
     try:
         timeout = float(extra.get("timeout") or _TIMEOUT_SECONDS)
     except (TypeError, ValueError):
         timeout = 0.0
-    if not 0 < timeout <= _LONGEST_SECONDS:  # not `nan` either
+    if not 0 < timeout <= _LONGEST_SECONDS:  # rejects `nan` too
         raise UsageError(f"{name} has the time-out {extra['timeout']!r}", hint="give seconds, such as 30, up to a day")
     return Place(
         url=f"{scheme}://{connection.host}:{connection.port or _PORT}",
@@ -88,7 +87,7 @@ def place_of(connection: Connection, named: str = "") -> Place:
 
 
 class PenstockHook(BaseHook):
-    """One cluster; `get_conn` and `run` for workers, `aget_conn` and `arun` for the event loop of the triggerer."""
+    """One cluster; workers use `get_conn` and `run`, the event loop of the triggerer `aget_conn` and `arun`."""
 
     conn_name_attr = "penstock_conn_id"
     default_conn_name = "penstock_default"
@@ -96,14 +95,14 @@ class PenstockHook(BaseHook):
     hook_name = "penstock"
 
     def __init__(self, penstock_conn_id: str = default_conn_name, **kwargs: Any) -> None:
-        """Nothing is looked up yet."""
+        """Prepare; the connection is looked up later."""
         super().__init__(**kwargs)
         self.penstock_conn_id = penstock_conn_id
         self._place: Place | None = None
 
     @property
     def place(self) -> Place:
-        """The cluster; looks the connection up."""
+        """Return the cluster; looks the connection up."""
         if self._place is None:
             self._place = place_of(self.get_connection(self.penstock_conn_id))
         return self._place
@@ -119,23 +118,23 @@ class PenstockHook(BaseHook):
         return self.place.client()
 
     async def aget_conn(self) -> RestClient:
-        """Return a client; its methods block: hand them to `arun`."""
+        """Return a client; its methods block, so pass them to `arun`."""
         return (await self.aplace()).client()
 
     def run(self, ask: Callable[[RestClient], _T]) -> _T:
-        """Return what `ask` makes of the client."""
+        """Return the result of `ask` on the client."""
         with self.get_conn() as client:
             return ask(client)
 
     async def arun(self, ask: Callable[[RestClient], _T]) -> _T:
-        """Return what `ask` makes of the client, in a thread of its own."""
+        """Return the result of `ask` on the client, run in a separate thread."""
         client = await self.aget_conn()
         return await asyncio.to_thread(ask, client)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Ask the cluster for its overview; what the test button of Airflow's list of connections does."""
+        """Request the cluster's overview, for the test button in Airflow's list of connections."""
         try:
-            # the button has a copy tested, under an id of Airflow's own that the user has never seen
+            # the button tests a copy, under an id of Airflow that the user does not know
             place = place_of(self.get_connection(self.penstock_conn_id), "the connection")
             with place.client() as client:
                 found = client.overview()

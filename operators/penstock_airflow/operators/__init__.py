@@ -1,1 +1,1 @@
-"""Operators: each one succeeds when a job has made a transition, none lives as long as a job."""
+"""Operators: each one succeeds when a job has made a transition; none runs as long as a job."""

@@ -1,4 +1,4 @@
-"""What operators share that run a `penstock` command on the worker: how it starts and ends, what its errors mean."""
+"""The base of operators that run a `penstock` command on the worker: start, end and errors of the command."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from penstock_airflow.command import Command
 from penstock_airflow.command_options import Kind, arguments_of, environment_of
 from penstock_airflow.operators.operator import PenstockOperator
 
-#: Options as they were given, and which there are.
+#: Options as given, and the table of their kinds.
 Given = tuple[Mapping[str, Any], Mapping[str, Kind]]
-#: Those that are arguments of their own in Python.
+#: Options that are separate arguments in Python.
 PARALLELISM: dict[str, Kind] = {"parallelism": "count"}
 
 
 class CommandOperator(PenstockOperator):
-    """One command at a time, run by the interpreter that the connection names."""
+    """Runs one command at a time, with the interpreter that the connection names."""
 
     _command: Command | None = None
 
     def run_command(
         self, head: Sequence[str], *given: Given, tail: Sequence[str] = (), also: Sequence[int] = ()
     ) -> dict[str, Any]:
-        """Run `penstock HEAD OPTIONS TAIL` to its end and return what it says; `also`: exit codes that are an answer.
+        """Run `penstock HEAD OPTIONS TAIL` to its end and return its result; `also`: exit codes with a result.
 
         Raises:
-            AirflowFailException: it is wrong, and another try would be. AirflowException: it failed.
+            AirflowFailException: it is wrong, and another try would be.
+            AirflowException: it failed.
         """
         try:
             line = [*head, *(part for options, kinds in given for part in arguments_of(options, kinds)), *tail]
@@ -45,6 +46,6 @@ class CommandOperator(PenstockOperator):
             self._command = None
 
     def end_command(self) -> None:
-        """End it, from a signal's handler; nothing if none runs."""
+        """End the command, from a signal handler; do nothing if none runs."""
         if self._command is not None:
             self._command.end()

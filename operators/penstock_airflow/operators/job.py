@@ -1,4 +1,4 @@
-"""What is done to a running job: stop, cancel, rescale."""
+"""Operators on a running job: stop, cancel, rescale."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from penstock_airflow.questions import TERMINAL, InState, Operation
 class StopJobOperator(PenstockOperator):
     """Stop a job with a savepoint and wait until it has ended; return its `location` and `job_id`.
 
-    `drain` lets event time end first: all open windows fire. To go on, submit the job from the location, or just
-    submit it (not after a drain).
+    `drain` ends event time first: all open windows fire. To continue, submit the job from the location, or just submit
+    it (not after a drain).
     """
 
     template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target", "drain")
 
     def __init__(self, *, job: str, target: str | None = None, drain: bool | str = False, **kwargs: Any) -> None:
-        """`job` is an id or a name; `target` as for a savepoint."""
+        """Take `job`, an id or a name; `target` as for a savepoint."""
         super().__init__(**kwargs)
         self.job = job
         self.target = target
         self.drain = drain
 
     def execute(self, context: Context) -> Any:
-        """Ask the job to stop, and wait."""
+        """Request the stop, and wait."""
         attempts = self.attempts(context)
         token = attempts.begin()
         attempts.note(attempts.job_id or self.job_id_of(self.job))
@@ -41,15 +41,15 @@ class StopJobOperator(PenstockOperator):
 
 
 class CancelJobOperator(PenstockOperator):
-    """Cancel a job, its checkpoints are kept; done when it is CANCELED (at once, when it is already).
+    """Cancel a job and keep its checkpoints; done when it is CANCELED (at once, if it is already).
 
-    `or_ended`: a job that has ended in another way, or that there never was, will do as well; for tasks that tidy up.
+    `or_ended`: a job that has ended in another way, or does not exist, counts as done too; for clean-up tasks.
     """
 
     template_fields: Collection[str] = (*PenstockOperator.template_fields, "job")
 
     def __init__(self, *, job: str, or_ended: bool = False, **kwargs: Any) -> None:
-        """`job` is an id or a name."""
+        """Take `job`, an id or a name."""
         super().__init__(**kwargs)
         self.job = job
         self.or_ended = or_ended
@@ -73,7 +73,9 @@ class CancelJobOperator(PenstockOperator):
 
 
 class RescaleJobOperator(PenstockOperator):
-    """Give a running job another parallelism; done when it runs with that. Where it cannot be, it goes on as before.
+    """Give a running job another parallelism; done when it runs with that.
+
+    A failed rescale leaves the job as before.
 
     `parallelism` is for all parts that have the job's own, `vertices` (uid of an operator -> parallelism) for single
     ones.
@@ -89,19 +91,19 @@ class RescaleJobOperator(PenstockOperator):
         vertices: Mapping[str, int] | str | None = None,
         **kwargs: Any,
     ) -> None:
-        """At least one of `parallelism` and `vertices`."""
+        """Take at least one of `parallelism` and `vertices`."""
         super().__init__(**kwargs)
         self.job = job
         self.parallelism = parallelism
         self.vertices = vertices
 
     def execute(self, context: Context) -> Any:
-        """Ask for it, and wait."""
+        """Request the rescale, and wait."""
         parallelism = templated.count("parallelism", self.parallelism)
         given = templated.mapping("vertices", self.vertices)
         vertices = {uid: templated.count(f"vertices[{uid!r}]", number) or 0 for uid, number in given.items()}
         if parallelism is None and not vertices:
-            raise UsageError("neither parallelism nor vertices is given", hint="say what is to change")
+            raise UsageError("neither parallelism nor vertices are given", hint="set at least one of them")
         attempts = self.attempts(context)
         token = attempts.begin()
         attempts.note(attempts.job_id or self.job_id_of(self.job))

@@ -1,7 +1,7 @@
-"""What all operators of penstock share: ask a cluster for something once, then wait, in a worker or deferred.
+"""The base of all operators of penstock: send one request to a cluster, then wait, in a worker or deferred.
 
-`execute` of an operator asks (`Attempts` sees to it that it is asked once) and calls `wait_for`; the answer ends in
-`finished`, wherever it was waited for.
+`execute` of an operator sends the request (`Attempts` makes sure that it is sent once) and calls `wait_for`. The answer
+is passed to `finished`, in the worker and after a deferral.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _GRACE = timedelta(minutes=1)
 
 
 class PenstockOperator(BaseOperator):
-    """One request to a cluster and what becomes of it.
+    """Sends one request to a cluster and returns its result.
 
-    `deferrable` waits in the triggerer and holds no worker; `poll_seconds` is how often it is looked, `timeout_seconds`
-    how long (what was asked goes on after that, and a retry goes on waiting for it).
+    `deferrable` waits in the triggerer and holds no worker; `poll_seconds` is the interval of checks, `timeout_seconds`
+    their limit. The request continues after that, and a retry continues to wait for it.
     """
 
     template_fields: Collection[str] = ("penstock_conn_id",)
     operator_extra_links: Collection[Any] = (JobLink(),)
     ui_color = "#d5e8f2"
     clock: ClassVar[Clock] = SystemClock()
-    #: What a task ends in when what was asked for has failed; a retry asks again.
+    #: The exception of a task whose request has failed; a retry sends a new request.
     failure: ClassVar[type[AirflowException]] = AirflowException
 
     def __init__(
@@ -51,7 +51,7 @@ class PenstockOperator(BaseOperator):
         timeout_seconds: float = 600.0,
         **kwargs: Any,
     ) -> None:
-        """Nothing is looked up: the connection is asked for when the task runs."""
+        """Prepare; the connection is looked up when the task runs."""
         super().__init__(**kwargs)
         self.penstock_conn_id = penstock_conn_id
         self.deferrable = deferrable
@@ -60,17 +60,17 @@ class PenstockOperator(BaseOperator):
 
     @property
     def hook(self) -> PenstockHook:
-        """The hook of the task's connection."""
+        """Return the hook of the task's connection."""
         return PenstockHook(self.penstock_conn_id)
 
     def attempts(self, context: Context) -> Attempts:
-        """Return what this task instance has asked before."""
+        """Return the earlier requests of this task instance."""
         ti = context["ti"]
         task = "/".join(str(part) for part in (ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
         return Attempts(context["task_state_store"], task)
 
     def about(self, context: Context, job_id: str) -> None:
-        """Lay the link to the job's page down."""
+        """Store the link to the job's page."""
         context["ti"].xcom_push(key=LINK_KEY, value=self.hook.place.page_of(job_id))
 
     def job_id_of(self, job: str) -> str:
@@ -82,7 +82,7 @@ class PenstockOperator(BaseOperator):
         return str(self.hook.run(lambda client: client.job(str(job)))["jid"])
 
     def wait_for(self, context: Context, question: Question, *, when_killed: Deed | None = None) -> Any:
-        """Return what `finished` makes of the answer; deferred, this does not return."""
+        """Return the result of `finished` for the answer; deferred, this does not return."""
         deadline_ms = self.clock.now_ms() + int(self.timeout_seconds * 1000)
         if self.deferrable:
             self.defer(
@@ -99,17 +99,17 @@ class PenstockOperator(BaseOperator):
         return self.answered(context, wait_here(self.hook, question, self.clock, self.poll_seconds, deadline_ms))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Go on after a deferral."""
+        """Continue after a deferral."""
         return self.answered(context, msgspec.convert(event, Answer))
 
     def answered(self, context: Context, answer: Answer) -> Any:
-        """End the task, or ask again for what the cluster has lost."""
+        """End the task, or send the request again if the cluster has lost it."""
         attempts = self.attempts(context)
         if answer.kind == "lost":
-            self.log.warning("the cluster does not know the request any more and is asked again: %s", answer.text)
+            self.log.warning("the cluster does not know the request any longer, so it is sent again: %s", answer.text)
             return self.execute(context)
         if answer.kind == "timeout":
-            msg = f"{answer.text} (after {self.timeout_seconds:.0f} s; what was asked goes on, a retry waits for it)"
+            msg = f"{answer.text} (after {self.timeout_seconds:.0f} s; the request continues, and a retry waits for it)"
             raise AirflowException(msg)
         if answer.kind != "done":
             attempts.end()
@@ -134,12 +134,12 @@ def wait_here(hook: PenstockHook, question: Question, clock: Clock, poll_seconds
         if answer.kind != "wait":
             return answer
         if clock.now_ms() >= deadline_ms:
-            return Answer(kind="timeout", text=f"the time is over: {answer.text}")
+            return Answer(kind="timeout", text=f"time-out: {answer.text}")
         clock.sleep_ms(poll_seconds * 1000)
 
 
 def tell_assets(context: Context, outlets: Sequence[Any], value: dict[str, Any]) -> None:
-    """Give the events of the task's asset outlets what has come of it."""
+    """Attach the result to the events of the task's asset outlets."""
     for asset in outlets or ():
         if isinstance(asset, Asset):
             context["outlet_events"][asset].extra.update(value)

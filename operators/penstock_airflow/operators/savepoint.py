@@ -1,4 +1,4 @@
-"""Savepoints: taking one, finding the newest, removing old ones, and an alarm when the newest is too old."""
+"""Savepoints: take one, find the newest, remove old ones, and raise an alarm when the newest is too old."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class TriggerSavepointOperator(PenstockOperator):
     """Take a savepoint of a running job; return its `location`, `job_id`.
 
-    `job` is an id or a name; `target` a folder or `s3://` prefix below which the savepoint gets a folder of its own.
-    Retried or resumed by another process, the task waits for the savepoint it has asked for.
+    `job` is an id or a name; `target` a folder or `s3://` prefix below which the savepoint gets a new folder. Retried
+    or resumed by another process, the task waits for the savepoint that it has requested.
     """
 
     template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target")
 
     def __init__(self, *, job: str, target: str | None = None, **kwargs: Any) -> None:
-        """`target`: default is the folder `savepoints` of the job's checkpoints."""
+        """Take `target`, by default the folder `savepoints` of the job's checkpoints."""
         super().__init__(**kwargs)
         self.job = job
         self.target = target
 
     def execute(self, context: Context) -> Any:
-        """Ask for the savepoint, and wait."""
+        """Request the savepoint, and wait."""
         attempts = self.attempts(context)
         token = attempts.begin()
         attempts.note(attempts.job_id or self.job_id_of(self.job))
@@ -46,24 +46,24 @@ class TriggerSavepointOperator(PenstockOperator):
 
 
 class CleanSavepointsOperator(PenstockOperator):
-    """Remove savepoints below `target` that are older than needed; return what was `removed`, `kept` and `in_use`.
+    """Remove old savepoints below `target`; return the lists `removed`, `kept` and `in_use`.
 
     The newest `keep` always stay, and all that are younger than `keep_hours`. One that a job still reads from stays,
-    too; any other refusal fails the task. Of several jobs below one folder each has a retention of its own. The worker
-    reads the folder itself: it needs the credentials of the store (PENSTOCK_S3_...); the cluster removes them.
+    too; any other refusal fails the task. Several jobs below one folder have separate retention. The worker reads the
+    folder itself and needs the credentials of the store (PENSTOCK_S3_...); the cluster removes the savepoints.
     """
 
     template_fields: Collection[str] = (*PenstockOperator.template_fields, "target", "keep", "keep_hours")
 
     def __init__(self, *, target: str, keep: int | str = 7, keep_hours: float | str = 0, **kwargs: Any) -> None:
-        """`keep` is at least 1."""
+        """Take `keep`, which is at least 1."""
         super().__init__(**kwargs)
         self.target = target
         self.keep = keep
         self.keep_hours = keep_hours
 
     def execute(self, context: Context) -> dict[str, list[str]]:  # noqa: ARG002 - Airflow's signature
-        """Look, and remove."""
+        """List the folder, and remove."""
         keep_ms = int(templated.amount("keep_hours", self.keep_hours) * _HOUR_MS)
         retention = Retention(templated.count("keep", self.keep) or 0, keep_ms)
         found = list_savepoints(self.target)
@@ -86,22 +86,22 @@ class CleanSavepointsOperator(PenstockOperator):
 
 
 class NewestSavepointOperator(PenstockOperator):
-    """Find the newest savepoint of a running job below `target`; fail when there is none.
+    """Find the newest savepoint of a running job below `target`; fail if there is none.
 
-    Returns its `location`, `taken_ms` and `savepoint_watermark` (what event time had passed then, ISO 8601), the job's
-    `job_id` and `name`, and what it has come to by now: `now_ms` and `watermark`. The worker reads the folder itself.
+    Returns its `location`, `taken_ms` and `savepoint_watermark` (event time at the savepoint, ISO 8601), the job's
+    `job_id` and `name`, and its present `now_ms` and `watermark`. The worker reads the folder itself.
     """
 
     template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target")
 
     def __init__(self, *, job: str, target: str, **kwargs: Any) -> None:
-        """`job` is an id or a name."""
+        """Take `job`, an id or a name."""
         super().__init__(**kwargs)
         self.job = job
         self.target = target
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look."""
+        """Search the folder."""
         job = self.hook.run(lambda client: client.job(self.job))
         self.about(context, job["jid"])
         found = [savepoint for savepoint in list_savepoints(self.target) if savepoint.job_name == job["name"]]
@@ -109,7 +109,7 @@ class NewestSavepointOperator(PenstockOperator):
             raise AirflowException(f"there is no savepoint of {job['name']} below {self.target}")
         passed = found[0].watermark
         if passed is None:
-            raise AirflowException(f"there was no event time yet at the savepoint {found[0].uri}")
+            raise AirflowException(f"the savepoint {found[0].uri} has no event time")
         reached = self.hook.run(lambda client: client.summary(job["jid"]))["watermark"]
         if reached is None:
             raise AirflowException(f"job {job['name']} has no event time yet")
@@ -125,12 +125,12 @@ class NewestSavepointOperator(PenstockOperator):
 
 
 class CheckSavepointAgeOperator(PenstockOperator):
-    """Fail when a job's newest savepoint below `target` is older than `alarm_hours` (0: never), or there is none."""
+    """Fail if a job's newest savepoint below `target` is older than `alarm_hours` (0: never), or if there is none."""
 
     template_fields: Collection[str] = (*PenstockOperator.template_fields, "target", "alarm_hours")
 
     def __init__(self, *, target: str, alarm_hours: float | str = 24, **kwargs: Any) -> None:
-        """The worker reads the folder itself."""
+        """Prepare; the worker reads the folder itself."""
         super().__init__(**kwargs)
         self.target = target
         self.alarm_hours = alarm_hours

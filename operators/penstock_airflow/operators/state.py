@@ -1,4 +1,4 @@
-"""State of jobs, offline: a snapshot written anew with another number of key groups, here or by Spark."""
+"""State of jobs, offline: rewrite a snapshot with another number of key groups, in the worker or by Spark."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock_airflow.written import written_once
 
 
 class RepartitionStateOperator(CommandOperator):
-    """Write a snapshot anew as a savepoint, merged, with another number of key groups; return its `location`.
+    """Rewrite a snapshot as a merged savepoint with another number of key groups; return its `location`.
 
-    `snapshot` is a savepoint, or CHECKPOINT_ROOT/JOB (its newest checkpoint, or the one of `checkpoint`); no job has to
-    run, and no cluster. The savepoint gets a folder of its own below `target`. Where the state has more than
-    `spark_above` bytes (without it the worker's `PENSTOCK_SPARK_ABOVE`, else 1 GiB) Spark does the work, on `master` or
-    all cores of the worker, with the settings of `spark_conf`, unless `engine` is `local`; where the connection's
-    `python` has none, and no `master` is given, the worker does it. A task that is run again takes the savepoint that
-    an earlier try has finished, and removes what one that died has left.
+    `snapshot` is a savepoint, or CHECKPOINT_ROOT/JOB (its newest checkpoint, or the one of `checkpoint`); no job or
+    cluster has to run. The savepoint gets a new folder below `target`. If the state has more than `spark_above` bytes
+    (default: the worker's `PENSTOCK_SPARK_ABOVE`, else 1 GiB) Spark does the work, on `master` or all cores of the
+    worker, with the settings of `spark_conf`, unless `engine` is `local`. If the connection's `python` has no Spark,
+    and no `master` is given, the worker does it. A repeated task uses the savepoint that an earlier try has finished,
+    and removes the files of one that died.
     """
 
     template_fields: Collection[str] = (
@@ -33,14 +33,14 @@ class RepartitionStateOperator(CommandOperator):
     def __init__(
         self, *, snapshot: str, target: str, key_groups: int | str | None = None, options: Any = None, **kwargs: Any
     ) -> None:
-        """`options`: `engine`, `master`, `spark_above` (bytes), `spark_conf` (a mapping), `checkpoint` (a sequence)."""
+        """Use `options`: `engine`, `master`, `spark_above` (bytes), `spark_conf` (mapping), `checkpoint` (sequence)."""
         super().__init__(**kwargs)
         self.snapshot = snapshot
         self.target = target
         self.options = {"key_groups": key_groups, **(options or {})}
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Write it, in the worker."""
+        """Rewrite it, in the worker."""
         attempts = self.attempts(context)
         name = f"repartitioned-{attempts.begin()[:12]}"
         location = written_once(self.target, name, context["ti"].try_number, self._write)
@@ -48,7 +48,7 @@ class RepartitionStateOperator(CommandOperator):
         return {"location": location}
 
     def on_kill(self) -> None:
-        """End the process; what it has written is no savepoint yet."""
+        """End the process; its files are not a savepoint so far."""
         self.end_command()
 
     def _write(self, location: str) -> None:

@@ -1,4 +1,4 @@
-"""Submitting a job file: done when the job runs and its first checkpoint is complete."""
+"""Submits a job file; done when the job runs and its first checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ _KNOWN: dict[str, Kind] = {**PARALLELISM, "from": "text"}
 class SubmitJobOperator(CommandOperator):
     """Start the job of a file, or find it running; return its `job_id`, `name` and `state`.
 
-    The file is run by the interpreter that the connection names, on the worker: `penstock run FILE --cluster ...`.
-    A job of the same name and checkpoint root that runs already is taken for this one (with `options["attach"]` false
-    the task fails then: for a start whose `from_uri` matters). Retried, cleared or run by another worker after the
-    first was killed, the task finds the job it has submitted. It submits again only when that job was cancelled or
-    failed, or had ended and the task is cleared after its success. A job that failed on its input or in a function of
-    the user's fails the task without a retry.
+    The interpreter of the connection runs the file on the worker: `penstock run FILE --cluster ...`. A running job of
+    the same name and checkpoint root counts as this one (with `options["attach"]` false the task fails then: for a
+    start whose `from_uri` matters). Retried, cleared or run by another worker after the first was killed, the task
+    finds the job it has submitted. It submits again only if that job was cancelled or failed, or had ended and the task
+    is cleared after its success. A job that failed on its input or in a user's function fails the task without a retry.
 
     `from_uri` is a savepoint to start from. `options` are further ones of `penstock run`: `fresh`, `no_claim`,
     `accept_duplicates` (true or false), `name` (instead of the file's), `allow_non_restored_state` (a list), `settings`
-    (name -> value) and `environment` (variables that the job file reads).
-    `on_kill`: what happens to the job when a user ends the task while it waits: `cancel` or `keep`.
+    (name -> value) and `environment` (variables for the job file). `on_kill` decides about the job when a user ends the
+    waiting task: `cancel` or `keep`.
     """
 
     template_fields: Collection[str] = (
@@ -54,7 +53,7 @@ class SubmitJobOperator(CommandOperator):
         settle_seconds: float = 10.0,
         **kwargs: Any,
     ) -> None:
-        """`settle_seconds` is for jobs without checkpoints: how long one has to run."""
+        """Take `settle_seconds`, for jobs without checkpoints: how long one has to run."""
         super().__init__(**kwargs)
         self.job_file = job_file
         self.parallelism = parallelism
@@ -68,7 +67,7 @@ class SubmitJobOperator(CommandOperator):
     def execute(self, context: Context) -> Any:
         """Submit, and wait."""
         if self.job_on_kill not in ("cancel", "keep"):
-            raise AirflowFailException(f"on_kill={self.job_on_kill!r}: cancel or keep")
+            raise AirflowFailException(f"on_kill={self.job_on_kill!r}: use cancel or keep")
         attempts = self.attempts(context)
         if attempts.job_id:
             state = self._state_of(attempts.job_id)
@@ -88,7 +87,7 @@ class SubmitJobOperator(CommandOperator):
         return self.wait_for(context, self._question(self._job_id), when_killed=deed)
 
     def on_kill(self) -> None:
-        """End what this process has begun; the job is cancelled if that was asked for."""
+        """End the process; cancel the job if that was requested."""
         self.end_command()
         if self.job_on_kill == "cancel" and self._token:
             deed = Cancel(self._job_id) if self._job_id else CancelSubmitted(self._token)
@@ -101,7 +100,7 @@ class SubmitJobOperator(CommandOperator):
         try:
             return str(self.hook.run(lambda client: client.job(job_id))["state"])
         except NotFoundError:
-            return "FAILED"  # a cluster that knows nothing of it will not run it
+            return "FAILED"  # a cluster that does not know the job will not run it
 
     def _submit(self, token: str) -> str:
         known = {"parallelism": self.parallelism, "from": self.from_uri}

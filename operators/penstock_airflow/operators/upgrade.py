@@ -1,4 +1,4 @@
-"""Another version in the place of a running job: looking whether its state fits, and the upgrade itself."""
+"""Upgrades of a running job: a check whether its state fits, and the upgrade itself."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BLOCKED = 1
 
 
 class CheckJobOperator(CommandOperator):
-    """Say whether the state of a running job's newest checkpoint fits a job file; fail when it does not.
+    """Check whether the state of a running job's newest checkpoint fits a job file; fail if it does not.
 
-    Returns `job_id`, `snapshot` and `states`: how many have which verdict. Nothing is started or stopped. `options` are
-    those of `penstock check`: `allow_non_restored_state`, `settings`, and `environment` for the job file.
+    Returns `job_id`, `snapshot` and `states`: the number of states by verdict. Nothing is started or stopped. `options`
+    are those of `penstock check`: `allow_non_restored_state`, `settings`, and `environment` for the job file.
     """
 
     template_fields: Collection[str] = (*CommandOperator.template_fields, "job", "job_file", "parallelism", "options")
@@ -36,7 +36,7 @@ class CheckJobOperator(CommandOperator):
         options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """`job` is an id or a name."""
+        """Take `job`, an id or a name."""
         super().__init__(**kwargs)
         self.job = job
         self.job_file = job_file
@@ -44,13 +44,14 @@ class CheckJobOperator(CommandOperator):
         self.options = dict(options or {})
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look; this takes as long as the job file takes to be imported."""
+        """Check; this takes as long as importing the job file."""
         job_id = self.job_id_of(self.job)
         self.about(context, job_id)
         newest = self.hook.run(lambda client: client.checkpoints(job_id))["latest"]["completed"]
         if newest is None:
-            raise AirflowException(f"job {self.job!r} has no complete checkpoint yet")
-        folder = str(newest["external_path"]).rpartition("/manifests/")[0]  # this one may be gone by then
+            raise AirflowException(f"job {self.job!r} has no complete checkpoint so far")
+        # the checkpoint itself may be deleted by then
+        folder = str(newest["external_path"]).rpartition("/manifests/")[0]
         head, known = ["check", self.job_file, "--against", folder], {"parallelism": self.parallelism}
         found = self.run_command(head, (known, PARALLELISM), (self.options, CHECK), also=(_BLOCKED,))
         states: list[dict[str, Any]] = found["states"]
@@ -64,16 +65,16 @@ class CheckJobOperator(CommandOperator):
 
 
 class UpgradeJobOperator(CommandOperator):
-    """Put the job of a file in the place of a running one; done when it is healthy, and its output is released.
+    """Replace a running job by the job of a file; done when the new version is healthy and its output is released.
 
-    Until then its output is held back. When it does not become healthy the old version goes on from where it stopped,
-    and the task fails, without retries, and says why. Returns `job_id` and `location`: the savepoint of the old
-    version. Retried or resumed by another process, the task waits for the upgrade it has asked for.
+    Until then its output is withheld. If it does not become healthy, the old version continues from where it stopped,
+    and the task fails without retries, with the reason. Returns `job_id` and `location`: the savepoint of the old
+    version. Retried or resumed by another process, the task waits for the upgrade that it has requested.
 
     `options` are those of `penstock upgrade`: `checkpoints`, `max_restarts`, `deadline`, `target`, `from_checkpoint`,
-    `no_rollback`, `accept`, `allow_non_restored_state`, `settings`, and `environment` (variables that the job file
-    reads). `on_kill`: when a user ends the task while it waits, `take_back` has the old version run again, `keep`
-    leaves the upgrade to itself.
+    `no_rollback`, `accept`, `allow_non_restored_state`, `settings`, and `environment` (variables for the job file).
+    `on_kill` decides when a user ends the waiting task: `take_back` rolls back to the old version, `keep` lets the
+    upgrade continue.
     """
 
     template_fields: Collection[str] = (
@@ -97,7 +98,7 @@ class UpgradeJobOperator(CommandOperator):
         timeout_seconds: float = 3600.0,
         **kwargs: Any,
     ) -> None:
-        """`job` is an id or a name."""
+        """Take `job`, an id or a name."""
         super().__init__(timeout_seconds=timeout_seconds, **kwargs)
         self.job = job
         self.job_file = job_file
@@ -107,9 +108,9 @@ class UpgradeJobOperator(CommandOperator):
         self._deed: TakeBack | None = None
 
     def execute(self, context: Context) -> Any:
-        """Ask for it, and wait."""
+        """Request the upgrade, and wait."""
         if self.job_on_kill not in ("take_back", "keep"):
-            raise AirflowFailException(f"on_kill={self.job_on_kill!r}: take_back or keep")
+            raise AirflowFailException(f"on_kill={self.job_on_kill!r}: use take_back or keep")
         attempts = self.attempts(context)
         token = attempts.begin()
         attempts.note(attempts.job_id or self.job_id_of(self.job))
@@ -123,7 +124,7 @@ class UpgradeJobOperator(CommandOperator):
         return self.wait_for(context, Operation(job_id, token, "upgrade"), when_killed=self._deed)
 
     def on_kill(self) -> None:
-        """End what this process has begun; the old version runs again if that was asked for."""
+        """End the process; roll back if that was requested."""
         self.end_command()
         deed = self._deed
         if deed is not None:

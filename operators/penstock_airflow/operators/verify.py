@@ -1,4 +1,4 @@
-"""Comparing what a job has written with what a scratch job, restored from its savepoint, writes of the same input."""
+"""Compares the output of a job with that of a scratch job, restored from its savepoint, for the same input."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from penstock_airflow import templated
 from penstock_airflow.operators.operator import PenstockOperator
 from penstock_airflow.outputs import Held, differences, held_by, spans_behind, told
 
-#: Output that was published since a savepoint is read from a little before.
+#: Output that was published since a savepoint is read from a little earlier.
 _MARGIN_MS = 60_000
 
 
 class CompareOutputsOperator(PenstockOperator):
-    """Compare two outputs in spans of event time, and fail where they differ; return how many spans it `compared`.
+    """Compare two outputs in spans of event time; fail if they differ, else return the number of `compared` spans.
 
     `live` and `scratch` are outputs: `kafka://HOST:PORT/TOPIC` with JSON values, or a folder of the file sink. `column`
-    has a time, `span_seconds` is a multiple of the windows' length. `newest` is what `NewestSavepointOperator` gave:
-    the spans behind the savepoint's event time that event time, as it was then, has passed have to hold the same rows;
-    of before the job has to have written each row of the scratch job. `window_seconds` is the length of windows whose
-    beginning is in `column`: then those that were open at the savepoint have to be the same, too. `compare="counts"`
-    counts rows alone, for jobs whose rows differ when they are computed again (sums of floats in another order, times
-    of processing).
-    What is not published yet is waited for, up to `timeout_seconds`. The worker reads the outputs itself.
+    contains a time; `span_seconds` is a multiple of the windows' length. `newest` is the result of
+    `NewestSavepointOperator`. The compared spans begin after the savepoint's event time and end before the event time
+    of that result: they have to hold the same rows. Earlier rows of the scratch job have to be among those of the live
+    job. `window_seconds` is the length of windows whose start is in `column`: then the windows that were open at the
+    savepoint are compared, too. `compare="counts"` compares only numbers of rows, for jobs whose rows differ when they
+    are computed again (sums of floats in another order, processing times). Output that is not published yet is waited
+    for, up to `timeout_seconds`. The worker reads the outputs itself.
     """
 
     template_fields: Collection[str] = (
@@ -52,7 +52,10 @@ class CompareOutputsOperator(PenstockOperator):
         compare: str = "rows",
         **kwargs: Any,
     ) -> None:
-        """`newest` may be a template's text: JSON; `timeout_seconds` is 60 by default, `window_seconds` 0 (unknown)."""
+        """Take `newest`, also as JSON from a template.
+
+        `timeout_seconds` is 60 by default, `window_seconds` 0 (unknown).
+        """
         self.window_seconds: float | str = kwargs.pop("window_seconds", 0)
         super().__init__(**{"timeout_seconds": 60.0, **kwargs})
         self.live = live
@@ -63,9 +66,9 @@ class CompareOutputsOperator(PenstockOperator):
         self.compare = compare
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
-        """Read until they are the same."""
+        """Read both outputs until they are the same."""
         if self.compare not in ("rows", "counts"):
-            raise AirflowFailException(f"compare={self.compare!r}: rows or counts")
+            raise AirflowFailException(f"compare={self.compare!r}: use rows or counts")
         newest = templated.mapping("newest", self.newest)
         span_ms = max(1, int(templated.amount("span_seconds", self.span_seconds) * 1000))
         window_ms = int(templated.amount("window_seconds", self.window_seconds) * 1000)

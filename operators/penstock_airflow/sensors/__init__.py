@@ -1,1 +1,1 @@
-"""Sensors: each one waits until something is true of a job."""
+"""Sensors: each one waits until a condition on a job holds."""

@@ -1,7 +1,7 @@
-"""Sensors: a job's state, a checkpoint, its watermark, how far its sources are behind.
+"""Sensors: a job's state, a checkpoint, its watermark, the lag of its sources.
 
 All fail at once when the job has ended in a way that makes waiting useless. Deferred (the default) they hold no worker;
-else they are ordinary sensors (`mode`, `poke_interval`, `timeout`, `soft_fail`).
+otherwise they are ordinary sensors (`mode`, `poke_interval`, `timeout`, `soft_fail`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GRACE = timedelta(minutes=1)
 
 
 class _JobSensor(BaseSensorOperator):
-    """Asks one question about one job."""
+    """Waits for one condition on one job."""
 
     template_fields: Collection[str] = ("penstock_conn_id", "job")
     operator_extra_links: Collection[Any] = (JobLink(),)
@@ -43,7 +43,7 @@ class _JobSensor(BaseSensorOperator):
         poke_interval: float = 5.0,
         **kwargs: Any,
     ) -> None:
-        """`job` is an id or a name."""
+        """Take `job`, an id or a name."""
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.job = job
         self.penstock_conn_id = penstock_conn_id
@@ -51,10 +51,10 @@ class _JobSensor(BaseSensorOperator):
 
     @abstractmethod
     def question(self, job_id: str, began_ms: int) -> Question:
-        """Return what is asked; `began_ms` is when the first try of the task began."""
+        """Return the condition; `began_ms` is when the first try of the task began."""
 
     def execute(self, context: Context) -> Any:
-        """Look once, then wait."""
+        """Poll once, then wait."""
         if not self.deferrable:
             return super().execute(context)
         found = self.poke(context)
@@ -74,7 +74,7 @@ class _JobSensor(BaseSensorOperator):
         )
 
     def poke(self, context: Context) -> PokeReturnValue:
-        """Look once."""
+        """Poll once."""
         began_ms, job_id = self._begun(context)
         question = self.question(job_id, began_ms)
         try:
@@ -85,7 +85,7 @@ class _JobSensor(BaseSensorOperator):
         return PokeReturnValue(is_done=answer.kind == "done", xcom_value=self._value(answer))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:  # noqa: ARG002 - Airflow's signature
-        """Go on after a deferral."""
+        """Continue after a deferral."""
         return self._value(msgspec.convert(event, Answer))
 
     def _value(self, answer: Answer) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class _JobSensor(BaseSensorOperator):
         return answer.value
 
     def _begun(self, context: Context) -> tuple[int, str]:
-        """Return when the task began and its job: the same over retries, so that waiting is for one thing."""
+        """Return when the task began and its job: the same over retries, so that all wait for the same condition."""
         store = context["task_state_store"]
         known = store.get(_KEY)
         if known is None:
@@ -114,12 +114,12 @@ class JobStatusSensor(_JobSensor):
     template_fields: Collection[str] = (*_JobSensor.template_fields, "states")
 
     def __init__(self, *, states: Sequence[str] = ("RUNNING",), **kwargs: Any) -> None:
-        """It fails when the job has ended in another one."""
+        """Take `states`; the sensor fails if the job has ended in another one."""
         super().__init__(**kwargs)
         self.states = states
 
     def question(self, job_id: str, began_ms: int) -> Question:  # noqa: ARG002 - as the others
-        """Return what is asked."""
+        """Return the condition."""
         states = [self.states] if isinstance(self.states, str) else self.states
         return InState(job_id, tuple(states))
 
@@ -127,7 +127,7 @@ class JobStatusSensor(_JobSensor):
 class CheckpointSensor(_JobSensor):
     """Wait until a checkpoint (or `kind="savepoint"`) is complete that was triggered after the task began.
 
-    With `max_age_seconds` one that was triggered up to that long before counts, too.
+    With `max_age_seconds`, one that was triggered up to that long before counts too.
     """
 
     template_fields: Collection[str] = (*_JobSensor.template_fields, "max_age_seconds")
@@ -139,31 +139,31 @@ class CheckpointSensor(_JobSensor):
         kind: Literal["checkpoint", "savepoint"] = "checkpoint",
         **kwargs: Any,
     ) -> None:
-        """`kind`: what counts."""
+        """Take `kind`, the kind of snapshot that counts."""
         super().__init__(**kwargs)
         self.max_age_seconds = max_age_seconds
         self.kind = kind
 
     def question(self, job_id: str, began_ms: int) -> Question:
-        """Return what is asked."""
+        """Return the condition."""
         return CheckpointAfter(job_id, began_ms - int(float(self.max_age_seconds) * 1000), self.kind)
 
 
 class WatermarkSensor(_JobSensor):
     """Wait until event time has reached `watermark`: all windows that end there have fired.
 
-    `watermark` is an ISO 8601 time (UTC unless it says otherwise), such as `{{ data_interval_end }}`.
+    `watermark` is an ISO 8601 time (UTC by default), such as `{{ data_interval_end }}`.
     """
 
     template_fields: Collection[str] = (*_JobSensor.template_fields, "watermark")
 
     def __init__(self, *, watermark: str | datetime, **kwargs: Any) -> None:
-        """A text is read when the task runs."""
+        """Take `watermark`; a text is parsed when the task runs."""
         super().__init__(**kwargs)
         self.watermark = watermark
 
     def question(self, job_id: str, began_ms: int) -> Question:  # noqa: ARG002 - as the others
-        """Return what is asked."""
+        """Return the condition."""
         given = self.watermark
         time = given if isinstance(given, datetime) else datetime.fromisoformat(given.strip())
         time = time if time.tzinfo else time.replace(tzinfo=UTC)
@@ -171,15 +171,15 @@ class WatermarkSensor(_JobSensor):
 
 
 class LagSensor(_JobSensor):
-    """Wait until the sources of a job are at most `max_records` behind (what Kafka sources report as `recordsLag`)."""
+    """Wait until the sources of a job lag by at most `max_records` (`recordsLag` of Kafka sources)."""
 
     template_fields: Collection[str] = (*_JobSensor.template_fields, "max_records")
 
     def __init__(self, *, max_records: int | str = 0, **kwargs: Any) -> None:
-        """Over all partitions."""
+        """Take `max_records`, the total over all partitions."""
         super().__init__(**kwargs)
         self.max_records = max_records
 
     def question(self, job_id: str, began_ms: int) -> Question:  # noqa: ARG002 - as the others
-        """Return what is asked."""
+        """Return the condition."""
         return LagAtMost(job_id, int(self.max_records))

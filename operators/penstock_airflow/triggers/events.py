@@ -2,8 +2,8 @@
 
     orders = Asset("orders", watchers=[AssetWatcher(name="penstock", trigger=JobEventTrigger(job="order-totals"))])
 
-What has been told is kept with the asset, so that a triggerer that is restarted tells what it has missed, and nothing
-twice but what it was telling when it died.
+Reported events are stored with the asset. A restarted triggerer reports the events it has missed, and repeats only
+those it was reporting when it died.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY = "penstock_events"
 
 
 class JobEventTrigger(BaseEventTrigger):
-    """Fires for what happens to the job of a name, whichever runs under it; an event is a JSON object with its `kind`.
+    """Fires for events of the job of a name, in any run; an event is a JSON object with its `kind`.
 
     `events`: `savepoint` (has `location`), `failed` (`cause`), `window` (`window_end` in ms: event time has passed a
     multiple of `window_seconds`; several that close together are one event).
@@ -39,11 +39,11 @@ class JobEventTrigger(BaseEventTrigger):
         penstock_conn_id: str = PenstockHook.default_conn_name,
         poll_seconds: float = 5.0,
     ) -> None:
-        """Nothing is looked up yet."""
+        """Prepare; nothing is looked up."""
         super().__init__()
         unknown = sorted(set(events) - set(KINDS))
         if unknown or not events or window_seconds < 1:
-            msg = f"events={list(events)!r}, window_seconds={window_seconds}: there are {', '.join(KINDS)}"
+            msg = f"events={list(events)!r}, window_seconds={window_seconds}: events are {', '.join(KINDS)}"
             raise ValueError(msg)
         self.job = job
         self.events = list(events)
@@ -53,15 +53,15 @@ class JobEventTrigger(BaseEventTrigger):
         self.clock: Clock = SystemClock()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what the triggerer makes it of."""
+        """Return the class path and arguments from which the triggerer rebuilds it."""
         names = ("job", "events", "window_seconds", "penstock_conn_id", "poll_seconds")
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look again and again; this never ends."""
+        """Poll periodically, without an end."""
         hook = PenstockHook(self.penstock_conn_id)
         seen = Seen.of(await self._stored(), self.clock.now_ms())
-        await self._store(seen)  # a triggerer that is restarted before the first event goes on from here
+        await self._store(seen)  # a triggerer that is restarted before the first event continues from here
         while True:
             try:
                 found, seen = await hook.arun(

@@ -1,6 +1,6 @@
-"""The trigger of every deferred task: asks a question again and again until it is answered or the time is over.
+"""The trigger of every deferred task: polls a condition until it is decided or the time limit is reached.
 
-It holds no state but its arguments, so a triggerer that is restarted goes on with it.
+Its only state is its arguments, so a restarted triggerer continues with it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from penstock_airflow.questions import Answer, Question, decoded
 class JobTrigger(BaseTrigger):
     """Fires once, with an `Answer` as JSON.
 
-    `deadline_ms` is wall-clock time; 0: none. `when_killed` is what is done when a user ends the task while it waits
-    (marked failed or succeeded, cleared), as `deeds.encoded` gives it; empty: nothing.
+    `deadline_ms` is wall-clock time; 0: none. `when_killed` is the action when a user ends the waiting task (marked
+    failed or succeeded, cleared), from `deeds.encoded`; empty: none.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class JobTrigger(BaseTrigger):
         deadline_ms: int = 0,
         when_killed: dict[str, Any] | None = None,
     ) -> None:
-        """Nothing is asked yet."""
+        """Prepare; nothing is sent."""
         super().__init__()
         self.penstock_conn_id = penstock_conn_id
         self.question = question
@@ -45,12 +45,12 @@ class JobTrigger(BaseTrigger):
         self.clock: Clock = SystemClock()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what the triggerer makes it of."""
+        """Return the class path and arguments from which the triggerer rebuilds it."""
         names = ("penstock_conn_id", "question", "poll_seconds", "deadline_ms", "when_killed")
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Ask until there is an answer."""
+        """Poll until there is an answer."""
         hook = PenstockHook(self.penstock_conn_id)
         question = decoded(self.question)
         said = ""
@@ -62,13 +62,13 @@ class JobTrigger(BaseTrigger):
                 said = answer.text
                 self.log.info("%s", said)
             if self.deadline_ms and self.clock.now_ms() >= self.deadline_ms:
-                answer = Answer(kind="timeout", text=f"the time is over: {said}")
+                answer = Answer(kind="timeout", text=f"time-out: {said}")
                 break
             await asyncio.sleep(self.poll_seconds)
         yield TriggerEvent(msgspec.to_builtins(answer))
 
     async def on_kill(self) -> None:
-        """A user has ended the task."""
+        """Handle that a user has ended the task."""
         deed = deeds.decoded(self.when_killed)
         if deed is not None:
             self.log.info("the task was ended: %s", deed)
@@ -76,7 +76,7 @@ class JobTrigger(BaseTrigger):
 
 
 async def ask(hook: PenstockHook, question: Question) -> Answer:
-    """Return the answer; a JobManager that is being restarted is waited for."""
+    """Return the answer; a request that fails because the JobManager restarts counts as wait."""
     try:
         return await hook.arun(question.ask)
     except PenstockError as error:
@@ -84,7 +84,7 @@ async def ask(hook: PenstockHook, question: Question) -> Answer:
 
 
 def unanswered(error: PenstockError) -> Answer:
-    """Return what an error of a request means to one who waits: only what the cluster refuses is final."""
+    """Return the answer for a failed request: only a refusal of the cluster is final."""
     if isinstance(error, (NotFoundError, UsageError)):
         return Answer(kind="failed", text=str(error))
     return Answer(kind="wait", text=str(error))

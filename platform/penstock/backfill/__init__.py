@@ -1,1 +1,1 @@
-"""Backfill: a job's history computed as a batch, ending in a savepoint from which the live job goes on."""
+"""Backfill: computes a job's history as a batch and writes a savepoint from which the live job continues."""

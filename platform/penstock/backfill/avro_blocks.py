@@ -1,4 +1,4 @@
-"""Whether an Avro file has all its blocks: pyiceberg's compiled decoder reads beyond the end of one that has not.
+"""Check that an Avro file is complete: pyiceberg's compiled decoder reads beyond the end of a truncated one.
 
 Called by `iceberg` before manifests are decoded. Written after the Avro 1.11 specification, "Object Container Files".
 """
@@ -14,10 +14,10 @@ def require_whole(data: bytes) -> None:
     """Follow the blocks of a file to its end.
 
     Raises:
-        ValueError: it is no Avro file, or it is cut short.
+        ValueError: it is no Avro file, or it is truncated.
     """
     if not data.startswith(_MAGIC):
-        raise ValueError("it is no Avro file")
+        raise ValueError("it is not an Avro file")
     position = _after_metadata(data, len(_MAGIC))
     sync = data[position : position + _SYNC_BYTES]
     position += _SYNC_BYTES
@@ -26,14 +26,14 @@ def require_whole(data: bytes) -> None:
         size, position = _long(data, position)
         position += size
         if size < 0 or data[position : position + _SYNC_BYTES] != sync:
-            raise ValueError("it is cut short, or damaged")
+            raise ValueError("it is truncated or damaged")
         position += _SYNC_BYTES
     if position > len(data):
-        raise ValueError("it is cut short")
+        raise ValueError("it is truncated")
 
 
 def _after_metadata(data: bytes, position: int) -> int:
-    """Return where the header's map of metadata ends."""
+    """Return the position after the header's map of metadata."""
     while True:
         count, position = _long(data, position)
         if count == 0:
@@ -46,11 +46,11 @@ def _after_metadata(data: bytes, position: int) -> int:
 
 
 def _long(data: bytes, position: int) -> tuple[int, int]:
-    """Return a number of variable length, and where it ends."""
+    """Return a variable-length number and the position after it."""
     value = shift = 0
     while True:
         if not 0 <= position < len(data):
-            raise ValueError("it is cut short")
+            raise ValueError("it is truncated")
         byte = data[position]
         position += 1
         value |= (byte & ~_MORE) << shift

@@ -1,4 +1,4 @@
-"""What runs the stages of a backfill: the interface, and the engine that needs nothing but this process."""
+"""The engine interface, which runs the stages of a backfill, and the engine in this process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.backfill.wire import EDGE, NO_EDGE, ORDER, RESULT, input_schema, n
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Told how many tasks of how many have ended.
+#: Called with the number of finished tasks and of all tasks.
 Progress = Callable[[Stage, int, int], None]
 _BATCH_ROWS = 32_768
 
 
 class Engine(Protocol):
-    """Runs one stage after the other; what a stage gives stays with the engine until it is closed."""
+    """Runs one stage after the other; it keeps the output of a stage until it is closed."""
 
     def run(self, stage: Stage, progress: Progress) -> list[TaskResult]:
         """Run all tasks of a stage whose inputs have run; return their results by part.
@@ -32,14 +32,17 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Free what stages gave."""
+        """Free the output of stages."""
 
 
 class LocalEngine:
-    """One task after the other in this process, rows between stages in memory: small histories, and tests."""
+    """Runs one task after the other in this process, with rows between stages in memory.
+
+    For small histories and tests.
+    """
 
     def __init__(self, batch_rows: int = _BATCH_ROWS) -> None:
-        """Nothing has run; a task of a stage with inputs is given `batch_rows` at a time."""
+        """Start without output; a task of a stage with inputs receives `batch_rows` at a time."""
         self._batch_rows = batch_rows
         self._given: dict[tuple[str, int], list[pa.RecordBatch]] = {}
 
@@ -58,7 +61,7 @@ class LocalEngine:
         return sorted(results, key=lambda result: result.part)
 
     def close(self) -> None:
-        """Forget all rows."""
+        """Drop all rows."""
         self._given.clear()
 
     def _keep(self, stage: Stage, batch: pa.RecordBatch) -> list[TaskResult]:
@@ -80,12 +83,12 @@ class LocalEngine:
 
 
 def feeds(stage: Stage) -> list[tuple[str, int]]:
-    """Return for each input of a stage the vertex that feeds it and the edge's place among that one's outputs."""
+    """Return for each input of a stage the vertex that feeds it and the edge's index among that vertex's outputs."""
     return [(edge.source, place) for edge, place in zip(stage.inputs, stage.places, strict=True)]
 
 
 def as_input(batch: pa.RecordBatch, index: int, number: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows that a stage gave on output `index` as rows of input `number` of the next."""
+    """Return rows of output `index` of a stage as rows of input `number` of the next one."""
     count = batch.num_rows
     columns = []
     for field in schema:

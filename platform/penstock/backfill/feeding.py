@@ -1,8 +1,11 @@
-"""In which order, and in pieces of what size, the sorted rows of one part come to its operators. Called by `task`.
+"""The order and batch size in which the sorted rows of one part reach its operators.
 
-What an operator gives must not depend on how many rows a batch has. Rows come in the canonical order: those of a union
-are put into one batch, those of a function with two inputs come run by run. Joins give the same in any order, so theirs
-come input by input. Where a function has timers, a batch is cut so that each key's timers fire between its rows.
+Called by `task`.
+
+The output of an operator must not depend on the number of rows in a batch. Rows come in the canonical order: rows of a
+union are one batch, rows of a function with two inputs come run by run. Joins give the same result in any order, so
+their rows come input by input. If a function has timers, batches are split so that each key's timers fire between its
+rows.
 """
 
 from __future__ import annotations
@@ -20,37 +23,37 @@ from penstock.kernels.keys.hashing import hash_columns
 if TYPE_CHECKING:
     from penstock.backfill.stages import Stage
 
-#: Kinds whose result does not depend on which input's rows of a batch come first.
+#: Kinds whose result does not depend on the order of the inputs within a batch.
 _JOINS = frozenset({"interval_join", "window_join", "window_rows_join", "temporal_join"})
-#: Kinds whose inputs are told apart; all others take several inputs as one stream, a union.
+#: Kinds with distinct inputs; all others take several inputs as one stream, a union.
 _TWO_INPUTS = frozenset({"co_process", *_JOINS})
-#: The most rows at a time where timers have to fire between rows.
+#: Most rows at a time if timers have to fire between rows.
 _TIMED_ROWS = 1024
 
 
 class Fed(Protocol):
-    """The part that is fed."""
+    """The part that receives the rows."""
 
     @property
     def next_timer(self) -> int | None:
-        """A time before which no timer is due that event time will reach; None: no such timer."""
+        """Return a time before which no timer in the backfill is due; None: there is no timer."""
 
     @property
     def may_fire(self) -> bool:
-        """Whether rows may set timers that still fire in the backfill."""
+        """Return whether rows may set timers that fire in the backfill."""
 
     def feed(self, rows: pa.RecordBatch, edge: int) -> None:
         """Take rows of one input."""
 
     def advance(self, watermark: int) -> None:
-        """Event time has come so far."""
+        """Advance event time."""
 
 
 class Feeding:
     """Feeds the parts of one stage."""
 
     def __init__(self, stage: Stage) -> None:
-        """Look at what the stage's first operator is."""
+        """Derive the order from the stage's first operator."""
         self._schemas = [schema_from_text(edge.schema) for edge in stage.inputs]
         self._partitioners = [edge.partitioner for edge in stage.inputs]
         kind = stage.vertex.operators[0].kind
@@ -58,9 +61,9 @@ class Feeding:
         self._one_stream = kind not in _TWO_INPUTS and all(s.equals(self._schemas[0]) for s in self._schemas)
 
     def feed(self, part: Fed, batch: pa.RecordBatch) -> None:
-        """Feed rows of one part, sorted by `wire.ORDER`; event time then comes to just before the last one's."""
+        """Feed rows of one part, sorted by `wire.ORDER`, then advance event time to just before the last row's."""
         edges = batch.column(EDGE).to_numpy()
-        batch = batch.slice(int(np.count_nonzero(edges == NO_EDGE)))  # they have the least time of all
+        batch = batch.slice(int(np.count_nonzero(edges == NO_EDGE)))  # these rows have the smallest time
         if not batch.num_rows:
             return
         times = batch.column(TIME).to_numpy()
@@ -73,7 +76,7 @@ class Feeding:
                 stop = _stop(times, before, start, part.next_timer)
             self._feed(part, batch.slice(start, stop - start))
             start = stop
-        # rows of this very time may still come
+        # more rows of this time may come
         part.advance(int(times[-1]) - 1)
 
     def _feed(self, part: Fed, batch: pa.RecordBatch) -> None:
@@ -98,7 +101,7 @@ class Feeding:
         return table.take(pa.array(back)).combine_chunks().to_batches()[0]
 
     def _before(self, batch: pa.RecordBatch, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return for each row where the one of its key before it is, -1 if there is none or it has the same time."""
+        """Return for each row the index of the previous row of its key, -1 if there is none or it has the same time."""
         edges = batch.column(EDGE).to_numpy()
         hashes = np.zeros(len(edges), np.uint64)
         for edge in np.unique(edges).tolist():
@@ -116,7 +119,7 @@ class Feeding:
 
 
 def _stop(times: np.ndarray[Any, Any], before: np.ndarray[Any, Any], start: int, due: int | None) -> int:
-    """Return where the rows from `start` on end between which no timer of their keys can fire."""
+    """Return the end of the rows from `start` on between which no timer of their keys can fire."""
     end = min(len(times), start + _TIMED_ROWS)
     ends = before[start + 1 : end] >= start
     if due is not None:

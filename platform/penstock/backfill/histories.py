@@ -1,7 +1,7 @@
-"""What each source of a job reads in a backfill: its own past, or a table and behind it the rest of its own.
+"""The history that each source of a job reads in a backfill: its own, or a table and then its own.
 
-Where the table ends the source takes over: at the offset behind the table's last, partition by partition, or where the
-user says. Called by `run` before anything is read, and by `check --backfill`.
+The source takes over where the table ends: after the table's last offset of each partition, or at the user's cut-over.
+Called by `run` before anything is read, and by `check --backfill`.
 """
 
 from __future__ import annotations
@@ -25,37 +25,40 @@ from penstock.operators.sources.source_operator import bad_record_policy
 
 
 class TableHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that holds the first part of a source's history."""
+    """A table with the first part of a source's history."""
 
-    #: The source's.
+    #: Uid of the source.
     uid: str
     #: Folders or files.
     uris: tuple[str, ...]
-    #: None: the table does not tell, and a cut-over has to be given.
+    #: None: the table has no offsets, and a cut-over has to be given.
     offsets: Offsets | None = None
-    #: Offsets may be missing between others.
+    #: Offsets may be missing in between.
     sparse: bool = False
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """From where to where, as `connector.source.HistoryFactory` takes it; with several sources by `UID/SPLIT`."""
+    """Begin and end of the history, as `connector.source.HistoryFactory` takes it.
+
+    With several sources by `UID/SPLIT`.
+    """
 
     until: dict[str, Any] = {}
-    #: Where sources take over from their tables: empty where the tables end.
+    #: Positions where sources take over from their tables; empty: where the tables end.
     cut_over: dict[str, Any] = {}
-    #: Rows of one piece, about, where a split may be read in pieces.
+    #: Approximate rows of one part, if a split may be read in parts.
     piece_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One source's."""
+    """The history of one source."""
 
     splits: tuple[HistorySplit, ...]
     pieces: tuple[Piece, ...]
-    #: Split id -> its offsets that are read from the table: from, to before.
+    #: Split id -> its offsets that are read from the table: first, and one after the last.
     tables: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: The tables as they are found again: those of Iceberg with their snapshots.
+    #: The tables' URIs for a repetition; those of Iceberg with their snapshots.
     uris: tuple[str, ...] = ()
 
 
@@ -63,8 +66,9 @@ def histories(graph: JobGraph, cut: Cut, tables: Sequence[TableHistory]) -> dict
     """Return the histories by vertex.
 
     Raises:
-        UsageError: a source has no history or no such cut; a table does not fit, or leaves a gap.
-        ConnectorError: an outside system cannot be reached. StorageError: nor can the store of a table.
+        UsageError: a source has no history or no such position; a table does not fit, or leaves a gap.
+        ConnectorError: an outside system cannot be reached.
+        StorageError: the store of a table cannot be reached.
     """
     sources = {vertex.operators[0].uid: vertex for vertex in graph.vertices if vertex.is_source}
     by_uid = {table.uid: table for table in tables}
@@ -72,7 +76,7 @@ def histories(graph: JobGraph, cut: Cut, tables: Sequence[TableHistory]) -> dict
         if uid not in sources:
             raise UsageError(f"--history {uid}: the job has no source of that uid", hint=near(uid, sources))
     if cut.cut_over and not tables:
-        raise UsageError("a cut-over needs a table that holds what was before", hint="name it with --history UID=URI")
+        raise UsageError("a cut-over needs a table with the earlier rows", hint="name it with --history UID=URI")
     found = {}
     for uid, vertex in sources.items():
         until, cut_over = _of_source(cut.until, uid, sources), _of_source(cut.cut_over, uid, sources)
@@ -82,7 +86,7 @@ def histories(graph: JobGraph, cut: Cut, tables: Sequence[TableHistory]) -> dict
 
 
 def _of_source(cut: dict[str, Any], uid: str, sources: Mapping[str, JobVertex]) -> dict[str, Any]:
-    """Return the cut of one source: of several each has its positions by `UID/SPLIT`."""
+    """Return the begin and end of one source; with several sources, positions are named `UID/SPLIT`."""
     if "positions" not in cut or len(sources) == 1:
         return cut
     for name in cut["positions"]:
@@ -100,17 +104,17 @@ class _Source:
         self.spec = msgspec.convert(vertex.operators[0].config["source"], SourceSpec)
         self.factory = load_factory(self.spec.factory)
         if not hasattr(self.factory, "history"):
-            msg = f"source {self.uid!r} ({self.spec.factory.rpartition(':')[2]}) has no history to read"
-            raise UsageError(msg, hint="Kafka, files and the generators have")
+            msg = f"source {self.uid!r} ({self.spec.factory.rpartition(':')[2]}) has no readable history"
+            raise UsageError(msg, hint="backfills support Kafka, files and the generators")
 
     def history(self, cut: Cut, declared: TableHistory | None) -> History:
         if declared is None:
             if "begin" in cut.until:
-                msg = f"source {self.uid!r} has no table, and so no cut-over to end at"
+                msg = f"source {self.uid!r} has no table, and so no cut-over as its end"
                 raise UsageError(msg, hint="name one with --history UID=URI, or another --until")
             if cut.cut_over.get("positions"):
                 msg = f"source {self.uid!r} has no table, and so no cut-over"
-                raise UsageError(msg, hint=f"name one with --history {self.uid}=URI, or leave its positions out")
+                raise UsageError(msg, hint=f"name one with --history {self.uid}=URI, or remove its positions")
             splits = self.factory.history(self.spec, cut.until, cut.piece_rows)
             return History(splits, pieces_of(splits))
         where = f"table of source {self.uid!r}"
@@ -120,26 +124,29 @@ class _Source:
         return self._behind_offsets(table, cut, declared)
 
     def _behind_whole(self, table: Table, cut: Cut, declared: TableHistory) -> History:
-        """Stitch with a table that does not tell its offsets: all of it comes first."""
+        """Stitch with a table without offsets: all of it comes first."""
         if not cut.cut_over:
             way = f"name its columns with --offsets {self.uid}=PARTITION,OFFSET, or say where the topic takes over"
             raise UsageError(
                 f"{table.where} has no offsets", hint=f"{way} with --cut-over SPLIT=POSITION,... or a time"
             )
         if cut.piece_rows is None:
-            msg = f"{table.where} has no offsets, and what follows source {self.uid!r} looks at the rows of each split"
+            msg = (
+                f"{table.where} has no offsets, but operators after source {self.uid!r} need the rows of "
+                "each split separately"
+            )
             raise UsageError(msg, hint=f"name its columns with --offsets {self.uid}=PARTITION,OFFSET")
         splits: tuple[HistorySplit, ...] = self.factory.history(self.spec, cut.until, cut.piece_rows, cut.cut_over)
         if not splits:
-            raise UsageError(f"source {self.uid!r} has no split that goes on where its table ends")
+            raise UsageError(f"source {self.uid!r} has no split that continues where its table ends")
         for split in splits:
             if split.begin < split.start:
                 msg = f"{split.rest.id!r} ends at {split.begin}, before the cut-over at {split.start}"
-                way = f"all of {table.where} is read: cut behind the cut-over, or name columns with --offsets"
+                way = f"all of {table.where} is read: set an end after the cut-over, or name columns with --offsets"
                 raise UsageError(msg, hint=way)
         spec = self._table_spec(table, declared)
         parts = [TablePart(place=WHOLE, chunks=c) for c in _runs(table.chunks.get(WHOLE, []), cut.piece_rows)]
-        # they are counted to the first split, and have no say in how far any is
+        # the table's rows count for the first split, and do not affect the watermark of any
         first = [Piece(split=table_split(splits[0].rest.id, p), number=0, source=spec, quiet=True) for p in parts]
         return History(splits, (*first, *pieces_of(splits)), uris=table.uris)
 
@@ -160,13 +167,15 @@ class _Source:
         for number, split in enumerate(splits):
             split_id, end = split.rest.id, ends.get(split.rest.id, 0)
             if split.begin > end and not declared.sparse:
-                msg = f"a gap: {split_id!r} takes over at {split.begin}, and the {table.where} ends before offset {end}"
-                raise UsageError(msg, hint=f"offsets {end} to {split.begin - 1} are in neither")
+                msg = f"gap: {split_id!r} takes over at {split.begin}, but the {table.where} ends before offset {end}"
+                raise UsageError(msg, hint=f"offsets {end} to {split.begin - 1} are in neither of them")
             parts = _parts(table, places.get(split_id), min(end, split.begin), cut.piece_rows)
             low, start = parts[0].low if parts else split.begin, starts.get(split_id, 0)
             if low > start and not declared.sparse:
-                msg = f"a gap: offsets {start} to {low - 1} of {split_id!r}, where the job starts, are not in its table"
-                way = f"add them, have the job start at {low}, or, if they hold no rows, say --sparse {self.uid}"
+                msg = f"gap: offsets {start} to {low - 1} of {split_id!r}, where the job starts, are not in its table"
+                way = (
+                    f"add them, let the job start at {low}, or, if these offsets have no rows, pass --sparse {self.uid}"
+                )
                 raise UsageError(msg, hint=way)
             if parts:
                 read[split_id] = parts[0].low, parts[-1].high
@@ -188,7 +197,7 @@ class _Source:
 def _stitched(
     number: int, split: HistorySplit, parts: Sequence[TablePart], spec: SourceSpec, *, whole: bool
 ) -> list[Piece]:
-    """Return the pieces of one split; `whole`: as one, since watermarks or operators go through all of it."""
+    """Return the parts of one split; `whole`: as a single part, since watermarks or operators need all of it."""
     own = pieces_of((split,))
     behind = [msgspec.structs.replace(piece, number=number) for piece in own]
     split_id = split.rest.id
@@ -199,7 +208,7 @@ def _stitched(
 
 
 def _parts(table: Table, place: Place | None, end: int, piece_rows: int | None) -> list[TablePart]:
-    """Return a partition's rows below an offset as parts of about so many rows."""
+    """Return a partition's rows below an offset as parts of about `piece_rows` rows."""
     chunks = table.chunks[place] if place is not None else []
     low = min((c.first for c in chunks), default=end)
     if place is None or low >= end:
@@ -214,7 +223,7 @@ def _parts(table: Table, place: Place | None, end: int, piece_rows: int | None) 
 
 
 def _runs(chunks: Sequence[Chunk], rows: int) -> list[tuple[Chunk, ...]]:
-    """Cut row groups into runs of about so many rows."""
+    """Group row groups into runs of about `rows` rows."""
     found: list[list[Chunk]] = []
     held = rows
     for chunk in chunks:
@@ -227,16 +236,16 @@ def _runs(chunks: Sequence[Chunk], rows: int) -> list[tuple[Chunk, ...]]:
 
 
 def _places(table: Table, split_ids: Sequence[str]) -> dict[str, Place]:
-    """Return split id -> the table's partition that it is."""
+    """Return split id -> its partition in the table."""
     found = {}
     for place in table.chunks:
         topic, number = place
         fits = [s for s in split_ids if s == name_of(place) or (not topic and s.rpartition("-")[2] == str(number))]
         if not fits:
-            msg = f"{table.where} has rows of partition {name_of(place)}, which the source has not"
+            msg = f"{table.where} has rows of partition {name_of(place)}, which the source does not have"
             raise UsageError(msg, hint=f"the source has {', '.join(split_ids)}")
         if len(fits) > 1:
-            msg = f"{table.where} does not tell of which topic its rows are: partition {number} is {' or '.join(fits)}"
-            raise UsageError(msg, hint="name its column: --offsets UID=PARTITION,OFFSET,TOPIC")
+            msg = f"{table.where} has no topic column, and partition {number} may be {' or '.join(fits)}"
+            raise UsageError(msg, hint="name the topic column: --offsets UID=PARTITION,OFFSET,TOPIC")
         found[fits[0]] = place
     return found

@@ -1,6 +1,6 @@
-"""Iceberg tables: the data files of one snapshot, and which of their columns are the table's, by field id.
+"""Iceberg tables: the data files of one snapshot, and their columns by field id.
 
-Called by `table_plan`, in the process that plans a backfill. Tasks are given the files and need no `pyiceberg`.
+Called by `table_plan`, in the process that plans a backfill. Tasks receive the files and need no `pyiceberg`.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ _SCHEME = "iceberg://"
 _AT = "?snapshot="
 _METADATA = ".metadata.json"
 _HINT = "metadata/version-hint.text"
-_REWRITE = "have the table rewrite its data files (Spark: rewrite_data_files with rewrite-all), then read that snapshot"
+_REWRITE = "rewrite the table's data files (Spark: rewrite_data_files with rewrite-all), then read the new snapshot"
 _FIELD_ID = b"PARQUET:field_id"
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergSnapshot:
-    """What a table had at one moment."""
+    """One snapshot of a table."""
 
-    #: The table as it was named, with the snapshot's id: under this it stays the same.
+    #: The table's name with the snapshot's id, which identifies the same content later.
     uri: str
-    #: File -> ids of the columns whose values its partition may tell in its place.
+    #: File -> ids of the columns whose values may come from its partition instead.
     files: dict[TableFile, frozenset[int]]
     #: The table's columns.
     fields: dict[str, pa.Field]
-    #: Columns that are not null in files older than they are.
+    #: Columns with a non-null value in files that are older than they are.
     defaults: frozenset[str]
 
     def fitted(self, where: str, file: TableFile, found: pa.Schema, wanted: Iterable[pa.Field]) -> TableFile:
         """Return the file with the wanted columns that it is too old to have: they are null in it.
 
         Raises:
-            UsageError: a column of that name means another one here than in the table, or its values are elsewhere.
+            UsageError: a column of that name is another one in the file than in the table, or its values are elsewhere.
         """
         if all(_id(field) is None for field in found):
-            raise UsageError(f"{where}: its columns have no field ids, it was added from outside", hint=_REWRITE)
+            raise UsageError(
+                f"{where}: its columns have no field ids, as the file was added from outside", hint=_REWRITE
+            )
         names = {_id(field): field.name for field in found}
         absent = []
         for field in wanted:
@@ -65,44 +67,47 @@ class IcebergSnapshot:
                 self._require_null(where, file, found, field)
                 absent.append(field.name)
             elif dict(_ids(own)) != dict(_ids(found.field(field.name))):
-                msg = f"{where}: column {field.name!r} had other fields inside when it was written"
+                msg = f"{where}: column {field.name!r} had other nested fields when it was written"
                 raise UsageError(msg, hint=_REWRITE)
         return TableFile(root=file.root, key=file.key, size=file.size, absent=tuple(absent))
 
     def _require_null(self, where: str, file: TableFile, found: pa.Schema, field: pa.Field) -> None:
-        """Refuse a column that is not in the file, and not null in it either."""
+        """Refuse a column that is missing in the file and does not read as null either."""
         if field.name in found.names:
-            msg = f"{where}: its column {field.name!r} is one that was dropped; the table's was added later"
+            msg = (
+                f"{where}: its column {field.name!r} was dropped later; the table's column of that name is a newer one"
+            )
             raise UsageError(msg, hint=_REWRITE)
         if _id(self.fields[field.name]) in self.files[file]:
-            msg = f"{where} has no column {field.name!r}: only its partition tells the values"
+            msg = f"{where} has no column {field.name!r}: only its partition has the values"
             raise UsageError(msg, hint=_REWRITE)
         if field.name in self.defaults:
             msg = f"{where} is older than column {field.name!r}, which has a default"
             raise UsageError(msg, hint=_REWRITE)
         if not field.nullable:
-            msg = f"{where} is older than column {field.name!r}, which would be null"
+            msg = f"{where} is older than column {field.name!r}, which would be null in it"
             raise UsageError(msg, hint="every row needs a value: declare it as `T | None`, or fill it in the table")
 
 
 def open_iceberg(uri: str) -> IcebergSnapshot | None:
     """Return a snapshot of the table at `iceberg://CATALOG/NAMESPACE.TABLE`, a `.metadata.json` or a folder.
 
-    Behind the name `?snapshot=ID` tells which; without, the current one. None: there is no Iceberg table.
+    `?snapshot=ID` after the name selects a snapshot; without it, the current one. None: there is no Iceberg table.
 
     Raises:
-        UsageError: there is no such table or snapshot, it has rows that are deleted or not in Parquet files, or
-            `pyiceberg` is missing. ConnectorError: its catalog or metadata cannot be read.
+        UsageError: there is no such table or snapshot, it has deleted rows or files that are not Parquet, or
+        `pyiceberg` is missing.
+        ConnectorError: its catalog or metadata cannot be read.
     """
     table, at, text = uri.partition(_AT)
     if at and not text.isdecimal():
-        raise UsageError(f"{uri}: {text!r} is no snapshot", hint=f"write {table}{_AT}ID, a number")
+        raise UsageError(f"{uri}: {text!r} is not a snapshot id", hint=f"write {table}{_AT}ID, a number")
     if not table.startswith(_SCHEME) and not table.endswith(_METADATA):
         found = [key for key in open_store(table).list("metadata/") if key.endswith(_METADATA)]
         if found:
             return _snapshot(table, *_static(_named_by_hint(table, found)), int(text) if at else None)
         if at:
-            raise UsageError(f"{table} is no Iceberg table, and has no snapshots", hint="name it as it is")
+            raise UsageError(f"{table} is not an Iceberg table and has no snapshots", hint="name it as it is")
         return None
     opened = _from_catalog(table) if table.startswith(_SCHEME) else _static(table)
     return _snapshot(table, *opened, int(text) if at else None)
@@ -120,14 +125,14 @@ def _from_catalog(uri: str) -> tuple[TableMetadata, FileIO]:
         table = load_catalog(catalog).load_table(name)
     except NoSuchTableError as error:
         raise UsageError(f"Iceberg catalog {catalog!r} has no table {name!r}", hint="name its namespace too") from error
-    except Exception as error:  # each kind of catalog has a client, and errors, of its own
+    except Exception as error:  # each kind of catalog has its own client and errors
         msg = f"Iceberg catalog {catalog!r} cannot be read: {_line(error)}"
-        raise ConnectorError(msg, hint=f"is {catalog} in pyiceberg's configuration?") from error
+        raise ConnectorError(msg, hint=f"check that {catalog} is in pyiceberg's configuration") from error
     return table.metadata, table.io
 
 
 def _static(uri: str) -> tuple[TableMetadata, FileIO]:
-    """Read a metadata file; what it names is read from the same stores as its data."""
+    """Read a metadata file; the files it names are read from the same stores as its data."""
     _require_pyiceberg(uri)
     from pyiceberg.serializers import Compressor, FromByteStream
 
@@ -140,17 +145,17 @@ def _static(uri: str) -> tuple[TableMetadata, FileIO]:
         raise UsageError(f"there is no {uri}", hint="name a metadata file of the table, or its folder") from error
     try:
         return FromByteStream.table_metadata(BytesIO(data), compression=Compressor.get_compressor(uri)), StoreIO()
-    except Exception as error:  # of pyiceberg's own, and of its decoders
-        msg = f"{uri} is no metadata of an Iceberg table: {_line(error)}"
-        raise ConnectorError(msg, hint="is the file whole?") from error
+    except Exception as error:  # errors of pyiceberg and of its decoders
+        msg = f"{uri} is not the metadata of an Iceberg table: {_line(error)}"
+        raise ConnectorError(msg, hint="check that the file is complete") from error
 
 
 def _named_by_hint(folder: str, found: list[str]) -> str:
-    """Return the metadata file that a table's folder says is current."""
+    """Return the metadata file that is current according to the table's folder."""
     try:
         hint = open_store(folder).read(_HINT).decode(errors="replace").strip()
     except FileNotFoundError as error:
-        msg = f"{folder} is an Iceberg table, and does not tell which metadata is current: it has no {_HINT}"
+        msg = f"{folder} is an Iceberg table, but does not name its current metadata: it has no {_HINT}"
         way = f"name the file, such as {folder.rstrip('/')}/{max(found)}, or {_SCHEME}CATALOG/NAMESPACE.TABLE"
         raise UsageError(msg, hint=way) from error
     name = f"v{hint}" if hint.isdecimal() else hint.removesuffix(_METADATA)
@@ -163,12 +168,12 @@ def _snapshot(uri: str, metadata: TableMetadata, io: FileIO, wanted: int | None)
 
     snapshot = metadata.current_snapshot() if wanted is None else metadata.snapshot_by_id(wanted)
     if snapshot is None and wanted is None:
-        raise UsageError(f"{uri} has no snapshot: nothing was ever written to it")
+        raise UsageError(f"{uri} has no snapshot: the table was never written to")
     if snapshot is None:
         known = ", ".join(str(s.snapshot_id) for s in metadata.snapshots[-5:])
         raise UsageError(f"{uri} has no snapshot {wanted}", hint=f"was it expired? the last that there are: {known}")
     schema = metadata.schema()
-    if wanted is not None and snapshot.schema_id is not None:  # what the table was then, as other readers have it
+    if wanted is not None and snapshot.schema_id is not None:  # with the schema of that time, as other readers do
         schema = metadata.schema_by_id(snapshot.schema_id) or schema
     moved = {
         number: frozenset(field.source_id for field in spec.fields if isinstance(field.transform, IdentityTransform))
@@ -180,9 +185,11 @@ def _snapshot(uri: str, metadata: TableMetadata, io: FileIO, wanted: int | None)
         files = dict(_data_files(named, snapshot.manifests(io), io, moved))
     except PenstockError:
         raise
-    except Exception as error:  # a damaged file fails anywhere in pyiceberg's decoders
+    except Exception as error:  # a damaged file can fail anywhere in pyiceberg's decoders
         msg = f"{named}: its list of files cannot be read: {_line(error)}"
-        raise ConnectorError(msg, hint="was the snapshot expired meanwhile, or the table moved?") from error
+        raise ConnectorError(
+            msg, hint="check whether the snapshot expired meanwhile, or the table was moved"
+        ) from error
     return IcebergSnapshot(
         uri=named,
         files={file: files[file] for file in sorted(files, key=lambda f: f.uri)},
@@ -202,14 +209,17 @@ def _data_files(
             found = entry.data_file
             if manifest.content == ManifestContent.DELETES:
                 msg = f"{named} has rows that are deleted by {found.file_path}"
-                raise UsageError(msg, hint=f"{_REWRITE}; remove-dangling-deletes removes what is left of them")
+                raise UsageError(msg, hint=f"{_REWRITE}; remove-dangling-deletes removes the remaining delete files")
             if found.file_format != FileFormat.PARQUET:
-                raise UsageError(f"{named} has {found.file_path}, which is {found.file_format.value}", hint=_REWRITE)
+                raise UsageError(
+                    f"{named} has {found.file_path}, which is {found.file_format.value} instead of Parquet",
+                    hint=_REWRITE,
+                )
             yield file_at(found.file_path, found.file_size_in_bytes), moved[manifest.partition_spec_id]
 
 
 def _require_whole(io: FileIO, path: str) -> None:
-    """Look whether a list of manifests or a manifest has all its blocks."""
+    """Check that a list of manifests or a manifest has all its blocks."""
     with io.new_input(path).open() as file:
         require_whole(file.read())
 
@@ -231,7 +241,7 @@ def _id(field: pa.Field) -> int | None:
 
 
 def _ids(field: pa.Field, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int | None]]:
-    """Yield the ids of a field and of those inside it, by where they are; names of elements are their writer's."""
+    """Yield the ids of a field and of those nested in it, by path; names of elements differ between writers."""
     yield place, _id(field)
     kind = field.type
     if pa.types.is_struct(kind):

@@ -1,6 +1,6 @@
-"""Reads what an Iceberg table's metadata names through penstock's stores, so that S3 is configured once.
+"""Reads the files of an Iceberg table's metadata through penstock's stores, so that S3 is configured once.
 
-Used by `iceberg` for tables that no catalog opens. pyiceberg's interface asks for writing too: nothing is written.
+Used by `iceberg` for tables that no catalog opens. pyiceberg's interface also has writes, which are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StoreInput(InputFile):
     """One file: a list of manifests, or a manifest."""
 
     def __init__(self, location: str) -> None:
-        """Take the file's name as the table has it."""
+        """Take the file's name from the table."""
         super().__init__(location)
         self._file = file_at(location, 0)
         self._store = open_store(self._file.root)
@@ -28,7 +28,7 @@ class StoreInput(InputFile):
         return self._store.size(self._file.key)
 
     def exists(self) -> bool:
-        """Whether it is there."""
+        """Return whether the file exists."""
         try:
             return len(self) >= 0
         except FileNotFoundError:
@@ -40,20 +40,22 @@ class StoreInput(InputFile):
 
 
 class StoreIO(FileIO):
-    """All files of a table, for reading."""
+    """All files of a table, read-only."""
 
     def new_input(self, location: str) -> StoreInput:
         """Return one file."""
         return StoreInput(location)
 
     def new_output(self, location: str) -> OutputFile:
-        """Refuse."""
+        """Refuse to write."""
         return _refuse(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Refuse."""
+        """Refuse to delete."""
         _refuse(location if isinstance(location, str) else location.location)
 
 
 def _refuse(location: str) -> NoReturn:
-    raise UsageError(f"{location} would be changed", hint="a table is only read: this is a fault of penstock")
+    raise UsageError(
+        f"penstock tried to change {location}", hint="tables are only read: this is a bug in penstock, report it"
+    )

@@ -1,7 +1,10 @@
-"""Which operators give in a backfill what they give live; pure. Asked by `penstock backfill` and `check --backfill`.
+"""Which operators give the same result in a backfill as live; pure.
 
-A backfill sees the rows of a key in the order of event time, none of them late. What depends on when or in which order
-rows come is refused; some of it can be accepted by name, by who knows that it makes no difference to the job.
+Used by `penstock backfill` and `check --backfill`.
+
+A backfill sees the rows of a key in the order of event time, none of them late. Operators that depend on when or in
+which order rows arrive are refused. A user can accept some of them by name, if the difference does not matter to the
+job.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.functions.reduce_function import REDUCED
 from penstock.graph.job_graph import Broadcast, JobGraph, JobVertex, OperatorSpec
 
-#: Kinds whose result follows from the rows of a key and their event times.
+#: Kinds whose result depends only on the rows of a key and their event times.
 _EQUAL = frozenset(
     {
         *("source", "assign_watermarks", "project", "key_selector", "constant_key", "map", "flat_map", "filter_rows"),
@@ -24,30 +27,30 @@ _EQUAL = frozenset(
         *("interval_join", "window_join", "window_rows_join", "temporal_join"),
     }
 )
-_ARRIVAL = "what it emits depends on the order in which rows arrive"
-_UNKEYED = "its state is not by key: it depends on which subtask a row comes to"
-_PROCESSING = "it goes by processing time"
-_TTL = "its time-to-live goes by the clock: in a backfill of years that takes minutes nothing expires"
+_ARRIVAL = "its output depends on the order in which rows arrive"
+_UNKEYED = "its state is not keyed: it depends on the subtask that receives a row"
+_PROCESSING = "it uses processing time"
+_TTL = "its time-to-live uses the clock: a backfill takes minutes for years, so nothing expires"
 #: kind -> why it is refused unless accepted by name.
 _ACCEPTABLE = {
     "running_aggregate": _ARRIVAL,
     "deduplicate": _ARRIVAL,
-    "window_rows": f"{_ARRIVAL}, where it has a trigger or a function that looks at it",
+    "window_rows": f"{_ARRIVAL}, if it has a trigger or a function that depends on it",
     "plain_process": _UNKEYED,
     "window_top": _UNKEYED,
 }
-#: kind -> why there is no way.
+#: kind -> why it is always refused.
 _NEVER = {
     "processing_window": _PROCESSING,
-    "map_async": "what it has under way is not by key, and its answers come in any order",
-    "broadcast_process": "a broadcast stream has no place in a backfill",
-    "collect": "execute_and_collect() has no sink that publishes once",
-    "print": "print() has no sink that publishes once",
+    "map_async": "its pending requests are not keyed, and its results come in any order",
+    "broadcast_process": "a backfill has no broadcast streams",
+    "collect": "execute_and_collect() has no exactly-once sink",
+    "print": "print() has no exactly-once sink",
 }
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Why one operator does not qualify; `accepted` by name or not."""
+    """The reason why one operator does not qualify, and whether the user accepted it."""
 
     uid: str
     kind: str
@@ -57,7 +60,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def findings(graph: JobGraph, accept: Collection[str] = ()) -> list[Finding]:
-    """Return what in a job does not qualify, in its order.
+    """Return the operators of a job that do not qualify, in the job's order.
 
     Raises:
         UsageError: `accept` names an operator that needs no accepting.
@@ -78,10 +81,10 @@ def findings(graph: JobGraph, accept: Collection[str] = ()) -> list[Finding]:
 
 
 def require_qualified(graph: JobGraph, accept: Collection[str] = ()) -> None:
-    """Refuse a job of which something does not qualify and is not accepted.
+    """Refuse a job with an operator that neither qualifies nor is accepted.
 
     Raises:
-        UsageError: names the first operator and the way out.
+        UsageError: names the first such operator and a solution.
     """
     for finding in findings(graph, accept):
         if not finding.accepted:
@@ -98,25 +101,27 @@ def _judge(operator: OperatorSpec, vertex: JobVertex, *, fed_by_broadcast: bool)
         strategy = strategy_from_builtins(operator.config.get("watermarks"))
         reason, letters = "", _dead_letters(operator)
         if strategy.kind == "ingestion":
-            reason = "its event time is the time of ingestion"
+            reason = "its event time is the ingestion time"
         elif kind == "assign_watermarks" and strategy.kind == "generator":
-            reason, acceptable = "its generator is asked at rows only in a backfill, and not by the clock", True
+            reason, acceptable = "a backfill calls its generator for rows only, and not by the clock", True
         elif letters:
             reason, acceptable = (
-                f"its reader publishes to {letters!r} by itself, again whenever a task runs again",
+                f"its reader itself writes bad records to {letters!r}, and again when a task is repeated",
                 True,
             )
     elif kind == "sink":
         delivery = operator.config["sink"]["delivery"]
         reason = (
-            "" if delivery == "exactly-once" else f"delivery {delivery!r} has no output that can wait to be published"
+            ""
+            if delivery == "exactly-once"
+            else f"delivery {delivery!r} has no staged output that can be published later"
         )
     elif operator.keyed and vertex.is_source:
-        reason, acceptable = "it has keys and no shuffle between it and the source", False
+        reason, acceptable = "it is keyed without a shuffle between it and the source", False
     elif operator.config.get("window", {}).get("time") == "processing":
         reason, acceptable = _PROCESSING, False
     elif not reason and kind not in _EQUAL:
-        reason = "this kind of operator is not known here"
+        reason = "backfills do not know this kind of operator"
     elif not reason:
         reason = _reason_of_state(operator)
         acceptable = bool(reason)
@@ -126,13 +131,13 @@ def _judge(operator: OperatorSpec, vertex: JobVertex, *, fed_by_broadcast: bool)
 
 
 def _dead_letters(operator: OperatorSpec) -> str:
-    """Return the topic that a source's reader writes bad records to, past all sinks; empty if it has none."""
+    """Return the topic to which a source's reader writes bad records, past all sinks; empty if it has none."""
     source = operator.config.get("source") or {}
     return source.get("config", {}).get("dead_letter_topic") or ""
 
 
 def _reason_of_state(operator: OperatorSpec) -> str:
-    """Return why what an operator keeps may differ; empty if it does not."""
+    """Return why the state of an operator may differ; empty if it does not."""
     if REDUCED in operator.config.get("states", ()):
         return _ARRIVAL
     kinds = operator.config.get("kinds", {}).values()

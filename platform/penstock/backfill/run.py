@@ -1,6 +1,6 @@
-"""`penstock backfill`: plans a job's stages, has an engine run them, and writes the savepoint that is the result.
+"""`penstock backfill`: plans a job's stages, has an engine run them, and writes the resulting savepoint.
 
-The manifest is written last: until then there is no savepoint, and what is there of files is nobody's.
+The manifest is written last: before that there is no savepoint, and existing files belong to nothing.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ from penstock.snapshots.access.opening import open_target
 from penstock.snapshots.rewrite.reservation import publish, reserve
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
-#: Rows of one piece, about, where a split may be read in pieces.
+#: Approximate rows of one part, if a split may be read in parts.
 PIECE_ROWS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillOptions:
-    """What the user asked for."""
+    """The user's options."""
 
-    #: Where the savepoint goes: an empty place.
+    #: The savepoint's folder, which has to be empty.
     target: str
     #: See `connector.source.HistoryFactory`.
     until: dict[str, Any] = field(default_factory=dict)
-    #: Tables that hold the first part of what sources had, and where these take over; see `histories`.
+    #: Tables with the first part of the sources' history, and where the sources take over; see `histories`.
     tables: tuple[TableHistory, ...] = ()
     cut_over: dict[str, Any] = field(default_factory=dict)
-    #: Key ranges, each the work of one task.
+    #: Number of key ranges, each the work of one task.
     parts: int = 16
-    #: uids of operators that are accepted though they do not qualify.
+    #: uids of operators that the user accepts although they do not qualify.
     accept: tuple[str, ...] = ()
     piece_rows: int = PIECE_ROWS
-    #: Of state, in one task.
+    #: Memory for state in one task.
     memory_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillResult:
-    """What became of it."""
+    """The result of a backfill."""
 
     uri: str
     run_id: str
     rows_read: int
     rows_staged: int
-    #: What operators have dropped as late.
+    #: Rows that operators dropped as late.
     rows_late: int
-    #: Microseconds, of the source furthest behind; None: one has none yet, and nothing that waits for it has fired.
+    #: Microseconds, of the slowest source; None: one has no watermark, and no window that waits for it has fired.
     watermark: int | None
-    #: uid of a source -> split id -> position, as the connector has it.
+    #: uid of a source -> split id -> position, in the connector's form.
     positions: dict[str, dict[str, Any]]
-    #: uid of a source -> split id -> its offsets that came from a table: from, to before.
+    #: uid of a source -> split id -> its offsets from a table: first, and one after the last.
     tables: dict[str, dict[str, tuple[int, int]]]
     #: uid of a source -> its tables, those of Iceberg with the snapshots that were read.
     histories: dict[str, tuple[str, ...]]
@@ -85,11 +85,11 @@ class Backfill:
     """One backfill of one job."""
 
     def __init__(self, graph: JobGraph, options: BackfillOptions, clock: Clock, rand: Rand) -> None:
-        """Check all that can be checked before anything is read.
+        """Check all that is possible before anything is read.
 
         Raises:
             UsageError: an operator does not qualify, a source has no history, a table does not fit or leaves a gap, or
-                the target is not empty.
+            the target is not empty.
         """
         require_qualified(graph, options.accept)
         self._graph, self._options, self._clock = graph, options, clock
@@ -104,8 +104,9 @@ class Backfill:
         """Run all stages, then write the manifest.
 
         Raises:
-            PenstockError: a task failed; there is no savepoint then. UsageError: the target is another backfill's.
-            StorageError: what it has written was removed meanwhile.
+            PenstockError: a task failed; there is no savepoint then.
+            UsageError: another backfill writes to the target.
+            StorageError: the written files were removed meanwhile.
         """
         reserve(self._target, self.run_id)
         subtasks: list[SubtaskSnapshot] = []
@@ -115,7 +116,7 @@ class Backfill:
             results = engine.run(stage, progress)
             if [result.part for result in results] != list(range(stage.parts)):
                 msg = f"stage {vertex.name!r} gave the results of {len(results)} of {stage.parts} tasks"
-                raise UsageError(msg, hint="this is a fault of penstock")
+                raise UsageError(msg, hint="this is a bug in penstock: report it")
             subtasks += self._finish(stage, results)
             read += sum(result.rows_in for result in results) if vertex.is_source else 0
             late += sum(result.late for result in results)
@@ -149,7 +150,7 @@ class Backfill:
         )
 
     def _finish(self, stage: Stage, results: Sequence[TaskResult]) -> list[SubtaskSnapshot]:
-        """Note how far event time is behind a stage; return its subtasks as the savepoint has them."""
+        """Record the event time after a stage; return its subtasks in the form of the savepoint."""
         if not stage.vertex.is_source:
             counted = heard(stage, results)
             self._watermarks[stage.vertex.id] = watermark_behind(counted, quiet_are_idle=False)
@@ -201,7 +202,7 @@ class Backfill:
 
 
 def furthest(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
-    """Return of each split the piece that is furthest in event time, of those that have a say in it."""
+    """Return for each split the part with the largest event time, without parts that do not count for it."""
     found: dict[int, TaskResult] = {}
     for result in results:
         number = stage.pieces[result.part].number
@@ -213,7 +214,7 @@ def furthest(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
 
 
 def remove_unnamed(store: ObjectStore, run_id: str, subtasks: Collection[SubtaskSnapshot]) -> None:
-    """Remove files of this run's tasks that were run twice or failed; nothing of anybody else's."""
+    """Remove files of this run's failed or duplicate tasks; files of other runs stay."""
     named = {s.file.path for part in subtasks for state in part.keyed for s in state.segments}
     named |= {ref.path for part in subtasks for output in part.committables for ref in output.files}
     for key in store.list(""):

@@ -1,8 +1,10 @@
-"""The stages of a backfill on Spark. Called by `penstock backfill --master`.
+"""The stages of a backfill on Spark.
 
-A stage is `mapInArrow` over pieces of history, or over the rows of the stages before, repartitioned by key range and
-sorted within each partition. What a stage gives is kept on the executors' disks until the end; what is lost with an
-executor Spark computes again, under other file names, of which nothing is ever named.
+Called by `penstock backfill --master`.
+
+A stage is `mapInArrow` over parts of history, or over the rows of the stages before, repartitioned by key range and
+sorted within each partition. The output of a stage is kept on the executors' disks until the end. After the loss of an
+executor Spark computes its part again, under other file names; the lost files are never named.
 """
 
 from __future__ import annotations
@@ -39,21 +41,21 @@ if TYPE_CHECKING:
 
 _Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _BATCH_ROWS = 32_768
-#: Column that the rows of a part are brought together by.
+#: Column by which the rows of a part are shuffled together.
 _SLOT = "__slot"
-#: Numbers among which one is looked for that Spark puts into a certain partition.
+#: Candidates per partition when searching a number that Spark hashes to that partition.
 _TRIED_A_PARTITION = 64
 
 
 class BackfillFailedError(PenstockError):
-    """A task of Spark failed more often than Spark tries."""
+    """A task of Spark failed more often than Spark retries."""
 
 
 class SparkEngine:
     """Runs stages as jobs of one Spark session."""
 
     def __init__(self, session: SparkSession) -> None:
-        """Nothing has run; the session stays the caller's."""
+        """Use `session`, which stays the caller's."""
         self._session = session
         self._given: dict[str, DataFrame] = {}
         session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_BATCH_ROWS))
@@ -62,7 +64,7 @@ class SparkEngine:
         """Run all tasks of a stage; see `engine.Engine`.
 
         Raises:
-            BackfillFailedError: with what the last attempt of the task said.
+            BackfillFailedError: with the error of the task's last attempt.
         """
         schema = from_arrow_schema(output_schema(stage))
         rows = self._pieces(stage) if stage.vertex.is_source else self._parts(stage)
@@ -73,19 +75,19 @@ class SparkEngine:
             found = given.where(F.col(EDGE) == NO_EDGE).select(RESULT).collect()
         except (PySparkException, Py4JError) as error:
             msg = f"stage {stage.vertex.name!r} failed on Spark: {reason_of(error)}"
-            raise BackfillFailedError(msg, hint="there is no savepoint") from error
+            raise BackfillFailedError(msg, hint="no savepoint was written") from error
         progress(stage, stage.parts, stage.parts)
         results = [msgspec.msgpack.decode(bytes(row[0]), type=TaskResult) for row in found]
         return sorted(results, key=lambda result: result.part)
 
     def close(self) -> None:
-        """Give up what stages gave."""
+        """Drop the output of stages."""
         for given in self._given.values():
             given.unpersist()
         self._given.clear()
 
     def _pieces(self, stage: Stage) -> DataFrame:
-        # a source may have no split, but Spark takes no number of partitions below one
+        # a source may have no split, but Spark needs at least one partition
         return self._session.range(0, stage.parts, 1, max(1, stage.parts))
 
     def _parts(self, stage: Stage) -> DataFrame:
@@ -108,7 +110,7 @@ class SparkEngine:
         return placed.repartition(stage.parts, _SLOT).drop(_SLOT).sortWithinPartitions(*ORDER)
 
     def _slots(self, parts: int) -> list[int]:
-        """Return for each part a number that Spark's hash puts into a partition of its own."""
+        """Return for each part a number that Spark's hash puts into a separate partition."""
         return _slots_of(self._session, parts)
 
 
@@ -127,7 +129,7 @@ def _of_nudge(name: str) -> Any:
 
 
 def _map_in_arrow(rows: DataFrame, task: _Task, schema: StructType) -> DataFrame:
-    """Do what `DataFrame.mapInArrow` does; that one asks for Pandas, which nothing of it uses."""
+    """Do the work of `DataFrame.mapInArrow`, which requires Pandas without using it."""
     function = UserDefinedFunction(task, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     column: Any = function(*(rows[name] for name in rows.columns))
     plan: Any = rows._jdf.mapInArrow(column._jc, False, None)  # noqa: SLF001 - Spark's own way to it

@@ -1,4 +1,4 @@
-"""A job as stages of a batch: what a task of each is told, and what it gives back. Pure; used by driver and tasks."""
+"""A job as stages of a batch: the inputs and results of their tasks. Pure; used by driver and tasks."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from penstock.core.keygroup import ALL_HASHES, HashRange, hash_range_of
 from penstock.core.snapshot import OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex
 
-#: Kinds that keep the rows of a batch in their order and nothing else: their input may be read in pieces.
+#: Kinds that keep the rows of a batch in order and have no state: their input may be read in parts.
 _STATELESS = frozenset({"project", "key_selector", "constant_key", "map", "flat_map", "filter_rows", "sink"})
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task of a source reads: a split from its position to an end."""
+    """The input of one task of a source: a split from its position to an end."""
 
     split: SourceSplit
-    #: Which of the source's splits it is of, and whether the split has no rows.
+    #: Index of the source's split, and whether the split has no rows.
     number: int
     empty: bool = False
-    #: What reads it, where that is not the job's own source.
+    #: The source that reads it, if not the job's own.
     source: SourceSpec | None = None
-    #: Whether its rows have no say in how far event time is: nobody knows of which split they were.
+    #: Whether its rows do not affect event time: their split is not known.
     quiet: bool = False
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One vertex of the job: all that its tasks are told, and the same for each of them."""
+    """One vertex of the job: the description that all its tasks share."""
 
     job_name: str
     run_id: str
     vertex: JobVertex
-    #: Subtasks: key ranges, or for a source its pieces.
+    #: Number of subtasks: key ranges, or for a source its parts.
     parts: int
     key_groups: int
-    #: Edges that end here in the order of inputs, those that begin here, and how many parts each of these has.
+    #: Edges that end here in the order of inputs, those that begin here, and the number of parts of each of these.
     inputs: tuple[JobEdge, ...]
     outputs: tuple[JobEdge, ...]
-    #: For each input the place of its edge among the outputs of the vertex that feeds it.
+    #: For each input the index of its edge among the outputs of the vertex that feeds it.
     places: tuple[int, ...]
     targets: tuple[int, ...]
     #: Settings as JSON: `config.settings.JobSettings`.
     settings: bytes
-    #: The store that files are written to.
+    #: The store for the files.
     target_uri: str
-    #: Where event time ends.
+    #: The final event time.
     watermark: int = MIN_TIMESTAMP
     pieces: tuple[Piece, ...] = ()
     accepted: tuple[str, ...] = ()
@@ -61,34 +61,34 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task has done: its part of the savepoint, and how far event time is behind it."""
+    """The result of one task: its part of the savepoint, and the event time after it."""
 
     vertex_id: str
     part: int
     snapshot: SubtaskSnapshot
     watermark: int
     rows_in: int
-    #: Rows that operators have dropped as late.
+    #: Rows that operators dropped as late.
     late: int = 0
-    #: Whether it has no say in how far event time is.
+    #: Whether it does not affect event time.
     quiet: bool = False
 
 
 def parts_of(vertex: JobVertex, parts: int, key_groups: int) -> int:
-    """Return how many parts a vertex behind a shuffle is cut into; one that is alone in the job stays alone."""
+    """Return the number of parts of a vertex after a shuffle; a vertex with parallelism 1 keeps it."""
     keyed = any(operator.keyed for operator in vertex.operators)
     return min(parts, key_groups) if keyed or vertex.parallelism > 1 else 1
 
 
 def readable_in_pieces(vertex: JobVertex) -> bool:
-    """Whether the rows of one split may be read by several tasks: each one's watermarks follow from its rows alone."""
+    """Return whether several tasks may read the rows of one split: watermarks then depend on each part alone."""
     source, *behind = vertex.operators
     kind = (source.config.get("watermarks") or {"kind": "none"})["kind"]
     return kind in ("bounded", "none", "unmarked") and all(operator.kind in _STATELESS for operator in behind)
 
 
 def pieces_of(history: Sequence[HistorySplit]) -> tuple[Piece, ...]:
-    """Return the pieces of all splits in the order of splits."""
+    """Return the parts of all splits in the order of splits."""
     return tuple(
         Piece(split=piece, number=number, empty=piece.finished)
         for number, split in enumerate(history)
@@ -102,9 +102,9 @@ def places_of(graph: JobGraph, inputs: Iterable[JobEdge]) -> tuple[int, ...]:
 
 
 def watermark_behind(results: Iterable[TaskResult], *, quiet_are_idle: bool) -> int:
-    """Return how far event time is behind a stage: where its last part is.
+    """Return the event time after a stage: that of its slowest part.
 
-    `quiet_are_idle`: a part without rows holds nobody back, as a split would not that has an idle time-out.
+    `quiet_are_idle`: a part without rows does not hold back event time, like a split with an idle time-out.
     """
     heard_of = [r.watermark for r in results if not r.quiet]
     known = [mark for mark in heard_of if not (quiet_are_idle and mark == MIN_TIMESTAMP)]
@@ -112,9 +112,10 @@ def watermark_behind(results: Iterable[TaskResult], *, quiet_are_idle: bool) -> 
 
 
 def heard(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
-    """Return what tasks gave without the watermarks of those that assign event time and had no row to do it by.
+    """Return the results of tasks without those that assign event time and had no row.
 
-    Live a subtask there has rows: there are as many as are fed, not `--parts`. They would hold everybody back for ever.
+    Live, each subtask there has rows: their number follows from the input instead of `--parts`. Parts without rows
+    would hold back event time forever.
     """
     uids = {operator.uid for operator in stage.vertex.operators if operator.kind == "assign_watermarks"}
     return [r if r.rows_in or not uids else _without_event_time(r, uids) for r in results]
@@ -129,7 +130,7 @@ def _without_event_time(result: TaskResult, uids: set[str]) -> TaskResult:
 def source_snapshots(
     stage: Stage, history: Sequence[HistorySplit], results: Sequence[TaskResult], *, quiet_are_idle: bool
 ) -> list[SubtaskSnapshot]:
-    """Return one subtask a split, which stands where the live job goes on; what its pieces saved is put together."""
+    """Return one subtask per split, where the live job continues, with the combined state of its parts."""
     found = []
     uid = stage.vertex.operators[0].uid
     for number, split in enumerate(history):
@@ -149,5 +150,5 @@ def source_snapshots(
 
 
 def _last_states(uid: str, own: Sequence[TaskResult]) -> list[OperatorStateSnapshot]:
-    """Return what operators behind the source saved: there is one piece then."""
+    """Return the state of operators chained to the source, in which case there is one part."""
     return [state for r in own[-1:] for state in r.snapshot.operator if state.uid != uid]

@@ -1,6 +1,6 @@
-"""Both ends of a job in a backfill: a source that stops at its cut, and a sink that stages and never publishes.
+"""Both ends of a job in a backfill: a source that stops at its end position, and a sink that stages without publishing.
 
-In place of the live operators of kinds `source` and `sink`; all between them is the live job's own.
+They replace the live operators of kinds `source` and `sink`; all others are the live job's own.
 """
 
 # ruff: noqa: ARG002 - hooks take what the protocol gives them
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class _Endless:
-    """A reader whose splits end without an end of event time: the live job goes on with them."""
+    """A reader whose splits end without the end of event time: the live job continues them."""
 
     def __init__(self, reader: SourceReader) -> None:
         self._reader = reader
@@ -52,17 +52,17 @@ class _Endless:
 
 
 class HistoryOperator(SourceOperator):
-    """Reads one piece to its end and says so by `read_to_end`."""
+    """Reads one part to its end, which `read_to_end` reports."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         assert self._reader is not None  # noqa: S101 - it has just been made
         self._endless = _Endless(self._reader)
-        self._reader = self._endless  # it hands on what it does not do itself
+        self._reader = self._endless  # it forwards all other calls
 
     @property
     def read_to_end(self) -> bool:
-        """Whether all of the piece was emitted."""
+        """Return whether all of the part was emitted."""
         return self._endless.ended
 
 
@@ -70,7 +70,7 @@ class StagedSinkOperator(Operator):
     """Writes its rows as staged chunks below `pending/`; the job's own sink publishes them at its start."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
-        """`prefix` begins the names of files; no other attempt has the same."""
+        """Write files below `prefix`, which is unique to the attempt."""
         self._store, self._prefix = store, prefix
         self._files: list[FileRef] = []
         self._rows = 0
@@ -91,10 +91,10 @@ class StagedSinkOperator(Operator):
             self._write()
 
     def process_watermark(self, watermark: Any, out: Collector) -> None:
-        """Nothing follows a sink."""
+        """Drop the watermark, as no operator follows a sink."""
 
     def process_status(self, status: Any, out: Collector) -> None:
-        """Nothing follows a sink."""
+        """Drop the status, as no operator follows a sink."""
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
         self._write()
@@ -122,13 +122,13 @@ class StagedSinkOperator(Operator):
             key = f"pending/{self._prefix}{self._context.spec.uid}-{len(self._files):05d}.arrow"
             self._store.put(key, data)
             if self._store.read(key) != data:
-                msg = f"{self._store.uri}/{key} does not hold what was written to it"
+                msg = f"{self._store.uri}/{key} does not have the content that was written to it"
                 raise StorageError(msg, hint="check the store's disk")
             self._files.append(FileRef(path=key, length=len(data), checksum=checksum_of(data)))
 
 
 def operators_of(store: ObjectStore, prefix: str) -> Callable[[str], Operator]:
-    """Return what makes the operators of one task."""
+    """Return the factory for the operators of one task."""
     source: Any = HistoryOperator
     sink: Any = StagedSinkOperator
     ends: dict[str, Callable[[], Operator]] = {"source": source, "sink": lambda: sink(store, prefix)}

@@ -1,6 +1,6 @@
-"""The Parquet files of a table, in a folder or on the object store: which there are, their columns, their row groups.
+"""The Parquet files of a table in a folder or on the object store: listing, columns, row groups.
 
-Called by `table_plan`, which looks at footers before anything runs, and by `table_reader`, which reads the rows.
+Called by `table_plan`, which reads footers before anything runs, and by `table_reader`, which reads the rows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.range_file import RangeFile
 
 _ENDING = ".parquet"
-#: What Hive and Spark call a folder of rows without a value.
+#: Name that Hive and Spark give to the folder of rows without a value.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-#: Files of a table of another format, by what their keys hold, which lists the files that count elsewhere.
+#: Table formats that list their valid files elsewhere, by the keys they contain.
 _FORMATS = (
     ("_delta_log/", ".json", "Delta"),
     ("metadata/", ".metadata.json", "Iceberg"),
@@ -30,37 +30,37 @@ _FORMATS = (
 
 
 class TableFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file, as it was when it was listed."""
+    """One file, in the state when it was listed."""
 
     root: str
     key: str
     size: int
-    #: Columns that are null in all of it, where a table's format tells; None: the names of folders may hold values.
+    #: Columns that are null in all of it, if the table's format says so; None: folder names may hold values.
     absent: tuple[str, ...] | None = None
 
     @property
     def uri(self) -> str:
-        """The file by itself."""
+        """Return the file's URI."""
         return f"{self.root}/{self.key}"
 
 
 def files_of(uri: str) -> list[TableFile]:
     """Return the files at a URI, which is a file or a folder of any depth, sorted by name.
 
-    Names that begin with a dot or `_` and those that do not end in `.parquet` are left out.
+    Names that begin with a dot or `_` and those that do not end in `.parquet` are skipped.
 
     Raises:
-        UsageError: there is none, or a folder is that of a table whose files are listed elsewhere.
+        UsageError: there is none, or the folder is a table whose files are listed elsewhere.
         StorageError: the store cannot be reached.
     """
     return _one(uri) or _folder(open_store(uri))
 
 
 def require_once(files: Iterable[TableFile]) -> None:
-    """Refuse a file that is there twice.
+    """Refuse a file that is listed twice.
 
     Raises:
-        UsageError: with the first such.
+        UsageError: names the first such file.
     """
     twice = [uri for uri, times in Counter(file.uri for file in files).items() if times > 1]
     if twice:
@@ -68,7 +68,7 @@ def require_once(files: Iterable[TableFile]) -> None:
 
 
 def file_at(location: str, size: int) -> TableFile:
-    """Return a file by its name in another system, where no character is escaped: `s3a://` and `file:/` are known."""
+    """Return a file by its name in another system, which escapes no character: `s3a://` and `file:/` are known."""
     scheme, _, rest = location.partition(":")
     if scheme in ("s3", "s3a", "s3n"):
         bucket, _, key = rest.removeprefix("//").partition("/")
@@ -93,11 +93,11 @@ def _one(uri: str) -> list[TableFile]:
 
 
 def _folder(store: ObjectStore) -> list[TableFile]:
-    keys = [*store.list(""), *store.list(".hoodie/")]  # a local store lists no hidden folder unless it is named
+    keys = [*store.list(""), *store.list(".hoodie/")]  # a local store lists hidden folders only by name
     for folder, ending, name in _FORMATS:
         if any(key.endswith(ending) and f"/{folder}" in f"/{key}" for key in keys):
-            msg = f"{store.uri} is a table of {name}: its folder also has files that no longer count"
-            way = "name the tables, one by one" if name == "Iceberg" else "give the data files of a snapshot, each"
+            msg = f"{store.uri} is a table of {name}: its folder also has files that are no longer valid"
+            way = "name each table separately" if name == "Iceberg" else "give the data files of a snapshot, each"
             raise UsageError(msg, hint=way)
     names = [key for key in keys if key.endswith(_ENDING) and not any(_hidden(part) for part in key.split("/"))]
     if not names:
@@ -110,7 +110,7 @@ def _hidden(part: str) -> bool:
 
 
 def values_beside(file: TableFile) -> dict[str, str | None]:
-    """Return what is known of columns beside the file's own: by folders (`day=2026-01-01/part-0.parquet`), or nulls."""
+    """Return the values of columns outside of the file: from folders (`day=2026-01-01/part-0.parquet`), or nulls."""
     if file.absent is not None:
         return dict.fromkeys(file.absent)
     parts = [part.partition("=") for part in file.uri.split("/")[:-1] if "=" in part]
@@ -127,17 +127,17 @@ def open_parquet(file: TableFile) -> pq.ParquetFile:
     try:
         size = store.size(file.key)
         if size != file.size:
-            msg = f"{file.uri} has {size} bytes now and had {file.size} when the backfill began"
-            raise ConnectorError(msg, hint="a table must not change while it is read: start the backfill anew")
+            msg = f"{file.uri} has {size} bytes, but had {file.size} when the backfill began"
+            raise ConnectorError(msg, hint="a table must not change while it is read: start the backfill again")
         fetched = RangeFile(size, lambda offset, length: store.read(file.key, offset, length))
         return pq.ParquetFile(fetched, pre_buffer=True)
     except (FileNotFoundError, pa.ArrowException) as error:
         msg = f"{file.uri} cannot be read: {str(error).splitlines()[0]}"
-        raise ConnectorError(msg, hint="is the file whole, and seen from every machine?") from error
+        raise ConnectorError(msg, hint="check that the file is complete and readable from every machine") from error
 
 
 def read_group(opened: pq.ParquetFile, file: TableFile, group: int, names: Sequence[str]) -> pa.Table:
-    """Return columns of a row group, those that only folders tell as text, those that nothing tells as nulls.
+    """Return columns of a row group: columns from folders as text, missing ones as nulls.
 
     Raises:
         ConnectorError: it is damaged.
@@ -147,7 +147,7 @@ def read_group(opened: pq.ParquetFile, file: TableFile, group: int, names: Seque
         table = opened.read_row_group(group, columns=own, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         msg = f"{file.uri} cannot be read: row group {group}: {str(error).splitlines()[0]}"
-        raise ConnectorError(msg, hint="is the file whole?") from error
+        raise ConnectorError(msg, hint="check that the file is complete") from error
     rows, values = opened.metadata.row_group(group).num_rows, values_beside(file)
     columns = [
         table.column(name) if name in own else pa.chunked_array([pa.repeat(pa.scalar(values[name]), rows)])

@@ -1,7 +1,7 @@
-"""What a table holds, by the footers of its files: whether its columns fit, and where the rows of each partition lie.
+"""The content of a table by the footers of its files: column types, and the row groups of each partition.
 
-Called by `histories` before anything runs. Where a footer does not tell a row group's offsets, or it has those of
-several partitions, its columns of partition and offset are read.
+Called by `histories` before anything runs. The columns of partition and offset are read only if a footer does not give
+a row group's offsets, or the row group has several partitions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from penstock.core.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
-#: Topic (empty where no column tells it) and number of a partition.
+#: Topic (empty if there is no such column) and number of a partition.
 Place = tuple[str, int]
-#: Stands for all rows of a table without offsets.
+#: All rows of a table without offsets.
 WHOLE: Place = ("", -1)
 _FAMILIES = (
     (pa.types.is_integer, "integer"),
@@ -43,52 +43,52 @@ _FAMILIES = (
 
 
 class Offsets(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns that tell where in a topic a row was."""
+    """The columns with a row's position in a topic."""
 
     partition: str
     offset: str
-    #: Needed where the source has several topics.
+    #: Required if the source has several topics.
     topic: str = ""
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """Return the names of the columns."""
         return [name for name in (self.partition, self.offset, self.topic) if name]
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of one partition in one row group; of a table without offsets all its rows."""
+    """The rows of one partition in one row group; for a table without offsets, all its rows."""
 
     file: TableFile
     group: int
     rows: int
-    #: Its lowest and its highest offset.
+    #: Its smallest and its largest offset.
     first: int = 0
     last: int = -1
 
 
 class Table:
-    """A table that was looked at."""
+    """A table whose files were examined."""
 
     def __init__(
         self, where: str, chunks: dict[Place, list[Chunk]], offsets: Offsets | None, uris: tuple[str, ...]
     ) -> None:
-        """`where` begins what is said about it; `uris` name it again, snapshots by their ids."""
+        """Take `where`, the beginning of messages, and `uris`, which name the table again with snapshot ids."""
         self.where = where
         self.chunks = chunks
         self.offsets = offsets
         self.uris = uris
 
     def require_dense(self, place: Place) -> None:
-        """Refuse a partition of which offsets between the first and the last are missing or there twice.
+        """Refuse a partition with missing or repeated offsets between the first and the last.
 
         Raises:
-            UsageError: with the first of them.
+            UsageError: names the first of them.
         """
         chunks = self.chunks[place]
         low, end = min(c.first for c in chunks), max(c.last for c in chunks) + 1
         if sum(chunk.rows for chunk in chunks) == end - low:
-            return  # the tasks look at each one
+            return  # the tasks check each offset
         assert self.offsets is not None  # noqa: S101 - else there are no partitions
         found = [offsets_in(open_parquet(c.file), c.file, c.group, self.offsets).get(place) for c in chunks]
         offsets = np.sort(np.concatenate([part for part in found if part is not None]))
@@ -96,11 +96,12 @@ class Table:
 
 
 def open_table(where: str, uris: Sequence[str], schema: pa.Schema, offsets: Offsets | None) -> Table:
-    """Look at all files of a table.
+    """Examine all files of a table.
 
     Raises:
         UsageError: there is none, or one does not have the columns of `schema` and `offsets`.
-        ConnectorError: one cannot be read. StorageError: the store cannot be reached.
+        ConnectorError: one cannot be read.
+        StorageError: the store cannot be reached.
     """
     chunks: dict[Place, list[Chunk]] = {}
     listed, named = _listed(uris)
@@ -124,7 +125,7 @@ def open_table(where: str, uris: Sequence[str], schema: pa.Schema, offsets: Offs
 
 
 def _listed(uris: Sequence[str]) -> tuple[list[tuple[TableFile, IcebergSnapshot | None]], tuple[str, ...]]:
-    """Return all files, each with the snapshot that it is of, and the names under which they are found again."""
+    """Return all files, each with its snapshot, and the names under which they are found again."""
     found: list[tuple[TableFile, IcebergSnapshot | None]] = []
     named = []
     for uri in uris:
@@ -136,16 +137,16 @@ def _listed(uris: Sequence[str]) -> tuple[list[tuple[TableFile, IcebergSnapshot 
 
 
 def name_of(place: Place) -> str:
-    """Return a partition as it is told to users."""
+    """Return the name of a partition for messages."""
     topic, partition = place
     return f"{topic}-{partition}" if topic else str(partition)
 
 
 def require_next(offsets: np.ndarray[Any, Any], due: int, where: str, *, sparse: bool) -> int:
-    """Check sorted offsets against the one that is due; return the one that is due behind them.
+    """Check that sorted offsets continue at `due`; return the next offset after them.
 
     Raises:
-        UsageError: one is there twice, or, unless the table is `sparse`, missing.
+        UsageError: an offset is repeated, or, unless the table is `sparse`, missing.
     """
     if not len(offsets):
         return due
@@ -153,7 +154,7 @@ def require_next(offsets: np.ndarray[Any, Any], due: int, where: str, *, sparse:
     twice = np.flatnonzero(steps <= 0)
     if len(twice):
         msg = f"{where} has offset {int(offsets[twice[0]])} twice"
-        raise UsageError(msg, hint="remove what was archived twice from the table")
+        raise UsageError(msg, hint="remove the rows that were archived twice from the table")
     if not sparse and (missing := np.flatnonzero(steps > 1)).size:
         behind = int(offsets[missing[0]])
         first = behind - int(steps[missing[0]]) + 1
@@ -162,9 +163,9 @@ def require_next(offsets: np.ndarray[Any, Any], due: int, where: str, *, sparse:
 
 
 def hole(where: str, first: int, end: int) -> UsageError:
-    """Return the error about offsets from `first` to before `end` that are missing."""
+    """Return the error about missing offsets from `first` to before `end`."""
     msg = f"{where} has a gap: offsets {first} to {end - 1} are missing"
-    way = "where transactions, compaction or skipped records leave such holes in the topic itself, say --sparse UID"
+    way = "if transactions, compaction or skipped records leave such gaps in the topic itself, pass --sparse UID"
     return UsageError(msg, hint=way)
 
 
@@ -181,7 +182,7 @@ def offsets_in(
 
 
 def places_of(table: pa.Table, file: TableFile, offsets: Offsets, place: Place) -> Any:
-    """Return (mask of the rows of one partition, their offsets) of a row group that was read."""
+    """Return (mask of the rows of one partition, their offsets) of a row group."""
     for found, at, mask in _by_place(table, file, offsets):
         if found == place:
             return mask, at[mask]
@@ -191,7 +192,7 @@ def places_of(table: pa.Table, file: TableFile, offsets: Offsets, place: Place) 
 def _by_place(table: pa.Table, file: TableFile, offsets: Offsets) -> Iterator[tuple[Place, Any, Any]]:
     for name in offsets.names:
         if table.column(name).null_count:
-            raise UsageError(f"{file.uri} has rows without {name!r}", hint="every row needs its place in the topic")
+            raise UsageError(f"{file.uri} has rows without {name!r}", hint="every row needs its position in the topic")
     numbers = table.column(offsets.partition).cast(pa.int64()).to_numpy()
     at = table.column(offsets.offset).cast(pa.int64()).to_numpy()
     topics = table.column(offsets.topic).cast(pa.string()) if offsets.topic else None
@@ -216,7 +217,7 @@ def _spans(
 
 
 def _bounds(about: Any, name: str, told: dict[str, str | None]) -> tuple[Any, Any] | None:
-    """Return the least and the largest value of a row group's column, None where the footer does not tell exactly."""
+    """Return the smallest and the largest value of a row group's column; None if the footer is not exact."""
     for number in range(about.num_columns):
         column = about.column(number)
         if column.path_in_schema == name:
@@ -236,18 +237,20 @@ def _require_columns(
             raise UsageError(f"{where} has no column {name!r}", hint=f"it has: {', '.join(known)}")
     for field in schema:
         if field.name in found.names and _family(found.field(field.name).type) != _family(field.type):
-            msg = f"{where}: column {field.name!r} is {found.field(field.name).type}, the source's is {field.type}"
+            msg = f"{where}: column {field.name!r} is {found.field(field.name).type}, but {field.type} in the source"
             raise UsageError(msg, hint="write the table with the columns of the source's schema")
     for name in (offsets.partition, offsets.offset) if offsets is not None else ():
         if name in found.names and not pa.types.is_integer(found.field(name).type):
-            raise UsageError(f"{where}: column {name!r} is {found.field(name).type}, and no integer")
+            raise UsageError(f"{where}: column {name!r} is {found.field(name).type} instead of an integer")
         value = None if name in found.names else told[name]
         if value is not None and not re.fullmatch("[0-9]{1,18}", value):
-            raise UsageError(f"{where}: the folder {name}={value} tells no number", hint="is another column meant?")
+            raise UsageError(
+                f"{where}: the folder {name}={value} has no number as its value", hint="is another column meant?"
+            )
 
 
 def _family(kind: pa.DataType) -> str:
-    """Return what types have in common between which values are taken without loss, or not at all."""
+    """Return a name shared by the types between which values can be cast without loss, or not at all."""
     if pa.types.is_dictionary(kind):
         return _family(kind.value_type)
     for belongs, name in _FAMILIES:

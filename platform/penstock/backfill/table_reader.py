@@ -1,7 +1,7 @@
-"""Reads the part of a table that stands for the beginning of a split, and goes on with the split itself.
+"""Reads the part of a table that replaces the beginning of a split, then continues with the split itself.
 
-A task of a source is given it in place of the source's own reader. Rows come in the order of offsets, whatever that
-of files: row groups whose offsets overlap are sorted together. Every offset is looked at.
+A task of a source uses it instead of the source's own reader. Rows come in the order of offsets, not of files: row
+groups with overlapping offsets are sorted together. Every offset is checked.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ FACTORY = "penstock.backfill.table_reader:TableFactory"
 
 
 class TableConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels in `SourceSpec.config`: the same for all tasks of a source."""
+    """The content of `SourceSpec.config`: the same for all tasks of a source."""
 
-    #: Begins what is said about the table.
+    #: The beginning of messages about the table.
     where: str
     offsets: Offsets | None
     sparse: bool
     #: The job's own source.
     source: SourceSpec
-    #: That one's, for bad times.
+    #: Setting of the job's own source for invalid times.
     on_bad_record: str
 
 
 class TablePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task reads of a table: offsets from `low` to before `high` of a partition, or whole row groups."""
+    """The part of a table for one task: offsets from `low` to before `high` of a partition, or whole row groups."""
 
     place: Place
     chunks: tuple[Chunk, ...]
@@ -52,18 +52,18 @@ class TablePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table_spec(config: TableConfig) -> SourceSpec:
-    """Return what stands in for the job's own source."""
+    """Return the source that replaces the job's own."""
     return SourceSpec(factory=FACTORY, config=msgspec.to_builtins(config), schema=config.source.schema, bounded=True)
 
 
 def table_split(split_id: str, part: TablePart, then: SourceSplit | None = None) -> SourceSplit:
-    """Return what a task reads: a part of the table as the beginning of a split, `then` a piece of the split itself."""
+    """Return the input of a task: a part of a table as the beginning of a split, `then` a part of the split."""
     state = {"table": msgspec.to_builtins(part), "then": None if then is None else msgspec.to_builtins(then)}
     return SourceSplit(id=split_id, state=state)
 
 
 class TableFactory:
-    """Makes the reader; splits come from `histories`."""
+    """Creates readers; splits come from `histories`."""
 
     def create_reader(self, spec: SourceSpec, context: SourceContext) -> TableReader:
         """Return a reader of one task."""
@@ -71,7 +71,7 @@ class TableFactory:
 
 
 class TableReader:
-    """Reads one part, then what is behind it."""
+    """Reads one part of a table, then the split that follows it."""
 
     def __init__(self, config: TableConfig, schema: pa.Schema, context: SourceContext) -> None:
         self._config, self._schema, self._context = config, schema, context
@@ -86,7 +86,7 @@ class TableReader:
         self._rows = rows_of(part, self._schema, self._config)
 
     def poll(self, max_rows: int) -> PollResult:
-        """Return the next rows: of the table, and when that has ended of the split behind it."""
+        """Return the next rows: of the table, then of the split that follows it."""
         if self._behind is not None:
             return self._behind.poll(max_rows)
         if not self._held.num_rows:
@@ -108,26 +108,27 @@ class TableReader:
         return PollResult()
 
     def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
-        """A task has one split, which waits for no other."""
+        """Do nothing: a task has a single split."""
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
-        """Return the split as it was given: where the live job goes on is the driver's to say."""
+        """Return the split unchanged: the driver decides where the live job continues."""
         return (self._split,)
 
     def notify_complete(self, splits: tuple[SourceSplit, ...]) -> None:
-        """Nothing outside wants to know."""
+        """Do nothing: no outside system needs it."""
 
     def close(self) -> None:
-        """Free what was opened."""
+        """Free all open resources."""
         if self._behind is not None:
             self._behind.close()
 
 
 def rows_of(part: TablePart, schema: pa.Schema, config: TableConfig) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part in their order: that of offsets, or without them of files and row groups.
+    """Yield the rows of a part in order: by offset, or without offsets by file and row group.
 
     Raises:
-        UsageError: an offset is missing or there twice. ConnectorError: a file is not what it was, or is damaged.
+        UsageError: an offset is missing or repeated.
+        ConnectorError: a file was changed or is damaged.
         ColumnError: values do not fit the schema.
     """
     files: dict[TableFile, pq.ParquetFile] = {}
@@ -152,7 +153,7 @@ def rows_of(part: TablePart, schema: pa.Schema, config: TableConfig) -> Iterator
 
 
 def overlapping(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-    """Yield row groups in the order of offsets, those together whose offsets overlap."""
+    """Yield row groups in the order of offsets, those with overlapping offsets together."""
     group: list[Chunk] = []
     for chunk in sorted(chunks, key=lambda c: (c.first, c.last, c.file.uri, c.group)):
         if group and chunk.first > max(c.last for c in group):
@@ -165,19 +166,20 @@ def overlapping(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
 
 def _load(chunk: Chunk, names: Sequence[str], files: dict[TableFile, pq.ParquetFile]) -> pa.Table:
     if chunk.file not in files:
-        files.clear()  # those that are read next are seldom those that were
+        files.clear()  # the next groups are seldom in the same files
         files[chunk.file] = open_parquet(chunk.file)
     return read_group(files[chunk.file], chunk.file, chunk.group, names)
 
 
 def _within(table: pa.Table, chunk: Chunk, part: TablePart, offsets: Offsets) -> tuple[pa.Table, Any]:
-    """Return the rows of one partition that lie in the range, and their offsets."""
+    """Return the rows of one partition in the range, and their offsets."""
     mask, at = places_of(table, chunk.file, offsets, part.place)
     if len(at) != chunk.rows:
         msg = (
-            f"{chunk.file.uri} has {len(at)} rows of {name_of(part.place)} in row group {chunk.group}, not {chunk.rows}"
+            f"{chunk.file.uri} has {len(at)} rows of {name_of(part.place)} in row group {chunk.group}, "
+            f"expected {chunk.rows}"
         )
-        raise ConnectorError(msg, hint="a table must not change while it is read: start the backfill anew")
+        raise ConnectorError(msg, hint="a table must not change while it is read: start the backfill again")
     inside = (at >= part.low) & (at < part.high)
     mask[mask] = inside
     return table.filter(pa.array(mask)), at[inside]

@@ -1,7 +1,7 @@
-"""One task of a backfill: the live job's chain over a piece of history or over the sorted rows of one part.
+"""One task of a backfill: the live job's chain over a part of history or over the sorted rows of one key range.
 
-Called by the engines (`engine`, `spark`) in whatever process the task runs. A task that runs twice writes other files:
-only those that the driver was told of are named by the savepoint.
+Called by the engines (`engine`, `spark`) in the process of the task. A repeated task writes other files: the savepoint
+names only those of results that the driver received.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from penstock.state.store import KeyedState
     from penstock.task.chain.chain import Chain
 
-#: The one cut of a backfill.
+#: The only checkpoint of a backfill.
 CHECKPOINT_ID = 1
 _IDLE_MS = 2.0
-#: Kinds whose timers of processing time would have to fire before the cut.
+#: Kinds whose processing-time timers would have to fire before the end of the backfill.
 _PROCESS = frozenset({"process", "co_process", "plain_process"})
 
 
 class _Edge:
-    """Stands for `network.output.ResultPartition`: rows of one outgoing edge, with the part they go to."""
+    """Replaces `network.output.ResultPartition`: rows of one outgoing edge, with their target part."""
 
     def __init__(self, stage: Stage, number: int, box: Outbox, part: int) -> None:
         self.spec = stage.outputs[number]
@@ -76,14 +76,14 @@ class _Edge:
         return owners
 
     def watermark(self, watermark: Watermark) -> None:
-        """The next stage has its watermark from the driver."""
+        """Drop the watermark: the driver gives the next stage its watermark."""
 
     def status(self, status: WatermarkStatus) -> None:
-        """Nothing is idle in a backfill."""
+        """Drop the status: nothing is idle in a backfill."""
 
 
 class _Part:
-    """One subtask of a stage: opened, fed, cut."""
+    """One subtask of a stage: opened, fed, checkpointed."""
 
     def __init__(self, stage: Stage, number: int) -> None:
         for folder in reversed(stage.python_path):
@@ -93,7 +93,7 @@ class _Part:
         self.box = Outbox(stage, number)
         self.rows_in = 0
         self._store = open_store(stage.target_uri)
-        #: Of this attempt alone.
+        #: Unique to this attempt.
         self._prefix = f"{stage.run_id}-{SystemRand().token(12)}-"
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-backfill-")
         clock = SystemClock()
@@ -132,7 +132,7 @@ class _Part:
         )
 
     def read(self) -> Iterator[list[pa.RecordBatch]]:
-        """Read this number's piece of history to its end."""
+        """Read this part of history to its end."""
         piece = self.stage.pieces[self.number]
         if piece.empty:
             return
@@ -152,7 +152,7 @@ class _Part:
         self._drain()
 
     def advance(self, watermark: int) -> None:
-        """Event time has come so far, and no further than to where it ends."""
+        """Advance event time, at most to its final value."""
         reached = min(watermark, self.stage.watermark)
         if reached > self._reached:
             self._reached = reached
@@ -163,12 +163,12 @@ class _Part:
 
     @property
     def may_fire(self) -> bool:
-        """Whether there are functions with timers, and event time has not come to where it ends."""
+        """Return whether there are functions with timers, and event time is before its final value."""
         return bool(self._timed) and self._reached < self.stage.watermark
 
     @property
     def next_timer(self) -> int | None:
-        """A time before which no timer of event time is due; None: there is none."""
+        """Return a time before which no event-time timer is due; None: there is none."""
         times = (operator.next_event_timer for operator in self._timed)
         return min((time for time in times if time is not None), default=None)
 
@@ -177,7 +177,7 @@ class _Part:
             pass
 
     def cut(self) -> TaskResult:
-        """Write the state as files of a savepoint; what is staged is written already."""
+        """Write the state as files of a savepoint; staged output is written already."""
         self._check_timers()
         taken = self.chain.snapshot(Barrier(CHECKPOINT_ID, BarrierKind.SAVEPOINT))
         writer = SavepointWriter(self._store, self._store, self._prefix)
@@ -203,8 +203,8 @@ class _Part:
         for link in self.chain.links:
             due = getattr(link.operator, "next_timer_ms", None)
             if link.spec.kind in _PROCESS and due is not None and link.spec.uid not in self.stage.accepted:
-                msg = f"{link.spec.uid!r} has set a timer of processing time, which has no meaning in a backfill"
-                raise UsageError(msg, hint="use timers of event time")
+                msg = f"{link.spec.uid!r} has set a processing-time timer, which has no meaning in a backfill"
+                raise UsageError(msg, hint="use event-time timers")
 
     def close(self) -> None:
         """Free everything."""
@@ -215,7 +215,7 @@ class _Part:
 
 
 def run_source(stage: Stage, number: int) -> Iterator[pa.RecordBatch]:
-    """Read one piece; yields rows for the next stages and, last, the result."""
+    """Read one part of history; yield rows for the next stages and, last, the result."""
     part = _Part(stage, number)
     try:
         for batches in part.read():
@@ -226,7 +226,7 @@ def run_source(stage: Stage, number: int) -> Iterator[pa.RecordBatch]:
 
 
 def run_parts(stage: Stage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Take the rows of some parts, sorted by `wire.ORDER`; yields as `run_source`, part by part."""
+    """Process the rows of some parts, sorted by `wire.ORDER`; yield as `run_source`, part by part."""
     feeding = Feeding(stage)
     part: _Part | None = None
     try:
@@ -276,7 +276,7 @@ def _deployment(stage: Stage, number: int) -> TaskDeployment:
 
 
 def _operators(stage: Stage, number: int) -> tuple[OperatorSpec, ...]:
-    """Return the chain, with what reads this piece at its head."""
+    """Return the chain, with the reader of this part at its head."""
     instead = stage.pieces[number].source if stage.vertex.is_source else None
     if instead is None:
         return stage.vertex.operators
@@ -286,7 +286,7 @@ def _operators(stage: Stage, number: int) -> tuple[OperatorSpec, ...]:
 
 
 def _frozen(taken: OperatorSnapshot) -> Iterator[KeyedStateSnapshot]:
-    """Encode what an operator has frozen; the files are in memory, from where they are merged into one."""
+    """Encode the frozen state of an operator; the files stay in memory until they are merged into one."""
     for state in taken.keyed:
         while not state.copy_pages(1 << 20):
             pass
@@ -299,5 +299,5 @@ def _frozen(taken: OperatorSnapshot) -> Iterator[KeyedStateSnapshot]:
 
 
 def _never(*_arguments: Any) -> None:
-    msg = "an operator of a backfill asked for what only a running job has"
+    msg = "an operator of a backfill used a service that only a running job has"
     raise NotImplementedError(msg)

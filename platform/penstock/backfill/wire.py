@@ -1,8 +1,8 @@
-"""Rows between the stages of a backfill: one batch form that Spark can sort, whatever columns a job has.
+"""Rows between the stages of a backfill: one batch form that Spark can sort, for any columns of a job.
 
-A row has its place (`__part`, `__time`, `__origin`, `__seq`) and, in a struct of its own, the columns of the edge it
-takes; what a task has to say of itself travels as one more row (`__result`). Times and unsigned numbers go as integers
-of their bits, since Spark would change their zone or has no such type.
+A row has its position (`__part`, `__time`, `__origin`, `__seq`) and, in a separate struct, the columns of its edge. The
+result of a task travels as one more row (`__result`). Times and unsigned numbers go as integers with the same bits,
+since Spark would change their zone or has no such type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.backfill.stages import Stage
 
 PART, TIME, EDGE, ORIGIN, SEQ, RESULT = "__part", "__time", "__edge", "__origin", "__seq", "__result"
-#: What rows are sorted by within a task: the canonical order, ties settled by where a row came from.
+#: Sort order of rows within a task: the canonical order, with ties decided by the origin of a row.
 ORDER = (PART, TIME, EDGE, ORIGIN, SEQ)
 _PLACE = [
     pa.field(PART, pa.int32()),
@@ -30,17 +30,17 @@ _PLACE = [
     pa.field(ORIGIN, pa.int64()),
     pa.field(SEQ, pa.int64()),
 ]
-#: In `__edge` of rows that are results, and of those that only see to it that a part is run.
+#: Value of `__edge` in result rows and in rows that only make a part run.
 NO_EDGE = -1
 
 
 def output_schema(stage: Stage) -> pa.Schema:
-    """Return the columns of what the tasks of a stage give."""
+    """Return the output columns of a stage's tasks."""
     return _schema("e", [edge.schema for edge in stage.outputs])
 
 
 def input_schema(stage: Stage) -> pa.Schema:
-    """Return the columns of what the tasks of a stage are given, sorted by `ORDER`."""
+    """Return the input columns of a stage's tasks, sorted by `ORDER`."""
     return _schema("i", [edge.schema for edge in stage.inputs])
 
 
@@ -53,7 +53,7 @@ def wire_type(schema: pa.Schema) -> pa.DataType:
     """Return an edge's columns as a struct.
 
     Raises:
-        UsageError: a column's type does not travel.
+        UsageError: a column's type cannot be sent between stages.
     """
     return pa.struct([pa.field(field.name, _carried(field.name, field.type)) for field in schema])
 
@@ -75,7 +75,7 @@ def _carried(name: str, kind: pa.DataType) -> pa.DataType:
         return pa.list_(kind.value_type)
     if types.is_struct(kind) and all(_carried(name, f.type) == f.type for f in kind):
         return kind
-    msg = f"column {name!r} of type {kind} cannot travel between the stages of a backfill"
+    msg = f"column {name!r} of type {kind} cannot be sent between the stages of a backfill"
     raise UsageError(msg, hint="cast it to a plain type before the shuffle")
 
 
@@ -99,10 +99,10 @@ def _from_wire(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 class Outbox:
-    """The rows one task gives: collected by edge, handed out as batches of the stage's columns."""
+    """The output rows of one task: collected by edge, returned as batches of the stage's columns."""
 
     def __init__(self, stage: Stage, origin: int) -> None:
-        """`origin` is the task's number, which settles ties between rows of one time."""
+        """Collect rows of task `origin`, whose number decides ties between rows of one time."""
         self._schema = output_schema(stage)
         self._first = len(_PLACE)
         self._origin = origin
@@ -110,7 +110,7 @@ class Outbox:
         self._ready: list[pa.RecordBatch] = []
 
     def add(self, edge: int, batch: pa.RecordBatch, parts: np.ndarray[Any, Any]) -> None:
-        """Put rows of one edge in, each with the part of the next stage it goes to."""
+        """Add rows of one edge, each with its target part in the next stage."""
         count = batch.num_rows
         index = batch.schema.get_field_index(TS_COLUMN)
         times = batch.column(index).to_numpy() if index >= 0 else np.full(count, MIN_TIMESTAMP)
@@ -128,12 +128,12 @@ class Outbox:
         self._ready.append(self._batch(place, {self._first + edge: struct}, count))
 
     def result(self, data: bytes) -> None:
-        """Put in what the task says of itself."""
+        """Add the result of the task."""
         place = [pa.array([value], field.type) for value, field in zip((0, 0, NO_EDGE, 0, 0), _PLACE, strict=True)]
         self._ready.append(self._batch(place, {len(self._schema) - 1: pa.array([data], pa.binary())}, 1))
 
     def take(self) -> list[pa.RecordBatch]:
-        """Return what is there."""
+        """Return the collected rows."""
         ready, self._ready = self._ready, []
         return ready
 
@@ -146,7 +146,7 @@ class Outbox:
 
 
 def rows_of(batch: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of input `number` of a batch whose rows all are of that input."""
+    """Return the columns of input `number` of a batch with rows of that input only."""
     struct = batch.column(len(_PLACE) + number)
     arrays = [_from_wire(array, field) for array, field in zip(struct.flatten(), schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -163,7 +163,7 @@ def runs(values: np.ndarray[Any, Any]) -> Iterator[tuple[int, int, int]]:
 
 
 def nudges(stage: Stage) -> pa.RecordBatch:
-    """Return a row for each part of a stage, which sees to it that the part is run though no row comes to it."""
+    """Return a row for each part of a stage, so that parts without input rows run too."""
     schema, count = input_schema(stage), stage.parts
     place = [
         pa.array(np.arange(count, dtype=np.int32)),

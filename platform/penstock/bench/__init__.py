@@ -1,1 +1,1 @@
-"""The benchmarks behind `penstock bench`: workloads, an outside meter, and the gate that lets no wrong answer count."""
+"""The benchmarks of `penstock bench`: workloads, an external meter, and the check that rejects wrong answers."""

@@ -1,7 +1,7 @@
-"""The process a benchmark's job is submitted from: `python -m penstock.bench.child BUILD FOLDER OPTIONS`.
+"""The process that submits a benchmark's job: `python -m penstock.bench.child BUILD FOLDER OPTIONS`.
 
-BUILD names a function of (options, folder) that builds a job and executes it; it runs on an embedded cluster. What the
-cluster says of the job at its end is left in FOLDER/outcome.json. Started by `penstock.bench.measure`.
+BUILD names a function of (options, folder) that builds a job and executes it on an embedded cluster. The cluster's
+figures at the end go to FOLDER/outcome.json. Started by `penstock.bench.measure`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main(build: str, folder: Path, options: BenchOptions) -> None:
-    """Run the job; leave the outcome."""
+    """Run the job and write the outcome."""
     runs: list[JobRun] = []
 
     running: list[float] = []
@@ -59,7 +59,7 @@ def _run_of(handle: JobHandle, running_at: float) -> JobRun:
 
 
 def _state_memory(tasks: dict[str, dict[str, float]]) -> int:
-    """Return the most of any slot: subtasks of one number share one."""
+    """Return the largest sum over a slot: subtasks of one number share a slot."""
     slots: dict[str, float] = {}
     for task, metrics in tasks.items():
         number = task.rpartition("/")[2]

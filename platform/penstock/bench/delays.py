@@ -1,6 +1,6 @@
-"""Figures of how late results were, from what sink and paced source left: counts, percentiles, the rate that was taken.
+"""Latency figures from the records of sink and paced source: counts, percentiles, the processed rate.
 
-Called by `measure` for every run with stamps (`BenchOptions.rate`); `half_load` puts two such runs together.
+Called by `measure` for every run with stamps (`BenchOptions.rate`); `half_load` combines two such runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock_connectors.workloads.delays import Delays, Schedule
 
-#: What a job's results are: rows, windows of event time, windows of the clock.
+#: Kind of a job's results: rows, windows of event time, windows of the clock.
 Results = Literal["rows", "windows", "clock"]
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -26,15 +26,15 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 def latency_figures(
     seen: Sequence[Delays], schedules: Sequence[Schedule], results: Results, *, bound_ms: int, settle_ms: float
 ) -> dict[str, Any]:
-    """Return rows, the rate at which they were taken, and the delays of what was due after the job had settled.
+    """Return rows, their processed rate, and the delays of results due after the job had settled.
 
-    Delays are in milliseconds, None where nothing was counted; `bound_ms` is the watermark's.
+    Delays are in milliseconds, None if nothing was counted; `bound_ms` is the watermark's.
 
     Raises:
-        PenstockError: the source or the sink left nothing.
+        PenstockError: the source or the sink wrote no records.
     """
     if not schedules or not seen:
-        raise PenstockError("source and sink left no moments", hint="were there any rows?")
+        raise PenstockError("source and sink recorded no times", hint="were there any rows?")
     began = min(schedule.first_ms for schedule in schedules)
     ended = max([schedule.last_ms for schedule in schedules] + [delays.last_ms for delays in seen])
     rows = sum(schedule.rows for schedule in schedules)
@@ -52,7 +52,7 @@ def latency_figures(
     else:
         from_us = (began + settle_ms) * 1000
         due = completed_us(ends, schedules, bound_ms * 1000)
-    # what comes before it is due was completed by the end of the input
+    # a result that arrives before it is due was completed by the end of the input
     counted = (due >= from_us) & ~never(due) & (at >= due)
     order = np.argsort((at - due)[counted])
     late, numbers = (at - due)[counted][order], numbers[counted][order]
@@ -70,7 +70,7 @@ _SHARES = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
 def percentile(counts: Int64s, share: float) -> float:
-    """Return the upper end, in milliseconds, of the bin below which this share of the rows lies; 0 of no rows."""
+    """Return the upper end, in milliseconds, of the bin below which this share of the rows is; 0 without rows."""
     total = int(counts.sum())
     if not total:
         return 0.0

@@ -1,7 +1,7 @@
-"""How late results are at half of the load a job can take: it runs at full speed, which gives its rate, then paced.
+"""Latency at half of a job's highest load: it runs at full speed, which gives its rate, then paced.
 
-Called by `measure` when `--latency` is given. A delay is from the moment a row was due at the source to the moment it
-is at the sink; of a window from the moment the row was due whose watermark passes its end.
+Called by `measure` if `--latency` is given. A delay is measured from the time a row was due at the source to its
+arrival at the sink. For a window it begins when the row was due whose watermark passes its end.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 from penstock.bench.options import BUFFER_TIMEOUT, BenchOptions
 
-#: Shortest run at full speed and length of the paced one, unless the number of events is given; what of the paced run
-#: is not counted, and at most which part of it.
+#: Shortest run at full speed and length of the paced one, unless the number of events is given; the settling time of
+#: the paced run, and its largest share of the run.
 _FULL_SECONDS, _SECONDS, _SETTLE_MS, _SETTLE_PART = 3.0, 12.0, 2000.0, 0.15
 _LATENCY = "latency"
 
@@ -24,8 +24,8 @@ def measure_latency(
 ) -> dict[str, Any]:
     """Run a job twice; return the figures of the run at full speed, and `latency` with those of the paced run.
 
-    `measure` runs so many events and returns figures with `latency` as `delays.latency_figures` makes them. Both runs
-    carry the stamps. With `--events` both have so many.
+    `measure` runs a number of events and returns figures with `latency` from `delays.latency_figures`. Both runs carry
+    the stamps. With `--events` both have that many.
     """
     full = measure(events, _stamped(options, 0.0))
     rate, rows = _rate_of(full)

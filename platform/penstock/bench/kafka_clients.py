@@ -1,8 +1,7 @@
 """w4's upper bounds, each a process: `python -m penstock.bench.kafka_clients NAME BOOTSTRAP TOPIC STOPS`.
 
-NAME is `bare-client` or `reader-json` (`kafka_windows` says what they are), STOPS how many events the partitions hold,
-separated by commas. Prints one BENCH line once it has read all
-events. Started as a peer of w4.
+NAME is `bare-client` or `reader-json` (described in `kafka_windows`), STOPS the number of events in each partition,
+separated by commas. Prints one BENCH line once it has read all events. Started as a peer of w4.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _LIMIT_SECONDS = 600.0
 
 
 def bare_client(bootstrap: str, topic: str, stops: list[int]) -> float:
-    """Read with the plain client and throw away; return when it began."""
+    """Read with the plain client and discard the messages; return the start time."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
@@ -46,7 +45,7 @@ def bare_client(bootstrap: str, topic: str, stops: list[int]) -> float:
 
 
 def reader_json(bootstrap: str, topic: str, stops: list[int]) -> float:
-    """Read and decode as the job's source does; return when it began."""
+    """Read and decode as the job's source does; return the start time."""
     woken = threading.Event()
     context = SourceContext(subtask=0, parallelism=1, job_name="w4", uid="reader", clock=SystemClock(), wake=woken.set)
     reader = KafkaReader(KafkaSource(bootstrap, topic=topic, schema=Event).spec(), context)

@@ -1,9 +1,9 @@
-"""w4: JSON events in Kafka, w1's windows, results in Kafka exactly once; checkpoints every 5 s unless asked otherwise.
+"""w4: JSON events in Kafka, w1's windows, results in Kafka exactly once; by default a checkpoint every 5 s.
 
-Two clients run beside it in any case, as upper bounds: `bare-client`, confluent-kafka's `consume` in a loop that throws
-the messages away, and `reader-json`, penstock's own reader and decoder without a job. From a million events on the job
-also runs with few events: the difference is the marginal cost of an event, in which start-up, class loading and
-compilation cancel for all alike. Figures of the run are from the moment the job is seen to run to its end.
+Two clients always run too, as upper bounds: `bare-client`, confluent-kafka's `consume` in a loop that discards the
+messages, and `reader-json`, penstock's own reader and decoder without a job. From a million events on the job also runs
+with few events. The difference is the marginal cost of an event, in which start-up, class loading and compilation
+cancel for all of them. Figures of the run cover the time from the job's start of running to its end.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from penstock_connectors.workloads.delays import Schedule
 
 _EVENTS = 1_000_000
-#: With so many events the job also runs with few.
+#: From this number of events on the job also runs with few.
 _MANY, _FEW = 1_000_000, 200_000
 _INTERVAL_MS = 5_000
 _SIZE_MS = 10_000
 
 
 class Event(ps.Schema):
-    """What the topic holds."""
+    """A message of the topic."""
 
     user_id: int
     amount: int
@@ -61,7 +61,7 @@ class Event(ps.Schema):
 
 
 class _Topics(msgspec.Struct, frozen=True):
-    """What the job's process is told of its topics."""
+    """The topics for the job's process."""
 
     source: str
     sink: str
@@ -87,7 +87,7 @@ def own_peers(few: int | None) -> tuple[Peer, ...]:
 
 
 def w4(options: BenchOptions) -> dict[str, Any]:
-    """Measure it."""
+    """Measure the workload."""
     options.refuse_variants("w4")
     if options.bootstrap is None:
         raise UsageError("w4 needs a Kafka broker", hint="`penstock bench` starts one, or takes --bootstrap")
@@ -125,8 +125,10 @@ def _measure_once(job: BenchJob, options: BenchOptions, topics: Topics) -> tuple
         schedules = read_schedules(Path(folder) / "marks")
     written = windows(topics.bootstrap, sink, job.events)
     require_right(job.workload, written.checksum, job.right(job.events))
-    if written.events != job.events:  # the checksum has only windows that are closed before the input ends
-        raise PenstockError(f"w4: the windows count {written.events} of {job.events} events", hint="no figure is given")
+    if written.events != job.events:  # the checksum contains only windows that are closed before the input ends
+        raise PenstockError(
+            f"w4: the windows count {written.events} of {job.events} events", hint="no figures are reported"
+        )
     marks = Marks(
         first_record=run.running_at,
         last_result=ended,
@@ -141,9 +143,9 @@ def _measure_once(job: BenchJob, options: BenchOptions, topics: Topics) -> tuple
 
 
 def _seen(arrivals: Int64s, schedules: tuple[Schedule, ...]) -> Delays:
-    """Return the windows' arrivals by the clock that the source went by; no rate is to be told from them.
+    """Return the windows' arrivals by the clock of the source; they give no rate.
 
-    They come when a checkpoint releases them, the last ones after the input has ended.
+    They arrive when a checkpoint releases them, the last ones after the input has ended.
     """
     there = arrivals.copy()
     there[:, 1] -= int(schedules[0].wall_ms * 1000)

@@ -1,6 +1,6 @@
-"""latency: how late rows are behind a shuffle at half of the rate the same job can take; also beside a row function.
+"""latency: delay of rows after a shuffle at half of the job's highest rate; also next to a row function.
 
-A small row, nothing but a key and a number, and what every workload says with `--latency`: its figures alone.
+The rows are small, with only a key and a number. Reports only the figures that every workload has with `--latency`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SHOWN = ("workload", "parallelism", "cpu_seconds_total")
 
 
 def latency(options: BenchOptions) -> dict[str, Any]:
-    """Rows to the owners of their keys."""
+    """Send rows to the owners of their keys."""
     return _measure("latency", options)
 
 
 def latency_rows(options: BenchOptions) -> dict[str, Any]:
-    """The same, while every row also goes through a Python function in the same slots."""
+    """Do the same, while every row also goes through a Python function in the same slots."""
     return _measure("latency-rows", options)
 
 
@@ -52,11 +52,11 @@ def build_rows(options: BenchOptions, folder: Path) -> None:
     wanted = options.events_or(_FAST_ROWS["latency-rows"])
     rows = read_marks(folder / "beside").sums[0]
     if rows != wanted:
-        raise PenstockError(f"{rows} rows came out of the function, of {wanted}", hint="no figure is given")
+        raise PenstockError(f"{rows} rows came out of the function, expected {wanted}", hint="no figures are reported")
 
 
 class Row(ps.Schema):
-    """What the row function is given and returns."""
+    """The input and output row of the row function."""
 
     user_id: int
     amount: int
@@ -64,7 +64,7 @@ class Row(ps.Schema):
 
 
 def touched(row: Row) -> Row:
-    """Do a little with a row."""
+    """Return a slightly changed row."""
     return Row(user_id=row.user_id, amount=row.amount + 1, due=row.due)
 
 

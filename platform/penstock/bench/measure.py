@@ -1,8 +1,8 @@
-"""Runs a job in a process of its own and measures its whole tree from outside; wrong answers give no figures.
+"""Runs a job in a separate process and measures its process tree from outside; wrong answers give no figures.
 
-A workload names the function that builds its job (`BenchJob.build`); the child process (`penstock.bench.child`) runs it
-on an embedded cluster, the same as `penstock run` makes. Source and sink leave the moments of the first record and the
-last result in the job's folder; CPU seconds are those between the two, start-up stands beside them.
+A workload names the function that builds its job (`BenchJob.build`). The child process (`penstock.bench.child`) runs it
+on an embedded cluster, as `penstock run` does. Source and sink write the times of the first record and the last result
+to the job's folder. CPU seconds are those between the two; start-up is reported separately.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ _TAIL_LINES = 15
 
 @dataclass(frozen=True, kw_only=True)
 class BenchJob:
-    """One job to be measured."""
+    """A job to measure."""
 
     workload: str
-    #: `module:function` of (options, folder), which builds and executes the job, keeping its marks in the folder.
+    #: `module:function` of (options, folder), which builds and executes the job and keeps its marks in the folder.
     build: str
     #: The right answer for a number of events, computed without the engine.
     right: Callable[[int], str]
     events: int
-    #: What comes to the sink, and how far the watermark stays behind: for delays.
+    #: The kind of results, and the bound of the watermark: for delays.
     results: Results = "rows"
     bound_ms: int = 5000
-    #: For peers that read from a broker: makes the topics of a run.
+    #: For peers that read from a broker: creates the topics of a run.
     prepare: Callable[[int], Trial] | None = None
 
 
 class JobRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child says of the job it ran."""
+    """The child's report about its job."""
 
     checkpoints: int = 0
-    #: Of the last hundred checkpoints; PUTs are objects of state and output and the manifest.
+    #: Over the last hundred checkpoints; PUTs are objects of state and output and the manifest.
     checkpoint_bytes: int = 0
     checkpoint_puts: int = 0
     bytes_per_checkpoint: list[int] = []
@@ -70,9 +70,9 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     #: Longest synchronous part of any subtask.
     max_freeze_ms: float = 0.0
     restarts: int = 0
-    #: The most managed memory that the stateful subtasks of one slot held and worked with.
+    #: The most managed memory that the stateful subtasks of one slot held and used.
     state_memory_peak_bytes: int = 0
-    #: When the job was seen to run, seconds since the epoch.
+    #: When the job was first seen running, seconds since the epoch.
     running_at: float = 0.0
 
 
@@ -93,7 +93,7 @@ def measure_job(job: BenchJob, options: BenchOptions) -> dict[str, Any]:
 
 
 def beside_peers(job: BenchJob, options: BenchOptions, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the marginal cost of a job that has the figures `found`, where a peer has one, and the peers' figures.
+    """Return the marginal cost of a job with the figures `found`, if a peer has one, and the peers' figures.
 
     Raises:
         PenstockError: a run of the job with few events failed, or its answer is wrong.
@@ -106,14 +106,14 @@ def beside_peers(job: BenchJob, options: BenchOptions, found: dict[str, Any]) ->
 
 
 def contest(job: BenchJob, options: BenchOptions) -> Contest:
-    """Return what the peers of a job are asked for."""
+    """Return the task for the peers of a job."""
     managed = options.managed_memory_bytes
     return Contest(
         folder=options.peers,
         workload=job.workload,
         events=job.events,
         right=job.right,
-        # a peer has one process with all slots
+        # a peer has one process for all slots
         managed_bytes=managed * options.parallelism if managed != JobSettings().managed_memory_bytes else None,
         checkpoint_ms=options.interval_ms or 0,
         prepare=job.prepare,
@@ -121,7 +121,7 @@ def contest(job: BenchJob, options: BenchOptions) -> Contest:
 
 
 def _total_of_few(job: BenchJob, options: BenchOptions) -> float:
-    """CPU seconds of everything in a run of few events."""
+    """Return the CPU seconds of the process tree in a run of few events."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         meter, _ = run_child(job.build, msgspec.structs.replace(options, events=FEW_EVENTS), Path(folder))
         marks = read_marks(Path(folder) / "marks")
@@ -147,16 +147,16 @@ def _measure_events(job: BenchJob, events: int, options: BenchOptions) -> dict[s
 
 
 def checkpoint_figures(run: JobRun) -> dict[str, Any]:
-    """Return what a run says of its checkpoints."""
+    """Return a run's figures about its checkpoints."""
     hidden = ("running_at", "state_memory_peak_bytes")
     return {name: value for name, value in msgspec.to_builtins(run).items() if name not in hidden}
 
 
 def memory_figures(options: BenchOptions, run: JobRun, marks: Marks, meter: TreeMeter) -> dict[str, Any]:
-    """Return what a slot worker's memory consists of: what it had before the first record, state, and all else.
+    """Return the parts of a slot worker's memory: before the first record, state, and the rest.
 
-    State and all else are the most of each, which need not be at the same moment nor in the same worker. None: the job
-    ended before its workers were looked at.
+    State and rest are maxima, which may be of different times and workers. None: the job ended before its workers were
+    sampled.
     """
     state = run.state_memory_peak_bytes / 1e6
     found = {
@@ -177,10 +177,10 @@ def memory_figures(options: BenchOptions, run: JobRun, marks: Marks, meter: Tree
 
 
 def run_child(build: str, options: BenchOptions, folder: Path, child: str = _CHILD) -> tuple[TreeMeter, JobRun]:
-    """Run a job in a child process, of the module `child`, metering its tree; the folder gets whatever the job leaves.
+    """Run a job in a child process, of the module `child`, and meter its tree; the job's files go to the folder.
 
     Raises:
-        PenstockError: the child failed; with the end of what it said.
+        PenstockError: the child failed; with the end of its output.
     """
     become_reaper()
     log, outcome = folder / "child.log", folder / "outcome.json"
@@ -195,7 +195,7 @@ def run_child(build: str, options: BenchOptions, folder: Path, child: str = _CHI
                 process.wait(_LIMIT_SECONDS)
         finally:
             meter.stop()
-    finally:  # also when a key ended the wait: the job's processes end with the child
+    finally:  # also after Ctrl-C: the job's processes end with the child
         process.kill()
         code = process.wait()
     if code or not outcome.exists():
@@ -208,17 +208,17 @@ def run_child(build: str, options: BenchOptions, folder: Path, child: str = _CHI
 
 
 def require_right(workload: str, found: str, expected: str) -> None:
-    """Let only the right answer pass; a part of the right one that is `*` may be anything.
+    """Accept only the right answer; a part of it that is `*` may be anything.
 
     Raises:
-        PenstockError: it is wrong.
+        PenstockError: the answer is wrong.
     """
     if not agrees(found, expected):
-        raise PenstockError(f"{workload}: the checksum is {found}, right is {expected}", hint="no figure is given")
+        raise PenstockError(f"{workload}: the checksum is {found}, expected {expected}", hint="no figures are reported")
 
 
 def figures(job: BenchJob, options: BenchOptions, marks: Marks, meter: TreeMeter) -> dict[str, Any]:
-    """Return the figures every workload has, in their order."""
+    """Return the figures common to all workloads, in their order."""
     wall = marks.last_result - marks.first_record
     cpu = meter.cpu_between(marks.first_record, marks.last_result)
     return {

@@ -40,21 +40,21 @@ _BOUND_MS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """One query: what it reads, what it does, and what of its rows is checked."""
+    """One query: its input, its operators, and the checked part of its output."""
 
     columns: tuple[str, ...]
-    #: Of the bids; where results are rows, also of the columns that each has to take along.
+    #: Takes the stream of bids; if results are rows, also the columns that each row has to carry along.
     run: Callable[..., DataStream]
     #: The checksum is over these: a key, two columns that are summed, one that is mixed with the key.
     shown: tuple[str, str, str, str]
-    #: The right answer from the bids, with the columns of `shown`.
+    #: Computes the right answer from the bids, with the columns of `shown`.
     answer: Callable[[pl.LazyFrame], pl.LazyFrame]
     #: Which of the checksum's four numbers are the same in every run; the others depend on arrival or on the clock.
     firm: tuple[int, ...] = (0, 1, 2, 3)
     results: Results = "rows"
-    #: Length of the windows, where their ends are not among the columns.
+    #: Length of the windows, if their ends are not among the columns.
     window_s: int = 0
-    #: "views" where no text leaves its task: it stays in the pool, as that of Flink's source. An edge copies it.
+    #: "views" if no text leaves its task: it stays in the pool, as in Flink's source. An edge copies it.
     text: Text = "copied"
 
 
@@ -228,13 +228,13 @@ def _source(
 
 
 def _right(query: Query, options: BenchOptions, events: int) -> str:
-    """Return the right answer for a number of events, with `*` for what is not the same in every run."""
+    """Return the right answer for a number of events, with `*` for numbers that differ between runs."""
     found = answers.checksum(query.answer(answers.bids(_source(options, events, query.columns))), query.shown)
     return ":".join(part if place in query.firm else "*" for place, part in enumerate(found.split(":")))
 
 
 def __getattr__(name: str) -> Any:
-    """`q5`, `q5_whole`, `build_q5`, `build_q5_whole`: functions of a query by name, as the registry asks for them."""
+    """Return a function of a query by name, such as `q5`, `q5_whole`, `build_q5`, `build_q5_whole`."""
     query = name.removeprefix("build_").removesuffix("_whole")
     if query not in QUERIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

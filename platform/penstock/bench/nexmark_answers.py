@@ -1,4 +1,4 @@
-"""The right answers of the Nexmark queries, computed with Polars over the bids; shares nothing with the engine."""
+"""The right answers of the Nexmark queries, computed with Polars over the bids, without code of the engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIME = pl.Datetime("us", "UTC")
 
 
 def bids(source: NexmarkSource) -> pl.LazyFrame:
-    """Return all bids of a bounded source, without the strings, which no answer depends on."""
+    """Return all bids of a bounded source, without the strings, on which no answer depends."""
     assert source.events is not None  # noqa: S101 - a benchmark's source is bounded
     pattern = source.pattern()
     numbers = type(pattern)(
@@ -48,22 +48,22 @@ def checksum(rows: pl.LazyFrame, shown: tuple[str, str, str, str]) -> str:
 
 
 def q0(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Everything."""
+    """Return all bids."""
     return rows
 
 
 def q1(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Prices in thousandths of another currency."""
+    """Return prices in thousandths of another currency."""
     return rows.with_columns(price=pl.col("price") * 908)
 
 
 def q2(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Bids for every 123rd auction."""
+    """Return bids for every 123rd auction."""
     return rows.filter(pl.col("auction") % 123 == 0).select("auction", "price")
 
 
 def q5(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Of every window of 10 s, one each 2 s, the auctions with the most bids."""
+    """Return the auctions with the most bids, for every window of 10 s, one each 2 s."""
     step = pl.col("dateTime").to_physical() // _STEP_US
     counts = rows.group_by("auction", step.alias("step")).agg(pl.len().cast(pl.Int64).alias("num"))
     windows = pl.concat([counts.with_columns(step=pl.col("step") + k + 1) for k in range(_SLIDES)])
@@ -73,13 +73,13 @@ def q5(rows: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def q7(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Of every window of 10 s the bids with the highest price."""
+    """Return the bids with the highest price, for every window of 10 s."""
     window = pl.col("dateTime").to_physical() // _WINDOW_US
     return rows.filter(pl.col("price") == pl.col("price").max().over(window))
 
 
 def q11(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Bids of each bidder's sessions, which end when nothing comes for 10 s."""
+    """Return the bids of each bidder's sessions, which end after 10 s without a bid."""
     times = rows.select("bidder", time=pl.col("dateTime").to_physical()).sort("bidder", "time")
     begins = (pl.col("bidder").diff().fill_null(1) != 0) | (pl.col("time").diff().fill_null(0) > _WINDOW_US)
     sessions = times.with_columns(session=begins.cum_sum()).group_by("session")
@@ -92,17 +92,17 @@ def q11(rows: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def q12(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Bids of each bidder; how they fall into windows depends on the clock."""
+    """Return the bids of each bidder; their windows depend on the clock."""
     counts = rows.group_by("bidder").agg(pl.len().cast(pl.Int64).alias("bid_count"))
     return counts.with_columns(weighted=pl.col("bidder") * pl.col("bid_count"))
 
 
 def q17(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """For every bid the number of bids its auction has had that day; the other columns depend on the order."""
+    """Return for every bid its auction's number of bids that day; the other columns depend on the order."""
     day = pl.col("dateTime").dt.date()
     return rows.select("auction", total_bids=pl.int_range(1, pl.len() + 1).over("auction", day))
 
 
 def q18(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Which bids are emitted depends on the order in which the source's splits arrive."""
+    """Return the bids; which ones are emitted depends on the order in which the source's splits arrive."""
     return rows

@@ -1,4 +1,4 @@
-"""How a benchmark is to be run: what the command line says, as one value that travels to the job's process."""
+"""The options of a benchmark from the command line, as one value that travels to the job's process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _DEFAULT_INTERVAL_MS = 1000
 _MAX_EVENTS = 1 << 31
 _MAX_PARALLELISM = 1024
 _MAX_PAIRS = 100
-#: As many as the events' generator tells apart.
+#: The number of keys that the events' generator distinguishes.
 _MAX_KEYS = 1 << 28
-#: Of jobs whose delays are measured.
+#: Buffer time-out of jobs whose delays are measured.
 BUFFER_TIMEOUT = "10ms"
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of every workload; one leaves out what means nothing to it."""
+    """Options of every workload; a workload ignores those that do not apply."""
 
     #: None: the workload's own size.
     events: int | None = None
@@ -29,19 +29,19 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_interval_ms: int | msgspec.UnsetType | None = msgspec.UNSET
     #: Type of the key column.
     keys: Literal["int", "string"] = "int"
-    #: Key and amount may be null, and some are.
+    #: Key and amount may be null, and some are null.
     nullable: bool = False
     #: Number of keys of w2 and w2x; None: the workload's own.
     key_count: int | None = None
     #: Folder of other engines set up for the same workloads; they then run in the same invocation.
     peers: str | None = None
-    #: How often the job runs both with and without checkpoints, in turn; 0: once, as the other options say.
+    #: Number of pairs of runs with and without checkpoints, in turn; 0: one run, with the other options.
     pairs: int = 0
-    #: Run at full speed, then at half of that rate, and say how late results are.
+    #: Run at full speed, then at half of that rate, and report the delay of results.
     latency: bool = False
-    #: Set for each of these two runs: rows a second (0: full speed); None: sources and sinks take no notes of delays.
+    #: Set for each of these two runs: rows per second (0: full speed); None: sources and sinks record no delays.
     rate: float | None = None
-    #: Rows due within so many milliseconds of the first one are not counted.
+    #: Rows due within this many milliseconds of the first one are not counted.
     settle_ms: float = 0.0
     #: Kafka broker of the workloads and peers that need one.
     bootstrap: str | None = None
@@ -49,40 +49,40 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
 
     def events_or(self, default: int) -> int:
-        """Return the number of events asked for, else the workload's own."""
+        """Return the requested number of events, else the workload's own."""
         return default if self.events is None else self.events
 
     @property
     def managed_memory_bytes(self) -> int:
-        """Memory for state that a slot of the job has."""
+        """Return the memory for state of a slot of the job."""
         return with_overrides(JobSettings(), self.settings).managed_memory_bytes
 
     @property
     def interval_ms(self) -> int | None:
-        """Milliseconds between checkpoints; None: only the one at the end."""
+        """Return the milliseconds between checkpoints; None: only the one at the end."""
         return _DEFAULT_INTERVAL_MS if self.checkpoint_interval_ms is msgspec.UNSET else self.checkpoint_interval_ms
 
     def with_interval(self, milliseconds: int) -> Self:
-        """Return the options with a workload's own interval of checkpoints, where none was asked for."""
+        """Return the options with a workload's own checkpoint interval, if none was requested."""
         if self.checkpoint_interval_ms is not msgspec.UNSET:
             return self
         return msgspec.structs.replace(self, checkpoint_interval_ms=milliseconds)
 
     def refuse_variants(self, workload: str, *, strings: bool = False) -> None:
-        """Refuse what only some workloads have: nullable columns, and string keys unless `strings`.
+        """Refuse options that only some workloads have: nullable columns, and string keys unless `strings`.
 
         Raises:
-            UsageError: one of them was asked for.
+            UsageError: one of them was requested.
         """
         if self.nullable or (self.keys != "int" and not strings):
             hint = "--keys string and --nullable are variants of w1 and w1s"
             raise UsageError(f"{workload} has no such variant", hint=hint)
 
     def check(self) -> None:
-        """Refuse sizes that make no sense, and settings there are not.
+        """Refuse sizes out of range and unknown settings.
 
         Raises:
-            UsageError: one of them does.
+            UsageError: there is one.
         """
         for name, value, limit in (
             ("--events", self.events_or(1), _MAX_EVENTS),
@@ -102,11 +102,13 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.pairs and self.checkpoint_interval_ms is None:
             raise UsageError("--pairs with --no-checkpoints has nothing to compare", hint="leave one of them out")
         if self.pairs and self.peers is not None:
-            raise UsageError("--pairs and --peers are two questions", hint="ask them one after the other")
+            raise UsageError("--pairs and --peers cannot be combined", hint="ask them one after the other")
         if self.latency and (self.pairs or self.peers is not None):
-            raise UsageError("--latency is a question of its own", hint="ask for --pairs and --peers without it")
+            raise UsageError(
+                "--latency cannot be combined with --pairs or --peers", hint="ask for --pairs and --peers without it"
+            )
         if self.peers is not None and (self.keys != "int" or self.nullable or self.key_count is not None):
-            hint = "--peers goes with integer keys that are never null, as many as the workload has"
+            hint = "--peers needs integer keys that are never null, and the workload's own number of keys"
             raise UsageError("the peers have no such variant", hint=hint)
 
         with_overrides(JobSettings(), self.settings)

@@ -1,4 +1,4 @@
-"""What checkpoints cost: the same job with and without them, in turn, compared by medians. Called by `measure`."""
+"""The cost of checkpoints: the same job with and without them, in turn, compared by medians. Called by `measure`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.bench.options import BenchOptions
 
 
 def measure_pairs(options: BenchOptions, measure: Callable[[BenchOptions], dict[str, Any]]) -> dict[str, Any]:
-    """Run pairs, every second one the other way round; return the first run's figures and the pairs beside them.
+    """Run pairs, every second one in reverse order; return the first run's figures and the pairs.
 
-    Without checkpoints there is still the one at the end. The loss is that of events per CPU second and of events per
-    second; a negative one means that the run with checkpoints was the faster.
+    Without checkpoints there is still the final one. The loss is that of events per CPU second and of events per
+    second; a negative one means that the run with checkpoints was faster.
     """
     without = msgspec.structs.replace(options, checkpoint_interval_ms=None)
     first: dict[str, Any] = {}

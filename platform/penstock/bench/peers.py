@@ -1,10 +1,10 @@
-"""Other engines on the same workload, in the same call: what `--peers DIR` names.
+"""Other engines on the same workload, in the same call: the folder of `--peers DIR`.
 
-DIR has been filled by a set-up script (`tests/bench/peers/setup.py`), which leaves DIR/peers.json: for every peer the
-workloads it has and the command that runs one. A peer prints a line `BENCH {json}`, or leaves such records as files in
-the folder it is given: `checksum`, and `t_start` and `t_end` (seconds since the epoch of its first event and its last
-result) or a figure of its own; the records of several processes are added up. Its tree of processes is metered as the
-job's is. A wrong answer gives no figure. Called by `measure`.
+A set-up script (`tests/bench/peers/setup.py`) fills DIR and writes DIR/peers.json: for every peer its workloads and the
+command that runs one. A peer prints a line `BENCH {json}`, or writes such records as files to its folder: `checksum`,
+and `t_start` and `t_end` (seconds since the epoch of its first event and its last result) or another figure; the
+records of several processes are added up. Its process tree is metered as the job's is. A wrong answer gives no figure.
+Called by `measure`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One other engine in one configuration."""
 
     name: str
-    #: Whom it speaks for: of all peers of a rival the best counts.
+    #: The engine it represents: of all peers of a rival the best counts.
     rival: str
     workloads: tuple[str, ...]
-    #: Words in braces are filled in: folder, python, workload, events, scratch, managed_bytes,
-    #: checkpoint_ms, and the workload's own.
+    #: Words in braces are replaced: folder, python, workload, events, scratch, managed_bytes, checkpoint_ms, and the
+    #: workload's own.
     command: tuple[str, ...]
     environment: dict[str, str] = {}
-    #: It reads from a broker what the workload puts there.
+    #: Whether it reads the workload's input from a broker.
     broker: bool = False
-    #: It is run with no more events than these, because it would take too long.
+    #: Most events of a run, because more would take too long.
     most_events: int | None = None
-    #: It is run with so few too; the difference is the marginal cost of an event, without start-up and compilation.
+    #: Also run with this few; the difference is the marginal cost of an event, without start-up and compilation.
     few_events: int | None = None
     #: Runs after which a wrong answer is final.
     attempts: int = 1
-    #: Whether it says an answer; one that generates other data has none to compare.
+    #: Whether it reports an answer; one that generates other data has none to compare.
     answers: bool = True
     limit_seconds: float = 1800
 
@@ -60,45 +60,45 @@ class _Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one run of a peer with a broker is given, and where its answer lies."""
+    """The input of one run of a peer with a broker, and the place of its answer."""
 
     words: dict[str, str]
-    #: Reads the answer back; None: the peer says it.
+    #: Reads the answer back; None: the peer reports it.
     answer: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """What all peers of a workload are asked for."""
+    """The task for all peers of a workload."""
 
-    #: The folder of `--peers`; None: the workload's own peers alone.
+    #: The folder of `--peers`; None: only the workload's own peers.
     folder: str | None
     workload: str
     events: int
     #: The right answer for a number of events.
     right: Callable[[int], str]
-    #: Memory for state in all slots, where the job has less than the default.
+    #: Memory for state in all slots, if the job has less than the default.
     managed_bytes: int | None = None
     #: Milliseconds between the job's checkpoints, 0 for none.
     checkpoint_ms: int = 0
     #: Peers that need no set-up.
     own: tuple[Peer, ...] = ()
-    #: For a peer that reads from a broker: makes its topics for so many events.
+    #: For a peer that reads from a broker: creates its topics for a number of events.
     prepare: Callable[[int], Trial] | None = None
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """All of them, in the order in which they are run."""
+        """Return all peers, in the order in which they run."""
         return self.own + (() if self.folder is None else peers_of(self.folder, self.workload))
 
 
 @dataclass(kw_only=True)
 class _Run:
-    """One run of a peer, as metered."""
+    """One metered run of a peer."""
 
     events: int
     meter: TreeMeter
-    #: CPU seconds of the whole tree, start-up included.
+    #: CPU seconds of the process tree, including start-up.
     total: float
     record: dict[str, Any] = field(default_factory=dict)
     checksum: str = ""
@@ -108,7 +108,7 @@ def peers_of(folder: str, workload: str) -> tuple[Peer, ...]:
     """Return the peers that a folder has for a workload.
 
     Raises:
-        UsageError: it is no such folder, its list cannot be read, or nothing in it is for this workload.
+        UsageError: it is no such folder, its list cannot be read, or it has no peer for this workload.
     """
     path = Path(folder) / "peers.json"
     try:
@@ -116,7 +116,7 @@ def peers_of(folder: str, workload: str) -> tuple[Peer, ...]:
     except OSError as error:
         raise UsageError(f"--peers {folder}: {path.name} cannot be read: {error.strerror}", hint=_SETUP_HINT) from error
     except msgspec.DecodeError as error:
-        raise UsageError(f"--peers {folder}: {path.name} is no list of peers: {error}", hint=_SETUP_HINT) from error
+        raise UsageError(f"--peers {folder}: {path.name} is not a list of peers: {error}", hint=_SETUP_HINT) from error
     found = tuple(peer for peer in peers if workload in peer.workloads)
     if not found:
         known = sorted({name for peer in peers for name in peer.workloads})
@@ -127,15 +127,15 @@ def peers_of(folder: str, workload: str) -> tuple[Peer, ...]:
 def run_peers(contest: Contest, ours: float, ours_marginal: float | None = None) -> dict[str, Any]:
     """Run all peers of a workload, one after another.
 
-    Returns figures by peer and, for each rival, how many times what its best configuration does `ours` (events per CPU
-    second) is: as both were measured, and of the marginal cost where both sides' is known.
+    Returns figures by peer. For each rival it also returns the ratio of `ours` (events per CPU second) to its best
+    configuration: as measured, and for the marginal cost if both are known.
     """
     found: dict[str, dict[str, Any]] = {}
     peers = contest.peers
     for peer in peers:
         try:
             found[peer.name] = _measured(peer, contest)
-        except PenstockError as error:  # the others' figures are worth having all the same
+        except PenstockError as error:  # the other peers' figures are still useful
             found[peer.name] = {"failed": str(error)}
     return {"peers": found, "ratios": ratios(peers, found, ours, ours_marginal)}
 
@@ -143,7 +143,7 @@ def run_peers(contest: Contest, ours: float, ours_marginal: float | None = None)
 def ratios(
     peers: tuple[Peer, ...], found: dict[str, dict[str, Any]], ours: float, ours_marginal: float | None
 ) -> dict[str, dict[str, Any]]:
-    """Return by rival the best peer of it and how we compare: of the run, and marginal where both were measured."""
+    """Return the best peer of each rival and the ratio to it: of the run, and marginal if both were measured."""
     compared: dict[str, dict[str, Any]] = {}
     for rival in dict.fromkeys(peer.rival for peer in peers):
         names = [peer.name for peer in peers if peer.rival == rival]
@@ -172,7 +172,7 @@ def _measured(peer: Peer, contest: Contest) -> dict[str, Any]:
 
 
 def _tried(peer: Peer, contest: Contest, events: int) -> _Run:
-    """Run a peer, again when its answer is wrong and it may."""
+    """Run a peer; run it again after a wrong answer if it has attempts left."""
     run = _run(peer, contest, events)
     for _ in range(peer.attempts - 1):
         if not peer.answers or agrees(run.checksum, contest.right(events)):
@@ -222,7 +222,7 @@ def _run(peer: Peer, contest: Contest, events: int) -> _Run:
 
 
 def merged(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the records of a peer's processes as one: sums are added, the first begins and the last ends."""
+    """Return the records of a peer's processes as one: sums are added, with the first begin and the last end."""
     found: dict[str, Any] = {}
     for record in records:
         both = found | record
@@ -262,14 +262,14 @@ def _metered(peer: Peer, words: dict[str, str]) -> tuple[str, TreeMeter]:
         meter.kill()
         process.communicate()
         raise PenstockError(f"{peer.name} did not end within {peer.limit_seconds:g} s") from error
-    except BaseException:  # a key or a signal: another engine's processes end with the wait for them
+    except BaseException:  # Ctrl-C or a signal: another engine's processes end with the wait for them
         meter.kill()
         process.communicate()
         raise
     finally:
         meter.stop()
     if process.returncode:
-        # the last line that is no part of a stack
+        # the last line outside of a stack trace
         said = next((line for line in reversed(text.splitlines()) if line.strip() and not line[0].isspace()), "nothing")
         raise PenstockError(f"{peer.name} ended with {process.returncode}: {said}")
     return text, meter
@@ -280,4 +280,4 @@ def _filled(texts: tuple[str, ...], words: dict[str, str]) -> Iterator[str]:
         try:
             yield text.format_map(words)
         except (KeyError, ValueError, IndexError) as error:
-            raise PenstockError(f"a peer's command has no such word: {text}", hint=_SETUP_HINT) from error
+            raise PenstockError(f"a peer's command contains an unknown word: {text}", hint=_SETUP_HINT) from error

@@ -1,9 +1,9 @@
-"""planning: what the JobManager needs to plan and deploy a job of many subtasks, with workers that only answer.
+"""planning: the JobManager's time to plan and deploy a job of many subtasks, with workers that only answer.
 
-The job's master runs alone, in one thread, without a process or a socket: from its start until every subtask is
-running and has its splits. Two shapes of two vertices: `forward`, with one channel a subtask, and `keyed`, with a
-channel from each to each, whose number is the square of the parallelism. What is sent is counted as it goes to the
-TaskManagers, of 16 slots each.
+The job's master runs alone, in one thread, without a process or a socket: from its start until every subtask is running
+and has its splits. Two shapes of two vertices: `forward`, with one channel per subtask, and `keyed`, with a channel
+from each to each, whose number is the square of the parallelism. Sent bytes are counted as they go to the TaskManagers,
+of 16 slots each.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _JOB, _RUN = "a" * 32, "r" * 16
 
 
 def planning(options: BenchOptions) -> dict[str, Any]:
-    """Plan and deploy jobs of `SIZES` subtasks (`--events`: of that many alone)."""
+    """Plan and deploy jobs of `SIZES` subtasks (`--events`: only of that many)."""
     sizes = SIZES if options.events is None else (options.events,)
     figures: dict[str, Any] = {"workload": "planning"}
     for shape, partitioner in (("forward", Forward()), ("keyed", KeyGroup(("k",)))):
@@ -56,7 +56,7 @@ def planning(options: BenchOptions) -> dict[str, Any]:
 
 
 def deploy(parallelism: int, partitioner: Partitioner) -> tuple[float, int]:
-    """Return the seconds the master took until the job was running, and the bytes of the deployments it sent.
+    """Return the seconds until the job was running, and the bytes of the deployments that the master sent.
 
     Raises:
         PenstockError: it is not running.
@@ -71,7 +71,7 @@ def deploy(parallelism: int, partitioner: Partitioner) -> tuple[float, int]:
 
 
 def graph_of(parallelism: int, partitioner: Partitioner) -> JobGraph:
-    """Return a source and a sink of so many subtasks each."""
+    """Return a job graph of a source and a sink with `parallelism` subtasks each."""
     source = SourceSpec(factory="x:Y", config={}, schema="", bounded=True)
     sink = SinkSpec(factory="x:Z", config={}, delivery="at-least-once", schema="")
     operators = (
@@ -87,7 +87,7 @@ def graph_of(parallelism: int, partitioner: Partitioner) -> JobGraph:
 
 
 class _World:
-    """Executes the master's commands at once; workers answer that all is well."""
+    """Executes the master's commands at once; workers report success."""
 
     def __init__(self, graph: JobGraph) -> None:
         self.graph = graph
@@ -101,15 +101,15 @@ class _World:
         )  # fmt: skip
         self.master = JobMaster(graph, identity, SeededRand(0), 0)
         self.sent_bytes = self.assigned = 0
-        #: Workers that know where the others are.
+        #: Workers that have received the peer table.
         self._told: set[str] = set()
-        #: Time spent as the workers, which is not the master's.
+        #: Time spent as the workers, which does not count for the master.
         self.workers_ms = 0.0
         self._events: deque[ev.Event] = deque([ev.Start()])
         self._clock = SystemClock()
 
     def start(self) -> None:
-        """Run until nothing is left to do."""
+        """Run until no work is left."""
         while self._events:
             for command in self.master.handle(self._events.popleft(), 0):
                 self._execute(command)
@@ -140,7 +140,7 @@ class _World:
 
     def _run(self, worker_id: str, tasks: list[TaskDeployment]) -> None:
         if worker_id not in self._told and any(map(needs_peers, tasks)):
-            raise PenstockError(f"worker {worker_id} was not told where the others are")
+            raise PenstockError(f"worker {worker_id} did not receive the peer table")
         for state in ("INITIALIZING", "RUNNING"):
             for task in tasks:
                 where = task.execution

@@ -1,7 +1,7 @@
-"""w5: the windows of w1 by hand, in a Python function by row with value state and a timer for each key and window.
+"""w5: the windows of w1 as user code, a Python row function with value state and a timer for each key and window.
 
-Rows are out of order by 5 s, and sources ahead of each other, so a key has rows of several windows at a time: it has
-a state for each of four, in turn: count and sum as a tuple, as the peers' functions keep them.
+Rows are out of order by 5 s, and sources ahead of each other, so a key has rows of several windows at a time. It has a
+state for each of four windows, in turn: count and sum as a tuple, as in the peers' functions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _SIZE_US = _SIZE_MS * 1000
 
 
 class Event(ps.Schema):
-    """What the function reads of an event."""
+    """The columns of an event that the function reads."""
 
     user_id: int
     amount: int
 
 
 class Total(NamedTuple):
-    """A user's window."""
+    """The result of a window."""
 
     user_id: int
     window_end: int
@@ -43,7 +43,7 @@ class Total(NamedTuple):
 
 
 class Windows(ps.KeyedProcessFunction):
-    """Counts and adds up by hand what a tumbling window of 10 s does by itself."""
+    """Counts and sums in user code, as a tumbling window of 10 s does."""
 
     first: ps.ValueState[tuple[int, int]] = ps.value_state()
     second: ps.ValueState[tuple[int, int]] = ps.value_state()
@@ -51,12 +51,12 @@ class Windows(ps.KeyedProcessFunction):
     fourth: ps.ValueState[tuple[int, int]] = ps.value_state()
 
     def open(self, ctx: ps.OpenContext) -> None:
-        """Put the states into a ring."""
+        """Collect the states in a ring."""
         del ctx
         self.ring = (self.first, self.second, self.third, self.fourth)
 
     def process(self, row: Event, ctx: ps.ProcessContext) -> Iterator[Total] | None:
-        """Add the row to its window; the first one sets the timer."""
+        """Add the row to its window; the first row sets the timer."""
         window = ctx.timestamp // _SIZE_US
         state = self.ring[window % 4]
         running = state.value()
@@ -68,7 +68,7 @@ class Windows(ps.KeyedProcessFunction):
         return None
 
     def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Total]:
-        """Emit the window and forget it."""
+        """Emit the window and clear it."""
         state = self.ring[timestamp // _SIZE_US % 4]
         running = state.value()
         if running is not None:
@@ -77,7 +77,7 @@ class Windows(ps.KeyedProcessFunction):
 
 
 def w5(options: BenchOptions) -> dict[str, Any]:
-    """Measure it."""
+    """Measure the workload."""
     options.refuse_variants("w5")
     count = options.events_or(_EVENTS)
     right = cache(lambda events: reference.windows(events, _SIZE_MS, _SIZE_MS))

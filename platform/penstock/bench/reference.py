@@ -27,7 +27,7 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 class Users(NamedTuple):
     """How many keys there are; `skewed`: key k is drawn with a weight of 2^40 div floor((k + 1)^1.5), in 2^16 steps.
 
-    `piece`: events that are computed at a time.
+    `piece`: the number of events computed at a time.
     """
 
     keys: int = USERS
@@ -35,7 +35,7 @@ class Users(NamedTuple):
     piece: int = _CHUNK
 
     def chunks(self, count: int) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Yield all events of a workload, piece by piece."""
+        """Yield all events of a workload, chunk by chunk."""
         if not self.skewed:
             yield from chunks(count, self.keys, self.piece)
             return
@@ -53,7 +53,7 @@ EVEN = Users()
 
 
 def agrees(found: str, right: str) -> bool:
-    """Whether a checksum is right; a part of the right one that is `*` may be anything."""
+    """Return whether a checksum is right; a part of the right one that is `*` may be anything."""
     parts = list(zip(found.split(":"), right.split(":"), strict=False))
     return found.count(":") == right.count(":") and all(wanted in ("*", part) for part, wanted in parts)
 
@@ -71,7 +71,7 @@ def events(low: int, high: int, keys: int = USERS) -> tuple[Int64s, Int64s, Int6
 
 
 def chunks(count: int, keys: int = USERS, piece: int = _CHUNK) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-    """Yield all events of a workload, piece by piece."""
+    """Yield all events of a workload, chunk by chunk."""
     for low in range(0, count, piece):
         yield events(low, min(low + piece, count), keys)
 
@@ -82,13 +82,13 @@ def last_sure_window(count: int, slide_ms: int) -> int:
 
 
 def windows(count: int, size_ms: int, slide_ms: int, *, nullable: bool = False, users: Users = EVEN) -> str:
-    """Checksum of (user, window end, count, sum) over sliding or tumbling windows.
+    """Return the checksum of (user, window end, count, sum) over sliding or tumbling windows.
 
-    With `nullable`, the amounts that ten divides and user 0 are null; a null counts as -1 in the checksum, and a sum of
-    nothing is null.
+    With `nullable`, the amounts that ten divides and user 0 are null. A null counts as -1 in the checksum, and a sum
+    without values is null.
     """
     panes = size_ms // slide_ms
-    before = 5000 // slide_ms + 1  # events reach back 5 s before T0
+    before = 5000 // slide_ms + 1  # events reach back to 5 s before T0
     rows = (count // 100) // slide_ms + before + 1
     counts, sums, valid = (np.zeros((rows, USERS), np.int64) for _ in range(3))
     for key, amount, times in users.chunks(count):
@@ -116,7 +116,10 @@ def windows(count: int, size_ms: int, slide_ms: int, *, nullable: bool = False, 
 
 
 def kept_rows(count: int) -> str:
-    """Checksum of w3: users that 4 does not divide, with amount * 908 div 1000; sums of time since T0 and amount."""
+    """Return the checksum of w3: users that 4 does not divide, with amount * 908 div 1000.
+
+    It has the sums of time since T0 and of amount.
+    """
     result = [0, 0, 0, 0]
     for key, amount, times in chunks(count):
         kept = key % 4 != 0
@@ -126,7 +129,7 @@ def kept_rows(count: int) -> str:
 
 
 def all_rows(count: int) -> str:
-    """Checksum of every event: sums of time since T0 and amount."""
+    """Return the checksum of every event: sums of time since T0 and amount."""
     result = [0, 0, 0, 0]
     for key, amount, times in chunks(count):
         _add(result, key, times - T0_MS, amount, amount)
@@ -134,7 +137,10 @@ def all_rows(count: int) -> str:
 
 
 def running(count: int, keys: int, *, ordered: bool) -> str:
-    """Checksum of w2: (key, count, sum) after every event; the sum of the sums only where events are in order."""
+    """Return the checksum of w2: (key, count, sum) after every event.
+
+    It has the sum of the sums only if events are in order.
+    """
     counts, sums = np.zeros(keys, np.int64), np.zeros(keys, np.int64)
     result = [0, 0, 0, 0]
     for key, amount, _ in chunks(count, keys):
@@ -144,7 +150,7 @@ def running(count: int, keys: int, *, ordered: bool) -> str:
         begin = np.repeat(first, np.diff(np.r_[first, len(key)]))
         n = counts[sorted_key] + np.arange(len(key)) - begin + 1
         total = sums[sorted_key] + running_sum - running_sum[begin] + amount[order][begin]
-        last = np.r_[first[1:], len(key)] - 1  # as of its last event in this chunk, a key is where it is
+        last = np.r_[first[1:], len(key)] - 1  # the values of a key after its last event in this chunk
         counts[sorted_key[last]], sums[sorted_key[last]] = n[last], total[last]
         _add(result, sorted_key, n, total, n)
     return ":".join(str(value) if ordered or i != 2 else "*" for i, value in enumerate(result))

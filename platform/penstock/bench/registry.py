@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.bench.options import BenchOptions
 
 _NEXMARK = {
-    "q0": "bids as they are",
+    "q0": "all bids",
     "q1": "prices in another currency",
     "q2": "bids for some auctions",
     "q5": "the auctions with the most bids, sliding windows",
@@ -27,32 +27,32 @@ _NEXMARK = {
     "q17": "running figures of each auction's day",
     "q18": "the last bid of each bidder for each auction",
 }
-#: Name: (`module:function`, what it measures).
+#: Name: (`module:function`, description).
 WORKLOADS: dict[str, tuple[str, str]] = {
     "w1": ("penstock.bench.windows:w1", "key by user, tumbling window of 10 s: count and sum"),
-    "w1s": ("penstock.bench.windows:w1s", "the same with sliding windows of 10 s, one a second"),
+    "w1s": ("penstock.bench.windows:w1s", "w1 with sliding windows of 10 s, one per second"),
     "w1hot": ("penstock.bench.windows:w1hot", "w1 with 100 users"),
     "w1skew": ("penstock.bench.windows:w1skew", "w1 with few users that have most of the events"),
     "w2": ("penstock.bench.running:w2", "key by key, count and sum after every event; RocksDB, a checkpoint every 5 s"),
-    "w2x": ("penstock.bench.running:w2x", "the same with memory for a tenth of the keys"),
+    "w2x": ("penstock.bench.running:w2x", "w2 with memory for a tenth of the keys"),
     "w3": ("penstock.bench.stateless:w3", "filter and two columns by expressions, no key, no state"),
     "w4": ("penstock.bench.kafka_windows:w4", "w1 from Kafka to Kafka, JSON, exactly once"),
-    "w5": ("penstock.bench.process:w5", "w1 by hand: a Python function by row with value state and a timer"),
+    "w5": ("penstock.bench.process:w5", "w1 in user code: a Python row function with value state and a timer"),
     "startup": (
         "penstock.bench.startup:startup",
-        "`penstock run` of a small job: to its first result, to its end",
+        "time of `penstock run` of a small job to its first result and to its end",
     ),
     "workers": ("penstock.bench.workers:workers", "memory of --parallelism slot workers that run one keyed job"),
     "planning": (
         "penstock.bench.planning:planning",
-        "the JobManager plans and deploys 250, 500, 1000 subtasks",
+        "time in which the JobManager plans and deploys 250, 500, 1000 and 2000 subtasks",
     ),
     "latency": (
         "penstock.bench.latency:latency",
-        "delay of rows behind a shuffle at half of the job's highest rate",
+        "delay of rows after a shuffle at half of the job's highest rate",
     ),
-    "latency-rows": ("penstock.bench.latency:latency_rows", "the same with a row function in the same slots"),
-    "shuffle": ("penstock.bench.stateless:shuffle", "every row to the owner of its key, and nothing else"),
+    "latency-rows": ("penstock.bench.latency:latency_rows", "latency with a row function in the same slots"),
+    "shuffle": ("penstock.bench.stateless:shuffle", "only the shuffle: every row to the owner of its key"),
     **{
         f"nexmark-{query}{variant}": (
             f"penstock.bench.nexmark:{query}{variant.replace('-', '_')}",
@@ -63,24 +63,26 @@ WORKLOADS: dict[str, tuple[str, str]] = {
     },
 }
 
-#: Those whose job runs with and without checkpoints when `--pairs` is given.
+#: Workloads that `--pairs` runs with and without checkpoints.
 _PAIRED = {"w1", "w1s", "w1hot", "w1skew", "w2", "w2x", "w3", "w5", "shuffle"}
 
 
-#: Those whose number of keys can be chosen.
+#: Workloads whose number of keys can be set.
 _COUNTED = {"w2", "w2x"}
-#: Those that say themselves what they measure, and how often.
+#: Workloads that define their own figures and number of runs.
 _OWN = {"startup", "workers", "planning"}
 
 
 def needs_broker(name: str, options: BenchOptions) -> bool:
-    """Whether the workload, or a peer of it, reads from a Kafka broker.
+    """Return whether the workload, or a peer of it, reads from a Kafka broker.
 
     Raises:
-        UsageError: the options ask for peers, delays, keys or pairs that it does not have.
+        UsageError: the options request peers, delays, keys or pairs that it does not have.
     """
     if options.latency and name in _OWN:
-        raise UsageError(f"{name} has no results that could be late", hint="--latency goes with the other workloads")
+        raise UsageError(
+            f"{name} has no results whose delay could be measured", hint="--latency goes with the other workloads"
+        )
     if options.key_count is not None and name not in _COUNTED:
         raise UsageError(f"{name} has its own number of keys", hint="--key-count goes with w2 and w2x")
     peers = peers_of(options.peers, name) if options.peers is not None else ()

@@ -32,12 +32,12 @@ _LITTLE = {"managed_memory_bytes": str(8 << 20)}
 
 
 def w2(options: BenchOptions) -> dict[str, Any]:
-    """All keys in the hot table."""
+    """Measure with all keys in the hot table."""
     return _measure("w2", options, _BACKEND)
 
 
 def w2x(options: BenchOptions) -> dict[str, Any]:
-    """Most keys on disk."""
+    """Measure with most keys on disk."""
     return _measure("w2x", options, _BACKEND | _LITTLE)
 
 
@@ -47,7 +47,7 @@ def build(options: BenchOptions, folder: Path) -> None:
 
     env = environment(options, folder)
     aggregates = {"n": ps.count(), "total": ps.sum("amount")}
-    aggregates |= {name: ps.max(name) for name in due(options)}  # of rows in order: the row's own
+    aggregates |= {name: ps.max(name) for name in due(options)}  # for rows in order, the value of the row itself
     running = (
         events_of(env, options, folder, Events(count=options.events_or(_EVENTS), keys=options.key_count or _KEYS))
         .key_by("user_id")

@@ -1,4 +1,4 @@
-"""What the jobs of the benchmarks have in common: an environment in the folder, and the stream of events."""
+"""The common parts of benchmark jobs: an environment in the folder, and the stream of events."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """Which events a job reads, and what becomes of them."""
+    """The events that a job reads, and the kind of its results."""
 
     count: int
     keys: int = 100_000
     skewed: bool = False
-    #: What comes to the sink.
+    #: Kind of the results at the sink.
     results: Results = "rows"
 
 
@@ -38,25 +38,25 @@ def environment(options: BenchOptions, folder: Path) -> ps.Environment:
         parallelism=options.parallelism,
         checkpoint_interval=None if interval is None else interval / 1000,
         checkpoint_root=folder / "checkpoints",
-        restart="failure-rate",  # a job that fails again and again is an error, nothing to wait for
+        restart="failure-rate",  # a job that fails repeatedly is an error, not worth a wait
         **chosen,
     )
 
 
 def timed(options: BenchOptions, results: Results) -> dict[str, Any]:
-    """Return what a checksum sink is told so that it notes delays; nothing where none are asked for."""
+    """Return the arguments with which a checksum sink records delays; empty if none are requested."""
     return {} if options.rate is None else {"timed": results, "settle_ms": options.settle_ms}
 
 
 def due(options: BenchOptions) -> tuple[str, ...]:
-    """Return the column of the moment a row was due, where rows carry it."""
+    """Return the column with the time a row was due, if rows carry it."""
     return () if options.rate is None else (DUE,)
 
 
 def paced(source: Source, options: BenchOptions, folder: Path, results: Results, time: str, splits: int = 0) -> Source:
-    """Return the source as it is, or with the notes that delays are told by, at the options' rate.
+    """Return the source unchanged, or paced at the options' rate with records for delays.
 
-    `time` is the column of event time; `splits` are as many as subtasks if not said.
+    `time` is the column of event time; `splits` is by default the parallelism.
     """
     if options.rate is None:
         return source
@@ -73,7 +73,7 @@ def paced(source: Source, options: BenchOptions, folder: Path, results: Results,
 
 
 def events_of(env: ps.Environment, options: BenchOptions, folder: Path, events: Events) -> DataStream:
-    """Return the stream of events, one split a subtask, event time 5 s out of order."""
+    """Return the stream of events, one split per subtask, event time 5 s out of order."""
     source: Source = WorkloadSource(
         events=events.count,
         keys=events.keys,

@@ -1,7 +1,7 @@
-"""startup: from the command to the first result one can read, and to the command's end, of a small job.
+"""startup: time from the command to the first readable result, and to the command's end, of a small job.
 
-`penstock run` of a job file with a generator, a keyed window and a folder, again and again, each time in folders of its
-own: the first result is the first published part file.
+`penstock run` of a job file with a generator, a keyed window and a folder, repeatedly, each time in new folders: the
+first result is the first published part file.
 """
 
 from __future__ import annotations

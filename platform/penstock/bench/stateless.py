@@ -23,7 +23,7 @@ def w3(options: BenchOptions) -> dict[str, Any]:
 
 
 def shuffle(options: BenchOptions) -> dict[str, Any]:
-    """Every row to the owner of its key."""
+    """Send every row to the owner of its key."""
     return _measure("shuffle", options, reference.all_rows)
 
 

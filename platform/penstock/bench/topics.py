@@ -1,7 +1,7 @@
 """Kafka topics of the benchmarks: events as JSON in four partitions by user, and windows read back as one checksum.
 
-Used by w4, and by w5 for a peer that reads from Kafka alone. Every topic has a name of its own, so that a broker may be
-used again.
+Used by w4, and by w5 for a peer that reads only from Kafka. Every topic has a unique name, so that a broker can be
+reused.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Topics:
-    """What one run of a benchmark has on a broker."""
+    """The topics of one benchmark run on a broker."""
 
     def __init__(self, bootstrap: str, *, keyed: bool = False) -> None:
-        """With `keyed` every message has its user as key."""
+        """Use the broker at `bootstrap`; with `keyed` every message has its user as key."""
         self.bootstrap = bootstrap
         self._keyed = keyed
         self._run = os.urandom(4).hex()
@@ -39,7 +39,7 @@ class Topics:
         self._sinks = 0
 
     def source(self, events: int) -> str:
-        """Return the topic that holds so many events; it is filled when first asked for."""
+        """Return the topic with this many events; it is filled at the first call."""
         if events not in self._sources:
             topic = f"bench-{self._run}-in-{events}"
             _create(self.bootstrap, topic)
@@ -55,11 +55,11 @@ class Topics:
         return topic
 
     def trial(self, events: int) -> Trial:
-        """Return a peer's topics as words; the peer says its answer."""
+        """Return a peer's topics as words; the peer reports its answer."""
         return Trial(words=self._words(events))
 
     def trial_with_output(self, events: int) -> Trial:
-        """Return a peer's topics as words; its answer is what lies in the output topic."""
+        """Return a peer's topics as words; its answer is in the output topic."""
         topic = self.sink()
         words = self._words(events) | {"out": topic}
         return Trial(words=words, answer=lambda: windows(self.bootstrap, topic, events).checksum)
@@ -93,7 +93,7 @@ class Topics:
 
 @cache
 def stops(events: int) -> dict[int, int]:
-    """Return how many of the events each partition holds; it takes as long as making them, so no run asks itself."""
+    """Return how many of the events each partition holds; this takes as long as making them, so runs receive it."""
     counts = np.zeros(PARTITIONS, np.int64)
     for users, _, _ in reference.chunks(events):
         counts += np.bincount(users % PARTITIONS, minlength=PARTITIONS)
@@ -104,14 +104,14 @@ class Windows(NamedTuple):
     """The windows in a topic, as a read-committed consumer sees them."""
 
     checksum: str
-    #: Events counted by all of them, also by those that the checksum leaves out.
+    #: Events counted by all windows, including those outside of the checksum.
     events: int
     #: (end, arrival at the broker, 1) of each, in microseconds of the wall clock.
     arrivals: Int64s
 
 
 def windows(bootstrap: str, topic: str, events: int) -> Windows:
-    """Read a topic back; its broker stamps what arrives (`_create`)."""
+    """Read a topic back; its broker stamps the arrivals (`_create`)."""
     everything = 0
     cut = reference.last_sure_window(events, _SIZE_MS)
     result = [0, 0, 0, 0]
@@ -143,11 +143,11 @@ def _create(bootstrap: str, topic: str) -> None:
             future.result(timeout=30)
         except Exception as error:
             msg = f"topic {topic} cannot be created at {bootstrap}: {error}"
-            raise ConnectorError(msg, hint="is it a reachable Kafka broker?") from error
+            raise ConnectorError(msg, hint="check that it is a reachable Kafka broker") from error
 
 
 def _read(bootstrap: str, topic: str) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield every message and when the broker got it (ms)."""
+    """Yield every message and its arrival time at the broker (ms)."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(
@@ -164,7 +164,7 @@ def _read(bootstrap: str, topic: str) -> Iterator[tuple[dict[str, Any], int]]:
     vain = 0
     try:
         while len(ended) < PARTITIONS:
-            messages = consumer.consume(10_000, _READ_S)  # it waits for so many, or the time
+            messages = consumer.consume(10_000, _READ_S)  # it returns after this many messages, or after the time
             vain = 0 if messages else vain + 1
             if vain * _READ_S > _SECONDS:
                 raise ConnectorError(f"reading {topic} back stalled", hint="is the broker up?")

@@ -1,7 +1,7 @@
-"""CPU seconds of a whole process tree, measured from outside: user and system time of every descendant, dead ones too.
+"""CPU seconds of a whole process tree, measured from outside: user and system time of all descendants, dead ones too.
 
-A sub-reaper adopts orphans; children that ended are in their reaper's `cutime`. Samples are kept with wall-clock times,
-so that the CPU spent between two moments (first record read, last result) can be told from start-up.
+A sub-reaper adopts orphans; ended children are counted in their reaper's `cutime`. Samples have wall-clock times, so
+that the CPU time between two events (first record read, last result) is separate from start-up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SAMPLE_SECONDS = 0.05
-#: The whole of /proc is looked through for new members of the tree this often only: it takes milliseconds.
+#: Interval of the search of /proc for new members of the tree, which takes milliseconds.
 _SEARCH_SECONDS = 0.25
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -35,14 +35,14 @@ class TreeMeter:
 
     def __init__(self, root: int) -> None:
         self._root = root
-        #: When the process was started, seconds since the epoch, if `start` is called right after that.
+        #: Start of the process, seconds since the epoch, if `start` is called right after that.
         self.started = time.time()
         self._times: list[float] = []
         self._cpu: list[float] = []
         self.peak_rss_bytes = 0
-        #: CPU seconds of each process, its own alone, as last seen: pid -> (what it is, seconds).
+        #: CPU seconds of each process without its children, as last sampled: pid -> (kind, seconds).
         self._processes: dict[int, tuple[str, float]] = {}
-        #: Memory of each slot worker that no other process shares, by time: pid -> [(time, bytes)].
+        #: Private memory of each slot worker, by time: pid -> [(time, bytes)].
         self._private: dict[int, list[tuple[float, int]]] = {}
         self._known: list[int] = []
         self._searched = 0.0
@@ -61,22 +61,25 @@ class TreeMeter:
         self._reaped = _reaped_seconds() - self._reaped_before
 
     def kill(self) -> None:
-        """End the whole tree."""
+        """Kill the whole tree."""
         for pid in _tree(self._root):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def cpu_between(self, start: float, end: float) -> float:
-        """CPU seconds spent between two wall-clock times (seconds since the epoch)."""
+        """Return the CPU seconds between two wall-clock times (seconds since the epoch)."""
         return self._at(end) - self._at(start)
 
     @property
     def total(self) -> float:
-        """CPU seconds of everything: as sampled, or those of what has ended and been waited for, which are exact."""
+        """Return the CPU seconds of the tree: as sampled, or those of ended and reaped processes, which are exact."""
         return max(self._cpu[-1] if self._cpu else 0.0, self._reaped)
 
     def workers_private_mb(self, start: float) -> tuple[int, int] | None:
-        """Most private memory of a slot worker in MB, and the most one grew by since a moment; None: none was seen."""
+        """Return the most private memory of a slot worker in MB, and the most growth since a time.
+
+        None without samples.
+        """
         peaks, growth = [], [0]
         for samples in self._private.values():
             later = [used for when, used in samples if when >= start]
@@ -87,14 +90,14 @@ class TreeMeter:
         return (max(peaks) // 1_000_000, max(growth) // 1_000_000) if peaks else None
 
     def by_process(self) -> dict[str, list[float]]:
-        """CPU seconds by what a process is: one figure for each that was seen."""
+        """Return CPU seconds by kind of process: one figure for each sampled one."""
         found: dict[str, list[float]] = {}
         for what, seconds in self._processes.values():
             found.setdefault(what, []).append(round(seconds, 2))
         return found
 
     def _at(self, when: float) -> float:
-        """CPU seconds up to a moment, between two samples in proportion."""
+        """Return the CPU seconds up to a time, interpolated between two samples."""
         if not self._times:
             return 0.0
         after = bisect.bisect(self._times, when)
@@ -131,13 +134,13 @@ class TreeMeter:
 
 
 def _reaped_seconds() -> float:
-    """CPU seconds of all descendants that have ended."""
+    """Return the CPU seconds of all ended descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _what(pid: int) -> str:
-    """A penstock process's part, else its program; empty for one that has ended."""
+    """Return a penstock process's role, else its program; empty for one that has ended."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
         name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
@@ -150,7 +153,10 @@ def _what(pid: int) -> str:
 
 
 def _private(pid: int) -> int:
-    """Bytes of resident memory that are neither a file's nor shared; what was forked and not written to counts."""
+    """Return the bytes of resident memory that are neither of a file nor shared.
+
+    Forked pages that were not written count.
+    """
     try:
         words = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
     except OSError:
@@ -159,7 +165,7 @@ def _private(pid: int) -> int:
 
 
 def _stat(pid: int) -> tuple[str, list[str]] | None:
-    """Name and `/proc/<pid>/stat` fields (from the state on); None for a process that has ended."""
+    """Return name and `/proc/<pid>/stat` fields (from the state on); None for a process that has ended."""
     try:
         head, _, tail = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
     except OSError:
@@ -168,7 +174,7 @@ def _stat(pid: int) -> tuple[str, list[str]] | None:
 
 
 def _tree(root: int) -> list[int]:
-    """`root` and all its descendants."""
+    """Return `root` and all its descendants."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         found = _stat(int(folder.name)) if folder.name.isdigit() else None

@@ -22,22 +22,22 @@ _FEW = 100
 
 
 def w1(options: BenchOptions) -> dict[str, Any]:
-    """Tumbling windows of 10 s."""
+    """Measure tumbling windows of 10 s."""
     return _measure("w1", options, _SIZE_MS)
 
 
 def w1s(options: BenchOptions) -> dict[str, Any]:
-    """Sliding windows of 10 s, one a second."""
+    """Measure sliding windows of 10 s, one per second."""
     return _measure("w1s", options, _SLIDE_MS)
 
 
 def w1hot(options: BenchOptions) -> dict[str, Any]:
-    """As w1 with 100 users."""
+    """Measure w1 with 100 users."""
     return _measure("w1hot", options, _SIZE_MS, reference.Users(_FEW))
 
 
 def w1skew(options: BenchOptions) -> dict[str, Any]:
-    """As w1 with few users that have most of the events."""
+    """Measure w1 with few users that have most of the events."""
     return _measure("w1skew", options, _SIZE_MS, reference.Users(skewed=True))
 
 

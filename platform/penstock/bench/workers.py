@@ -1,7 +1,7 @@
 """workers: the memory of slot workers that run one keyed job, after a few seconds of light work.
 
-A page that processes share counts whole in RSS, in equal parts in PSS, and not at all in USS: what ending one worker
-would free. Workers are forked from a template, so most of their pages are shared until they are written to.
+A page shared by processes counts fully in RSS, in equal parts in PSS, and not at all in USS, the memory that ending one
+worker would free. Workers are forked from a template, so most of their pages are shared until they are written to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONG = 1 << 31
 
 
 def workers(options: BenchOptions) -> dict[str, Any]:
-    """Run a job with `--parallelism` workers for a few seconds; look at their memory.
+    """Run a job with `--parallelism` workers for a few seconds, and measure their memory.
 
     Raises:
         PenstockError: the job did not run for long enough.
@@ -38,7 +38,7 @@ def workers(options: BenchOptions) -> dict[str, Any]:
         with use_executor(executor, options.settings):
             _job(options, Path(folder))
     if not watch.memory:
-        raise PenstockError("the job did not run long enough for its workers to be looked at")
+        raise PenstockError("the job did not run long enough to measure its workers")
     figures: dict[str, Any] = {
         "workload": "workers",
         "parallelism": options.parallelism,
@@ -56,7 +56,7 @@ def workers(options: BenchOptions) -> dict[str, Any]:
 
 
 class _Watch:
-    """Looks at the workers once the job has run for a while, then ends it."""
+    """Measures the workers once the job has run for a while, then ends it."""
 
     def __init__(self) -> None:
         self.memory: list[dict[str, float]] = []
@@ -79,7 +79,7 @@ class _Watch:
             try:
                 self.memory = [memory_of(int(worker["pid"])) for worker in handle.client.workers(handle.job_id)]
             except (FileNotFoundError, ProcessLookupError):
-                self._since_ms = None  # one has just been lost: once more, when all run again
+                self._since_ms = None  # a worker was just lost: wait until all run again
             else:
                 handle.cancel()
 

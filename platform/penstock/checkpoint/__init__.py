@@ -1,1 +1,1 @@
-"""Consistent cuts: coordinator, alignment, manifests and their dense log, stores, retention."""
+"""Checkpointing: coordinator, barrier alignment, manifests and their log, stores, retention."""

@@ -1,7 +1,7 @@
-"""Aligned barriers over the input channels of one subtask: a pure decider, driven by the task's input loop.
+"""Barrier alignment over the input channels of one subtask: a pure decider, driven by the task's input loop.
 
-A channel that delivered the barrier of the running checkpoint is blocked until all have; barriers flow behind
-`EndOfInput` too, so an ended channel stays a channel. A newer barrier supersedes the running checkpoint; an aborted
+A channel that delivered the barrier of the running checkpoint is blocked until all channels have. Barriers also flow
+after `EndOfInput`, so an ended channel stays a channel. A newer barrier supersedes the running checkpoint; an aborted
 one is never waited for.
 """
 
@@ -28,14 +28,14 @@ class Unblock:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All channels are at the barrier: take the snapshot, send the barrier on."""
+    """All channels are at the barrier: take the snapshot and forward the barrier."""
 
     barrier: Barrier
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The running checkpoint will not be taken by this subtask: decline it."""
+    """Decline the running checkpoint: this subtask will not take it."""
 
     checkpoint_id: int
     reason: str
@@ -45,7 +45,7 @@ AlignmentCommand = Block | Unblock | Snapshot | Abort
 
 
 class Alignment:
-    """The state of the cut at one subtask."""
+    """The alignment state of one subtask."""
 
     def __init__(self, channels: int) -> None:
         """Align `channels` input channels, numbered from 0."""
@@ -54,26 +54,26 @@ class Alignment:
         self._arrived: set[int] = set()
         self._ended: set[int] = set()
         self._aborted: set[int] = set()
-        #: Highest id that is over: taken, superseded or aborted.
+        #: Highest checkpoint id that this subtask has taken, superseded or aborted.
         self._over = -1
 
     @property
     def blocked(self) -> frozenset[int]:
-        """Channels that must not be read now."""
+        """Return the channels that must not be read now."""
         return frozenset(self._arrived)
 
     @property
     def running(self) -> Barrier | None:
-        """The barrier being aligned, if any."""
+        """Return the barrier being aligned, if any."""
         return self._running
 
     @property
     def all_ended(self) -> bool:
-        """Whether every channel delivered its end of input."""
+        """Return whether every channel delivered its end of input."""
         return len(self._ended) == self._channels
 
     def on_barrier(self, channel: int, barrier: Barrier) -> list[AlignmentCommand]:
-        """A barrier is at the head of `channel`."""
+        """Handle a barrier at the head of `channel`."""
         commands: list[AlignmentCommand] = []
         number = barrier.checkpoint_id
         if number <= self._over or number in self._aborted:
@@ -92,12 +92,12 @@ class Alignment:
         return commands + self._release()
 
     def on_end_of_input(self, channel: int) -> list[AlignmentCommand]:
-        """No more rows come on `channel`; its barriers still do, so nothing is released."""
+        """Handle the end of input of `channel`; its barriers still come, so nothing is released."""
         self._ended.add(channel)
         return []
 
     def on_abort(self, checkpoint_id: int) -> list[AlignmentCommand]:
-        """The coordinator gave the checkpoint up; its barriers still under way are to be ignored."""
+        """Handle an abort by the coordinator; barriers of this checkpoint that still arrive are ignored."""
         if checkpoint_id <= self._over:
             return []
         self._aborted.add(checkpoint_id)

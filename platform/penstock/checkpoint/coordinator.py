@@ -1,9 +1,8 @@
-"""The checkpoint coordinator of one deployment: decides when cuts are taken and when one is complete; a pure decider.
+"""The checkpoint coordinator of one deployment: a pure decider that triggers and completes checkpoints.
 
 A member of `penstock.jobmanager.checkpoints.checkpointing`, which turns its commands into messages and manifests. One
-checkpoint is under way at a time; savepoints and stops wait their turn. A checkpoint is complete for us when all acks
-are in, and
-*exists* when its manifest was appended: both are told by the caller.
+checkpoint is under way at a time; savepoints and stops wait in a queue. A checkpoint is complete when all acks are in.
+It exists when its manifest is in the log; the caller reports that.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import CheckpointMetrics, SubtaskSnapshot
 from penstock.graph.deployment import ExecutionId
 
-#: A final checkpoint that failed is tried again after this long.
+#: Delay before a failed final checkpoint is tried again.
 _FINAL_RETRY_MS = 1_000
-#: After a failure the first checkpoint comes after this part of the interval: it publishes what was held up.
+#: After a failure the first checkpoint comes after the interval divided by this: it publishes the delayed output.
 RESUMED_SOONER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """The job's settings that matter here; milliseconds."""
+    """The checkpoint settings of the job; milliseconds."""
 
     interval_ms: int | None
     timeout_ms: int = 600_000
@@ -34,7 +33,7 @@ class CoordinatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """One subtask's part."""
+    """The acknowledgement of one subtask."""
 
     snapshot: SubtaskSnapshot
     metrics: CheckpointMetrics
@@ -47,7 +46,7 @@ class PendingCheckpoint:
 
     checkpoint_id: int
     kind: BarrierKind
-    #: Taken after all input had ended: what follows it is the end of the job.
+    #: Triggered after all input had ended: the job ends after it.
     final: bool
     request_id: str
     triggered_ms: int
@@ -58,18 +57,18 @@ class PendingCheckpoint:
 
     @property
     def label(self) -> str:
-        """`checkpoint`, `savepoint`, `stop`, `drain` or `final`."""
+        """Return `checkpoint`, `savepoint`, `stop`, `drain` or `final`."""
         return "final" if self.final and self.kind is BarrierKind.CHECKPOINT else self.kind.value
 
     @property
     def complete(self) -> bool:
-        """Whether every execution has acked."""
+        """Return whether every execution has acked."""
         return len(self.acks) == len(self.expected)
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerBarrier:
-    """Send the trigger to the sources."""
+    """Send the barrier trigger to the sources."""
 
     pending: PendingCheckpoint
 
@@ -83,7 +82,7 @@ class AppendCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class AbortCheckpoint:
-    """Tell the tasks and the requester that it will never be complete."""
+    """Notify the tasks and the requester that the checkpoint was aborted."""
 
     pending: PendingCheckpoint
     reason: str
@@ -91,7 +90,7 @@ class AbortCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
-    """A request that cannot be served any more."""
+    """Refuse a request that can no longer be served."""
 
     request_id: str
     reason: str
@@ -99,7 +98,7 @@ class RefuseRequest:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """Checkpoints fail too often, or too long: restart the job."""
+    """Restart the job: too many checkpoints failed, or none completed for too long."""
 
     reason: str
 
@@ -108,7 +107,10 @@ CoordinatorCommand = TriggerBarrier | AppendCheckpoint | AbortCheckpoint | Refus
 
 
 class CheckpointCoordinator:
-    """Ids grow over all deployments of a run: each coordinator is given the next one."""
+    """Triggers, completes and aborts the checkpoints of one deployment.
+
+    Ids grow over all deployments of a run: each coordinator receives the next one.
+    """
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class CheckpointCoordinator:
         next_id: int,
         ended: Collection[ExecutionId] = (),
     ) -> None:
-        """For one deployment; `executions` are all its subtasks, `ended` those whose input has ended already."""
+        """Coordinate one deployment; `executions` are its subtasks, `ended` those whose input has already ended."""
         self._settings = settings
         self._executions = frozenset(executions)
         self.next_id = next_id
@@ -126,7 +128,7 @@ class CheckpointCoordinator:
         self._requests: list[tuple[BarrierKind, str]] = []
         self._ended: set[ExecutionId] = set(ended) & self._executions
         self._running = False
-        #: A cut after which nothing follows is in the log.
+        #: The last checkpoint of the job is in the log.
         self._closed = False
         self._next_periodic_ms: int | None = None
         self._next_final_ms = 0
@@ -134,18 +136,21 @@ class CheckpointCoordinator:
 
     @property
     def all_inputs_ended(self) -> bool:
-        """Whether every subtask waits for the final checkpoint."""
+        """Return whether every subtask waits for the final checkpoint."""
         return len(self._ended) == len(self._executions)
 
     @property
     def requested(self) -> tuple[BarrierKind, ...]:
-        """What somebody has asked for and waits for, in the order of asking: the cut under way, then the queue."""
+        """Return the kinds of requests that wait for an answer: the checkpoint under way first, then the queue."""
         current = self.current
         under_way = (current.kind,) if current is not None and current.request_id else ()
         return (*under_way, *(kind for kind, _ in self._requests))
 
     def start(self, now_ms: int, *, resumed: bool = False) -> list[CoordinatorCommand]:
-        """All subtasks run and the sources have their splits; `resumed`: readers wait for output since a failure."""
+        """Start triggering: all subtasks run, sources have their splits.
+
+        `resumed`: the deployment follows a failure, so readers wait for output.
+        """
         self._running = True
         self._last_good_ms = now_ms
         if self._settings.interval_ms is not None:
@@ -154,7 +159,10 @@ class CheckpointCoordinator:
         return self._next(now_ms)
 
     def stop(self, reason: str) -> list[CoordinatorCommand]:
-        """The deployment is over: what is under way will never complete. An append under way is not called back."""
+        """Abort the checkpoint under way and refuse all requests: the deployment is over.
+
+        A manifest append that has begun is not cancelled.
+        """
         self._running = False
         commands: list[CoordinatorCommand] = [RefuseRequest(request, reason) for _, request in self._requests]
         self._requests.clear()
@@ -164,16 +172,16 @@ class CheckpointCoordinator:
         return commands
 
     def request(self, kind: BarrierKind, request_id: str, now_ms: int) -> list[CoordinatorCommand]:
-        """A user wants a checkpoint, a savepoint or a stop."""
+        """Queue a user's request for a checkpoint, a savepoint or a stop."""
         if self._closed:
             return [RefuseRequest(request_id, "the job is about to end")]
         self._requests.append((kind, request_id))
         return self._next(now_ms)
 
     def withdraw(self) -> tuple[tuple[BarrierKind, str], ...]:
-        """The deployment ends for a change: return what was asked for, to be asked for again behind it.
+        """Remove and return the open requests, for the deployment after the change.
 
-        A cut whose append is under way stays: it may exist already.
+        A checkpoint whose manifest is being appended keeps its request: it may exist already.
         """
         current = self.current
         taken, self._requests = self._requests, []
@@ -183,9 +191,9 @@ class CheckpointCoordinator:
         return tuple(taken)
 
     def join(self, request_id: str, now_ms: int) -> list[CoordinatorCommand]:
-        """A user wants the next checkpoint: the one under way, if nobody asked for that or waits, else one of its own.
+        """Request the next checkpoint: the one under way if it has no requester and no request waits, else a new one.
 
-        So that it never comes before what was asked for first.
+        A new one is queued, so that it does not overtake earlier requests.
         """
         current = self.current
         unasked = current is not None and current.kind is BarrierKind.CHECKPOINT and not current.request_id
@@ -195,13 +203,13 @@ class CheckpointCoordinator:
         return self.request(BarrierKind.CHECKPOINT, request_id, now_ms)
 
     def input_ended(self, execution: ExecutionId, now_ms: int) -> list[CoordinatorCommand]:
-        """A subtask has processed all its input."""
+        """Record that a subtask has processed all its input."""
         if execution in self._executions:
             self._ended.add(execution)
         return self._next(now_ms)
 
     def ack(self, checkpoint_id: int, execution: ExecutionId, ack: Ack) -> list[CoordinatorCommand]:
-        """A subtask's part is durable; late and unknown ones are ignored."""
+        """Record the acknowledgement of a subtask, whose part is durable; late and unknown ones are ignored."""
         current = self.current
         if current is None or current.checkpoint_id != checkpoint_id or execution not in current.expected:
             return []
@@ -212,14 +220,14 @@ class CheckpointCoordinator:
         return [AppendCheckpoint(current)]
 
     def decline(self, checkpoint_id: int, execution: ExecutionId, reason: str, now_ms: int) -> list[CoordinatorCommand]:
-        """A subtask could not take part."""
+        """Abort the checkpoint that a subtask has declined."""
         current = self.current
         if current is None or current.checkpoint_id != checkpoint_id or current.appending:
             return []
         return self._fail(f"declined by {execution}: {reason}", now_ms)
 
     def appended(self, checkpoint_id: int, now_ms: int) -> list[CoordinatorCommand]:
-        """The manifest is in the log."""
+        """Complete the checkpoint: its manifest is in the log."""
         current = self.current
         if current is None or current.checkpoint_id != checkpoint_id:
             return []
@@ -232,14 +240,14 @@ class CheckpointCoordinator:
         return self._next(now_ms)
 
     def append_failed(self, checkpoint_id: int, reason: str, now_ms: int) -> list[CoordinatorCommand]:
-        """The manifest could not be written, or nobody knows."""
+        """Abort the checkpoint whose manifest append failed or has an unknown outcome."""
         current = self.current
         if current is None or current.checkpoint_id != checkpoint_id:
             return []
-        return self._fail(f"its manifest was not written: {reason}", now_ms)
+        return self._fail(f"the manifest was not written: {reason}", now_ms)
 
     def tick(self, now_ms: int) -> list[CoordinatorCommand]:
-        """Time has passed."""
+        """Abort a checkpoint that timed out, and trigger what is due."""
         current = self.current
         if current is not None and not current.appending and now_ms >= current.triggered_ms + self._settings.timeout_ms:
             missing = sorted(current.expected - set(current.acks))
@@ -252,7 +260,7 @@ class CheckpointCoordinator:
         return self._next(now_ms)
 
     def wake_ms(self) -> int | None:
-        """When `tick` has something to do, or None."""
+        """Return the time at which `tick` has work, or None."""
         if not self._running or self._closed:
             return None
         times = []
@@ -275,7 +283,7 @@ class CheckpointCoordinator:
         return watching and now_ms >= self._last_good_ms + self._settings.max_age_ms
 
     def _next(self, now_ms: int) -> list[CoordinatorCommand]:
-        """Trigger what is due, if nothing is under way: requests first, then the final one, then the periodic one."""
+        """Trigger the next checkpoint if none is under way: requests first, then a final one, then the periodic one."""
         if not self._running or self.current is not None:
             return []
         if self._closed:
@@ -306,7 +314,7 @@ class CheckpointCoordinator:
         commands: list[CoordinatorCommand] = [AbortCheckpoint(current, reason)]
         text = f"{current.label} {current.checkpoint_id} failed: {reason}"
         if current.kind.ends_job:
-            # Sources are silent behind such a barrier: only a restart makes them speak again.
+            # Sources emit nothing after such a barrier; only a restart makes them emit again.
             return [*commands, FailJob(text)]
         if current.kind is not BarrierKind.SAVEPOINT:
             self.consecutive_failures += 1

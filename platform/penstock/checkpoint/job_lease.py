@@ -1,8 +1,8 @@
-"""The lease of a job identity (checkpoint root, job name): who runs it, under which generation, until when.
+"""The lease of a job identity (checkpoint root, job name): holder, generation, expiry.
 
-Held by the JobManager's job driver, renewed by compare-and-set. Safety does not rest on the clock: the generation it
-hands out
-seals the manifest log. The lease is there so that a second process is refused at once and told who holds the job.
+The JobManager's job driver holds it and renews it by compare-and-set. Safety does not depend on the clock: the
+generation of the lease seals the manifest log. The lease only lets a second process fail at once with the name of the
+holder.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ _MAX_RACES = 20
 
 
 class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that may hold leases; `id` is stable over restarts on one HA root: a successor takes over at once."""
+    """A process that may hold leases.
+
+    `id` is stable over restarts on one HA root, so that a successor takes over at once.
+    """
 
     id: str
     host: str
-    #: Boot id and pid namespace: only there does the pid mean anything.
+    #: Boot id and pid namespace; `pid` is valid only there.
     machine: str
     pid: int
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies in the store."""
+    """The content of the lease object in the store."""
 
     holder: LeaseHolder
     job_id: str
@@ -52,7 +55,7 @@ class JobLease:
     """One held lease."""
 
     def __init__(self, store: ObjectStore, holder: LeaseHolder, clock: Clock, ttl_ms: int = 15_000) -> None:
-        """`store` is the job's folder."""
+        """Take `store`, the job's folder."""
         self._store = store
         self._holder = holder
         self._clock = clock
@@ -61,19 +64,21 @@ class JobLease:
 
     @property
     def ttl_ms(self) -> int:
-        """How long a renewal lasts; renew at a third of it."""
+        """Duration of a renewal; renew at a third of it."""
         return self._ttl_ms
 
     @property
     def record(self) -> LeaseRecord:
-        """What we hold."""
+        """Return the lease record that this process holds."""
         if self._record is None:
             msg = "the lease is not held"
             raise LeadershipLostError(msg, hint="acquire comes first")
         return self._record
 
     def acquire(self, job_id: str, *, take_over: bool = True) -> LeaseRecord:
-        """Take the lease under a new generation; `take_over`: also from this holder itself, as its next leader does.
+        """Take the lease under a new generation.
+
+        `take_over`: also from this holder itself, as its next leader does.
 
         Raises:
             JobIdentityError: another process holds it; names the holder.
@@ -93,21 +98,21 @@ class JobLease:
             if self._store.put_if_match(KEY, msgspec.json.encode(wanted), etag):
                 self._record = wanted
                 return wanted
-        msg = f"the lease {self._store.uri}/{KEY} changes too fast"
-        raise StorageError(msg, hint="several processes fight for the same job")
+        msg = f"the lease {self._store.uri}/{KEY} changed during every attempt to take it"
+        raise StorageError(msg, hint="several processes compete for the same job: stop all but one")
 
     def renew(self) -> None:
         """Extend the lease.
 
         Raises:
-            LeadershipLostError: somebody else has taken it.
+            LeadershipLostError: another process has taken it.
         """
         self._swap(msgspec.structs.replace(
             self.record, expires_ms=self._clock.now_ms() + self._ttl_ms, renewals=self.record.renewals + 1
         ))  # fmt: skip
 
     def release(self) -> None:
-        """Give the lease back, by overwriting it (a conditional delete is not to be had); losing it before is fine."""
+        """Release the lease by overwriting it, as stores have no conditional delete; a lost lease is fine."""
         if self._record is None:
             return
         try:
@@ -123,7 +128,11 @@ class JobLease:
                 data, etag = self._store.read_with_etag(KEY)
             except FileNotFoundError as error:
                 msg = f"the lease {self._store.uri}/{KEY} is gone"
-                raise LeadershipLostError(msg, hint="who deletes files in the checkpoint folder?") from error
+                raise LeadershipLostError(
+                    msg,
+                    hint="the object was deleted: check which process or lifecycle rule deletes files in the "
+                    "checkpoint folder",
+                ) from error
             present = msgspec.json.decode(data, type=LeaseRecord)
             if present.generation != self.record.generation or present.holder != self._holder:
                 msg = f"job lease {self._store.uri}/{KEY} was taken over by {_who(present)}"
@@ -131,8 +140,8 @@ class JobLease:
             if present == wanted or self._store.put_if_match(KEY, msgspec.json.encode(wanted), etag):
                 self._record = wanted
                 return
-        msg = f"the lease {self._store.uri}/{KEY} changes too fast"
-        raise StorageError(msg, hint="several processes fight for the same job")
+        msg = f"the lease {self._store.uri}/{KEY} changed during every attempt to renew it"
+        raise StorageError(msg, hint="several processes compete for the same job: stop all but one")
 
     def _next(self, job_id: str, generation: int, renewals: int) -> LeaseRecord:
         expires_ms = self._clock.now_ms() + self._ttl_ms
@@ -164,7 +173,7 @@ def _machine() -> str:
 
 
 def _is_gone(holder: LeaseHolder, asking: LeaseHolder) -> bool:
-    """Whether the holder ran on this machine and its process has ended (a zombie has)."""
+    """Return whether the holder ran on this machine and its process has ended (a zombie counts as ended)."""
     if not holder.machine or holder.machine != asking.machine:
         return False
     try:

@@ -1,7 +1,7 @@
-"""What the HA store holds: who leads, and the record of every job, so that a new leader can recover them all.
+"""The leader record and the job records of the HA store, from which a new leader recovers all jobs.
 
 Used by the dispatcher in a store thread. Records are written by compare-and-set and carry the leader's generation: a
-superseded leader cannot overwrite what its successor wrote.
+superseded leader cannot overwrite the records of its successor.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     submitted_ms: int
     #: `graph.job_graph.encode_graph`.
     graph: bytes
-    #: SHA-256 of `graph`, hexadecimal; empty in records of before there was one.
+    #: SHA-256 of `graph`, hexadecimal; empty in records of older versions.
     graph_sha256: str = ""
-    #: How it was started, as the dispatcher understands it.
+    #: Start options, in the dispatcher's format.
     options: dict[str, str | bool | tuple[str, ...]] = {}
-    #: Flink's job state when it is terminal, else empty.
+    #: Flink's terminal job state, empty while the job is not terminal.
     ended: str = ""
     ended_ms: int = -1
     error: str = ""
     generation: int = 0
-    #: The request that made the job what it is, when it was rescaled.
+    #: Id of the rescale request that led to this definition of the job.
     rescale_token: str = ""
-    #: The request that has stopped it, and where its savepoint lies.
+    #: Id of the request that stopped the job, and the path of its savepoint.
     stop_token: str = ""
     stop_uri: str = ""
     #: The newest upgrade.
@@ -48,7 +48,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who leads under a generation."""
+    """The leader of one generation."""
 
     generation: int
     jobmanager_id: str
@@ -58,14 +58,14 @@ class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cluster_id(store: ObjectStore, rand: Rand) -> str:
-    """Return the id of this HA root, minted by the first to ask: the lease holder's name over all restarts."""
+    """Return the id of this HA root, created at the first call; lease holders are named by it across restarts."""
     store.put_if_absent(_CLUSTER_KEY, msgspec.json.encode({"cluster_id": rand.token()}))
     found: str = msgspec.json.decode(store.read(_CLUSTER_KEY), type=dict[str, str])["cluster_id"]
     return found
 
 
 def become_leader(store: ObjectStore, record: LeaderRecord) -> LeaderRecord:
-    """Take the next generation; from here on an older leader's writes are refused."""
+    """Take the next generation; from then on writes of older leaders are refused."""
     generation = newest_generation(store)
     for _ in range(_MAX_RACES):
         generation += 1
@@ -73,11 +73,11 @@ def become_leader(store: ObjectStore, record: LeaderRecord) -> LeaderRecord:
         key = _leader_key(generation)
         if store.put_if_absent(key, msgspec.json.encode(mine)):
             return mine
-        # A repeated put of an ambiguous one finds itself.
+        # a put with an unknown outcome that is repeated finds its own record
         if msgspec.json.decode(store.read(key), type=LeaderRecord) == mine:
             return mine
-    msg = f"no leader generation could be taken in {store.uri}"
-    raise StorageError(msg, hint="do many JobManagers start at once?")
+    msg = f"the JobManager could not become the leader in {store.uri}: its generation was taken in every attempt"
+    raise StorageError(msg, hint="start fewer JobManagers at the same time")
 
 
 def newest_generation(store: ObjectStore) -> int:
@@ -91,14 +91,14 @@ def check_leading(store: ObjectStore, generation: int) -> None:
     newest = newest_generation(store)
     if newest > generation:
         msg = f"a JobManager of generation {newest} has taken over from generation {generation} in {store.uri}"
-        raise LeadershipLostError(msg, hint="this process steps down and leaves everything as it is")
+        raise LeadershipLostError(msg, hint="this process steps down and changes nothing")
 
 
 def write_record(store: ObjectStore, record: JobRecord) -> None:
     """Write a job's record.
 
     Raises:
-        LeadershipLostError: a newer leader wrote it.
+        LeadershipLostError: a newer leader has written it.
     """
     record = msgspec.structs.replace(record, graph_sha256=hashlib.sha256(record.graph).hexdigest())
     key, data = _job_key(record.job_id), msgspec.json.encode(record)
@@ -113,30 +113,31 @@ def write_record(store: ObjectStore, record: JobRecord) -> None:
             raise LeadershipLostError(msg, hint="this process steps down")
         if store.put_if_match(key, data, etag):
             return
-    msg = f"the record of job {record.job_id} changes too fast"
-    raise StorageError(msg, hint="several JobManagers fight for the same HA root")
+    msg = f"the record of job {record.job_id} changed during every attempt to write it"
+    raise StorageError(msg, hint="several JobManagers compete for the same HA root: give each its own")
 
 
 def read_records(store: ObjectStore, generation: int = 0) -> tuple[JobRecord, ...]:
     """Return all job records, oldest first.
 
-    Records of jobs that have not ended become those of the leader `generation`, if it is given: what an older one had
-    begun to write of them when it was superseded is refused from then on.
+    With `generation`, records of jobs that have not ended are taken over by that leader. From then on, writes of an
+    older leader are refused, also those it had begun.
 
     Raises:
-        LeadershipLostError: a newer leader owns one. StorageError: one cannot be decoded; names it.
+        LeadershipLostError: a newer leader owns one.
+        StorageError: one cannot be decoded; names it.
     """
     found = []
     for key in store.list("jobs/"):
         try:
             record = _taken(store, key, generation)
         except FileNotFoundError:
-            continue  # another leader has forgotten it
+            continue  # deleted by another leader
         except msgspec.MsgspecError as error:
             msg = f"job record {store.uri}/{key} is damaged: {error}"
             raise StorageError(msg, hint="move it away to start without that job") from error
         if record.graph_sha256 not in {"", hashlib.sha256(record.graph).hexdigest()}:
-            msg = f"the job graph in {store.uri}/{key} is not the one that was submitted: its SHA-256 has changed"
+            msg = f"the job graph in {store.uri}/{key} differs from the submitted one: its SHA-256 has changed"
             raise StorageError(msg, hint="move the record away to start without that job")
         found.append(msgspec.structs.replace(record, graph_sha256=""))
     return tuple(sorted(found, key=lambda record: (record.submitted_ms, record.job_id)))
@@ -154,12 +155,12 @@ def _taken(store: ObjectStore, key: str, generation: int) -> JobRecord:
         mine = msgspec.structs.replace(record, generation=generation)
         if store.put_if_match(key, msgspec.json.encode(mine), etag):
             return mine
-    msg = f"{store.uri}/{key} changes too fast"
-    raise StorageError(msg, hint="several JobManagers fight for the same HA root")
+    msg = f"{store.uri}/{key} changed during every attempt to take it over"
+    raise StorageError(msg, hint="several JobManagers compete for the same HA root: give each its own")
 
 
 def delete_record(store: ObjectStore, job_id: str) -> None:
-    """Forget a job that has ended."""
+    """Delete the record of a job that has ended."""
     store.delete(_job_key(job_id))
 
 

@@ -1,7 +1,7 @@
-"""An object store in a local folder: the embedded default; opened by `checkpoint.stores.open_store`.
+"""An object store in a local folder, the embedded default; opened by `checkpoint.stores.open_store`.
 
-Objects appear whole (temporary file, fsync, rename or link); compare-and-set holds a lock file, which the kernel
-frees when a process dies. Temporary files and locks begin with a dot and are never listed.
+Objects appear whole (temporary file, fsync, rename or link). Compare-and-set holds a lock file, which the kernel
+releases when the process dies. Names of temporary files and locks begin with a dot and are never listed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _counter = itertools.count()
 
 
 class LocalStore:
-    """Keys are files below a folder."""
+    """An object store whose keys are files below a folder."""
 
     def __init__(self, uri: str) -> None:
-        """Take a plain path or a `file://` URI; the folder is made by the first write."""
+        """Take a plain path or a `file://` URI; the first write creates the folder."""
         path = urllib.parse.unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
         self._root = Path(path).expanduser().absolute()
 
     @property
     def uri(self) -> str:
-        """Root URI, always with its scheme."""
+        """Return the root URI, always with its scheme."""
         return f"file://{self._root}"
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -41,7 +41,7 @@ class LocalStore:
             return source.read() if length is None else source.read(length)
 
     def size(self, key: str) -> int:
-        """Return the bytes an object has; raises FileNotFoundError, for a folder too."""
+        """Return the size of an object in bytes; raises FileNotFoundError, also for a folder."""
         path = self._path(key)
         with self._guard("read", key):
             if not path.is_file():
@@ -60,7 +60,7 @@ class LocalStore:
             _sync_folder(target.parent)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write only when the key does not exist; False when it does."""
+        """Write only if the key does not exist; return False if it does."""
         with self._guard("write", key), self._temporary(key, data) as (temporary, target):
             try:
                 os.link(temporary, target)
@@ -70,7 +70,7 @@ class LocalStore:
             return True
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
-        """Replace only the version `etag`; False when it is another or gone."""
+        """Replace only the version `etag`; return False if the object has another version or does not exist."""
         with self._guard("write", key), self._locked(key):
             try:
                 current = self._path(key).read_bytes()
@@ -82,7 +82,7 @@ class LocalStore:
             return True
 
     def delete(self, key: str) -> None:
-        """Remove; absent is fine."""
+        """Remove the object; an absent one is fine."""
         with self._guard("delete", key):
             self._path(key).unlink(missing_ok=True)
 

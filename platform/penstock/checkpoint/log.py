@@ -1,7 +1,7 @@
-"""The dense manifest log of one job: the only place where a checkpoint comes to exist, the only maker of permits.
+"""The dense manifest log of one job: a checkpoint exists when it is in here, and only here permits are made.
 
-Used by the JobManager's job driver in a store thread, never by two threads at once. Appending is put-if-absent at
-last + 1: whoever was superseded finds that place taken by the newer leader's seal, steps down and deletes nothing.
+Used by the JobManager's job driver in a store thread, never by two threads at once. An append is a put-if-absent at the
+last sequence + 1. A superseded leader finds the newer leader's seal there, steps down and deletes nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PREFIX = "manifests/"
 _ATTEMPTS = 4
 _FIRST_PAUSE_MS = 100.0
 _MAX_STEPS = 10_000
-#: How often a log is listed in which every time something is removed before it is read.
+#: Number of attempts to list and read a log from which entries are removed meanwhile.
 _LOOKS = 10
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that is in the log, with the permission that follows from that."""
+    """An entry of the log and the commit permit that follows from it."""
 
     manifest: Manifest
     permit: CommitPermit
@@ -41,7 +41,7 @@ def key_of(sequence: int) -> str:
 
 
 def sequence_of(key: str) -> int | None:
-    """Inverse of `key_of`; None for anything else."""
+    """Invert `key_of`; None for anything else."""
     name = key.removeprefix(PREFIX).removesuffix(".json")
     return int(name) if len(name) == 20 and name.isdigit() else None
 
@@ -50,16 +50,16 @@ class ManifestLog:
     """Appends under one generation; `seal` comes first."""
 
     def __init__(self, store: ObjectStore, generation: int, clock: Clock, rand: Rand) -> None:
-        """`store` is the job's folder; nothing is read before `seal` or `read`."""
+        """Take `store`, the job's folder; nothing is read before `seal` or `read`."""
         self._store = store
         self._generation = generation
         self._clock = clock
         self._rand = rand
         self._last = 0
         self._sealed = False
-        #: Nonces of appends whose fate is unknown: found later in the log, they are ours.
+        #: Nonces of appends with an unknown outcome: an entry with one of them is ours.
         self._undecided: set[str] = set()
-        #: Entries to be written again without files, by sequence.
+        #: Entries to rewrite without files, by sequence.
         self._emptied: dict[int, Manifest] = {}
 
     @property
@@ -68,7 +68,7 @@ class ManifestLog:
         return self._last
 
     def seal(self, entry: Manifest) -> LogEntry:
-        """Append this generation's first entry; older generations can append nothing from here on.
+        """Append the first entry of this generation; from then on older generations cannot append.
 
         Raises:
             LeadershipLostError: a newer generation has sealed already.
@@ -81,15 +81,15 @@ class ManifestLog:
         return self._append(entry, past_older=True)
 
     def append(self, entry: Manifest) -> LogEntry:
-        """Append; `sequence` and `nonce` of `entry` are filled in.
+        """Append an entry; `sequence` and `nonce` of `entry` are filled in.
 
         Raises:
-            LeadershipLostError: a newer generation has taken the log over.
-            StorageError: the store failed for longer than the retries; the entry may or may not turn up later.
+            LeadershipLostError: a newer generation has taken over the log.
+            StorageError: the store failed for longer than the retries; the entry may still appear later.
         """
         if not self._sealed:
             msg = "an entry was appended before the seal"
-            raise LeadershipLostError(msg, hint="this is a fault of penstock")
+            raise LeadershipLostError(msg, hint="this is a bug in penstock: report it")
         return self._append(entry, past_older=False)
 
     def read(self) -> tuple[LogEntry, ...]:
@@ -106,7 +106,8 @@ class ManifestLog:
             except SnapshotDamagedError as error:
                 gone = isinstance(error.__cause__, FileNotFoundError)
                 if gone and sequence != sequences[-1]:
-                    # The retention of the leader before us is still at work: it deletes behind a newer entry only.
+                    # The previous leader's retention is still running; it deletes only entries that are older than
+                    # another one.
                     continue
                 raise
             self._refuse_newer(manifest)
@@ -115,13 +116,13 @@ class ManifestLog:
         return tuple(found)
 
     def delete(self, sequences: tuple[int, ...], emptied: tuple[Manifest, ...] = ()) -> None:
-        """Remove entries that `checkpoint.retention` gave up, write those again that name no files any more.
+        """Remove the entries that `checkpoint.retention` gave up, and rewrite those of `emptied` without files.
 
-        Call only after one's own append succeeded. An entry that is written again keeps its nonce: it stays its
-        writer's. One that could not be written is tried first the next time, before anything is removed.
+        Call it only after the leader's own append succeeded. A rewritten entry keeps its nonce, so it remains its
+        writer's. A rewrite that failed is repeated first at the next call, before anything is removed.
 
         Raises:
-            StorageError: the store failed; call no more of it for what entries no longer name.
+            StorageError: the store failed; do not delete the files that the entries no longer name.
         """
         self._emptied.update({manifest.sequence: manifest for manifest in emptied})
         for sequence, manifest in tuple(self._emptied.items()):
@@ -140,7 +141,7 @@ class ManifestLog:
             try:
                 present = self._load(self._last + 1)
             except StorageError:
-                # It may be ours, put by a call that failed after its effect.
+                # It may be ours: the put may have failed after its effect.
                 self._undecided.add(nonce)
                 raise
             if present.nonce == nonce:
@@ -148,15 +149,23 @@ class ManifestLog:
                 return self._entry(present)
             self._refuse_newer(present)
             if present.nonce not in self._undecided and not (past_older and present.generation < self._generation):
-                msg = f"{self._store.uri}/{key_of(self._last + 1)} was written by somebody else of our generation"
-                raise LeadershipLostError(msg, hint="two leaders share a generation: is the lease file intact?")
+                msg = (
+                    f"{self._store.uri}/{key_of(self._last + 1)} was written by another process with the "
+                    "same generation"
+                )
+                raise LeadershipLostError(
+                    msg, hint="two leaders share a generation: check that the lease file is intact"
+                )
             self._undecided.discard(present.nonce)
             self._last += 1
-        msg = f"the manifest log {self._store.uri} grows faster than we can append"
-        raise StorageError(msg, hint="is another process writing to this folder?")
+        msg = f"the manifest log {self._store.uri} grew during every attempt to append to it"
+        raise StorageError(msg, hint="check for another process that writes to this folder")
 
     def _put(self, entry: Manifest) -> bool:
-        """Put if absent; a failed call is repeated, since only its own nonce makes a refusal ours."""
+        """Put the entry if its key is absent.
+
+        A failed call is repeated: only a found nonce shows whose entry is there.
+        """
         data, pause_ms = encode_manifest(entry), _FIRST_PAUSE_MS
         for attempt in range(_ATTEMPTS):
             try:
@@ -174,9 +183,9 @@ class ManifestLog:
         try:
             return decode_manifest(self._store.read(key_of(sequence)))
         except FileNotFoundError as error:
-            msg = f"{where} was there and is gone"
+            msg = f"{where} disappeared"
             raise SnapshotDamagedError(
-                msg, hint="does something else delete files in the checkpoint folder?"
+                msg, hint="check whether another process or a lifecycle rule deletes files in the checkpoint folder"
             ) from error
         except msgspec.MsgspecError as error:
             msg = f"{where} is damaged: {error}"
@@ -185,10 +194,10 @@ class ManifestLog:
     def _refuse_newer(self, present: Manifest) -> None:
         if present.generation > self._generation:
             msg = (
-                f"generation {present.generation} has taken job {present.job_name!r} over "
-                f"from generation {self._generation}"
+                f"generation {present.generation} has taken over job {present.job_name!r} from generation "
+                f"{self._generation}"
             )
-            raise LeadershipLostError(msg, hint="this process steps down and leaves everything as it is")
+            raise LeadershipLostError(msg, hint="this process steps down and changes nothing")
 
     def _entry(self, manifest: Manifest) -> LogEntry:
         permit = CommitPermit(
@@ -202,14 +211,14 @@ class ManifestLog:
 
 
 def read_entries(store: ObjectStore, read: Callable[[str], Manifest]) -> tuple[Manifest, ...]:
-    """Return all entries of a log that somebody else leads, oldest first, as they were listed at one moment.
+    """Return all entries of a log that another process leads, oldest first, from one listing.
 
-    Retention of a running job removes entries between their listing and their reading, but behind a newer one only:
-    what is there then is listed anew, so that the newest is never missed. `read` decodes the entry of a key, and raises
-    FileNotFoundError where there is none.
+    Retention of a running job removes entries between listing and reading, always older than another entry. The log is
+    then listed again, so that the newest entry is never missed. `read` decodes the entry of a key and raises
+    FileNotFoundError if there is none.
 
     Raises:
-        SnapshotDamagedError: an entry is listed and not there, time and again.
+        SnapshotDamagedError: a listed entry was missing in every attempt.
     """
     found: dict[int, Manifest] = {}
     for _ in range(_LOOKS):
@@ -223,12 +232,14 @@ def read_entries(store: ObjectStore, read: Callable[[str], Manifest]) -> tuple[M
                 break
         if not gone:
             return tuple(found[sequence] for sequence in sequences)
-    msg = f"{store.uri}/{gone} was there and is gone"
-    raise SnapshotDamagedError(msg, hint="does something else delete files in the checkpoint folder?")
+    msg = f"{store.uri}/{gone} disappeared"
+    raise SnapshotDamagedError(
+        msg, hint="check whether another process or a lifecycle rule deletes files in the checkpoint folder"
+    )
 
 
 def highest_generation(store: ObjectStore) -> int:
-    """Return the newest generation that ever wrote to the log of a job's folder, 0 for an empty one."""
+    """Return the newest generation that wrote to the log of a job's folder, 0 for an empty log."""
     sequences = [n for n in map(sequence_of, store.list(PREFIX)) if n is not None]
     if not sequences:
         return 0

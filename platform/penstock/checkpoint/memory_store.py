@@ -1,4 +1,4 @@
-"""An object store in memory with fault hooks: for tests and the simulator, and for in-process clusters (`memory://<name>`)."""
+"""An object store in memory with fault hooks, for tests, the simulator and in-process clusters (`memory://<name>`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock.core.errors import StorageError
 
-#: Called as (operation, key, phase) before and after each effect; raising there is the fault.
+#: Called as (operation, key, phase) before and after each effect; a fault is an exception raised there.
 FaultHook = Callable[[str, str, Literal["before", "after"]], None]
 
 
@@ -17,7 +17,7 @@ def _no_fault(_operation: str, _key: str, _phase: Literal["before", "after"]) ->
 
 
 class MemoryStore:
-    """A dict with the seven primitives; every write gets a fresh version."""
+    """A dict with the seven primitives of a store; every write creates a new version."""
 
     _named: dict[str, MemoryStore] = {}  # noqa: RUF012 - one table per process, by design
     _named_lock = threading.Lock()
@@ -33,13 +33,13 @@ class MemoryStore:
 
     @classmethod
     def named(cls, name: str) -> MemoryStore:
-        """Return this process's one store of that name."""
+        """Return this process's store of that name."""
         with cls._named_lock:
             return cls._named.setdefault(name, cls(name))
 
     @property
     def uri(self) -> str:
-        """Root URI."""
+        """Return the root URI."""
         return f"memory://{self._name}"
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -48,7 +48,7 @@ class MemoryStore:
         return data[offset:] if length is None else data[offset : offset + length]
 
     def size(self, key: str) -> int:
-        """Return the bytes an object has; raises FileNotFoundError."""
+        """Return the size of an object in bytes; raises FileNotFoundError."""
         return len(self.read_with_etag(key)[0])
 
     def read_with_etag(self, key: str) -> tuple[bytes, str]:
@@ -74,7 +74,7 @@ class MemoryStore:
         return self._write(key, data, lambda current: current is not None and str(current[1]) == etag)
 
     def delete(self, key: str) -> None:
-        """Remove; absent is fine."""
+        """Remove the object; an absent one is fine."""
         self.fault("delete", key, "before")
         with self._lock:
             self._objects.pop(key, None)
@@ -100,16 +100,16 @@ class MemoryStore:
 
 
 class SubStore:
-    """A store seen from below one of its prefixes."""
+    """A view of a store below one of its prefixes."""
 
     def __init__(self, store: MemoryStore, prefix: str) -> None:
-        """`prefix` without a slash at its end."""
+        """View `store` below `prefix`, which has no slash at its end."""
         self._store = store
         self._prefix = prefix
 
     @property
     def uri(self) -> str:
-        """Root URI."""
+        """Return the root URI."""
         return f"{self._store.uri}/{self._prefix}"
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -117,7 +117,7 @@ class SubStore:
         return self._store.read(self._key(key), offset, length)
 
     def size(self, key: str) -> int:
-        """Return the bytes an object has; raises FileNotFoundError."""
+        """Return the size of an object in bytes; raises FileNotFoundError."""
         return self._store.size(self._key(key))
 
     def read_with_etag(self, key: str) -> tuple[bytes, str]:
@@ -137,7 +137,7 @@ class SubStore:
         return self._store.put_if_match(self._key(key), data, etag)
 
     def delete(self, key: str) -> None:
-        """Remove; absent is fine."""
+        """Remove the object; an absent one is fine."""
         self._store.delete(self._key(key))
 
     def list(self, prefix: str) -> list[str]:

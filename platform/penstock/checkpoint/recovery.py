@@ -1,7 +1,7 @@
-"""What to restore: a pure decision over the entries of the manifest log (and perhaps a savepoint the user named).
+"""The recovery plan: a pure decision over the entries of the manifest log, and a savepoint if the user names one.
 
-Called by `penstock.jobmanager.master.job_master` at every (re)start. Never chooses below output that may have been
-published.
+Called by `penstock.jobmanager.master.job_master` at every start and restart. Never chooses a checkpoint older than
+output that may have been published.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from penstock.checkpoint.trials import Trial, counts_for, runs_on_trial, trial_o
 from penstock.core.errors import StateMismatchError
 from penstock.core.snapshot import Committable, FileRef, SubtaskSnapshot
 
-#: Note of a seal that begins a new history: nothing before it is looked at.
+#: Note of a seal that begins a new history: earlier entries are ignored.
 FRESH = "fresh"
-#: Note of a seal that continued from a savepoint: begins with this, then the URI.
+#: Note of a seal that continues from a savepoint: this prefix, then the URI.
 FROM = "from "
 _ENDING = frozenset({"stop", "drain", "final"})
-#: Ids an earlier leader may have given to checkpoints that were never completed: the log knows nothing of them.
+#: Ids that an earlier leader may have given to checkpoints that never completed; the log does not contain them.
 _UNSEEN_IDS = 1_000
 
 
@@ -30,9 +30,9 @@ _UNSEEN_IDS = 1_000
 class RecoveryPlan:
     """The decision."""
 
-    #: What is restored; None = an empty start.
+    #: The manifest to restore; None for an empty start.
     restored: Manifest | None
-    #: The log entry that permits publishing what is owed; None when there is neither state nor an older run.
+    #: The log entry that permits publishing pending output; None when there is neither state nor an older run.
     permit_entry: LogEntry | None
     #: Output not known to be published.
     pending: tuple[Committable, ...]
@@ -41,18 +41,18 @@ class RecoveryPlan:
     next_checkpoint_id: int
     #: Entries of the present history that count, oldest first.
     history: tuple[Manifest, ...]
-    #: The job's last cut is durable and nothing but publishing it was left to do.
+    #: The job's last checkpoint is durable; only publishing its output was left to do.
     finishing: bool = False
     #: How the run began, if it is an upgrade.
     trial: Trial | None = None
-    #: Output of a run on trial: owed by its sinks, not to be published.
+    #: Output of a run on trial: uncommitted, and not to be published.
     held: tuple[Committable, ...] = ()
-    #: Entries of `history` (sequences) that count for no run any more: other runs' trials that were taken back.
+    #: Entries of `history` (sequences) that no run uses any longer: trials of other runs that were rolled back.
     abandoned: frozenset[int] = frozenset()
 
 
 def live_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """Return the entries of a log that count: none whose generation is older than a seal before it."""
+    """Return the entries of a log that count: those whose generation is not older than a seal before them."""
     newest = 0
     kept = []
     for manifest in manifests:
@@ -90,9 +90,9 @@ def _entries_of(entries: Sequence[LogEntry], kept: Sequence[Manifest]) -> tuple[
 def plan_recovery(
     entries: Sequence[LogEntry], run_id: str, *, source: Manifest | None = None, claim: bool = True
 ) -> RecoveryPlan:
-    """Decide what the next deployment restores and what must be fenced and published before.
+    """Decide what the next deployment restores, and what must be fenced and published before.
 
-    `source` is a savepoint to start from (checked by `check_source`); it counts only until `run_id` has a checkpoint.
+    `source` is a savepoint to start from, checked by `check_source`. It counts only until `run_id` has a checkpoint.
     """
     live, history = live_entries(entries), current_history(entries, run_id)
     manifests = _manifests(live)
@@ -109,7 +109,7 @@ def plan_recovery(
     ended = [m for m in behind if m.kind == "end"]
     pending = newest.manifest.pending
     if ended and ended[-1].pending_as_of == newest.manifest.sequence:
-        # Else its writer did not know of the newest checkpoint (an append of unknown fate, a log not yet read).
+        # Else its writer did not know the newest checkpoint: an append with an unknown outcome, or a log not read.
         left = {c.id for c in ended[-1].pending}
         pending = tuple(c for c in pending if c.id in left)
     trial = trial_of(manifests, run_id)
@@ -117,14 +117,14 @@ def plan_recovery(
     kept = abandoned | {entry.manifest.sequence for entry in history}
     restored = newest.manifest
     if trial is not None and trial.base == restored.sequence and restored.barrier in ("stop", "drain"):
-        restored, pending = settled(restored), ()  # the other version has published all before it made room
+        restored, pending = settled(restored), ()  # the other version published all its output before it was replaced
     return RecoveryPlan(
         restored,
         newest,
         tuple(c for c in pending if c.id not in {output.id for output in held}),
         _runs(live, newest.manifest.sequence),
         next_id,
-        # with the abandoned ones: their files are to go
+        # includes the abandoned ones, so that their files get deleted
         tuple(m for m in manifests if m.sequence in kept),
         finishing=newest.manifest.barrier in _ENDING and not ended and newest.manifest.run_id == run_id,
         trial=trial,
@@ -134,10 +134,10 @@ def plan_recovery(
 
 
 def _next_id(live: tuple[LogEntry, ...]) -> int:
-    """Return an id that no earlier leader of a run has used.
+    """Return a checkpoint id that no earlier leader of a run has used.
 
-    A leader may give ids without a trace in the log. So ids jump where the seal of a run has another leader's
-    generation than the one before. A leader knows its own ids (`jobmanager.checkpoints.checkpointing`).
+    A leader may use ids that leave no trace in the log. So ids jump where the seal of a run has another leader's
+    generation than the seal before. A leader knows its own ids (`jobmanager.checkpoints.checkpointing`).
     """
     used = 0
     generations: dict[str, int] = {}
@@ -151,7 +151,10 @@ def _next_id(live: tuple[LogEntry, ...]) -> int:
 
 
 def _from_source(live: tuple[LogEntry, ...], source: Manifest, next_id: int, *, claim: bool) -> RecoveryPlan:
-    """Start from a savepoint: a continuation owns its lineage, a fork leaves the origin's output to the origin."""
+    """Plan a start from a savepoint.
+
+    A claimed savepoint brings its pending output along; with `claim` false that output stays with the origin.
+    """
     seal = live[-1]
     entry = msgspec.structs.replace(
         seal,
@@ -170,7 +173,7 @@ def _from_source(live: tuple[LogEntry, ...], source: Manifest, next_id: int, *, 
 
 
 def check_source(entries: Sequence[LogEntry], source: Manifest, run_id: str, *, accept_duplicates: bool) -> bool:
-    """Refuse to go back below output that may have been published; True when the user has accepted just that.
+    """Refuse a savepoint older than output that may have been published; return True if the user accepted that.
 
     Raises:
         StateMismatchError: the job has newer checkpoints than `source`, and the user did not accept that.
@@ -194,7 +197,7 @@ def check_source(entries: Sequence[LogEntry], source: Manifest, run_id: str, *, 
 
 
 def settled(manifest: Manifest) -> Manifest:
-    """Return a cut whose output is all published: whoever starts from it owes nothing and needs no marker."""
+    """Return the manifest of a checkpoint whose output is all published, without pending output and markers."""
     parts = tuple(msgspec.structs.replace(part, committables=()) for part in manifest.subtasks)
     return msgspec.structs.replace(manifest, pending=(), subtasks=parts)
 
@@ -233,7 +236,7 @@ def _newest_checkpoint(entries: Sequence[LogEntry]) -> int:
 
 
 def _runs(entries: Sequence[LogEntry], since: int) -> tuple[tuple[str, str], ...]:
-    """Runs not known to be fenced: from the list of checkpoint `since` on, every run that sealed or wrote since."""
+    """Return the runs that may not be fenced: those that checkpoint `since` lists and those that wrote after it."""
     found: dict[tuple[str, str], None] = {}
     for entry in (e for e in entries if e.manifest.sequence >= since):
         for run in (*entry.manifest.runs, entry.manifest.run_id):

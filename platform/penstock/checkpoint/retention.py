@@ -1,8 +1,8 @@
-"""What may be deleted: a pure decision over the manifests of the present history.
+"""The retention plan: a pure decision over the manifests of the present history.
 
-Called by the job after its own append succeeded, never otherwise. A file goes when no kept manifest names it; seals
-stay for ever (they are what refuses an old leader), and so does the entry right before a seal: its writer may still
-ask for it. Both are rewritten without files, so that no entry in the store names a file that is gone.
+Called by the job only after its own append succeeded. A file is deleted when no retained manifest names it. Seals stay
+forever, as they refuse an old leader. The entry right before a seal stays too: its writer may still look it up. Both
+are rewritten without files, so that no entry in the store names a deleted file.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from penstock.checkpoint.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What goes, and what stays known."""
+    """The files and entries to delete, and the entries that remain."""
 
     sequences: tuple[int, ...]
     files: tuple[str, ...]
     kept: tuple[Manifest, ...]
-    #: Entries of `kept` to be written again, because they name files no longer.
+    #: Entries of `kept` to rewrite, because they name no files any longer.
     emptied: tuple[Manifest, ...] = ()
 
 
@@ -47,9 +47,10 @@ def plan_retention(
     in_use: Iterable[str] = (),
     abandoned: Collection[int] = (),
 ) -> RetentionPlan:
-    """Keep the newest `retained` checkpoints, what is newer, what is `pinned` (sequences) and what fences.
+    """Keep the newest `retained` checkpoints, anything newer, `pinned` entries (sequences) and entries that fence.
 
-    `in_use` are files that live attempts or owed output still name; `abandoned` entries (sequences) go first.
+    `in_use` are files that live attempts or uncommitted output still name; `abandoned` entries (sequences) are deleted
+    first.
     """
     checkpoints = [m.sequence for m in history if m.kind == "checkpoint" and m.sequence not in abandoned]
     oldest = checkpoints[-max(1, retained)] if len(checkpoints) >= max(1, retained) else -1
@@ -64,7 +65,7 @@ def plan_retention(
             needed |= files_of(manifest)
             kept.append(manifest)
         elif manifest.kind == "seal" or before_seal:
-            # Kept for its place in the log; its files are not.
+            # The entry is kept for its place in the log; its files are deleted.
             kind = "fence" if manifest.kind in ("checkpoint", "savepoint") else manifest.kind
             empty = msgspec.structs.replace(manifest, kind=kind, subtasks=(), pending=())
             kept.append(empty)

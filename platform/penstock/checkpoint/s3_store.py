@@ -1,8 +1,8 @@
 """An object store on MinIO or S3; opened by `checkpoint.stores.open_store`.
 
-Endpoint and credentials come from each process's environment: PENSTOCK_S3_ENDPOINT (`http://host:port`),
-PENSTOCK_S3_ACCESS_KEY, PENSTOCK_S3_SECRET_KEY, PENSTOCK_S3_REGION. Conditional writes go through pre-signed URLs: the
-client's own upload would turn the condition into metadata and overwrite silently.
+Endpoint and credentials come from the environment of each process: PENSTOCK_S3_ENDPOINT (`http://host:port`),
+PENSTOCK_S3_ACCESS_KEY, PENSTOCK_S3_SECRET_KEY, PENSTOCK_S3_REGION. Conditional writes use pre-signed URLs: the client's
+own upload would store the condition as metadata and overwrite the object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from penstock.core.errors import StorageError, UsageError
 
 _CONNECT_S = 3.0
-#: Without an answer for so long a request is made again, on a new connection. A large object takes the disk longer.
+#: A request without an answer for this long is repeated on a new connection. Large objects take longer.
 _READ_S, _LARGE_READ_S = 10.0, 30.0
 _LARGE_BYTES = 8 << 20
 _RETRIES = 3
@@ -43,9 +43,9 @@ def _client_of(
     region: str,
     patience: tuple[int, float],
 ) -> tuple[Any, Any]:
-    """One client and connection pool per process and endpoint (connections must not cross a fork).
+    """Return the client and connection pool of this process and endpoint; connections must not cross a fork.
 
-    `patience`: how often a request is made again, and how many seconds each answer may take.
+    `patience`: number of retries, and seconds to wait for each answer.
     """
     retries, read_s = patience
     try:
@@ -72,10 +72,10 @@ def _client_of(
 
 
 class S3Store:
-    """Keys are objects below a prefix of one bucket."""
+    """An object store whose keys are objects below a prefix of one bucket."""
 
     def __init__(self, uri: str, retries: int = _RETRIES) -> None:
-        """Take `s3://bucket/prefix`; nothing is contacted before the first call, and each is tried again so often."""
+        """Take `s3://bucket/prefix`; connect at the first call, and retry each call `retries` times."""
         parts = urllib.parse.urlsplit(uri)
         if not parts.netloc:
             msg = f"{uri!r} names no bucket"
@@ -87,7 +87,7 @@ class S3Store:
 
     @property
     def uri(self) -> str:
-        """Root URI."""
+        """Return the root URI."""
         return self._uri
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -95,7 +95,7 @@ class S3Store:
         return b"" if length == 0 else self._get(key, offset, length)[0]
 
     def size(self, key: str) -> int:
-        """Return the bytes an object has; raises FileNotFoundError."""
+        """Return the size of an object in bytes; raises FileNotFoundError."""
         with self._guard("read", key):
             return int(self._client[0].stat_object(self._bucket, self._prefix + key).size)
 
@@ -107,7 +107,7 @@ class S3Store:
         """Write or replace, atomically."""
         with self._guard("write", key):
             source: Any = data
-            if isinstance(source, mmap.mmap):  # of a mapped file no copy is made
+            if isinstance(source, mmap.mmap):  # a mapped file is not copied
                 source.seek(0)
             else:
                 source = io.BytesIO(data)
@@ -115,15 +115,15 @@ class S3Store:
             client.put_object(self._bucket, self._prefix + key, source, len(data))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write only when the key does not exist; False when it does."""
+        """Write only if the key does not exist; return False if it does."""
         return self._put_conditionally(key, data, {"If-None-Match": "*"})
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
-        """Replace only the version `etag`; False when it is another or gone."""
+        """Replace only the version `etag`; return False if the object has another version or does not exist."""
         return self._put_conditionally(key, data, {"If-Match": etag})
 
     def delete(self, key: str) -> None:
-        """Remove; absent is fine."""
+        """Remove the object; an absent one is fine."""
         with self._guard("delete", key), contextlib.suppress(FileNotFoundError):
             self._client[0].remove_object(self._bucket, self._prefix + key)
 
@@ -172,7 +172,7 @@ class S3Store:
 
     def _error(self, verb: str, key: str, code: str, reason: str) -> StorageError:
         endpoint = os.environ.get("PENSTOCK_S3_ENDPOINT", "https://s3.amazonaws.com")
-        hint = _HINTS.get(code, "is PENSTOCK_S3_ENDPOINT right and the server up?")
+        hint = _HINTS.get(code, "check PENSTOCK_S3_ENDPOINT and that the server runs")
         return StorageError(f"cannot {verb} {self._uri}/{key} at {endpoint}: {reason}", hint=hint)
 
     @contextlib.contextmanager
@@ -194,13 +194,13 @@ class S3Store:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a server did not answer, without the client's own account of its attempts."""
+    """Return why a server did not answer, without the client's list of its attempts."""
     from urllib3 import exceptions as of
 
     while isinstance(error, of.MaxRetryError) and error.reason is not None:
         error = error.reason
     if isinstance(error, of.NameResolutionError):
-        return "its host is not known"
+        return "unknown host"
     if isinstance(error, of.ConnectTimeoutError) and not isinstance(error, of.NewConnectionError):
         return f"no connection within {_CONNECT_S:.0f} s"
     if isinstance(error, of.ReadTimeoutError):

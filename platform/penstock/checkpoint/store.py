@@ -1,4 +1,4 @@
-"""The object store as the checkpoint code sees it: seven primitives, blocking, safe to call from several threads.
+"""The object store interface of the checkpoint code: seven blocking primitives, safe to call from several threads.
 
 Implementations: `checkpoint.local_store` (a folder), `checkpoint.s3_store` (MinIO/S3), and the simulator's. Keys are
 `/`-separated and relative to the store's root.
@@ -10,14 +10,14 @@ from typing import Protocol
 
 
 class ObjectStore(Protocol):
-    """Whole objects under keys.
+    """A store of whole objects under keys.
 
     Every method raises `StorageError` (with the URI) when the store cannot be reached or refuses.
     """
 
     @property
     def uri(self) -> str:
-        """Root URI."""
+        """Return the root URI."""
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return (part of) an object.
@@ -27,7 +27,7 @@ class ObjectStore(Protocol):
         """
 
     def size(self, key: str) -> int:
-        """Return the bytes an object has.
+        """Return the size of an object in bytes.
 
         Raises:
             FileNotFoundError: no such key.
@@ -40,13 +40,13 @@ class ObjectStore(Protocol):
         """Write or replace, atomically."""
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write only when the key does not exist; False when it does."""
+        """Write only if the key does not exist; return False if it does."""
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
-        """Replace only the version `etag`; False when it is another or gone."""
+        """Replace only the version `etag`; return False if the object has another version or does not exist."""
 
     def delete(self, key: str) -> None:
-        """Remove; absent is fine."""
+        """Remove the object; an absent one is fine."""
 
     def list(self, prefix: str) -> list[str]:
         """Return all keys that start with `prefix`, sorted."""

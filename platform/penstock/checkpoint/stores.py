@@ -1,4 +1,4 @@
-"""Opening object stores by URI, and reading parts of files wherever a manifest says they lie.
+"""Functions that open object stores by URI and read the parts of files that a manifest names.
 
 Used by the JobManager (manifests, leases), by workers (segments, staged output) and by the offline tools.
 """
@@ -20,7 +20,7 @@ def open_store(uri: str) -> ObjectStore:
     """Return the store at `uri`: a folder, `file://...`, `s3://bucket/prefix` or `memory://name`.
 
     Raises:
-        UsageError: not a URI we know.
+        UsageError: the URI has an unknown scheme.
     """
     if not uri:
         msg = "no checkpoint store was given"
@@ -52,17 +52,19 @@ def open_job_store(checkpoint_root: str, job_name: str) -> ObjectStore:
 
 
 def same_place(left: ObjectStore, right: ObjectStore) -> bool:
-    """Whether two stores are one, however their folders are spelled."""
+    """Return whether two stores are the same place, also if their URIs are spelled differently."""
     return left.uri == right.uri or os.path.realpath(_folder(left)) == os.path.realpath(_folder(right))
 
 
 def checksum_of(data: bytes) -> str:
-    """Return the checksum as it stands in a `FileRef`."""
+    """Return the checksum in the form that a `FileRef` holds."""
     return f"crc32:{zlib.crc32(data):08x}"
 
 
 def read_file(store: ObjectStore, ref: FileRef) -> bytes:
-    """Return the bytes of a part, verified; `store` is the job's, absolute paths are opened by themselves.
+    """Return the verified bytes of a part.
+
+    `store` is the job's; for an absolute path its own store is opened.
 
     Raises:
         SnapshotDamagedError: the part is missing, short, or its checksum is wrong.

@@ -1,7 +1,7 @@
-"""What each leader of a job decided, in the HA store: `stories/<job id>/<generation>.json`.
+"""The event log of each leader of a job, in the HA store: `stories/<job id>/<generation>.json`.
 
-Used by `jobmanager.observe.event_logs` in a store thread. A leader writes under its own generation alone, so that
-nobody overwrites what another has told.
+Used by `jobmanager.observe.event_logs` in a store thread. A leader writes only under its own generation, so that no
+leader overwrites the event log of another.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from penstock.core.errors import StorageError
 from penstock.core.event_log import Entry
 from penstock.core.secrets import redact
 
-#: Of so many leaders a job's story is kept.
+#: Number of leaders whose event logs are kept for a job.
 LEADERS_TOLD = 20
 
 
 def write_story(store: ObjectStore, job_id: str, generation: int, entries: Iterable[Entry]) -> None:
-    """Write what the leader of `generation` has decided so far, in place of what was there of it."""
+    """Write the event log of the leader of `generation`, replacing its earlier version."""
     told = [replace(entry, text=redact(entry.text), generation=generation) for entry in entries]
     store.put(_key(job_id, generation), msgspec.json.encode(told))
 
 
 def read_stories(store: ObjectStore, job_id: str, but: int = 0) -> tuple[Entry, ...]:
-    """Return what all leaders but that of generation `but` have told, by generation.
+    """Return the entries of all leaders except that of generation `but`, ordered by generation.
 
     Raises:
-        StorageError: one cannot be decoded; names it.
+        StorageError: a file cannot be decoded; names it.
     """
     told: list[Entry] = []
     for key in store.list(_key(job_id)):
@@ -39,15 +39,15 @@ def read_stories(store: ObjectStore, job_id: str, but: int = 0) -> tuple[Entry, 
         try:
             told += msgspec.json.decode(store.read(key), type=list[Entry])
         except FileNotFoundError:
-            continue  # forgotten meanwhile
+            continue  # deleted meanwhile
         except msgspec.MsgspecError as error:
-            msg = f"the story {store.uri}/{key} is damaged: {error}"
+            msg = f"the event log {store.uri}/{key} is damaged: {error}"
             raise StorageError(msg, hint="delete it; no job needs it") from error
     return tuple(told)
 
 
 def prune_stories(store: ObjectStore, job_id: str, keep: int = LEADERS_TOLD) -> None:
-    """Delete the stories of all leaders but the last `keep`; 0: of all."""
+    """Delete the event logs of all leaders but the last `keep`; 0 deletes all."""
     keys = store.list(_key(job_id))
     for key in keys[: max(0, len(keys) - keep)]:
         store.delete(key)

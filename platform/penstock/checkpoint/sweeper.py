@@ -1,9 +1,8 @@
-"""Files nobody names: left by attempts that died before their ack, or by aborted checkpoints.
+"""The sweeper: finds files that no manifest names.
 
-A pure decider. The candidates are listed once, at a start, before any attempt of the new leader is live: what was
-unnamed then can
-never be named again, since attempts name only what was restored and what they wrote themselves, under names of their
-own.
+Attempts that died before their ack and aborted checkpoints leave such files. A pure decider. The candidates are listed
+once at a start, before any attempt of the new leader runs. A file that is unnamed then cannot become named later:
+attempts name only restored files and files they wrote under unique names.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ SWEPT_PREFIXES = ("data/", "pending/", "channels/")
 
 
 class Sweeper:
-    """Remembers the candidates, gives them up once after the grace time."""
+    """Remembers the candidates and returns them once after the grace time."""
 
     def __init__(self, grace_ms: int) -> None:
         """Delete nothing younger than `grace_ms` (seen from the listing)."""
@@ -33,7 +32,7 @@ class Sweeper:
         self._due_ms = now_ms + self._grace_ms if self._candidates else None
 
     def appended(self, named_by: Iterable[Manifest], now_ms: int) -> tuple[str, ...]:
-        """Our own append has succeeded: return what may be deleted now."""
+        """Return the files that may be deleted; call it after the leader's own append succeeded."""
         if self._due_ms is None or now_ms < self._due_ms:
             return ()
         named: set[str] = set().union(*(files_of(m) for m in named_by))

@@ -1,1 +1,1 @@
-"""Settings: what a user may tweak, as frozen values; components (clock, store, transport) are never settings."""
+"""The settings that a user may change, as frozen values; components (clock, store, transport) are never settings."""

@@ -1,7 +1,7 @@
-"""What protects a cluster: certificates, tokens and a secret, read from one folder; and what may listen where.
+"""Security of a cluster: certificates, tokens and a secret from one folder, and the addresses that may be listened on.
 
-`penstock cluster certs DIR` writes the folder, `$PENSTOCK_SECURITY` or `--security` names it to JobManager and
-TaskManagers. Read once, at the start of a process. Clients have `penstock.client.access`.
+`penstock cluster certs DIR` writes the folder; `$PENSTOCK_SECURITY` or `--security` names it to JobManager and
+TaskManagers. Read once, at the start of a process. Clients use `penstock.client.access`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.core.secrets import NO_SECRET, Secret
 
 FOLDER_VARIABLE = "PENSTOCK_SECURITY"
 SECRET_VARIABLE = "PENSTOCK_CLUSTER_SECRET"  # noqa: S105 - a name
-#: The name in the certificate of the cluster's own processes, whatever hosts they run on.
+#: The name in the certificate of the cluster's processes, on any host.
 INTERNAL_NAME = "cluster.penstock.internal"
 CA_FILE = "ca.pem"
 CLUSTER_FILES = ("cluster.pem", "cluster.key")
@@ -44,13 +44,13 @@ class Tls:
 
     certificate: Path
     key: Path
-    #: Whom to believe.
+    #: Certificates of the trusted authorities.
     ca: Path
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One line of the tokens file: who may do what; the token itself is nowhere."""
+    """One line of the tokens file: role and name; the token itself is not stored."""
 
     role: Role
     name: str
@@ -60,7 +60,7 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """All that protects one process; the default protects by the user of the operating system alone."""
+    """The security settings of one process; the default relies on the operating system's user alone."""
 
     #: Mutual TLS between the processes.
     cluster: Tls | None = None
@@ -69,13 +69,13 @@ class Security:
     #: REST clients must show a certificate of this CA as well.
     client_ca: Path | None = None
     tokens: tuple[TokenEntry, ...] = ()
-    #: What TaskManagers and JobManager prove to know.
+    #: The shared secret of which TaskManagers and JobManager prove knowledge.
     secret: Secret = NO_SECRET
-    #: The user's word that an address others reach needs no protection.
+    #: The user states that a reachable address needs no protection.
     insecure: bool = False
 
     def role_of(self, token: str) -> TokenEntry | None:
-        """Return whose token this is, in a time that does not tell how near a wrong one came."""
+        """Return the entry of this token, in a time that does not reveal how close a wrong token is."""
         digest = token_digest(token)
         found = None
         for entry in self.tokens:
@@ -84,20 +84,20 @@ class Security:
         return found
 
 
-#: Of a process that was given nothing.
+#: The security of a process without settings.
 UNPROTECTED = Security()
 
 
 def token_digest(token: str) -> str:
-    """Return what stands in the tokens file for a token (they are long and random: no salt is needed)."""
+    """Return the digest for the tokens file; tokens are long and random, so no salt is needed."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def load_security(environment: Mapping[str, str], folder: str = "", *, insecure: bool = False) -> Security:
-    """Return what the folder of `--security` or `$PENSTOCK_SECURITY` holds, and the secret of the environment.
+    """Return the security settings of the folder in `--security` or `$PENSTOCK_SECURITY`, and of the environment.
 
     Raises:
-        UsageError: the folder or a file is missing, cannot be read, or lies open to other users; a secret is short.
+        UsageError: the folder or a file is missing, unreadable, or readable by other users; or a secret is short.
     """
     place = folder or environment.get(FOLDER_VARIABLE, "")
     given = environment.get(SECRET_VARIABLE, "")
@@ -120,7 +120,7 @@ def load_security(environment: Mapping[str, str], folder: str = "", *, insecure:
 
 
 def own_secret(home: Path) -> Secret:
-    """Return the secret of this user's clusters on this machine, `<home>/cluster.secret`; made when there is none.
+    """Return the secret of this user's clusters on this machine, `<home>/cluster.secret`; create it if missing.
 
     Raises:
         UsageError: the file cannot be made, or others can read it.
@@ -133,19 +133,19 @@ def own_secret(home: Path) -> Secret:
             made.touch(mode=0o600)
             made.write_text(SystemRand().token(2 * _SECRET_LENGTH), encoding="utf-8")
             with contextlib.suppress(FileExistsError):
-                os.link(made, path)  # whole from its first moment, and the first of several wins
+                os.link(made, path)  # atomic and complete; the first of several processes wins
             made.unlink()
         except OSError as error:
-            msg = f"the cluster's secret cannot be kept in {home}: {error.strerror}"
-            raise UsageError(msg, hint=f"set PENSTOCK_HOME to a folder of your own, or {SECRET_VARIABLE}") from error
+            msg = f"cannot create the cluster's secret in {home}: {error.strerror}"
+            raise UsageError(msg, hint=f"set PENSTOCK_HOME to a writable folder, or set {SECRET_VARIABLE}") from error
     return _secret(path)
 
 
 def check_listening(security: Security, host: str) -> None:
-    """Refuse to listen where others reach the cluster without what keeps them out.
+    """Refuse to listen on an address that other machines reach without TLS, tokens and the secret.
 
     Raises:
-        UsageError: `host` is more than loopback, and TLS, tokens or the secret are missing.
+        UsageError: `host` is more than loopback, and one of them is missing.
     """
     if security.insecure or is_loopback(host):
         return
@@ -157,26 +157,31 @@ def check_listening(security: Security, host: str) -> None:
     }
     missing = [name for name, there in wanted.items() if not there]
     if missing:
-        msg = f"listening on {host}, where other machines reach it, without {', '.join(missing)}"
-        hint = "`penstock cluster certs DIR` makes all of it for --security DIR; --insecure is for closed networks"
+        msg = f"cannot listen on {host}, which other machines reach, without {', '.join(missing)}"
+        hint = (
+            "create them with `penstock cluster certs DIR` and pass --security DIR; --insecure is for closed networks"
+        )
         raise UsageError(msg, hint=hint)
 
 
 def check_data_port(security: Security, host: str) -> None:
-    """Refuse to let workers listen for other hosts without what keeps strangers from reading and changing rows.
+    """Refuse to let workers listen for other hosts unless connections between the processes use TLS.
 
     Raises:
         UsageError: `host` is more than loopback, and there is no TLS between the processes.
     """
     if security.insecure or is_loopback(host) or security.cluster is not None:
         return
-    msg = f"workers that listen at {host}, where other machines reach them, without TLS between the processes"
-    hint = "`penstock cluster certs DIR` makes certificates for --security DIR; --insecure is for closed networks"
+    msg = f"workers cannot listen at {host}, which other machines reach, without TLS between the processes"
+    hint = (
+        "create certificates with `penstock cluster certs DIR` and pass --security DIR; --insecure is for "
+        "closed networks"
+    )
     raise UsageError(msg, hint=hint)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Return whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -192,7 +197,7 @@ def _tls(root: Path, names: tuple[str, str]) -> Tls | None:
     for path in (certificate, key, ca):
         if not path.is_file():
             msg = f"{path} is missing"
-            raise UsageError(msg, hint=f"{certificate.name} needs {key.name} and {CA_FILE} beside it")
+            raise UsageError(msg, hint=f"{certificate.name} needs {key.name} and {CA_FILE} in the same folder")
     _check_private(key)
     return Tls(certificate, key, ca)
 
@@ -202,7 +207,7 @@ def _tokens(path: Path) -> tuple[TokenEntry, ...]:
     if not path.exists():
         return ()
     if path.stat().st_mode & _WRITABLE_BY_OTHERS:
-        msg = f"{path} can be written by other users, who could give themselves a role"
+        msg = f"{path} is writable by other users, who could give themselves a role"
         raise UsageError(msg, hint=f"chmod go-w {path}")
     entries = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -226,7 +231,7 @@ def _secret(path: Path) -> Secret:
 
 
 def _long_enough(text: str, place: str) -> Secret:
-    """Return the secret; a peer that has heard a proof could guess a short one."""
+    """Return the secret if it is long enough; a peer that sees a proof could guess a short one."""
     if len(text) < _SECRET_LENGTH:
         msg = f"the secret in {place} has {len(text)} characters, fewer than {_SECRET_LENGTH}"
         raise UsageError(msg, hint="put a long random text there, for example of `openssl rand -hex 32`")

@@ -23,14 +23,14 @@ _UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 
 class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
     """The restart strategy of a job, with Flink's names.
 
-    What no restart can help ends the job with every kind (`jobmanager.deploy.failover`).
+    Failures that a restart cannot fix end the job with every kind (`jobmanager.deploy.failover`).
     """
 
     kind: Literal["fixed-delay", "exponential-delay", "failure-rate", "none"] = "exponential-delay"
-    #: exponential-delay: in a row; the default is about a day of `max_delay_ms`.
+    #: exponential-delay: restarts in a row; the default is about a day at `max_delay_ms`.
     attempts: int = 1_500
-    #: exponential-delay: after errors of functions of the user's, in a row: none before the run's first checkpoint. A
-    #: run of `reset_after_ms` with a checkpoint begins a new row.
+    #: exponential-delay: restarts in a row after errors of the user's functions; none before the run's first
+    #: checkpoint. The count starts again after `reset_after_ms` without failure and with a checkpoint.
     user_code_attempts: int = 10
     delay_ms: int = 100
     max_delay_ms: int = 60_000
@@ -44,37 +44,40 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failing_at_once(settings: JobSettings) -> JobSettings:
-    """Return settings of a job that ends with its input: the first error of a function of the user's fails it."""
+    """Return the settings of a job that ends with its input: the first error of a user's function fails it."""
     restart = msgspec.structs.replace(settings.restart, user_code_attempts=0)
     return msgspec.structs.replace(settings, restart=restart)
 
 
 class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """When the JobManager changes a job's parallelism (`jobmanager.autoscale.scaling`); names as in Flink."""
+    """Settings of the autoscaler, with Flink's names.
+
+    The JobManager then changes a job's parallelism itself (`jobmanager.autoscale.scaling`).
+    """
 
     enabled: bool = False
-    #: Say what would be done, and do nothing.
+    #: Report decisions without acting on them.
     dry_run: bool = True
-    #: What is looked at is the mean of so long.
+    #: Averaging window of the metrics.
     metrics_window_ms: int = 60_000
-    #: After a start nothing is looked at for so long.
+    #: Metrics are ignored for this long after a start.
     stabilization_interval_ms: int = 30_000
-    #: Part of its time that a subtask should work, and how far from it is still well.
+    #: Target fraction of its time that a subtask is busy, and the accepted distance from it.
     target_utilization: float = 0.7
     utilization_boundary: float = 0.2
-    #: Of each vertex; never more than there are slots and key groups for.
+    #: Per vertex; the slots and key groups also limit the largest.
     min_parallelism: int = 1
     max_parallelism: int = 200
-    #: What has piled up should be worked off in so long, and a restart pay in it.
+    #: Time in which a backlog has to be processed, and within which a restart has to pay off.
     catch_up_duration_ms: int = 600_000
-    #: Nothing is made smaller for so long after a change, and what did not work is not tried again.
+    #: Time after a change without scaling down; a rescale that did not help is not repeated for this long.
     scale_down_interval_ms: int = 600_000
-    #: What a restart costs, until some were measured.
+    #: Assumed duration of a restart until some were measured.
     restart_time_ms: int = 10_000
 
     @property
     def fault(self) -> str:
-        """Which of them is out of its range; nothing when all are in it."""
+        """Return an error text for a setting that is out of range; empty if all are in range."""
         ranges = {
             "metrics_window_ms": (0, _MOST_MS),
             "stabilization_interval_ms": (0, _MOST_MS),
@@ -88,45 +91,45 @@ class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
         }
         for name, (least, most) in ranges.items():
             if not least <= getattr(self, name) <= most:
-                return f"autoscaler.{name} is {getattr(self, name)}, it has to be from {least} to {most}"
+                return f"autoscaler.{name} is {getattr(self, name)}, but has to be from {least} to {most}"
         return ""
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a job carries from its submitter."""
+    """The settings that a job carries from its submitter."""
 
     parallelism: int = 1
     key_groups: int = 1024
-    #: Root URI under which `<job name>/` lies: a folder path, `file://...` or `s3://bucket/prefix`.
+    #: Root URI that contains the folder `<job name>/`: a folder path, `file://...` or `s3://bucket/prefix`.
     checkpoint_root: str = ""
     #: None: no periodic checkpoints (bounded jobs still take their final one).
     checkpoint_interval_ms: int | None = None
     checkpoint_timeout_ms: int = 600_000
     checkpoint_min_pause_ms: int = 0
     checkpoint_tolerated_failures: int = 0
-    #: The job fails when no checkpoint completed for this long, however many failures are tolerated; 0 = off.
+    #: The job restarts when no checkpoint completes for this long, regardless of the tolerated failures; 0 = off.
     checkpoint_max_age_ms: int = 0
     retained_checkpoints: int = 3
     state_backend: Literal["hashmap", "rocksdb", "remote"] = "hashmap"
-    #: `remote`: fetched state on the local disk of one slot, beyond which what is cold is dropped.
+    #: `remote`: limit of fetched state on the local disk of one slot; above it, cold state is dropped.
     remote_local_bytes: int = 8 << 30
-    #: Bound of hot tables, frozen pages and open segments of one slot.
+    #: Limit of hot tables, frozen pages and open segments of one slot.
     managed_memory_bytes: int = 256 << 20
     buffer_timeout_ms: int = 100
     buffer_size_bytes: int = 1 << 20
     #: Exclusive bytes per channel and floating bytes per gate = these counts x buffer_size_bytes.
     exclusive_buffers: int = 2
     floating_buffers: int = 8
-    #: What windows get combined by key and pane before the shuffle: `exact` = what gives the same result in any order,
-    #: `all` = sums and means of floats too, whose last digits then depend on the batches, `off` = nothing.
+    #: Aggregates that are combined by key and pane before the shuffle. `exact`: those whose result does not depend on
+    #: the order. `all`: also sums and means of floats, whose last digits then depend on the batches. `off`: none.
     combine: Literal["exact", "all", "off"] = "exact"
-    #: A batch of fewer rows is not combined.
+    #: A smaller batch is not combined.
     combine_min_rows: int = 4096
-    #: Nor one that would be left with more than this part of its rows; then the next are not tried for some time.
+    #: Combining has to leave at most this fraction of a batch's rows; else it pauses for some batches.
     combine_ratio: float = 0.1
     restart: RestartStrategy = RestartStrategy()
     autoscaler: AutoscalerSettings = AutoscalerSettings()
-    #: Sink back-pressure limits for output not yet known published.
+    #: Sink back-pressure limits for output that is not known to be published.
     sink_pending_max_bytes: int = 4 << 30
     sink_pending_max_epochs: int = 1000
     #: PEP 508 requirements installed once per TaskManager for this job.
@@ -136,24 +139,24 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What JobManager and TaskManagers of one cluster share."""
+    """The settings shared by JobManager and TaskManagers of one cluster."""
 
     heartbeat_interval_ms: int = 500
-    #: A TaskManager silent for this long is dead.
+    #: A TaskManager without heartbeat for this long counts as dead.
     heartbeat_timeout_ms: int = 5_000
-    #: Kernel lease of a worker: it dies when no heartbeat reached the coordinator for this long.
+    #: Kernel lease of a worker: it dies if no heartbeat reached the coordinator for this long.
     worker_lease_ms: int = 4_000
     slots_per_taskmanager: int = 1
-    #: Slots that the cluster will have at most; a larger job is refused. 0: not known.
+    #: Largest number of slots the cluster can have; a larger job is refused. 0: unknown.
     most_slots: int = 0
     slot_request_timeout_ms: int = 60_000
     rest_host: str = "127.0.0.1"
     rest_port: int = 0
     rpc_host: str = "127.0.0.1"
     rpc_port: int = 0
-    #: URL of a collector that takes spans by OTLP over HTTP; empty: none are made.
+    #: URL of a collector for spans by OTLP over HTTP; empty: no spans are made.
     otlp_endpoint: str = ""
-    #: Lines of the processes' logs.
+    #: Format of the processes' logs.
     log_format: Literal["text", "json"] = "text"
 
 
@@ -165,7 +168,7 @@ def parse_duration_ms(value: str | float, what: str = "duration") -> int:
     """
     if isinstance(value, (int, float)):
         return int(value * 1000)
-    # anything may be given: a function for a session's gap
+    # other types are possible: a function for a session's gap
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*", value if type(value) is str else "")
     if match is None:
         msg = f"{what} {value!r} is not a duration"
@@ -214,10 +217,10 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
 
 
 def in_range(settings: JobSettings) -> JobSettings:
-    """Return `settings`.
+    """Return `settings` after checking the ranges of the autoscaler.
 
     Raises:
-        UsageError: those of the autoscaler are out of their ranges.
+        UsageError: one is out of range.
     """
     if settings.autoscaler.fault:
         raise UsageError(settings.autoscaler.fault, hint=_HINT)

@@ -1,1 +1,1 @@
-"""The connector SPI: what a source and a sink must offer; connectors see nothing else of penstock."""
+"""The connector SPI: the interfaces of sources and sinks; connectors import no other package of penstock."""

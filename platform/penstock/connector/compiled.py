@@ -1,4 +1,4 @@
-"""Compiler of connectors' own loops: that of the kernels (`kernels.compiler.compile`), as part of the SPI."""
+"""The kernel compiler (`kernels.compiler.compile`) as part of the SPI, for loops that connectors compile."""
 
 from __future__ import annotations
 

@@ -34,17 +34,17 @@ class SinkSpec(msgspec.Struct, frozen=True, kw_only=True):
     factory: str
     config: dict[str, Any]
     delivery: Delivery
-    #: Schema of the rows it is given, as text, without `__ts`.
+    #: Schema of the rows it receives, as text, without `__ts`.
     schema: str
     #: Modules the workers' template imports before it forks, so that workers start at once; none may start a thread.
     preload: list[str] = []
-    #: Where it writes, for messages: `topic totals at broker:9092`.
+    #: The target for messages: `topic totals at broker:9092`.
     place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """Who writes: names for transactional ids (`<job>.<uid>.<run>.<subtask>`) and files."""
+    """The identity of the writing subtask: names for transactional ids (`<job>.<uid>.<run>.<subtask>`) and files."""
 
     job_name: str
     uid: str
@@ -56,24 +56,24 @@ class SinkContext:
 
     @property
     def transactional_id(self) -> str:
-        """The one staged transactional id of this subtask and run; also its marker group."""
+        """Return the staged transactional id of this subtask and run; also its marker group."""
         return f"{self.job_name}.{self.uid}.{self.run_id}.{self.subtask}"
 
 
 class SinkWriter(Protocol):
-    """Writes one epoch after another; lives in the subtask's thread.
+    """Writes one epoch after another; used by the subtask's thread.
 
     Staged sinks have no writer: the sink operator stages.
     """
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows (without `__ts`); hand them to the outside system or its client's buffer."""
+        """Take rows (without `__ts`); pass them to the outside system or its client's buffer."""
 
     def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:
-        """Flush; after it returns everything written is safe up to the commit. At-least-once returns ()."""
+        """Flush; when it returns, all written rows are safe until the commit. At-least-once returns ()."""
 
     def close(self) -> None:
-        """Free everything without committing or aborting what was prepared; idempotent."""
+        """Free everything without committing or aborting prepared output; idempotent."""
 
 
 #: Outcome of one committable.
@@ -82,7 +82,7 @@ Resolution = Literal["published", "already-published", "discarded"]
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """What became of one committable."""
+    """The outcome of one committable."""
 
     committable_id: str
     resolution: Resolution
@@ -96,26 +96,26 @@ FileReader = Callable[[FileRef], bytes]
 class Committer(Protocol):
     """Publishes committables; may be called in any process.
 
-    Calls block; they run in a committer thread, never the subtask's.
+    Calls block; they run in a committer thread, never in the subtask's.
     """
 
     def commit(
         self, permit: CommitPermit, committables: tuple[Committable, ...], read: FileReader
     ) -> tuple[CommitOutcome, ...]:
-        """Publish in (checkpoint id, chunk) order; idempotent through the marker.
+        """Publish in (checkpoint id, chunk) order; idempotent by the marker.
 
         Raises:
-            LostTransactionError, UndecidedOutputError: exact and loud.
+            LostTransactionError, UndecidedOutputError: with the exact records.
         """
 
     def recover(
         self, permit: CommitPermit, prefixes: tuple[str, ...], committables: tuple[Committable, ...], read: FileReader
     ) -> tuple[CommitOutcome, ...]:
-        """Before a region is deployed.
+        """Fence and publish before a region is deployed.
 
-        Fence every transactional id under `prefixes`, read the markers, publish what is owed.
+        Fence every transactional id under `prefixes`, read the markers, publish the uncommitted output.
 
-        `permit.checkpoint_id` is the restored checkpoint; what later checkpoints left open is aborted.
+        `permit.checkpoint_id` is the restored checkpoint; transactions of later checkpoints are aborted.
         """
 
     def close(self) -> None:
@@ -123,23 +123,23 @@ class Committer(Protocol):
 
 
 class SinkFactory(Protocol):
-    """Made from `SinkSpec.factory` without arguments."""
+    """Creates writers and committers; made from `SinkSpec.factory` without arguments."""
 
     def create_writer(self, spec: SinkSpec, context: SinkContext) -> SinkWriter | None:
         """Return the writer, or None for staged delivery."""
 
     def create_committer(self, spec: SinkSpec, context: SinkContext) -> Committer | None:
-        """Return the committer, or None when the delivery mode has nothing to commit."""
+        """Return the committer, or None if the delivery mode has nothing to commit."""
 
     def validate(self, spec: SinkSpec, checkpoint_interval_ms: int | None) -> None:
-        """Check what can be checked before the job starts (topic exists, transaction time-out fits).
+        """Check all that is possible before the job starts (topic exists, transaction time-out fits).
 
         Raises:
-            ConnectorError: with the way out.
+            ConnectorError: with a hint to the solution.
         """
 
 
-#: One of these makes a class a connector; whatever else a graph names is not called.
+#: A class with one of these is a connector; any other attribute that a graph names is not called.
 _OF_A_FACTORY = ("create_reader", "create_writer")
 
 
@@ -155,7 +155,8 @@ def load_factory(path: str) -> Any:
 
     module_name, _, attribute = path.partition(":")
     try:
-        # package by package: subtask threads importing two modules of a package that imports both would deadlock
+        # one package after another: subtask threads that import two modules of a package that imports both would
+        # deadlock
         parts = module_name.split(".")
         for end in range(1, len(parts)):
             importlib.import_module(".".join(parts[:end]))
@@ -166,5 +167,5 @@ def load_factory(path: str) -> Any:
             msg, hint="install the extra it needs, for example `pip install penstock[kafka]`"
         ) from error
     if not isinstance(kind, type) or not any(hasattr(kind, method) for method in _OF_A_FACTORY):
-        raise ConnectorError(f"{path!r} is no connector", hint="name the class of a SourceFactory or a SinkFactory")
+        raise ConnectorError(f"{path!r} is not a connector", hint="name the class of a SourceFactory or a SinkFactory")
     return kind()

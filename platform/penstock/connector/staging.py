@@ -1,4 +1,4 @@
-"""The form of staged output and of dead letters: what sink and source operators write and connectors read.
+"""The format of staged output and of dead letters, which sink and source operators write and connectors read.
 
 A staged chunk is one Arrow IPC file, lz4-compressed. Encoded in the background by `penstock.task`, decoded by
 committers.
@@ -13,8 +13,8 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Columns of the side output `dead-letter`: the record's bytes, where it was (for files: path, null, byte), why it is
-#: there, and of a Kafka message its key, timestamp and headers.
+#: Columns of the side output `dead-letter`: the record's bytes, its position (for files: path, null, byte), the error,
+#: and for a Kafka message its key, timestamp and headers.
 DEAD_LETTER_SCHEMA = pa.schema(
     [
         pa.field("value", pa.binary()),
@@ -32,7 +32,7 @@ DEAD_LETTER_TAG = "dead-letter"
 
 
 def dead_letters(**columns: Sequence[Any]) -> pa.RecordBatch:
-    """Return dead letters of some columns of `DEAD_LETTER_SCHEMA`, `value` among them; the others are null."""
+    """Return dead letters from some columns of `DEAD_LETTER_SCHEMA`, `value` among them; the others are null."""
     nothing = [None] * len(columns["value"])
     return pa.record_batch([columns.get(name, nothing) for name in DEAD_LETTER_SCHEMA.names], schema=DEAD_LETTER_SCHEMA)
 

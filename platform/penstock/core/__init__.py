@@ -1,4 +1,4 @@
-"""The vocabulary every other package speaks: ids, stream elements, clock, errors.
+"""The shared vocabulary of all packages: ids, stream elements, clock, errors.
 
-Imports nothing of penstock above itself.
+Imports no other package of penstock.
 """

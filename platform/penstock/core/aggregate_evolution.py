@@ -1,8 +1,8 @@
-"""Which other aggregates a window or a running aggregate may go on with: decided by what each one is made of.
+"""Rules for changed aggregates: which ones a window or a running aggregate may restore.
 
-State is accumulators by function and column (`sum_amount`), not by output column: renaming that changes nothing. One
-that is new begins with the rows to come; whether an aggregate may, the plan of the operator says in the metadata of the
-state's schema (`Part`). Called at a restore and by `penstock check`.
+State holds accumulators by function and column (`sum_amount`), not by output column, so output columns may be renamed.
+A new accumulator starts with the rows after the restore. Whether an aggregate may do so is in the metadata of the
+state's schema (`Part`), written by the plan of the operator. Called at a restore and by `penstock check`.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-#: In a schema's metadata: what its aggregates are made of; which window it is the state of.
+#: Keys of a schema's metadata: the parts of its aggregates; the window whose state it is.
 AGGREGATES, WINDOW = b"aggregates", b"window"
-#: In a column's: it was added to rows that were there.
+#: Key of a column's metadata: it was added when rows existed.
 LATE = b"late"
 
 
 class Part(msgspec.Struct, frozen=True):
     """One aggregate: the columns it is computed from."""
 
-    #: As it is written, such as `min(amount)`.
+    #: The aggregate as written, such as `min(amount)`.
     what: str
     columns: tuple[str, ...]
-    #: Number of the values, where the column may be null; else empty.
+    #: Column with the number of values, if the aggregated column may be null; else empty.
     count: str = ""
-    #: Whether it may begin between two rows without a count of its own.
+    #: Whether it may start between two rows without a count for itself.
     late: bool = False
-    #: Whether it divides by the number of all rows, so that its columns must have seen all of them.
+    #: Whether it divides by the number of all rows, so that its columns must cover all of them.
     whole: bool = False
-    #: What the state has where the column may be null, and must not have had.
+    #: The column that the state has if the aggregated column may be null, and must not have had.
     absent: str = ""
 
 
 def aggregates_metadata(parts: Iterable[Part], window: str) -> dict[bytes, bytes]:
-    """Return what a state's schema says of its aggregates."""
+    """Return the metadata of a state's schema that describes its aggregates."""
     return {EVOLVES: b"1", AGGREGATES: msgspec.json.encode(tuple(parts)), WINDOW: window.encode()}
 
 
 def require_same_window(saved: pa.Schema, wanted: pa.Schema) -> None:
-    """Check that both are the state of the same windows; of what says nothing of windows nothing is asked.
+    """Check that both are the state of the same windows; a schema without windows passes.
 
     Raises:
-        StateMismatchError: the windows are others.
+        StateMismatchError: the windows differ.
     """
     had, has = ((schema.metadata or {}).get(WINDOW) for schema in (saved, wanted))
     if had is not None and has is not None and had != has:
-        msg = f"it is of windows of {had.decode()}, the job has {has.decode()}"
+        msg = f"it is the state of windows of {had.decode()}, the job has {has.decode()}"
         raise StateMismatchError(msg, hint="give the operator a new uid")
 
 
 def evolve_state(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
-    """As `core.evolution.evolve`; where the state is of aggregates, whether each of them can go on, too.
+    """Evolve a state as `core.evolution.evolve`; for aggregates, also check that each can be restored.
 
     Raises:
-        StateMismatchError: one cannot, or the window is another one.
+        StateMismatchError: one cannot, or the window differs.
     """
     metadata = wanted.metadata or {}
     if AGGREGATES not in metadata:
@@ -79,7 +79,7 @@ def evolve_state(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
         for name, more in zip(values, found.carried, strict=True)
     )
     changes = [change for change in found.changes if not change.startswith(("adds ", "drops "))]
-    changes += [f"adds {name}, from the next row on" for name in _named(set(wanted.names) - had, wanted)]
+    changes += [f"adds {name}, from rows after the restore" for name in _named(set(wanted.names) - had, wanted)]
     changes += [f"drops {name}" for name in _named(had - set(wanted.names), saved)]
     return Evolution(found.ids, found.last_id, carried, tuple(changes))
 
@@ -91,15 +91,15 @@ def _check(part: Part, had: set[str], late: set[str]) -> None:
     way = f"add it with .where(pl.lit(True)), which begins as null, or {new_uid}"
     if all(name in had for name in part.columns):
         if part.whole and late.intersection(part.columns):
-            raise StateMismatchError(f"{part.what} is new, and what it is made of has not seen all rows", hint=way)
+            raise StateMismatchError(f"{part.what} was added, but the columns it needs do not cover all rows", hint=way)
         if part.count and part.count not in had:
             raise StateMismatchError(f"{part.what}: its column could not be null, and now can", hint=new_uid)
         return
     if part.count not in had if part.count else part.late:
         return
-    raise StateMismatchError(f"{part.what} is new, and cannot be computed for the rows before", hint=way)
+    raise StateMismatchError(f"{part.what} was added; the snapshot does not hold its value for earlier rows", hint=way)
 
 
 def _named(columns: set[str], schema: pa.Schema) -> list[str]:
-    """Return accumulators by name, in the order of the schema; some have several columns."""
+    """Return the names of the accumulators, in the order of the schema; some have several columns."""
     return list(dict.fromkeys(name.partition(".")[0] for name in schema.names if name in columns))

@@ -1,4 +1,4 @@
-"""Time as an injected component; the only module that may read the system's clocks.
+"""Time as an injected component; the only module that reads the system's clocks.
 
 Every driver receives a `Clock`; deciders receive plain `now` values. Tests and the simulator use `ManualClock`.
 """
@@ -13,31 +13,31 @@ class Clock(Protocol):
     """Wall time, monotonic time and CPU time, all in milliseconds."""
 
     def now_ms(self) -> int:
-        """Wall-clock milliseconds since the epoch, UTC; may step."""
+        """Return the wall-clock milliseconds since the epoch, UTC; may step."""
 
     def monotonic_ms(self) -> float:
-        """Milliseconds of a clock that never steps back; only differences mean anything."""
+        """Return the milliseconds of a clock that never steps back; only differences mean anything."""
 
     def cpu_ms(self) -> float:
-        """CPU milliseconds of the calling thread; a system call, so not for every row."""
+        """Return the CPU milliseconds of the calling thread; a system call, so not for every row."""
 
     def sleep_ms(self, duration_ms: float) -> None:
         """Block the calling thread; the manual clock advances itself instead."""
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The machine's clocks."""
 
     def now_ms(self) -> int:
-        """Wall-clock milliseconds since the epoch, UTC."""
+        """Return the wall-clock milliseconds since the epoch, UTC."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> float:
-        """Milliseconds of the monotonic clock."""
+        """Return the milliseconds of the monotonic clock."""
         return time.monotonic_ns() / 1e6
 
     def cpu_ms(self) -> float:
-        """CPU milliseconds of the calling thread."""
+        """Return the CPU milliseconds of the calling thread."""
         return time.thread_time_ns() / 1e6
 
     def sleep_ms(self, duration_ms: float) -> None:
@@ -46,7 +46,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; wall and monotonic time advance together."""
+    """A clock that moves only by `advance` and `sleep_ms`; wall and monotonic time advance together."""
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         """Start at `start_ms` of wall time and zero of monotonic time."""
@@ -54,15 +54,15 @@ class ManualClock:
         self._elapsed_ms = 0.0
 
     def now_ms(self) -> int:
-        """Wall-clock milliseconds."""
+        """Return the wall-clock milliseconds."""
         return self._start_ms + int(self._elapsed_ms)
 
     def monotonic_ms(self) -> float:
-        """Milliseconds since this clock was made."""
+        """Return the milliseconds since this clock was made."""
         return self._elapsed_ms
 
     def cpu_ms(self) -> float:
-        """All of the time is somebody's CPU time."""
+        """Return the elapsed time: all of it counts as CPU time."""
         return self._elapsed_ms
 
     def sleep_ms(self, duration_ms: float) -> None:

@@ -1,7 +1,7 @@
-"""The one union of things that flow between operators: `Batch | Watermark | WatermarkStatus | Barrier | EndOfInput`.
+"""The elements that flow between operators: `Batch | Watermark | WatermarkStatus | Barrier | EndOfInput`.
 
-Event time is carried inside the batch in the reserved column `__ts` (int64 microseconds since the epoch, UTC), so
-that every kernel that moves rows moves their time too. No feature adds a field to `Barrier`.
+The reserved column `__ts` of a batch holds event time (int64 microseconds since the epoch, UTC), so that kernels that
+move rows move their times too. No feature adds a field to `Barrier`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIN_TIMESTAMP = -(1 << 63)
 
 
 class BarrierKind(enum.StrEnum):
-    """Why a consistent cut is taken."""
+    """The reason for a checkpoint."""
 
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
@@ -34,41 +34,41 @@ class BarrierKind(enum.StrEnum):
 
     @property
     def ends_job(self) -> bool:
-        """Whether sources stay silent behind this barrier."""
+        """Return whether sources emit nothing after this barrier."""
         return self in (BarrierKind.STOP, BarrierKind.DRAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows: an Arrow record batch, never empty on the wire."""
+    """Rows as an Arrow record batch, never empty on the wire."""
 
     data: pa.RecordBatch
-    #: Rows are partial aggregates made before a shuffle; only a window that expects them gets any.
+    #: Rows are partial aggregates made before a shuffle; only windows that expect them receive any.
     combined: bool = False
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return int(self.data.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """No row with an event time <= `timestamp` (microseconds) follows on this channel, save late ones."""
+    """A promise: no row with an event time <= `timestamp` (microseconds) follows on this channel, except late rows."""
 
     timestamp: int
 
 
 @dataclass(frozen=True, slots=True)
 class WatermarkStatus:
-    """Whether a channel takes part in the minimum of watermarks."""
+    """The status of a channel: whether it takes part in the minimum of watermarks."""
 
     idle: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """A cut: everything before it belongs to checkpoint `checkpoint_id`, nothing after it does."""
+    """The element that separates checkpoints: everything before it belongs to checkpoint `checkpoint_id`."""
 
     checkpoint_id: int
     kind: BarrierKind = BarrierKind.CHECKPOINT
@@ -76,7 +76,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class EndOfInput:
-    """No row or watermark follows on this channel; barriers still do, until the final checkpoint."""
+    """The end of a channel's rows and watermarks; barriers still follow, until the final checkpoint."""
 
 
 StreamElement = Batch | Watermark | WatermarkStatus | Barrier | EndOfInput

@@ -1,7 +1,6 @@
-"""Errors a user can act on: one sentence that names the place, and a hint that names the way out.
+"""Errors that a user can act on: one sentence that names the place, and a hint that names a solution.
 
-The command line prints `PenstockError` as one line and exits 1; everything else is a fault of ours and keeps its
-traceback.
+The command line prints `PenstockError` as one line and exits 1. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ class PenstockError(Exception):
     """Base of every error that is meant for a user; `str(error)` is one line."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        """`message` names the place and the fault; `hint` says what to do about it."""
+        """Take the message, which names the place and the fault, and a hint, which names a solution."""
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -30,19 +29,19 @@ class GraphError(UsageError):
 
 
 class ConnectorError(PenstockError):
-    """An outside system refused, is unreachable, or holds something we cannot read."""
+    """An outside system refused, is unreachable, or holds data that cannot be read."""
 
 
 class BadRecordError(ConnectorError):
-    """A record could not be decoded and the source was told to fail on it."""
+    """A record could not be decoded, and the source is configured to fail on it."""
 
 
 class LostTransactionError(ConnectorError):
-    """Output that had to be published can no longer be: names the records, the transaction and the checkpoint."""
+    """Output that had to be published can no longer be; names the records, the transaction and the checkpoint."""
 
 
 class UndecidedOutputError(ConnectorError):
-    """Whether pending output was published cannot be known (its marker expired)."""
+    """It cannot be determined whether pending output was published: its marker has expired."""
 
 
 class StorageError(PenstockError):
@@ -54,7 +53,7 @@ class SnapshotDamagedError(StorageError):
 
 
 class LeadershipLostError(PenstockError):
-    """Someone with a newer generation has taken over; the caller must stop and delete nothing."""
+    """A leader of a newer generation has taken over; the caller must stop and delete nothing."""
 
 
 class JobIdentityError(PenstockError):
@@ -70,11 +69,11 @@ class JobFailedError(PenstockError):
 
 
 class SavepointInUseError(UsageError):
-    """A job still reads from the savepoint that was to be removed; names the job's folder."""
+    """A job still reads from the savepoint that a user wants to remove; names the job's folder."""
 
 
 class UnansweredError(PenstockError):
-    """What was asked for was taken and may come about, but was not durable in time."""
+    """The request was accepted and may take effect, but was not durable in time."""
 
 
 class NotFoundError(PenstockError):

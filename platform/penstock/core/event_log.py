@@ -1,4 +1,4 @@
-"""A bounded log of what a decider saw and decided.
+"""A bounded event log of a decider's inputs and decisions.
 
 The source of `penstock story` and of error messages with a history.
 """
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Kinds that come over and over: kept apart, so that they do not push out what was decided.
+#: Kinds that repeat; kept apart so that they do not displace decisions.
 ROUTINE = frozenset({"checkpoint"})
 
 
@@ -21,25 +21,25 @@ class Entry:
     at_ms: int
     kind: str
     text: str
-    #: Of the leader who decided it; 0: the present one.
+    #: Generation of the leader that decided it; 0: the present one.
     generation: int = 0
 
 
 class EventLog:
-    """The last `limit` entries, and the last `limit` of routine, oldest first."""
+    """The last `limit` decisions and the last `limit` routine entries, oldest first."""
 
     def __init__(self, limit: int = 500) -> None:
-        """Keep at most `limit` entries of either."""
+        """Keep at most `limit` entries of either kind."""
         self._decisions: deque[tuple[int, Entry]] = deque(maxlen=limit)
         self._routine: deque[tuple[int, Entry]] = deque(maxlen=limit)
         self._number = 0
-        #: What the log of checkpoints says of leaders before this one.
+        #: Entries about earlier leaders, derived from the manifest log.
         self.earlier: tuple[Entry, ...] = ()
-        #: How many entries that are no routine there have been.
+        #: Number of entries so far that are not routine.
         self.decided = 0
 
     def add(self, at_ms: int, kind: str, text: str) -> None:
-        """Append an entry, dropping the oldest of its sort when full."""
+        """Append an entry; drop the oldest of the same class (routine or not) when full."""
         self._number += 1
         routine = kind in ROUTINE
         self.decided += not routine
@@ -50,7 +50,7 @@ class EventLog:
         return tuple(entry for _, entry in heapq.merge(self._decisions, self._routine, key=lambda pair: pair[0]))
 
     def since(self, decided: int) -> tuple[Entry, ...]:
-        """Return what is no routine and has come since there were `decided` of such."""
+        """Return the entries that are not routine and were added after the first `decided` of them."""
         count = min(self.decided - decided, len(self._decisions))
         return tuple(entry for _, entry in list(self._decisions)[len(self._decisions) - count :])
 
@@ -60,7 +60,7 @@ class EventLog:
 
 
 def with_earlier(stories: Iterable[Entry], log: Iterable[Entry], own: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return one story: what earlier leaders wrote down, what only the log of checkpoints knows of them, and `own`."""
+    """Return one event log of the entries that earlier leaders wrote, those of the manifest log, and `own`."""
     told = list(stories)
     known = {(entry.generation, entry.kind, entry.text) for entry in told}
     told += [entry for entry in log if (entry.generation, entry.kind, entry.text) not in known]

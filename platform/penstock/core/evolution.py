@@ -1,9 +1,10 @@
-"""How a state's value columns may change between two versions of a job: matched by name once, by field id from then on.
+"""Schema evolution: how a state's value columns may change between two versions of a job.
 
-`evolve` decides, for restore and for `penstock check`; `conform` brings rows of an older file to the columns of today,
-whenever they are read: nothing is rewritten when a job starts. Columns carry what is needed in their metadata: `id`,
-`default`, `initial` (what rows have that were written before there was the column, if not the default), `was` (the name
-before), `null` (may be None), `fills` (what took the place of None each time the field could no longer be None).
+Columns are matched by name once, and by field id afterwards. `evolve` decides, for a restore and for `penstock check`.
+`conform` converts rows of an older file to the present columns when they are read: nothing is rewritten at a start. The
+metadata of a column holds `id`, `default`, `initial` (the value in rows older than the column, if not the default),
+`was` (the name before), `null` (may be None) and `fills` (the values that replaced None each time the field stopped
+allowing it).
 """
 
 from __future__ import annotations
@@ -17,27 +18,28 @@ from penstock.core.errors import StateMismatchError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: In a schema's metadata: its value columns may change; the highest id ever given to one.
+#: Keys of a schema's metadata: its value columns may change; the highest id ever assigned.
 EVOLVES, LAST_ID = b"evolves", b"last_id"
 DEFAULT, INITIAL, WAS, NULL, FILLS = b"default", b"initial", b"was", b"null", b"fills"
-#: In the schema of an operator state: how a rescale hands it out. In a column of a broadcast state: its field's name.
+#: Keys: in the schema of an operator state, how a rescale distributes it; in a column of a broadcast state, its field's
+#: name.
 MODE, NAME = b"mode", b"name"
-#: In the schema that a job declares: the columns a registered migration takes (as text), and its function's name.
+#: Keys of a declared schema: the columns that a registered migration takes (as text), and its function's name.
 MIGRATES, MIGRATES_BY = b"migrates", b"migrates_by"
 FIRST_VALUE_ID = 1001
 
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What becomes of the value columns."""
+    """The decision about the value columns."""
 
     #: Field ids of the wanted value columns, in their order.
     ids: tuple[int, ...]
-    #: No column gets an id up to this one again.
+    #: Ids up to this one are never assigned again.
     last_id: int
-    #: What their metadata says on from the saved columns, in the same order.
+    #: Metadata carried over from the saved columns, in the same order.
     carried: tuple[dict[bytes, bytes], ...]
-    #: What changes, for a person; empty: nothing does.
+    #: The changes in words; empty if there are none.
     changes: tuple[str, ...]
 
 
@@ -45,11 +47,11 @@ def evolve(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
     """Return how rows of `saved` become rows of `wanted`, both the columns of a state's files.
 
     Raises:
-        StateMismatchError: they cannot without losing what a row says; the message begins with the column.
+        StateMismatchError: they cannot without losing values; the message begins with the column.
     """
     if _fixed(saved) != _fixed(wanted):
         if _untimed(saved) == _untimed(wanted):
-            raise StateMismatchError("it had a time-to-live and has none, or the other way round")
+            raise StateMismatchError("it had a time-to-live and has none, or the reverse")
         if _shown(saved) == _shown(wanted):
             raise StateMismatchError("it was a list or map and is a value", hint="give the state another name")
         raise StateMismatchError(f"the key was ({_shown(saved)}), the job has ({_shown(wanted)})")
@@ -83,17 +85,18 @@ def evolve(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
 
 
 def is_migrated(saved: pa.Schema, wanted: pa.Schema, was: pa.Schema) -> bool:
-    """Whether a migration that takes values of the columns `was` is for these: keys and all the rest are the same."""
+    """Return whether a migration that takes values of the columns `was` fits: keys and all else are the same."""
     taken = [(field.name, field.type) for field in saved if field_id(field) >= FIRST_VALUE_ID]
     kept = [(field.name, field.type) for field in wanted if field_id(field) >= FIRST_VALUE_ID]
     return _fixed(saved) == _fixed(wanted) and taken == list(zip(was.names, was.types, strict=True)) != kept
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows of a file with the columns of `schema`: found by id, cast, filled with defaults where there are none.
+    """Return rows of a file with the columns of `schema`: found by id, cast, missing ones filled with defaults.
 
     Raises:
-        pyarrow.ArrowException: a column cannot be cast. StateMismatchError: one that is no value is missing.
+        pyarrow.ArrowException: a column cannot be cast.
+        StateMismatchError: a column that is no value is missing.
     """
     import pyarrow as pa
 
@@ -118,7 +121,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def value_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the columns that may change, without those of keys and places."""
+    """Return the columns that may change: all but those of keys and positions."""
     import pyarrow as pa
 
     return pa.schema([field for field in schema if field_id(field) >= FIRST_VALUE_ID], schema.metadata)
@@ -130,13 +133,13 @@ def field_id(field: pa.Field) -> int:
 
 
 def fits_by_name(saved: pa.Schema, wanted: pa.Schema) -> bool:
-    """Whether columns of a broadcast state are the same; what was saved without fields' names is compared by types."""
+    """Return whether the columns of a broadcast state are the same; those saved without field names compare by type."""
     same = saved.names == wanted.names and saved.types == wanted.types
     return same and all(_name(old) in ("", _name(new)) for old, new in zip(saved, wanted, strict=True))
 
 
 def shown_by_name(schema: pa.Schema) -> str:
-    """Return the fields of a broadcast state for a person."""
+    """Return the fields of a broadcast state as readable text."""
     return ", ".join(f"{_name(field) or field.name} {field.type}" for field in schema)
 
 
@@ -145,7 +148,7 @@ def _name(field: pa.Field) -> str:
 
 
 def default_text(value: Any, data_type: pa.DataType) -> bytes:
-    """Return a default as it stands in a column's metadata.
+    """Return a default in the form of a column's metadata.
 
     Raises:
         pyarrow.ArrowException: it is not of the type.
@@ -160,7 +163,7 @@ def default_text(value: Any, data_type: pa.DataType) -> bytes:
 
 
 def _value(text: bytes, data_type: pa.DataType) -> Any:
-    """Return what `default_text` has made of a value, as a scalar of a type; of nothing, null."""
+    """Return a text of `default_text` as a scalar of a type; null for an empty text."""
     import pyarrow as pa
 
     if not text:
@@ -175,7 +178,7 @@ def _default(field: pa.Field) -> Any:
 
 
 def _initial(field: pa.Field) -> bytes:
-    """Return what rows have that are older than the column: its default when it was added, empty without one."""
+    """Return the value in rows older than the column: its default when it was added, empty without one."""
     more = field.metadata or {}
     text: bytes = more.get(INITIAL, more.get(DEFAULT, b""))
     return text
@@ -187,7 +190,7 @@ def _fills(field: pa.Field) -> list[bytes]:
 
 
 def _carried(before: pa.Field, field: pa.Field) -> dict[bytes, bytes]:
-    """Return what a column goes on to say of the rows of older files: they are read by it as long as they are there."""
+    """Return the metadata a column keeps for the rows of older files, which are read by it while they exist."""
     fills = _fills(before)
     if _loses_none(before, field):
         fills.append(field.metadata[DEFAULT])
@@ -207,7 +210,7 @@ def _added(field: pa.Field) -> str:
         return f"adds {field.name} = {default!r}"
     if _text(field, NULL) is not None:
         return f"adds {field.name} = None"
-    msg = f"{field.name} ({field.type}) is new and has neither a default nor may it be None"
+    msg = f"{field.name} ({field.type}) was added without a default, and it cannot be None"
     raise StateMismatchError(msg, hint=f"give it one: {field.name}: ... = 0, or write `| None`")
 
 
@@ -216,20 +219,20 @@ def _changed(before: pa.Field, field: pa.Field) -> list[str]:
     if before.type != field.type:
         if not widens(before.type, field.type):
             msg = f"{field.name} was {before.type} and is {field.type}, which cannot hold all its values"
-            way = "give the new column another name, or write the state anew with ps.snapshots.read and write"
+            way = "give the new column another name, or rewrite the state with ps.snapshots.read and write"
             raise StateMismatchError(msg, hint=way)
         changes.append(f"widens {field.name} from {before.type} to {field.type}")
     if _loses_none(before, field):
         default = _default(field)
         if default is None:
             msg = f"{field.name} could be None and can no longer be"
-            raise StateMismatchError(msg, hint="give it a default, which takes the place of None")
+            raise StateMismatchError(msg, hint="give it a default, which replaces None")
         changes.append(f"{field.name}: None becomes {default!r}")
     return changes
 
 
 def widens(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether every value of the old type is one of the new: wider integers, floats, decimals of the same scale."""
+    """Return whether the new type holds every value of the old: wider integers, floats, decimals of the same scale."""
     import pyarrow.types as pt
 
     if pt.is_integer(old) and pt.is_integer(new):

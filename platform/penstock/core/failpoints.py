@@ -2,8 +2,8 @@
 
 Off unless armed by the environment.
 
-`PENSTOCK_FAILPOINTS="name=action[@nth][;name=action...]"` arms points; actions: `kill` (SIGKILL to oneself), `hold`
-(write evidence, then wait until `<dir>/<name>.release` appears or 60 s have passed), `error` (raise
+`PENSTOCK_FAILPOINTS="name=action[@nth][;name=action...]"` arms points; actions: `kill` (SIGKILL to the process itself),
+`hold` (write evidence, then wait until `<dir>/<name>.release` appears or 60 s have passed), `error` (raise
 `FailpointError`). `PENSTOCK_FAILPOINT_DIR` is where evidence goes (`<name>.hit`, one JSON line a hit, put in place
 before acting). A point acts once per evidence folder, however many processes pass it: the first to create
 `<name>.fired` wins.
@@ -84,7 +84,7 @@ def hit(name: str, **context: object) -> None:
 
 
 def reset() -> None:
-    """Forget what was armed, so that the environment is read anew (tests, and after a fork)."""
+    """Disarm all points, so that the environment is read again (tests, and after a fork)."""
     global _armed  # noqa: PLW0603
     _armed = None
 

@@ -1,7 +1,7 @@
-"""Which other join may go on with the rows of one: what a join has forgotten, only another one may have needed.
+"""Rules for changed joins: whether a join may restore the rows of another one.
 
-A join says in the metadata of its sides' schemas how it pairs rows and for which sides it keeps those that met none.
-Called at a restore and by `penstock check`.
+The metadata of its sides' schemas says how a join pairs rows, and for which sides it keeps rows without a match. Called
+at a restore and by `penstock check`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from penstock.core.errors import StateMismatchError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: In a schema's metadata: how the join pairs rows; the sides (`0`, `1`) whose rows come out alone too.
+#: Keys of a schema's metadata: how the join pairs rows; the sides (`0`, `1`) whose unmatched rows are emitted too.
 JOIN, ALONE = b"join", b"alone"
 
 
 def require_same_join(saved: pa.Schema, wanted: pa.Schema) -> None:
-    """Check that the rows of a join's side fit the job's join; of what says nothing of a join nothing is asked.
+    """Check that the rows of a join's side fit the job's join; a schema without a join passes.
 
     Raises:
-        StateMismatchError: it is another join, or has outer rows that the saved one has not kept apart.
+        StateMismatchError: the join differs, or has outer rows that the saved one did not track.
     """
     had, has = saved.metadata or {}, wanted.metadata or {}
     if JOIN not in had or JOIN not in has:
         return
     if had[JOIN] != has[JOIN]:
-        msg = f"it was kept for a join {had[JOIN].decode()}, the job has one {has[JOIN].decode()}"
+        msg = f"it is the state of a join {had[JOIN].decode()}, the job has a join {has[JOIN].decode()}"
         raise StateMismatchError(msg, hint="give the operator a new uid")
     if set(has[ALONE]) - set(had[ALONE]):
-        msg = "the join had no rows without a partner from a side that now has them, and has forgotten whom they met"
+        msg = "this side of the join was inner; its state does not record which rows matched, so it cannot become outer"
         raise StateMismatchError(msg, hint="give the operator a new uid")

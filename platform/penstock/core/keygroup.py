@@ -1,8 +1,8 @@
-"""Key groups: contiguous ranges of the signed 64-bit key hash, and which subtask owns which range.
+"""Key groups: contiguous ranges of the signed 64-bit key hash, and the subtask that owns each range.
 
-Group of hash h among G groups: `(((h >> 32) + 2^31) * G) >> 32`. Because groups are ranges of the *signed* hash,
-files sorted by hash can be cut for any G. Called by the planner, the partitioner's kernel twin, restore and the
-offline tools.
+Group of hash h among G groups: `(((h >> 32) + 2^31) * G) >> 32`. As groups are ranges of the *signed* hash, files
+sorted by hash can be split for any G. Called by the planner, the partitioner's compiled kernel, restore and the offline
+tools.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class HashRange:
     high: int
 
     def __contains__(self, key_hash: int) -> bool:
-        """Whether `key_hash` lies in the range."""
+        """Return whether `key_hash` is in the range."""
         return self.low <= key_hash <= self.high
 
     def intersect(self, other: HashRange) -> HashRange | None:
@@ -57,13 +57,13 @@ def subtask_of(key_group: int, parallelism: int, key_groups: int) -> int:
 
 
 def hash_range_of(subtask: int, parallelism: int, key_groups: int) -> HashRange:
-    """Return the hashes one subtask owns.
+    """Return the hashes that one subtask owns.
 
     Raises:
-        ValueError: more subtasks than key groups.
+        ValueError: there are more subtasks than key groups.
     """
     if not 0 < parallelism <= key_groups:
-        msg = f"parallelism {parallelism} needs between 1 and {key_groups} (the number of key groups)"
+        msg = f"parallelism {parallelism} is outside 1 to {key_groups}, the number of key groups"
         raise ValueError(msg)
     groups = key_groups_of(subtask, parallelism, key_groups)
     return HashRange(first_hash_of(groups.start, key_groups), first_hash_of(groups.stop, key_groups) - 1)

@@ -1,8 +1,8 @@
-"""The logs of the processes: plain lines, or JSON objects one a line, on stderr; called by `cli.serve` and the workers.
+"""Process logs on stderr: plain lines, or one JSON object a line; called by `cli.serve` and the workers.
 
-Who says something is known by the context it is said in: the scope of a subtask, which `task.drive.subtask` enters at
-each step, so that what users' functions log carries job, operator, subtask and attempt. In the format `json` what is
-printed becomes such lines too; only what libraries in C write to the descriptor itself does not.
+The context of a record tells its origin: `task.drive.subtask` enters the scope of the subtask at each step, so that
+logs of users' functions carry job, operator, subtask and attempt. In the format `json`, printed lines become records
+too. Only output that C libraries write to the descriptor itself does not.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 LogFormat = Literal["text", "json"]
-#: Characters printed without an end of the line that are a record by themselves.
+#: Characters printed without a line end that make a record by themselves.
 _LONGEST_LINE = 64 << 10
 Fields = Mapping[str, str | int]
 
 
 class Scope(Protocol):
-    """Whose words these are."""
+    """The origin of log records."""
 
     def fields(self) -> Fields:
-        """Return `job`, `operator` and so on, as they are now."""
+        """Return the present fields: `job`, `operator` and so on."""
 
 
 class FixedScope:
-    """One that does not change."""
+    """A scope that does not change."""
 
     def __init__(self, fields: Fields) -> None:
-        """Always these."""
+        """Always return `fields`."""
         self._fields = fields
 
     def fields(self) -> Fields:
-        """Return them."""
+        """Return the fields."""
         return self._fields
 
 
 _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("penstock_log_scope", default=None)
-#: From here on this is the scope of this thread, or of this task of an event loop.
+#: Sets the scope of this thread, or of this task of an event loop.
 enter = _scope.set
 
 
 def settled_context() -> contextvars.Context:
-    """Return a context whose scope is what the present one says now, for work that is done later, elsewhere."""
+    """Return a context with the present fields as a fixed scope, for work that is done later in another thread."""
     context, scope = contextvars.copy_context(), _scope.get()
     if scope is not None:
         context.run(enter, FixedScope(scope.fields()))
@@ -60,12 +60,12 @@ def settled_context() -> contextvars.Context:
 
 
 def about(job_id: str, job_name: str) -> dict[str, Fields]:
-    """Return the `extra` of a record about a job that no scope tells of."""
+    """Return the `extra` of a record about a job, for code outside of any scope."""
     return {"scope": {"job": job_id, "job_name": job_name}}
 
 
 class _Formatter(logging.Formatter):
-    """What both formats have in common: time, fields, exceptions, and no secrets."""
+    """The common part of both formats: time, fields, exceptions, redaction of secrets."""
 
     def __init__(self, fields: Fields) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Formatter(logging.Formatter):
 
 
 class JsonFormatter(_Formatter):
-    """One JSON object a line: `time`, `level`, `logger`, `message`, what is known of who says it, `exception`."""
+    """Formats records as one JSON object a line: `time`, `level`, `logger`, `message`, scope fields, `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -93,7 +93,7 @@ class JsonFormatter(_Formatter):
 
 
 class TextFormatter(_Formatter):
-    """`time LEVEL logger [who] message`, and the exception below."""
+    """Formats records as `time LEVEL logger [who] message`, with the exception below."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines."""
@@ -104,10 +104,10 @@ class TextFormatter(_Formatter):
 
 
 class PrintedBytes(io.BufferedIOBase):
-    """The bytes below `PrintedLines`; what is no UTF-8, or a character in two pieces, is shown as escapes."""
+    """The byte stream below `PrintedLines`; invalid UTF-8 and split characters appear as escapes."""
 
     def __init__(self, lines: PrintedLines) -> None:
-        """They become text of `lines`."""
+        """Write the bytes as text of `lines`."""
         self._lines = lines
 
     def write(self, data: Buffer) -> int:
@@ -116,27 +116,27 @@ class PrintedBytes(io.BufferedIOBase):
         return memoryview(data).nbytes
 
     def flush(self) -> None:
-        """Log the line that this thread has begun too."""
+        """Log the unfinished line of this thread too."""
         self._lines.flush()
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor of the stream it stands for."""
+        """Return the descriptor of the replaced stream."""
         return self._lines.fileno()
 
 
 class PrintedLines(io.TextIOBase):
-    """Stands for stdout or stderr: what is printed becomes records, a line each."""
+    """A replacement of stdout or stderr that turns printed lines into records."""
 
     encoding = "utf-8"
 
     def __init__(self, name: str, level: int, raw: TextIO) -> None:
-        """`raw`: where lines go while a record is being written, should that fail and be printed."""
+        """Replace a stream; `raw` takes lines that are printed while a record is written, such as errors of logging."""
         self._logger, self._level, self._raw = logging.getLogger(name), level, raw
-        # by thread: others print meanwhile
+        # per thread, as others print meanwhile
         self._begun = contextvars.ContextVar(f"penstock_begun_{name}", default="")
         self._inside = contextvars.ContextVar(f"penstock_inside_{name}", default=False)
 
@@ -153,25 +153,25 @@ class PrintedLines(io.TextIOBase):
 
     @property
     def buffer(self) -> PrintedBytes:
-        """The stream of bytes below."""
+        """Return the byte stream below."""
         return PrintedBytes(self)
 
     def reconfigure(self, **settings: object) -> None:
-        """Change nothing: lines are logged as they end, in UTF-8, whatever is asked for."""
+        """Ignore the settings: lines are always logged as they end, in UTF-8."""
 
     def flush(self) -> None:
-        """Log the line that this thread has begun too."""
+        """Log the unfinished line of this thread too."""
         begun = self._begun.get()
         if begun and not self._inside.get():
             self._begun.set("")
             self._log([begun])
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor of the stream it stands for."""
+        """Return the descriptor of the replaced stream."""
         return self._raw.fileno()
 
     def _log(self, lines: list[str]) -> None:
@@ -184,7 +184,7 @@ class PrintedLines(io.TextIOBase):
 
 
 def configure_logs(log_format: LogFormat, **fields: str) -> None:
-    """Let the records of this process, from INFO on, go to its stderr in this format, with `fields` on each."""
+    """Send records from INFO on to stderr in this format, with `fields` on each."""
     stderr, stdout = sys.__stderr__ or sys.stderr, sys.__stdout__ or sys.stdout
     handler = logging.StreamHandler(stderr)
     handler.setFormatter(JsonFormatter(fields) if log_format == "json" else TextFormatter({}))
@@ -197,7 +197,7 @@ def configure_logs(log_format: LogFormat, **fields: str) -> None:
 
 
 def say(logger: str, text: str, prefix: str = "") -> None:
-    """Write a line of the process's own: as it is, or as a record of `logger` where the log has JSON lines."""
+    """Write a line of the process itself: as it is, or as a record of `logger` if the log has JSON lines."""
     if isinstance(sys.stderr, PrintedLines):
         logging.getLogger(logger).info("%s", text)
         return
@@ -206,7 +206,7 @@ def say(logger: str, text: str, prefix: str = "") -> None:
 
 
 def readable(text: str) -> str:
-    """Return a log, or the end of one, with its JSON lines as people read them."""
+    """Return a log, or the end of one, with its JSON lines in readable form."""
     if '{"time": ' not in text:
         return text
     return "\n".join(_read(line) for line in text.split("\n"))

@@ -1,4 +1,4 @@
-"""Hints for misspelt names: the nearest one and all that there are. Called wherever a user's name is looked up."""
+"""Hints for misspelt names: the nearest name and all valid ones. Called where a user's name is looked up."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from typing import Any
 
 _METHOD = """['"](?:builtin_function_or_)?method['"]"""
-#: What Python says of an operation on a method; an argument that is named `method` is none.
+#: Python's error about an operation on a method; an argument that is named `method` does not match.
 _ON_A_METHOD = re.compile(rf"\b(?:operand|between|not|type)\b.*{_METHOD}|{_METHOD} object")
-#: What Python says of an argument that a function or class does not have.
+#: Python's error about an unknown argument of a function or class.
 _UNKNOWN_ARGUMENT = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
 _OURS = ("penstock", "penstock_connectors", "penstock_airflow")
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a misspelt name: the nearest one when there is any, and all that are known."""
-    import difflib  # where a name is right nobody pays for it
+    """Return a hint for a misspelt name: the nearest one if there is any, and all valid ones."""
+    import difflib  # imported only when a name is wrong
 
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
@@ -27,10 +27,10 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def misuse(error: BaseException) -> str:
-    """Return a hint for an error of Python: an unknown name or argument of ours, a method without its call."""
+    """Return a hint for a Python error: an unknown name or argument of penstock, or a method without its call."""
     if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("penstock."):
         owner: Any = error.obj
-        # of a named tuple, such as a row that we have made, nobody looks for `count` and `index`
+        # users do not look for `count` and `index` of a named tuple, such as a row made by penstock
         hidden: set[str] = set(dir(tuple)) - set(owner._fields) if isinstance(error.obj, tuple) else set()
         return near(str(error.name), [n for n in dir(owner) if not n.startswith("_") and n not in hidden])
     if isinstance(error, TypeError) and _ON_A_METHOD.search(str(error)):
@@ -42,7 +42,7 @@ def misuse(error: BaseException) -> str:
 
 
 def _parameters(name: str) -> list[str]:
-    """Return the parameters of a function or class of ours by its qualified name; none: it is not ours."""
+    """Return the parameters of a function or class of penstock by its qualified name; empty for any other."""
     first, *rest = name.removesuffix(".__init__").split(".")
     for module in [m for n, m in list(sys.modules.items()) if n.partition(".")[0] in _OURS]:
         found = vars(module).get(first)

@@ -1,6 +1,6 @@
-"""Permission as objects.
+"""Permissions as objects.
 
-A `Generation` fences what a leader writes, a `CommitPermit` is the only way to a sink's commit.
+A `Generation` fences writes of a leader; a `CommitPermit` is required for a commit of a sink.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Generation(msgspec.Struct, frozen=True, order=True):
-    """A leader's epoch; what carries an older one is refused."""
+    """A leader's generation; messages and writes with an older one are refused."""
 
     number: int
 

@@ -1,4 +1,4 @@
-"""Randomness and fresh ids as an injected component; the only module that may draw random numbers.
+"""Randomness and fresh ids as an injected component; the only module that draws random numbers.
 
 Drivers receive a `Rand`; the simulator passes a `SeededRand` so that a seed reproduces a run.
 """
@@ -36,7 +36,7 @@ class SeededRand:
     """Reproducible randomness for tests and the simulator."""
 
     def __init__(self, seed: int) -> None:
-        """Two instances of one seed give the same sequence."""
+        """Start the sequence of `seed`, the same for each instance."""
         self._random = random.Random(seed)
 
     def token(self, hex_digits: int = 32) -> str:

@@ -1,4 +1,4 @@
-"""A file of which parts are fetched as they are read, for libraries that want a file with a position.
+"""A file whose parts are fetched as they are read, for libraries that need a seekable file.
 
 Called by `state.log.segment_file` (parts that are in memory already) and `backfill.table_files` (parts of stored
 objects).
@@ -11,19 +11,19 @@ from collections.abc import Callable
 
 
 class RangeFile(io.RawIOBase):
-    """Reads bytes by `fetch(offset, length)`; no state but the position."""
+    """Reads bytes by `fetch(offset, length)`; its only state is the position."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
-        """`size` is the whole file's, in bytes; `fetch` is never asked beyond it, nor for nothing."""
+        """Read a file of `size` bytes; `fetch` is never called beyond the end or for zero bytes."""
         self._size, self._fetch = size, fetch
         self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
@@ -36,7 +36,7 @@ class RangeFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next bytes, fewer at the end; what `fetch` raises comes through."""
+        """Return the next bytes, fewer at the end; exceptions of `fetch` are passed on."""
         left = max(0, self._size - self._at)
         length = left if size is None or size < 0 else min(size, left)
         data = self._fetch(self._at, length) if length else b""

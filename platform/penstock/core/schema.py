@@ -1,9 +1,7 @@
-"""Row schemas: a pydantic model on the user's side.
+"""Row schemas: a pydantic model for the user, an Arrow schema inside, and the text form of Arrow schemas.
 
-An Arrow schema on ours, and the one text form in which Arrow schemas travel.
-
-`Schema` is `ps.Schema`. Field types: int -> int64, float -> float64, bool, str, bytes, datetime -> timestamp[us,
-UTC], date, Decimal (with `Annotated[Decimal, Precision(p, s)]`), list[T]; `T | None` makes a field nullable.
+`Schema` is `ps.Schema`. Field types: int -> int64, float -> float64, bool, str, bytes, datetime -> timestamp[us, UTC],
+date, Decimal (with `Annotated[Decimal, Precision(p, s)]`), list[T]; `T | None` makes a field nullable.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ class Precision:
 
 
 class Schema(pydantic.BaseModel):
-    """Base of a user's row type; instances are rows in row functions, the class gives the Arrow schema."""
+    """Base of a user's row type: instances are rows in row functions, the class gives the Arrow schema."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 
     @classmethod
     def arrow_schema(cls) -> pa.Schema:
-        """Return the Arrow schema: one field an attribute, in order, nullable where `None` is allowed.
+        """Return the Arrow schema: one field per attribute, in order, nullable where `None` is allowed.
 
         Raises:
             GraphError: a field's type has no Arrow type.
@@ -126,7 +124,7 @@ def schema_to_text(schema: pa.Schema) -> str:
 
 
 def schema_from_text(text: str) -> pa.Schema:
-    """Inverse of `schema_to_text`."""
+    """Invert `schema_to_text`."""
     import pyarrow as pa
 
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

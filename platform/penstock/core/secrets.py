@@ -1,7 +1,7 @@
-"""Values that must never be shown: a holder that does not print itself, and the one place where texts are redacted.
+"""Secrets: a holder that does not print itself, and the redaction of texts.
 
-`redact` is applied by whatever turns text of unknown origin into something kept or answered: failures of tasks
-(`task.chain.failure`), tails of logs (`taskmanager.logs`), errors of REST and of the processes' own logs.
+`redact` is applied before text of unknown origin is kept or sent: failures of tasks (`task.chain.failure`), tails of
+logs (`taskmanager.logs`), errors of REST and of the processes' own logs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 REDACTED = "******"
-#: Shorter values are words that would be struck from every text.
+#: Shorter values may be ordinary words, which would disappear from every text.
 _LEAST_LENGTH = 6
 _NAME = re.compile(
     r"(PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|PRIVATE_?KEY|ACCESS_?KEY|API_?KEY|CREDENTIAL)", re.IGNORECASE
 )
-#: Variables with such a name that hold a place and no secret.
+#: Variables with such a name hold a path or address, not a secret.
 _PLACES = re.compile(r"(_FILE|_PATH|_DIR|_URL|_ENDPOINT)$", re.IGNORECASE)
-#: None of them tries a run of letters from each of its places: the time grows with the text alone, whoever wrote it.
+#: None of them restarts within a run of letters: the time is linear in the text, for hostile text too.
 _SHAPES = (
-    # Authorization headers, wherever they are quoted
+    # Authorization headers, also when quoted
     re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9+/=._~-]{8,}"),
     # sasl.password=..., 'ssl.key.password': '...', secret_key = "..."
     re.compile(
@@ -36,12 +36,12 @@ _REFERENCE = re.compile(r"\$\{ENV:\w+")
 
 
 class Secret:
-    """A text that shows itself only when asked; equal by identity, never printed, never pickled."""
+    """A text that shows only by `reveal`; equal by identity, never printed, never pickled."""
 
     __slots__ = ("_value",)
 
     def __init__(self, value: str = "") -> None:
-        """Hold `value`; an empty one is false."""
+        """Hold `value`; an empty secret is false."""
         self._value = value
 
     def reveal(self) -> str:
@@ -49,11 +49,11 @@ class Secret:
         return self._value
 
     def __bool__(self) -> bool:
-        """Whether there is one."""
+        """Return whether there is a value."""
         return bool(self._value)
 
     def __repr__(self) -> str:
-        """Never the value."""
+        """Return a text without the value."""
         return f"Secret({REDACTED})" if self._value else "Secret()"
 
     def __reduce__(self) -> str:
@@ -66,11 +66,11 @@ NO_SECRET = Secret()
 
 
 class Redactor:
-    """Strikes the secrets it knows, and what looks like one, from texts."""
+    """Replaces known secrets, and texts that look like secrets."""
 
     def __init__(self, values: frozenset[str] = frozenset()) -> None:
-        """`values` are struck wherever they stand."""
-        # The longest first: a secret may begin with another.
+        """Redact `values` wherever they occur."""
+        # The longest first: a secret may be the prefix of another.
         known = sorted((value for value in values if len(value) >= _LEAST_LENGTH), key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
@@ -88,13 +88,13 @@ _remembered: set[str] = set()
 
 
 def remember(value: str) -> None:
-    """Strike `value` from every text that this process redacts from now on."""
+    """Redact `value` in every text of this process from now on."""
     _remembered.add(value)
     _of_this_process.cache_clear()
 
 
 def redact(text: str) -> str:
-    """Return `text` without this process's secrets: of its environment, remembered, or shaped like one."""
+    """Return `text` without secrets: those of the environment, remembered ones, and texts shaped like one."""
     return _of_this_process()(text)
 
 
@@ -104,12 +104,12 @@ def _of_this_process() -> Redactor:
 
 
 def _strike(match: re.Match[str]) -> str:
-    """Keep what names the secret; a reference (`${ENV:NAME}`) is none."""
+    """Keep the name of the secret; a reference (`${ENV:NAME}`) is not a secret."""
     return match[0] if _REFERENCE.search(match[0]) else f"{match[1]}{REDACTED}"
 
 
 def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
-    """Return the values of those variables whose names say that they are secrets."""
+    """Return the values of the variables whose names mark them as secrets."""
     return frozenset(
         value for name, value in environment.items() if _NAME.search(name) and not _PLACES.search(name) and value
     )

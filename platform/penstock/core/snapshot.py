@@ -1,9 +1,8 @@
-"""What a subtask hands over at a checkpoint.
+"""The snapshot of a subtask at a checkpoint, as values.
 
-As values that travel in acks, lie in manifests and come back at a restore.
-
-Written by the task, collected by the checkpoint coordinator, read by restore, the committers and the offline tools.
-All hashes are signed 64 bit, all paths are relative to the job's folder `<root>/<job name>/` unless they hold `://`.
+They travel in acks, are stored in manifests and return at a restore. Written by the task, collected by the checkpoint
+coordinator, read by restore, the committers and the offline tools. All hashes are signed 64 bit. Paths are relative to
+the job's folder `<root>/<job name>/` unless they contain `://`.
 """
 
 from __future__ import annotations
@@ -29,35 +28,33 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True):
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """A Parquet file of state rows, sorted by `__key_hash`.
 
-    Belongs to its log from the freeze on, whatever becomes of a checkpoint.
+    It belongs to its log from the freeze on, even if the checkpoint is aborted.
     """
 
     file: FileRef
     #: Position in the log of (subtask, state); unique within the writer's log, higher is newer.
     position: int
-    #: Attempt-unique writer of this segment: `<run>/<vertex>/<subtask>/<attempt>`.
+    #: Writer of this segment, unique per attempt: `<run>/<vertex>/<subtask>/<attempt>`.
     writer: str
     rows: int
     hash_min: int
     hash_max: int
-    #: Lowest and highest namespace (pane start in us, timer time) held; a segment below a closing tombstone needs no
+    #: Lowest and highest namespace (pane start in us, timer time); a segment below a closing tombstone need not be
     #: read.
     namespace_min: int
     namespace_max: int
-    #: Rows outside this range are not ours (set when a rescale hands the file to several subtasks).
+    #: Rows outside this range are ignored; set when a rescale gives the file to several subtasks.
     clip_low: int = HASH_MIN
     clip_high: int = HASH_MAX
     tier: int = 0
-    #: The file's last bytes, with the footer and the checksums of its row groups, and their own; 0: read all of it.
+    #: Length of the file's tail: the footer, the checksums of its row groups, and their checksum; 0: read the whole
+    #: file.
     footer_length: int = 0
     footer_checksum: str = ""
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
-    """Hides rows of (hash range, namespace range) that stand before `position` in order.
-
-    Its scope is its writer's range.
-    """
+    """Hides rows of (hash range, namespace range) before `position`; its scope is its writer's range."""
 
     position: int
     hash_low: int
@@ -80,20 +77,20 @@ class KeyedStateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorStateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Non-keyed state of one subtask: JSON-able items; `mode` says how a rescale hands them out."""
+    """Non-keyed state of one subtask: JSON-able items; `mode` says how a rescale distributes them."""
 
     uid: str
     name: str
-    #: `split` = source splits, redistributed by the job; `list` round robin; `union` all to everybody; `subtask` min-
-    #: merged watermarks.
+    #: `split`: source splits, assigned by the job; `list`: round robin; `union`: all items to every subtask; `subtask`:
+    #: watermarks, merged by minimum.
     mode: str
     items: tuple[Any, ...] = ()
-    #: Of a user's own state the columns of its items (each a list of values), as text; else empty.
+    #: Columns of a user's own state (each item is a list of values), as text; else empty.
     schema: str = ""
 
 
 class Committable(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of one epoch of one sink subtask that is durable but not yet known to be published."""
+    """Output of one epoch of one sink subtask: durable, but not known to be published."""
 
     #: `<uid>/<run>/<subtask>/<checkpoint id>`, unique within the job.
     id: str
@@ -101,7 +98,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     subtask: int
     checkpoint_id: int
-    #: Transactional id and marker group of the run that created it; it is resolved against these whoever publishes it.
+    #: Transactional id and marker group of the run that created it; any committer resolves it against these.
     transactional_id: str = ""
     marker_group: str = ""
     #: Staged rows (Arrow IPC files), in order; one file is one chunk, published in one transaction.
@@ -109,12 +106,12 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     size_bytes: int = 0
     created_ms: int = 0
-    #: What the connector needs besides (open transaction's producer id and epoch, file names...).
+    #: Further data of the connector: producer id and epoch of an open transaction, file names...
     detail: dict[str, Any] = {}
 
 
 class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one subtask's part of one checkpoint."""
+    """One subtask's part of one checkpoint."""
 
     vertex_id: str
     subtask: int
@@ -126,13 +123,13 @@ class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a subtask measured of its part of a checkpoint; milliseconds and bytes."""
+    """Measurements of a subtask about its part of a checkpoint; milliseconds and bytes."""
 
     alignment_ms: float = 0.0
     sync_ms: float = 0.0
     async_ms: float = 0.0
     state_bytes: int = 0
     new_bytes: int = 0
-    #: Input taken between the first and the last barrier, and what lay meanwhile in the channels that waited.
+    #: Input processed between the first and the last barrier, and input that waited in blocked channels meanwhile.
     processed_bytes: int = 0
     buffered_bytes: int = 0

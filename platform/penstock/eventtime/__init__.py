@@ -1,1 +1,1 @@
-"""Event time as pure arithmetic: watermark strategies, their merging over channels and splits, bounds of windows."""
+"""Event time as pure arithmetic: watermark strategies, merging over channels and splits, window bounds."""

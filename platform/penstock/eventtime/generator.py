@@ -1,4 +1,4 @@
-"""What users write to say how far event time is: the protocol behind `WatermarkStrategy.for_generator`.
+"""The protocol of user-written watermark generators, for `WatermarkStrategy.for_generator`.
 
 One generator belongs to one source split. Called by `penstock.operators.sources.source_watermarks`.
 """
@@ -13,15 +13,18 @@ if TYPE_CHECKING:
 
 
 class WatermarkGenerator(Protocol):
-    """Says after every batch, and between batches, how far its split is.
+    """Returns a watermark after every batch, and between batches.
 
-    A watermark (microseconds since the epoch) says that no row with its time or an earlier one comes after it; such
-    rows are late. One that goes back is ignored. After a restore the split's watermark is what it was, while the
-    generator starts anew.
+    A watermark (microseconds since the epoch) promises that no row with its time or an earlier one follows; such rows
+    are late. A watermark that goes back is ignored. After a restore the split has its old watermark, while the
+    generator is a new object.
     """
 
     def on_batch(self, times: np.ndarray[Any, np.dtype[np.int64]], rows: pa.RecordBatch) -> int | None:
-        """Take the split's next batch: event times (microseconds), rows (with `__ts`); None: no news."""
+        """Take the split's next batch and return its watermark, or None to keep the present one.
+
+        `times` are the event times (microseconds), `rows` have a column `__ts`.
+        """
 
     def on_periodic(self, now: int) -> int | None:
-        """Take the clock's time (microseconds), between polls of the source; None: no news."""
+        """Take the clock's time (microseconds), between polls of the source; return None to keep the watermark."""

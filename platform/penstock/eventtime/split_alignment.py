@@ -1,8 +1,9 @@
-"""Which splits of a source subtask wait for its others: alignment within the subtask, a decider without a clock.
+"""Watermark alignment within a source subtask: which splits pause for the others; a decider without a clock.
 
-A source of an alignment group waits as a whole while its own watermark is above the group's limit; a split also while
-it alone is further ahead than that, or than the drift allows from the last of its neighbours. So a partition with newer
-rows does not pile them up in state until the older ones have come as far. Owned by `operators.sources.source_operator`.
+A source of an alignment group pauses as a whole while its watermark is above the group's limit. A split pauses while
+its own watermark is above that limit, or further ahead of the subtask's slowest split than the drift allows. So a
+partition with newer rows does not pile them up in state until the older ones have caught up. Owned by
+`operators.sources.source_operator`.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ class SplitAlignment:
     """The splits of one subtask; times are microseconds."""
 
     def __init__(self, drift_us: int) -> None:
-        """Nobody waits; `drift_us` is how far a split may be ahead of the watermark."""
+        """Start with no split paused; `drift_us` is how far a split may be ahead of the watermark."""
         self._drift_us = drift_us
-        #: What the group allows; None = it has not said yet.
+        #: The limit of the group; None = unknown so far.
         self.limit: int | None = None
         self.paused: frozenset[str] = frozenset()
 
     def holds(self, combined: int) -> bool:
-        """Whether the whole subtask waits, its watermark being `combined`."""
+        """Return whether the whole subtask pauses at the watermark `combined`."""
         return self.limit is not None and combined > self.limit
 
     def changes(self, watermarks: Mapping[str, int], combined: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the splits to pause and those to resume, from the watermarks of all that are not read to their end.
+        """Return the splits to pause and those to resume, from the watermarks of all unfinished splits.
 
-        A single split never waits by itself, the subtask does.
+        A single split never pauses; the subtask does.
         """
         ahead: frozenset[str] = frozenset()
         if len(watermarks) > 1:

@@ -1,8 +1,8 @@
 """Watermarks per source split and their minimum: the decider inside a source operator.
 
-A split counts as idle only after the time-out has passed while it was reported caught up (no fetch pending) and the
-output was not back-pressured; otherwise a slow reader would be taken for a quiet partition. `now` values are
-monotonic milliseconds from the caller.
+A split becomes idle only after it was caught up (no fetch pending) for the whole time-out, without back-pressure on the
+output. Otherwise a slow reader would count as a quiet partition. `now` values are monotonic milliseconds from the
+caller.
 """
 
 from __future__ import annotations
@@ -21,61 +21,61 @@ class _Split:
     watermark: int
     finished: bool = False
     idle: bool = False
-    #: Milliseconds for which the split has been quiet and caught up, those of back-pressure left out; None = it is not.
+    #: Milliseconds for which the split has been quiet and caught up, without times of back-pressure; None = it is not.
     quiet_ms: float | None = None
-    #: When the watermark last advanced, and when rows last came; None = never.
+    #: Time of the last watermark advance, and of the last rows; None = never.
     moved_ms: float | None = None
     rows_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SplitProgress:
-    """How far one split is, as of the last look at the time."""
+    """The progress of one split, as of the last time update."""
 
     split_id: str
     watermark: int
     idle: bool
     finished: bool
-    #: For how long its watermark has stood, and no rows have come; both at most since the subtask began.
+    #: Time since its watermark advanced, and since its last rows; both at most the time since the subtask began.
     standing_ms: float
     quiet_ms: float
 
 
 class SplitWatermarks:
-    """Per-split watermarks.
+    """The watermarks of the splits.
 
-    The combined one is the minimum over splits that are neither idle nor finished and never goes back.
+    The combined watermark is the minimum over splits that are neither idle nor finished. It never goes back.
     """
 
     def __init__(self, idle_timeout_ms: int | None, floor: int = MIN_TIMESTAMP) -> None:
-        """`floor` is the watermark that was emitted before the restored checkpoint."""
+        """Start with `floor`, the watermark that was emitted before the restored checkpoint."""
         self._idle_timeout_ms = idle_timeout_ms
         self._splits: dict[str, _Split] = {}
         self._combined = floor
         self._seen_ms: float | None = None
         self._begun_ms: float | None = None
         self._now_ms = 0.0
-        #: Since when the output has been back-pressured; None = it is not.
+        #: Start of the present back-pressure of the output; None = there is none.
         self._held_since: float | None = None
 
     @property
     def combined(self) -> int:
-        """The combined watermark so far; `MIN_TIMESTAMP` before the first."""
+        """Return the combined watermark so far; `MIN_TIMESTAMP` before the first."""
         return self._combined
 
     @property
     def idle(self) -> bool:
-        """Whether no split takes part in the minimum: all idle or finished, or there is none."""
+        """Return whether no split takes part in the minimum: all are idle or finished, or there is none."""
         return all(split.idle or split.finished for split in self._splits.values())
 
     @property
     def unfinished(self) -> dict[str, int]:
-        """The own watermark of each split that is not read to its end; `MIN_TIMESTAMP` before its first."""
+        """Return the watermark of each unfinished split; `MIN_TIMESTAMP` before its first."""
         return {split_id: split.watermark for split_id, split in self._splits.items() if not split.finished}
 
     @property
     def progress(self) -> list[SplitProgress]:
-        """How far each split is, and since when."""
+        """Return the progress of each split."""
 
         def ago(when: float | None) -> float:
             since = max(when or 0.0, self._begun_ms or 0.0)
@@ -87,28 +87,28 @@ class SplitWatermarks:
         ]
 
     def add(self, split_id: str, watermark: int | None, *, finished: bool = False) -> None:
-        """Add a split, with its watermark of the restored checkpoint when it has one; a known id is left as it is."""
+        """Add a split, with its restored watermark if it has one; a known id is left as it is."""
         self._splits.setdefault(split_id, _Split(MIN_TIMESTAMP if watermark is None else watermark, finished))
 
     def advance(self, split_id: str, watermark: int) -> None:
-        """The split's own watermark is now at least this."""
+        """Raise the split's own watermark to at least `watermark`."""
         split = self._splits[split_id]
         if watermark > split.watermark:
             split.watermark, split.moved_ms = watermark, self._now_ms
 
     def active(self, split_id: str) -> None:
-        """Rows of the split came, whatever they say of its watermark."""
+        """Record that rows of the split arrived, with any effect on its watermark."""
         split = self._splits[split_id]
         split.idle = False
         split.quiet_ms = None
         split.rows_ms = self._now_ms
 
     def finish(self, split_id: str) -> None:
-        """The split is read to its bounded end and no longer holds anything back."""
+        """Record that the split is read to its bounded end and no longer holds back the watermark."""
         self._splits[split_id].finished = True
 
     def pass_time(self, now_ms: float, caught_up: Iterable[str], *, backpressured: bool) -> None:
-        """Time is `now_ms`; `caught_up` are the splits known to have nothing. Declares idleness where it is due."""
+        """Advance the time to `now_ms` and mark splits idle; `caught_up` are the splits known to have no rows."""
         self._begun_ms = now_ms if self._begun_ms is None else self._begun_ms
         self._now_ms = now_ms
         if self._idle_timeout_ms is None:
@@ -119,7 +119,7 @@ class SplitWatermarks:
         held_since, self._held_since = self._held_since, None
         passed = 0.0 if self._seen_ms is None else (now_ms if held_since is None else held_since) - self._seen_ms
         self._seen_ms = now_ms
-        # behind a long hold a split may have rows that were not fetched: its time begins anew
+        # after long back-pressure a split may have rows that were not fetched: its time-out starts again
         anew = held_since is not None and now_ms - held_since >= self._idle_timeout_ms
         quiet = frozenset(caught_up)
         for split_id, split in self._splits.items():
@@ -138,7 +138,7 @@ class SplitWatermarks:
         if not unfinished:
             return None
         active = [split.watermark for split in unfinished if not split.idle]
-        # all idle: as if the one furthest ahead had been the last to fall idle
+        # all idle: the result is that of the split furthest ahead, as if it had become idle last
         lowest = min(active) if active else max(split.watermark for split in unfinished)
         if lowest <= self._combined:
             return None

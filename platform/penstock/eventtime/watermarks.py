@@ -1,8 +1,8 @@
-"""The minimum of watermarks over several channels, with idle channels left out: one decider for gates and unions.
+"""The minimum of watermarks over several channels, without idle channels: one decider for gates and unions.
 
-Semantics as Flink's `StatusWatermarkValve`: a channel that comes back from idleness takes part again only once its
-watermark has caught up with what was emitted; when the last active channel falls idle the largest watermark is let
-out. Called by `penstock.task` (input gates) and by tests.
+Semantics of Flink's `StatusWatermarkValve`: a channel that becomes active again takes part only once its watermark has
+caught up with the emitted one. When the last active channel becomes idle, the largest watermark is emitted. Called by
+`penstock.task` (input gates) and by tests.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 
 
 def carried_over(saved: int) -> int:
-    """Return the watermark with which a run begins whose snapshot says `saved`.
+    """Return the initial watermark of a run whose snapshot has `saved`.
 
-    The end of time ends one run: what is started from a drained savepoint may have more input, which is not late.
+    The end of time ends one run: a job started from a drained savepoint may have more input, which is not late.
     """
     return MIN_TIMESTAMP if saved == MAX_TIMESTAMP else saved
 
 
 @dataclass(frozen=True, slots=True)
 class StatusChange:
-    """What a channel's change of status means for the combined stream; None = nothing new."""
+    """The effect of a channel's status on the combined stream; None = no change."""
 
-    #: New combined watermark, to be emitted before the status.
+    #: New combined watermark, to emit before the status.
     watermark: int | None = None
     #: New combined status: True = idle.
     idle: bool | None = None
@@ -46,12 +46,12 @@ class WatermarkMerger:
 
     @property
     def combined(self) -> int:
-        """The combined watermark; `MIN_TIMESTAMP` before the first."""
+        """Return the combined watermark; `MIN_TIMESTAMP` before the first."""
         return self._combined
 
     @property
     def idle(self) -> bool:
-        """Whether every channel is idle."""
+        """Return whether every channel is idle."""
         return self._active == 0
 
     def channel_watermark(self, channel: int) -> int:
@@ -59,9 +59,9 @@ class WatermarkMerger:
         return self._watermarks[channel]
 
     def update(self, channel: int, timestamp: int) -> int | None:
-        """Take a channel's watermark; return the new combined one, or None when it did not advance.
+        """Take a channel's watermark; return the new combined one, or None if it did not advance.
 
-        Watermarks of idle channels and such that go back are ignored.
+        Watermarks of idle channels and watermarks that go back are ignored.
         """
         if self._idle[channel] or timestamp <= self._watermarks[channel]:
             return None
@@ -71,7 +71,7 @@ class WatermarkMerger:
         return self._advance_to_minimum()
 
     def status(self, channel: int, *, idle: bool) -> StatusChange:
-        """Take a channel's status; return what it changes."""
+        """Take a channel's status; return the changes of the combined stream."""
         if idle == self._idle[channel]:
             return StatusChange()
         self._idle[channel] = idle

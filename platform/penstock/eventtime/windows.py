@@ -1,8 +1,7 @@
-"""Which windows a timestamp belongs to, as plain integer functions (microseconds).
+"""The windows that a timestamp belongs to, as plain integer functions (microseconds).
 
-Used by graph validation, by the naive model that tests compare operators with, and by whoever needs one window's
-bounds. The compiled operators have their own vectorised form of the same arithmetic; property tests hold them
-together.
+Used by graph validation, by the naive model that tests compare operators with, and by code that needs one window's
+bounds. The compiled operators have a vectorised form of the same arithmetic; property tests compare both.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class TimeWindow(NamedTuple):
 
     @property
     def max_timestamp(self) -> int:
-        """The largest timestamp inside; the window fires when the watermark has reached it."""
+        """Return the largest timestamp inside; the window fires when the watermark has reached it."""
         return self.end - 1
 
 
@@ -38,7 +37,7 @@ def tumbling_window(timestamp: int, size: int, offset: int = 0) -> TimeWindow:
 def sliding_windows(timestamp: int, size: int, slide: int, offset: int = 0) -> tuple[TimeWindow, ...]:
     """Return all sliding windows that hold `timestamp`, earliest first.
 
-    None when it falls into a gap (slide > size).
+    Returns none if it falls into a gap (slide > size).
     """
     last = tumbling_start(timestamp, slide, offset)
     first = last - (size - 1) // slide * slide
@@ -48,7 +47,7 @@ def sliding_windows(timestamp: int, size: int, slide: int, offset: int = 0) -> t
 def cumulative_windows(timestamp: int, step: int, size: int, offset: int = 0) -> tuple[TimeWindow, ...]:
     """Return all cumulative windows that hold `timestamp`, the shortest first.
 
-    They begin every `size` and end every `step` from there on, until the last of them is `size` long.
+    A group of windows begins every `size`. Its windows end every `step` from there, until the last one is `size` long.
     """
     start = tumbling_start(timestamp, size, offset)
     first = start + ((timestamp - start) // step + 1) * step
@@ -63,7 +62,7 @@ def pane_size(size: int, slide: int) -> int:
 
 
 def is_late(window: TimeWindow, watermark: int, allowed_lateness: int = 0) -> bool:
-    """Whether a row of `window` that arrives now is late: the window's state is already gone."""
+    """Return whether a row of `window` that arrives now is late: the window's state is already removed."""
     return window.max_timestamp + allowed_lateness <= watermark
 
 

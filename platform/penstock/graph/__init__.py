@@ -1,1 +1,1 @@
-"""What runs, as values: stream graph (as written) -> job graph (chained) -> execution graph -> deployments."""
+"""The graphs of a job as values: stream graph (as written), job graph (chained), execution graph, deployments."""

@@ -1,6 +1,6 @@
-"""Whether every operator of a job can keep its state with the backend that the job names.
+"""Check that every operator of a job can keep its state with the job's state backend.
 
-Called by `penstock.graph.validate` before anything runs: `remote` is not for every kind of state.
+Called by `penstock.graph.validate` before anything runs: `remote` does not support every kind of state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.core.errors import GraphError
 if TYPE_CHECKING:
     from penstock.graph.stream_graph import StreamGraph, StreamNode
 
-#: Kinds of operators whose keyed state can stay in the object store.
+#: Kinds of operators whose keyed state can be in the object store.
 _REMOTE = frozenset(
     {
         "running_aggregate",
@@ -38,12 +38,12 @@ def check_backend(graph: StreamGraph, node: StreamNode) -> None:
     """Check one operator.
 
     Raises:
-        GraphError: its state cannot be kept so; names the operator and another backend.
+        GraphError: the backend does not support its state; names the operator and another backend.
     """
     operator = node.operator
     if graph.settings.state_backend != "remote" or not operator.keyed:
         return
     cannot = f"{node.label} cannot keep its state with state_backend='remote'"
     if operator.kind not in _REMOTE:
-        only = "remote is for process functions, joins, running aggregates, deduplicate and windows"
+        only = "remote supports process functions, joins, running aggregates, deduplicate and windows"
         raise GraphError(cannot, hint=f"{only}; {_WAY_OUT}")

@@ -16,15 +16,15 @@ from penstock.graph.regions import connected
 from penstock.graph.stream_graph import StreamEdge, StreamGraph, StreamNode
 from penstock.graph.validate import validate
 
-#: Slot sharing group of a job's only region; further regions are `region-2`, `region-3`...
+#: Slot sharing group of a job's first region; further regions are `region-2`, `region-3`...
 DEFAULT_GROUP = "default"
 
 
 def build_job_graph(graph: StreamGraph, *, complete: bool = True) -> JobGraph:
-    """Validate the stream graph and fuse it into chains; one that is not `complete` may lack sinks: it is shown only.
+    """Validate the stream graph and fuse it into chains; without `complete`, sinks may be missing (for display only).
 
     Raises:
-        GraphError: the graph cannot run; the message names the operator and the way out.
+        GraphError: the graph cannot run; the message names the operator and a solution.
     """
     validate(graph, complete=complete)
     groups = slot_sharing_groups(graph)
@@ -60,13 +60,16 @@ def build_job_graph(graph: StreamGraph, *, complete: bool = True) -> JobGraph:
 
 
 def _as_sent(schema: str) -> str:
-    """Return the schema of an edge between tasks: a view would take its whole pool along with every batch."""
+    """Return the schema of an edge between tasks, without views.
+
+    A view would take its whole pool along with every batch.
+    """
     if not schema:
         return schema
     from penstock.core.schema import (
         schema_from_text,
         schema_to_text,
-    )  # loads Pydantic, which the JobManager seldom needs
+    )  # imports Pydantic, which the JobManager seldom needs
     from penstock.core.views import plain_schema
 
     declared = schema_from_text(schema)
@@ -95,7 +98,7 @@ def vertex_id_of(head_uid: str) -> str:
 
 
 def _chained_input(graph: StreamGraph, node: StreamNode, groups: dict[int, str]) -> StreamEdge | None:
-    """Return the edge over which `node` is fused to its input, or None when it begins a chain of its own."""
+    """Return the edge over which `node` is fused to its input, or None if it begins a chain."""
     inputs = graph.in_edges(node.id)
     if len(inputs) != 1:
         return None
@@ -104,7 +107,7 @@ def _chained_input(graph: StreamGraph, node: StreamNode, groups: dict[int, str])
     fits = (
         isinstance(graph.partitioner(edge), Forward)
         and edge.side_output is None
-        # a chain is a line: an operator read twice, or by its side output, ends its chain
+        # a chain is linear: an operator that is read twice, or by its side output, ends its chain
         and len(graph.out_edges(source.id)) == 1
         and graph.parallelism(source) == graph.parallelism(node)
         and groups[source.id] == groups[node.id]

@@ -1,8 +1,8 @@
-"""What one slot worker is told of one subtask: its chain, its channels, its range of key hashes, what to restore.
+"""The deployment of one subtask: chain, channels, range of key hashes, state to restore.
 
 Made by `penstock.graph.execution_graph` in the JobManager; decoded in the worker by `penstock.task`. The channels of an
-edge from all subtasks to all are not listed but follow from a `PeerTable`, one for the whole deployment: lists of them
-would grow with the square of the parallelism.
+all-to-all edge are not listed but derived from a `PeerTable`, one for the whole deployment: lists would grow with the
+square of the parallelism.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class ExecutionId(msgspec.Struct, frozen=True, order=True):
 
 
 class ChannelId(msgspec.Struct, frozen=True, order=True):
-    """A channel between two subtasks of one deployment; `epoch`, the job's restart number, tells old frames apart."""
+    """A channel between two subtasks of one deployment.
+
+    `epoch`, the job's restart number, distinguishes frames of an older deployment.
+    """
 
     edge: int
     source_subtask: int
@@ -39,7 +42,7 @@ class ChannelId(msgspec.Struct, frozen=True, order=True):
 
 
 class InputChannelSpec(msgspec.Struct, frozen=True):
-    """One incoming channel: who sends, and from which worker (its network endpoint)."""
+    """One incoming channel: the sender and the network endpoint of its worker."""
 
     id: ChannelId
     worker_id: str
@@ -47,7 +50,7 @@ class InputChannelSpec(msgspec.Struct, frozen=True):
 
 
 class AllOf(msgspec.Struct, frozen=True):
-    """The channels of a job edge, by rule: one with each subtask of the vertex at its other end, in their order."""
+    """The channels of a job edge by rule: one with each subtask of the vertex at the other end, in their order."""
 
     edge: int
     vertex_id: str
@@ -60,14 +63,14 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True):
     input_index: int
     schema: str
     channels: tuple[InputChannelSpec, ...] = ()
-    #: In place of `channels` until `with_channels`.
+    #: Replaces `channels` until `with_channels`.
     all_of: AllOf | None = None
-    #: The most channels of this edge that a subtask at either end has: both share out their credit by it.
+    #: The largest number of channels of this edge at a subtask of either end; both divide their credit by it.
     width: int = 1
 
 
 class OutputChannelSpec(msgspec.Struct, frozen=True):
-    """One outgoing channel: who receives, and in which worker."""
+    """One outgoing channel: the receiver and its worker."""
 
     id: ChannelId
     worker_id: str
@@ -80,7 +83,7 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     partitioner: Partitioner
     schema: str
     channels: tuple[OutputChannelSpec, ...] = ()
-    #: In place of `channels` until `with_channels`.
+    #: Replaces `channels` until `with_channels`.
     all_of: AllOf | None = None
     #: As in `InputSpec`.
     width: int = 1
@@ -90,12 +93,12 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorRestore(msgspec.Struct, frozen=True, kw_only=True):
-    """What one operator of one subtask gets back; keyed segments already clipped to the subtask's range."""
+    """The restored state of one operator of one subtask; keyed segments are already clipped to the subtask's range."""
 
     uid: str
     keyed: tuple[KeyedStateSnapshot, ...] = ()
     operator: tuple[OperatorStateSnapshot, ...] = ()
-    #: Output of this sink subtask and run that was held back: it is owed still.
+    #: Withheld output of this sink subtask and run: it is still uncommitted.
     held: tuple[Committable, ...] = ()
 
 
@@ -109,14 +112,14 @@ class TaskDeployment(msgspec.Struct, frozen=True, kw_only=True):
     execution: ExecutionId
     vertex_name: str
     parallelism: int
-    #: Parallelism of every operator's vertex is the chain's own; range of hashes this subtask owns.
+    #: Lowest hash that this subtask owns. The parallelism of each operator's vertex is that of its chain.
     hash_low: int
     hash_high: int
     operators: tuple[OperatorSpec, ...]
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     restore: tuple[OperatorRestore, ...] = ()
-    #: Checkpoint restored from, or None for a fresh start.
+    #: The restored checkpoint, or None for a fresh start.
     restored_checkpoint: int | None = None
     settings: JobSettings
 
@@ -127,12 +130,12 @@ def encode_deployment(deployment: TaskDeployment) -> bytes:
 
 
 def decode_deployment(data: bytes) -> TaskDeployment:
-    """Inverse of `encode_deployment`."""
+    """Invert `encode_deployment`."""
     return msgspec.msgpack.decode(data, type=TaskDeployment)
 
 
 class PeerTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the subtasks of a deployment run, as far as edges from all to all need it."""
+    """The places of a deployment's subtasks, as far as all-to-all edges need them."""
 
     epoch: int
     #: (worker id, network endpoint).
@@ -142,25 +145,25 @@ class PeerTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_peers(table: PeerTable) -> bytes:
-    """Return the table in its wire form; ids and endpoints have most of their text in common."""
+    """Return the table in its wire form, compressed, as ids and endpoints share most of their text."""
     return zlib.compress(msgspec.msgpack.encode(table), 1)
 
 
 def decode_peers(data: bytes) -> PeerTable:
-    """Inverse of `encode_peers`."""
+    """Invert `encode_peers`."""
     return msgspec.msgpack.decode(zlib.decompress(data), type=PeerTable)
 
 
 def needs_peers(task: TaskDeployment) -> bool:
-    """Whether some of its channels follow from a table of peers."""
+    """Return whether some of its channels are derived from a table of peers."""
     return any(spec.all_of for spec in task.inputs) or any(spec.all_of for spec in task.outputs)
 
 
 def with_channels(task: TaskDeployment, peers: PeerTable | None) -> TaskDeployment:
-    """Return the deployment with the channels its edges stand for.
+    """Return the deployment with the channels that its edges are short for.
 
     Raises:
-        ValueError: the table is that of another deployment, or there is none.
+        ValueError: the table is of another deployment, or missing.
     """
     if not needs_peers(task):
         return task
@@ -168,7 +171,7 @@ def with_channels(task: TaskDeployment, peers: PeerTable | None) -> TaskDeployme
 
     def ends(rule: AllOf) -> list[tuple[int, str, str]]:
         if peers is None or peers.epoch != rule.epoch:
-            msg = f"subtask {task.execution} came without the table of peers of its deployment {rule.epoch}"
+            msg = f"the deployment of subtask {task.execution} lacks the peer table of deployment {rule.epoch}"
             raise ValueError(msg)
         return [(other, *peers.workers[place]) for other, place in enumerate(peers.places[rule.vertex_id])]
 

@@ -1,7 +1,8 @@
-"""The execution graph: a job graph times its parallelism, placed on workers; what each worker is told of each subtask.
+"""The execution graph: a job graph times its parallelism, placed on workers.
 
-A pure planner: the scheduler says where each subtask runs, ids come from the caller. Called by `penstock.jobmanager` at
-every deployment (of the whole job or of one region); the result travels in `rpc.worker_commands.DeployTasks`.
+A pure planner that makes the deployment of each subtask. The scheduler decides where each subtask runs; ids come from
+the caller. Called by `penstock.jobmanager` at every deployment (of the whole job or of one region); the result travels
+in `rpc.worker_commands.DeployTasks`.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ Placement = Mapping[tuple[str, int], str]
 
 
 class PlanIds(msgspec.Struct, frozen=True, kw_only=True):
-    """Who deploys: goes into every deployment, message and permit."""
+    """The identity of the deployer, part of every deployment, message and permit."""
 
     job_id: str
     run_id: str
     generation: int
     #: Execution attempt of the subtasks.
     attempt: int
-    #: The job's restart number: frames of an earlier deployment are told apart by it.
+    #: The job's restart number, by which frames of an earlier deployment are recognised.
     epoch: int
 
 
 class _Planner:
-    """Lookups made once per plan, so that set-up is linear in subtasks, however many channels they have."""
+    """Lookups made once per plan, so that set-up is linear in subtasks for any number of channels."""
 
     def __init__(self, graph: JobGraph, ids: PlanIds, placement: Placement, endpoints: Mapping[str, str]) -> None:
         self.graph = graph
@@ -64,11 +65,11 @@ class _Planner:
         return worker, self.endpoints[worker]
 
     def width(self, edge: JobEdge) -> int:
-        """Return the most channels that a subtask at either end of an edge from all to all has."""
+        """Return the largest number of channels of an all-to-all edge at a subtask of either end."""
         return max(self.vertices[edge.source].parallelism, self.vertices[edge.target].parallelism)
 
     def input(self, index: int, edge: JobEdge, subtask: int) -> InputSpec:
-        """Return what of one edge ends at `subtask`."""
+        """Return the part of one edge that ends at `subtask`."""
         spec = InputSpec(input_index=edge.input_index, schema=edge.schema)
         if not isinstance(edge.partitioner, Forward):
             return msgspec.structs.replace(
@@ -78,7 +79,7 @@ class _Planner:
         return msgspec.structs.replace(spec, channels=(InputChannelSpec(channel, *self.where(edge.source, subtask)),))
 
     def output(self, index: int, edge: JobEdge, subtask: int) -> OutputSpec:
-        """Return what of one edge begins at `subtask`."""
+        """Return the part of one edge that begins at `subtask`."""
         spec = OutputSpec(
             partitioner=edge.partitioner, schema=edge.schema, side_output=edge.side_output, combine=edge.combine
         )
@@ -101,10 +102,10 @@ def plan(
 ) -> list[TaskDeployment]:
     """Return a deployment for every subtask (of the vertices in `only`: whole regions), in topological order.
 
-    `placement` says the worker of every subtask, `endpoints` the network endpoint of every worker.
+    `placement` maps every subtask to a worker, `endpoints` every worker to its network endpoint.
 
     Raises:
-        KeyError: a subtask without a worker, or a worker without an endpoint (a fault of the scheduler).
+        KeyError: a subtask without a worker, or a worker without an endpoint (a bug of the scheduler).
     """
     planner = _Planner(graph, ids, placement, endpoints)
     return [
@@ -116,10 +117,10 @@ def plan(
 
 
 def peers_of(graph: JobGraph, epoch: int, placement: Placement, endpoints: Mapping[str, str]) -> PeerTable | None:
-    """Return where the subtasks run whose edges are from all to all; None without such edges.
+    """Return the places of the subtasks that have all-to-all edges; None without such edges.
 
     Raises:
-        KeyError: a subtask without a worker, or a worker without an endpoint (a fault of the scheduler).
+        KeyError: a subtask without a worker, or a worker without an endpoint (a bug of the scheduler).
     """
     wide = [edge for edge in graph.edges if not isinstance(edge.partitioner, Forward)]
     if not wide:
@@ -135,7 +136,7 @@ def peers_of(graph: JobGraph, epoch: int, placement: Placement, endpoints: Mappi
 
 
 def hashes_of(vertex: JobVertex, subtask: int, key_groups: int) -> HashRange:
-    """Return the hashes a subtask owns; all of them where there are more subtasks than key groups (never keyed)."""
+    """Return the hashes a subtask owns; all hashes if there are more subtasks than key groups (never keyed)."""
     return ALL_HASHES if vertex.parallelism > key_groups else hash_range_of(subtask, vertex.parallelism, key_groups)
 
 

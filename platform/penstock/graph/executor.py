@@ -1,4 +1,4 @@
-"""How a job graph is run: the protocol between `Environment` and whatever executes, and what comes back.
+"""The protocol between `Environment` and the component that runs a job graph, and its result types.
 
 Implemented by `penstock.client.executors`; called by `penstock.api.environment`, which imports neither.
 """
@@ -14,7 +14,7 @@ from penstock.graph.job_graph import JobGraph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """How a job ended."""
+    """The result of a job."""
 
     job_id: str
     name: str
@@ -23,22 +23,22 @@ class JobResult:
     duration_ms: float
     checkpoints: int = 0
     restarts: int = 0
-    #: Why it last restarted; empty without a restart.
+    #: The cause of its last restart; empty without a restart.
     last_failure: str = ""
-    #: Since its last start: rows by the uid of the source or sink.
+    #: Rows since its last start, by the uid of the source or sink.
     rows_read: dict[str, int] = field(default_factory=dict)
     rows_written: dict[str, int] = field(default_factory=dict)
-    #: Records that could not be decoded, by the uid of the source; late rows that were dropped, by operators.
+    #: Undecodable records by the uid of the source; dropped late rows by operator.
     bad_records: dict[str, int] = field(default_factory=dict)
     late_rows: dict[str, int] = field(default_factory=dict)
-    #: What is odd about its input, a sentence each.
+    #: Peculiarities of its input, a sentence each.
     warnings: tuple[str, ...] = ()
-    #: The checkpoint or savepoint it has begun with.
+    #: The checkpoint or savepoint it started from.
     restored_checkpoint: int | None = None
 
     @property
     def nothing_left(self) -> bool:
-        """Whether it went on from a checkpoint after which there was no input."""
+        """Return whether it resumed from a checkpoint after which there was no input."""
         ended = self.state == "FINISHED" and not self.restarts
         return ended and self.restored_checkpoint is not None and not sum(self.rows_read.values())
 
@@ -52,7 +52,7 @@ class JobHandle(Protocol):
 
     @property
     def name(self) -> str:
-        """The name it was submitted under."""
+        """Return the name it was submitted under."""
 
     def status(self) -> str:
         """Return the job's state, Flink's names: CREATED, RUNNING, RESTARTING, FINISHED, CANCELED, FAILED..."""

@@ -1,4 +1,4 @@
-"""The three graphs as text: the job as written, the chains that are submitted, the subtasks and slots that will run.
+"""The three graphs as text: the job as written, the submitted chains, the subtasks and slots.
 
 Called by `env.explain()` and `penstock explain`.
 """
@@ -10,7 +10,7 @@ from penstock.graph.job_graph import Forward, JobEdge, JobGraph, KeyGroup, Parti
 from penstock.graph.regions import regions, slots_of
 from penstock.graph.stream_graph import StreamEdge, StreamGraph
 
-#: Subtasks listed one by one; wider vertices are cut short.
+#: Subtasks listed one by one; the list of a wider vertex is shortened.
 _LISTED = 8
 
 
@@ -20,7 +20,7 @@ def explain(stream_graph: StreamGraph, job_graph: JobGraph) -> str:
 
 
 def explain_job(job_graph: JobGraph) -> str:
-    """Return the two graphs a cluster knows as text."""
+    """Return the two graphs that a cluster knows as text."""
     return "\n".join([*_job_lines(job_graph), "", *_execution_lines(job_graph)]) + "\n"
 
 

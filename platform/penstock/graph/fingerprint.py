@@ -1,4 +1,4 @@
-"""The fingerprint of a job graph: what of it must fit a snapshot, hashed.
+"""The fingerprint of a job graph: a hash of the parts that must fit a snapshot.
 
 Parallelism, names, settings and stateless operators are not part of it: a job may change them and resume its
 checkpoint.
@@ -29,7 +29,7 @@ _STATE_CONFIG = {
     "window_join": ("left_key", "right_key", "suffix", "window", "how"),
     "window_rows_join": ("left_key", "right_key", "suffix", "window", "how"),
 }
-#: What came to a configuration later: a part of its shape where it is given.
+#: Keys that were added to a configuration later: hashed only where they are given.
 _ADDED = {"interval_join": ("how",)}
 
 
@@ -52,7 +52,7 @@ def _state_of(operator: OperatorSpec) -> list[Any]:
         shape: Any = {key: config.get(key) for key in _STATE_CONFIG[operator.kind]}
         shape |= {key: config[key] for key in _ADDED.get(operator.kind, ()) if key in config}
         fields = _fields(operator.output_schema)
-        if operator.kind == "deduplicate":  # the other columns pass by and are not in its state
+        if operator.kind == "deduplicate":  # the other columns are not in its state
             kept = {*config.get("key", ()), config.get("by")}
             fields = [field for field in fields if field.rpartition(": ")[0] in kept]
         return [operator.uid, operator.kind, shape, fields]

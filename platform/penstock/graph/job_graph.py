@@ -1,7 +1,8 @@
-"""The job graph: chains of operators and the edges between them; what a client submits and the JobManager persists.
+"""The job graph: chains of operators and the edges between them.
 
-Made by `penstock.graph.chaining` from the stream graph; read by the planner (`execution_graph`) and by restore checks.
-The JobManager never looks into `config` or `payload`: those are the operators' own.
+A client submits it and the JobManager persists it. Made by `penstock.graph.chaining` from the stream graph; read by the
+planner (`execution_graph`) and by restore checks. The JobManager does not read `config` and `payload`: they belong to
+the operators.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Partitioner = Forward | KeyGroup | Rebalance | Broadcast
 
 #: Kinds of operators that have no output.
 ENDS = frozenset({"sink", "collect", "print"})
-#: Kinds whose state is not by key.
+#: Kinds without keyed state.
 _UNKEYED_KINDS = frozenset({"source", "sink", "window_top", "map_async", "plain_process", "assign_watermarks"})
 
 
@@ -48,16 +49,16 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     #: JSON-able configuration, read by the operator's factory.
     config: dict[str, Any] = {}
-    #: cloudpickle of user code, only ever unpickled in a slot worker; empty for built-in operators.
+    #: cloudpickle of user code, unpickled only in a worker; empty for built-in operators.
     payload: bytes = b""
-    #: Whether a Python function sees rows or batches: such subtasks share a worker's one Python thread.
+    #: Whether it calls Python functions for rows or batches: such subtasks share a worker's Python thread.
     python: bool = False
     #: Whether the operator keeps state that a restore must find again.
     stateful: bool = False
-    #: Keyed states it declares: name -> schema of its files as text; empty where nobody asked
+    #: Keyed states it declares: name -> schema of its files as text; empty if it was not derived
     #: (`snapshots.access.declared`).
     states: dict[str, str] = {}
-    #: A user's own states that are not by key: name -> columns as text; those of a map's keys and its values together.
+    #: A user's own non-keyed states: name -> columns as text; for a map, those of its keys and values together.
     operator_states: dict[str, str] = {}
     #: Output schema as text (`core.schema.schema_to_text`), with `__ts` when event time is set; empty for sinks.
     output_schema: str = ""
@@ -66,12 +67,12 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keyed(self) -> bool:
-        """Whether it keeps state by key: it then takes a share of the slot's managed memory."""
+        """Return whether it keeps keyed state and so takes a share of the slot's managed memory."""
         return self.stateful and self.kind not in _UNKEYED_KINDS
 
 
 class JobVertex(msgspec.Struct, frozen=True, kw_only=True):
-    """A chain of operators executed as one task, `parallelism` times."""
+    """A chain of operators that runs as one task, `parallelism` times."""
 
     #: 32 hex digits, derived from the head operator's uid.
     id: str
@@ -82,7 +83,7 @@ class JobVertex(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_source(self) -> bool:
-        """Whether the chain begins with a source."""
+        """Return whether the chain begins with a source."""
         return self.operators[0].kind == "source"
 
 
@@ -97,18 +98,18 @@ class JobEdge(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     #: None: the main output; a tag name: that side output of the source vertex's last operator.
     side_output: str | None = None
-    #: Configuration of the target when rows may be combined for it before they are split; empty: they may not.
+    #: Configuration of the target if its rows may be combined before they are partitioned; else empty.
     combine: dict[str, Any] = {}
 
 
 class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """The submitted job. Vertices are in topological order."""
+    """The submitted job; vertices are in topological order."""
 
     name: str
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
     settings: JobSettings
-    #: Hash of uids, kinds, state schemas and key columns: what must fit a snapshot.
+    #: Hash of uids, kinds, state schemas and key columns, which must fit a snapshot.
     fingerprint: str = ""
 
     def vertex(self, vertex_id: str) -> JobVertex:
@@ -130,5 +131,5 @@ def encode_graph(graph: JobGraph) -> bytes:
 
 
 def decode_graph(data: bytes) -> JobGraph:
-    """Inverse of `encode_graph`; nothing in it is unpickled."""
+    """Invert `encode_graph`; unpickles nothing."""
     return msgspec.json.decode(data, type=JobGraph)

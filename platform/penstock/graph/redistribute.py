@@ -1,8 +1,8 @@
-"""How non-keyed operator state is handed to a new number of subtasks: `list`, `union` and `subtask` mode.
+"""Redistribution of non-keyed operator state to a new number of subtasks: `list`, `union` and `subtask` mode.
 
-With an unchanged number of subtasks `list` and `subtask` stay where they were; else `list` goes round robin, and of
-`subtask` everybody gets the element-wise minimum (watermarks). `union` goes to everybody. The watermark of a task's
-input is always the minimum: what it is fed by may be given other splits. `split` is the job's to assign. Called by
+With an unchanged number of subtasks, `list` and `subtask` keep their subtask. Else `list` goes round robin, and each
+subtask gets the element-wise minimum of `subtask` (watermarks). `union` goes to every subtask. The watermark of a
+task's input is always the minimum: its inputs may get other splits. The job assigns `split`. Called by
 `penstock.graph.restore_plan`.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 from penstock.core.errors import StateMismatchError
 from penstock.core.snapshot import OperatorStateSnapshot
 
-#: A state as one old subtask left it.
+#: A state as one old subtask saved it.
 Left = tuple[int, OperatorStateSnapshot]
-#: Names of states that are the task's own (its input's watermark), not an operator's, begin so.
+#: Prefix of the names of states that belong to the task (its input's watermark), not to an operator.
 TASK_STATE_PREFIX = "__"
 
 
@@ -47,7 +47,7 @@ def redistribute(
 def _items(name: str, mode: str, states: Sequence[Left], scale: tuple[int, int]) -> list[tuple[Any, ...]]:
     old_parallelism, parallelism = scale
     if mode == "list":
-        if old_parallelism == parallelism:  # whoever reads on behind it finds its rows where they were, in their order
+        if old_parallelism == parallelism:  # downstream readers then find their rows at the same subtask, in order
             own = {subtask: state.items for subtask, state in states}
             return [own.get(subtask, ()) for subtask in range(parallelism)]
         everything = [item for _, state in states for item in state.items]
@@ -61,11 +61,11 @@ def _items(name: str, mode: str, states: Sequence[Left], scale: tuple[int, int])
         if old_parallelism == parallelism and not tasks_own:
             return [own.get(subtask, ()) for subtask in range(parallelism)]
         if len(own) < old_parallelism and tasks_own:
-            # a task that saved none had not seen any watermark; an operator that saved none was idle
+            # a task without a saved watermark had not seen any; an operator without one was idle
             return [()] * parallelism
         return [_minimum(name, list(own.values()))] * parallelism
     msg = f"operator state {name!r} has the unknown mode {mode!r}"
-    raise StateMismatchError(msg, hint="the snapshot is of a newer penstock; restore it with that version")
+    raise StateMismatchError(msg, hint="a newer version of penstock took the snapshot; restore it with that version")
 
 
 def _minimum(name: str, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

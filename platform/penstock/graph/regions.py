@@ -1,7 +1,7 @@
-"""Pipelined regions and slots: what restarts together, and how many slots a job needs.
+"""Pipelined regions and slots: the unit of restart, and the number of slots that a job needs.
 
-Every edge of ours is pipelined, so a region is a connected part of the graph. Used by chaining (default slot sharing
-groups), the scheduler (slots), fail-over (what restarts) and explain.
+Every edge is pipelined, so a region is a connected part of the graph. Used by chaining (default slot sharing groups),
+the scheduler (slots), fail-over (what restarts) and explain.
 """
 
 from __future__ import annotations
@@ -72,6 +72,6 @@ def required_slots(graph: JobGraph) -> int:
 
 
 def endless_sources(graph: JobGraph) -> tuple[str, ...]:
-    """Return the names of the sources that have no end: a job without any comes to its end by itself."""
+    """Return the names of the unbounded sources; a job without any ends when its input does."""
     heads = (vertex.operators[0] for vertex in graph.vertices if vertex.is_source)
     return tuple(head.name for head in heads if not head.config["source"]["bounded"])

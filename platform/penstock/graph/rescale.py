@@ -1,7 +1,7 @@
-"""Another parallelism for a job graph, as it is; pure.
+"""A job graph with another parallelism; pure.
 
 Called by `jobmanager.jobs.change_requests` when a running job is rescaled or upgraded. Vertices that are joined by
-forward edges change together, operators that choose among the rows of all keys stay one.
+forward edges change together. Operators that choose among the rows of all keys keep one subtask.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from penstock.graph.regions import connected, required_slots
 
 @dataclass(frozen=True, slots=True)
 class RescaleTo:
-    """What a user wants."""
+    """The parallelism that a user requests."""
 
-    #: Subtasks wherever the job's own parallelism counts.
+    #: Number of subtasks of the vertices that have the job's own parallelism.
     parallelism: int | None = None
     #: Operator's uid or vertex id -> subtasks.
     vertices: Mapping[str, int] = field(default_factory=dict)
-    #: Vertex id -> least and most subtasks: the most that slots are there for.
+    #: Vertex id -> smallest and largest number of subtasks; the number of slots limits the largest.
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    #: Two requests with the same token are one.
+    #: Requests with the same token are the same request.
     token: str = ""
 
     def applied(self, graph: JobGraph, slots: int) -> JobGraph:
-        """Return the graph as it is to be; `slots`: those the job has or could get. Raises UsageError."""
+        """Return the rescaled graph; `slots`: those the job has or could get. Raises UsageError."""
         vertices = within(graph, self.bounds, slots) if self.bounds else self.vertices
         return rescaled(graph, self.parallelism, vertices)
 
 
 def rescaled(graph: JobGraph, parallelism: int | None, by_uid: Mapping[str, int]) -> JobGraph:
-    """Return the graph with `parallelism` subtasks where it had the job's own, and `by_uid` where that names one.
+    """Return the graph with `parallelism` where it has the job's own, and `by_uid` for the vertices named there.
 
-    A vertex that was given a parallelism of its own keeps it unless it is named, by the uid of any of its operators or
-    by its id.
+    A vertex with an explicit parallelism keeps it unless it is named, by the uid of any of its operators or by its id.
 
     Raises:
-        UsageError: not a number of subtasks, more than key groups, an unknown uid, or vertices that must stay alike.
+        UsageError: not a number of subtasks, more than key groups, an unknown uid, or unequal counts for joined
+        vertices.
     """
     if parallelism is None and not by_uid:
         msg = "no parallelism is given"
@@ -70,19 +70,19 @@ def rescaled(graph: JobGraph, parallelism: int | None, by_uid: Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class KeptParallelism:
-    """Another version of a running job with the parallelism of the running one."""
+    """The new version of a running job, with the parallelism of the running one."""
 
     graph: JobGraph
-    #: Uid of a vertex's first operator -> subtasks: of the running version, of the new one's file, of `graph`. Only
-    #: where these are not all the same.
+    #: Uid of a vertex's first operator -> subtasks: of the running version, of the new version's file, of `graph`.
+    #: Contains only vertices where these differ.
     changes: dict[str, tuple[int, int, int]]
 
 
 def keeping_parallelism(old: JobGraph, new: JobGraph, *, keep: bool) -> KeptParallelism:
-    """Return `new` with the parallelism of `old` if `keep`, else as it is, and what differs.
+    """Return `new` with the parallelism of `old` if `keep`, else as it is, and the differences.
 
-    Operators are the same by uid. One that `old` does not have gets the job's own parallelism if its file gave it no
-    other. A parallelism is at most the number of key groups.
+    Operators are matched by uid. One that `old` does not have gets the job's own parallelism unless its file sets
+    another. A parallelism is at most the number of key groups.
     """
     running = {operator.uid: vertex.parallelism for vertex in old.vertices for operator in vertex.operators}
     before, own, most = old.settings.parallelism, new.settings.parallelism, new.settings.key_groups
@@ -105,19 +105,19 @@ def keeping_parallelism(old: JobGraph, new: JobGraph, *, keep: bool) -> KeptPara
 
 
 def within(graph: JobGraph, bounds: Mapping[str, tuple[int, int]], slots: int) -> dict[str, int]:
-    """Return the parallelism by vertex id: the upper bounds, or as much of them as fits into `slots` slots.
+    """Return the parallelism by vertex id: the upper bounds, reduced to fit into `slots` slots.
 
     Raises:
-        UsageError: an unknown vertex, bounds that are none, or lower bounds that do not fit.
+        UsageError: an unknown vertex, invalid bounds, or lower bounds that do not fit.
     """
     known = {v.id for v in graph.vertices}
     for vertex_id, (low, high) in bounds.items():
         if vertex_id not in known:
             msg = f"job {graph.name!r} has no vertex {vertex_id!r}"
-            raise UsageError(msg, hint="ask GET /jobs/:id/resource-requirements for them")
+            raise UsageError(msg, hint="GET /jobs/:id/resource-requirements lists them")
         if not 1 <= low <= high:
-            msg = f"vertex {vertex_id}: from {low} to {high} subtasks is not a range"
-            raise UsageError(msg, hint="lowerBound is at least 1, upperBound not below it")
+            msg = f"vertex {vertex_id}: {low} to {high} subtasks is not a range"
+            raise UsageError(msg, hint="lowerBound has to be at least 1, and upperBound at least lowerBound")
     for most in range(max((high for _, high in bounds.values()), default=1), 0, -1):
         chosen = {vertex_id: max(low, min(high, most)) for vertex_id, (low, high) in bounds.items()}
         vertices = tuple(
@@ -126,12 +126,12 @@ def within(graph: JobGraph, bounds: Mapping[str, tuple[int, int]], slots: int) -
         needed = required_slots(msgspec.structs.replace(graph, vertices=vertices))
         if needed <= slots:
             return chosen
-    msg = f"job {graph.name!r} would need {needed} slots at its lower bounds, there are {slots} for it"
+    msg = f"job {graph.name!r} needs {needed} slots at its lower bounds, but only {slots} are available"
     raise UsageError(msg, hint="start another TaskManager, or lower the bounds")
 
 
 def alike(graph: JobGraph) -> tuple[tuple[JobVertex, ...], ...]:
-    """Return the vertices in groups of one parallelism: rows go from subtask i to subtask i."""
+    """Return the vertices in groups with one parallelism: rows go from subtask i to subtask i."""
     forward = [(e.source, e.target) for e in graph.edges if isinstance(e.partitioner, Forward)]
     vertices = {v.id: v for v in graph.vertices}
     return tuple(tuple(vertices[i] for i in group) for group in connected(list(vertices), forward))
@@ -150,7 +150,8 @@ def _choose(
                 for other in _names(vertex) & by_uid.keys():
                     if by_uid[other] != count:
                         msg = (
-                            f"{name!r} and {other!r} are joined subtask by subtask: {count} and {by_uid[other]} differ"
+                            f"{name!r} and {other!r} are connected subtask by subtask, but get {count} and "
+                            f"{by_uid[other]} subtasks"
                         )
                         raise UsageError(msg, hint="give both the same parallelism")
                 chosen[vertex.id] = count
@@ -165,7 +166,7 @@ def _names(vertex: JobVertex) -> set[str]:
 
 
 def is_single(vertex: JobVertex) -> bool:
-    """Whether one subtask has to see everything, so that it cannot be rescaled."""
+    """Return whether a single subtask has to see all rows, so that it cannot be rescaled."""
     return any(o.kind == "window_top" and not o.config.get("local") for o in vertex.operators)
 
 
@@ -179,5 +180,8 @@ def _check(graph: JobGraph, vertex: JobVertex, parallelism: int) -> None:
         msg = f"{vertex.name}: parallelism {parallelism} is more than the {graph.settings.key_groups} key groups"
         raise UsageError(msg, hint="lower it; the number of key groups is given to ps.Environment(key_groups=...)")
     if is_single(vertex):
-        msg = f"{vertex.name}: one subtask chooses among the rows of all keys, so {parallelism} cannot be"
+        msg = (
+            f"{vertex.name}: one subtask chooses among the rows of all keys, so parallelism {parallelism} "
+            "is not possible"
+        )
         raise UsageError(msg, hint="leave it out")

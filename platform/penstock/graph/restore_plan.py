@@ -1,7 +1,7 @@
-"""What every subtask gets back from a snapshot: keyed state clipped to its hashes, other state handed out by its mode.
+"""The restore plan: state of a snapshot for every subtask, keyed state clipped to its hashes, other state by its mode.
 
-Pure; called by `penstock.jobmanager` before a deployment and by `penstock check`. Source splits are only collected:
-handing them out is the job's (`jobmanager.deploy.split_assignment`).
+Pure; called by `penstock.jobmanager` before a deployment and by `penstock check`. Source splits are only collected: the
+job assigns them (`jobmanager.deploy.split_assignment`).
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     restores: dict[tuple[str, int], tuple[OperatorRestore, ...]] = {}
     #: uid -> `connector.source.SourceSplit` values as builtins, of all old subtasks.
     splits: dict[str, tuple[Any, ...]] = {}
-    #: Checkpoint the state is of, set by the caller.
+    #: The checkpoint of the state, set by the caller.
     checkpoint_id: int | None = None
 
     def of(self, vertex_id: str, subtask: int) -> tuple[OperatorRestore, ...]:
-        """Return what one subtask gets back."""
+        """Return the restored state of one subtask."""
         return self.restores.get((vertex_id, subtask), ())
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of keyed state that the subtask with the most of it has to read."""
+        """Return the bytes of keyed state that the subtask with the most of it has to read."""
         held = ((s.file.length for r in own for k in r.keyed for s in k.segments) for own in self.restores.values())
         return max((sum(lengths) for lengths in held), default=0)
 
 
 class _Held(msgspec.Struct):
-    """Everything one uid left behind."""
+    """The state of one uid."""
 
     keyed: list[KeyedStateSnapshot] = []
     #: (old subtask, its state), in the order of subtasks.
     operator: list[tuple[int, OperatorStateSnapshot]] = []
     unpublished: int = 0
-    #: How many subtasks its vertex had.
+    #: Number of subtasks of its vertex.
     parallelism: int = 0
 
     @property
     def is_the_tasks_own(self) -> bool:
-        """Whether no operator would miss it: the watermark of a task whose chain has changed."""
+        """Return whether this is only state of a task, the watermark of a task whose chain has changed."""
         own = all(state.name.startswith(TASK_STATE_PREFIX) for _, state in self.operator)
         return own and not self.keyed and not self.unpublished
 
@@ -74,11 +74,11 @@ def assign_state(
     checkpoint_id: int | None = None,
     allow_non_restored: Collection[str] = (),
 ) -> RestorePlan:
-    """Return what every subtask of `graph` gets back from `snapshots` (a manifest's `subtasks`).
+    """Return the restored state of every subtask of `graph`, from `snapshots` (a manifest's `subtasks`).
 
     Raises:
-        StateMismatchError: state of a uid the graph does not have, or that its operator would not look at (and that is
-            not in `allow_non_restored`), or two subtasks that claim the same key hashes.
+        StateMismatchError: state of an unknown uid, or that its operator would ignore, and that is not in
+        `allow_non_restored`; or two subtasks that claim the same key hashes.
     """
     held = _by_uid(snapshots)
     known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
@@ -108,7 +108,7 @@ def assign_state(
 
 
 def with_held(plan: RestorePlan, graph: JobGraph, held: Sequence[Committable]) -> RestorePlan:
-    """Return the plan with held output in the hands of the sink subtasks that wrote it, of the same run and graph."""
+    """Return the plan with withheld output assigned to the sink subtasks that wrote it, of the same run and graph."""
     restores = dict(plan.restores)
     places = {operator.uid: vertex.id for vertex in graph.vertices for operator in vertex.operators}
     for uid, subtask in sorted({(output.uid, output.subtask) for output in held}):
@@ -121,7 +121,7 @@ def with_held(plan: RestorePlan, graph: JobGraph, held: Sequence[Committable]) -
 
 
 def clip_keyed(state: KeyedStateSnapshot, hashes: HashRange) -> KeyedStateSnapshot | None:
-    """Return the part of a keyed state that lies in `hashes`, or None when the ranges do not meet."""
+    """Return the part of a keyed state in `hashes`, or None if the ranges do not overlap."""
     own = HashRange(state.hash_low, state.hash_high).intersect(hashes)
     if own is None:
         return None
@@ -178,12 +178,12 @@ def _check_known(held: dict[str, _Held], known: set[str], allowed: Collection[st
             continue
         what = "unpublished output" if left.unpublished else "state"
         msg = f"the snapshot holds {what} of {uid!r}, and the job has no operator of that uid"
-        way = f"give the operator its old uid back, or leave what it held behind with --allow-non-restored-state {uid}"
+        way = f"give the operator its old uid back, or drop its state with --allow-non-restored-state {uid}"
         raise StateMismatchError(msg, hint=way)
 
 
 def _check_disjoint(uid: str, states: Sequence[KeyedStateSnapshot]) -> None:
-    """Two owners of one hash would both restore its rows: a damaged or hand-made manifest."""
+    """Check that no hash has two owners; both would restore its rows, from a damaged or hand-made manifest."""
     by_state: dict[str, list[KeyedStateSnapshot]] = {}
     for state in states:
         by_state.setdefault(state.state, []).append(state)

@@ -1,7 +1,7 @@
-"""Will a snapshot's state fit a job? A verdict for each state, before anything is started.
+"""Check whether a snapshot's state fits a job: a verdict for each state, before anything starts.
 
-Pure; asked by `penstock check`, and by the JobManager before a job takes a savepoint. What it lets pass is what
-`graph.restore_plan` hands out.
+Pure; called by `penstock check`, and by the JobManager before a job starts from a savepoint. State that passes is what
+`graph.restore_plan` distributes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _KEY_IDS = range(101, 501)
 
 
 class _Held(msgspec.Struct):
-    """What one uid left behind: state -> its schema and rows; names of state that is not keyed; output."""
+    """The state of one uid: state -> its schema and rows; names of non-keyed state; pending output."""
 
     keyed: dict[str, tuple[str, int]] = {}
-    #: name -> what each subtask had of it.
+    #: name -> the part of each subtask.
     operator: dict[str, list[OperatorStateSnapshot]] = {}
     unpublished: int = 0
 
@@ -47,9 +47,9 @@ def check_states(
 ) -> tuple[StateVerdict, ...]:
     """Return a verdict for every state of the snapshot and of the job, by uid.
 
-    `known`: the uids of the job that the snapshot is of. An operator among them that held nothing is not new.
-    `allow_non_restored` names what may be left behind: `uid` (its states that the job does not have) or `uid/state`.
-    Columns are compared where `OperatorSpec.states` says them.
+    `known`: the uids of the snapshot's job. An operator among them without state is not new. `allow_non_restored` names
+    state to drop: `uid` (its states that the job does not have) or `uid/state`. Columns are compared where
+    `OperatorSpec.states` has them.
 
     Raises:
         StateMismatchError: `allow_non_restored` names state that the snapshot does not have, or that the job does.
@@ -69,10 +69,10 @@ def check_states(
 
 
 def require_fit(verdicts: Sequence[StateVerdict]) -> None:
-    """Let a job go on only when nothing is blocked.
+    """Check that no verdict is blocked.
 
     Raises:
-        StateMismatchError: something is; names the first with its way out, and how many more there are.
+        StateMismatchError: one is; names the first with its solution, and the number of others.
     """
     blocked = [verdict for verdict in verdicts if verdict.verdict == "blocked"]
     if blocked:
@@ -82,7 +82,7 @@ def require_fit(verdicts: Sequence[StateVerdict]) -> None:
 
 
 def is_left_behind(operator: OperatorSpec, state: str, allow_non_restored: Collection[str]) -> bool:
-    """Whether a keyed state of an operator the job has is not restored: named, and known not to be declared."""
+    """Return whether a keyed state of an operator of the job is dropped: allowed, and known not to be declared."""
     if not operator.states or state in operator.states:
         return False
     return operator.uid in allow_non_restored or f"{operator.uid}/{state}" in allow_non_restored
@@ -142,7 +142,7 @@ def _kept(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
 
 
 def _new(operator: OperatorSpec, left: _Held, *, was_there: bool) -> list[StateVerdict]:
-    """Name what begins empty; `was_there`: the snapshot's job had the operator."""
+    """Return verdicts for state that begins empty; `was_there`: the snapshot's job had the operator."""
     states = [state for state in operator.states if state not in left.keyed]
     states += begun(operator, left.operator)
     if not (operator.states or operator.operator_states or left.keyed or left.operator):
@@ -156,7 +156,7 @@ def _new(operator: OperatorSpec, left: _Held, *, was_there: bool) -> list[StateV
 def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateVerdict:
     if saved_text == wanted_text:
         return StateVerdict(uid=uid, state=state, verdict="same")
-    from penstock.core.schema import schema_from_text  # loads Pydantic, which the JobManager seldom needs
+    from penstock.core.schema import schema_from_text  # imports Pydantic, which the JobManager seldom needs
 
     saved, wanted = schema_from_text(saved_text), schema_from_text(wanted_text)
     ours, theirs = _keys(wanted), _keys(saved)
@@ -197,7 +197,7 @@ def _evolved(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> State
 
 
 def _migrated_by(saved: pa.Schema, wanted: pa.Schema) -> str | None:
-    """Return the function that is registered for what was saved, if one is."""
+    """Return the function that is registered as migration of the saved state, if there is one."""
     from penstock.core.schema import schema_from_text
 
     migration = (wanted.metadata or {}).get(MIGRATES)
@@ -220,15 +220,17 @@ def _allowed(verdict: StateVerdict, allowed: Collection[str]) -> StateVerdict:
     droppable = verdict.verdict == "blocked" and "--allow-non-restored-state" in verdict.way_out
     if not named or not droppable:
         return verdict
-    return StateVerdict(uid=verdict.uid, state=verdict.state, verdict="dropped", reason="left behind, as asked for")
+    return StateVerdict(uid=verdict.uid, state=verdict.state, verdict="dropped", reason="dropped, as requested")
 
 
 def _check_names(allowed: Collection[str], found: Sequence[StateVerdict]) -> None:
     dropped = [verdict for verdict in found if verdict.verdict == "dropped"]
     for name in allowed:
         if not any(name in (verdict.uid, verdict.place) for verdict in dropped):
-            msg = f"--allow-non-restored-state {name}: there is nothing of that name to leave behind"
-            raise StateMismatchError(msg, hint=f"name only what is dropped; {near(name, _droppable(found))}")
+            msg = f"--allow-non-restored-state {name}: no state of that name can be dropped"
+            raise StateMismatchError(
+                msg, hint=f"name only state that the job does not have; {near(name, _droppable(found))}"
+            )
 
 
 def _droppable(found: Sequence[StateVerdict]) -> list[str]:

@@ -1,7 +1,7 @@
-"""The stream graph: the job as the user wrote it, one node an operator, before chaining; and the builder the API fills.
+"""The stream graph: the job as written, one node per operator, before chaining; and its builder.
 
-A `StreamGraph` is a frozen value. `StreamGraphBuilder` is what `penstock.api` writes into while the job file runs:
-nodes are replaced, never changed, so that a value handed out earlier stays true.
+A `StreamGraph` is a frozen value. `penstock.api` fills a `StreamGraphBuilder` while the job file runs. The builder
+replaces nodes and never changes them, so that a node returned earlier stays valid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.graph.job_graph import Forward, OperatorSpec, Partitioner, Rebalan
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """Where rows come from: an operator's main output, or a side output of it, and how they travel from there."""
+    """An input of an operator: the main or a side output of another operator, and the partitioner."""
 
     node: int
     #: None: forward when both sides have the same parallelism, else rebalance.
@@ -33,19 +33,19 @@ class StreamNode(msgspec.Struct, frozen=True, kw_only=True):
     operator: OperatorSpec
     #: None: the environment's parallelism.
     parallelism: int | None = None
-    #: None: inherited from the inputs, else the region's own.
+    #: None: that of the inputs, else the region's own.
     slot_sharing_group: str | None = None
     chaining: bool = True
     #: Side outputs the operator can write: tag -> schema as text.
     side_outputs: dict[str, str] = {}
-    #: Whether nobody needs to read them, because the operator also keeps those rows elsewhere.
+    #: Whether they may stay unread, because the operator keeps those rows elsewhere too.
     side_outputs_optional: bool = False
     #: File and line of the user's call, for error messages.
     where: str = ""
 
     @property
     def label(self) -> str:
-        """How error messages call the operator."""
+        """Return the operator's name in error messages."""
         name = repr(self.operator.uid) if self.operator.uid and self.operator.stateful else self.operator.name
         return f"{name} ({self.where})" if self.where else name
 
@@ -53,7 +53,7 @@ class StreamNode(msgspec.Struct, frozen=True, kw_only=True):
 class StreamEdge(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of `source` flow to input `input_index` of `target`.
 
-    Behind a union each of its streams has an index of its own; a side of a join has one, however many streams it is of.
+    After a union each of its streams has its own index; a side of a join has one index for all its streams.
     """
 
     source: int
@@ -92,7 +92,7 @@ class StreamGraph(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(e for e in self.edges if e.source == node_id)
 
     def partitioner(self, edge: StreamEdge) -> Partitioner:
-        """Return how rows travel on the edge: as written, else forward or rebalance by parallelism."""
+        """Return the partitioner of the edge: as written, else forward or rebalance by parallelism."""
         if edge.partitioner is not None:
             return edge.partitioner
         same = self.parallelism(self.node(edge.source)) == self.parallelism(self.node(edge.target))
@@ -111,7 +111,7 @@ class StreamGraphBuilder:
     def add(
         self, node: StreamNode, inputs: Iterable[tuple[Upstream, str]] = (), combine: dict[str, Any] | None = None
     ) -> int:
-        """Add an operator behind `inputs` (with the schema on each edge); return its id (that of `node` is ignored).
+        """Add an operator after `inputs` (with the schema on each edge); return its id (that of `node` is ignored).
 
         `combine`: as in `JobEdge`.
         """
@@ -120,7 +120,7 @@ class StreamGraphBuilder:
     def add_two_input(
         self, node: StreamNode, first: Iterable[tuple[Upstream, str]], second: Iterable[tuple[Upstream, str]]
     ) -> int:
-        """Add an operator that tells its inputs apart: all of `first` is input 0, all of `second` input 1."""
+        """Add an operator with two distinct inputs: all of `first` is input 0, all of `second` input 1."""
         return self._enter(node, [*((0, *given) for given in first), *((1, *given) for given in second)], {})
 
     def _enter(self, node: StreamNode, inputs: Iterable[tuple[int, Upstream, str]], combine: dict[str, Any]) -> int:
@@ -141,12 +141,12 @@ class StreamGraphBuilder:
         return node_id
 
     def remove(self, node_id: int) -> None:
-        """Take out a node that nothing was added behind."""
+        """Remove a node that has no downstream operators."""
         del self._nodes[node_id]
         self._edges = [edge for edge in self._edges if edge.target != node_id]
 
     def node(self, node_id: int) -> StreamNode:
-        """Return a node as it is now."""
+        """Return the present version of a node."""
         return self._nodes[node_id]
 
     def update(self, node_id: int, **changes: Any) -> None:
@@ -160,9 +160,9 @@ class StreamGraphBuilder:
     def build(
         self, name: str, settings: JobSettings, *, only: Collection[int] | None = None, require_uids: bool = True
     ) -> StreamGraph:
-        """Return the graph; with `only`, just these nodes and all they are fed by.
+        """Return the graph; with `only`, these nodes and everything upstream of them.
 
-        Without `require_uids`, stateful operators get generated uids too: then a changed job does not find its state
+        Without `require_uids`, stateful operators get generated uids too; a changed job then does not find its state
         again.
 
         Raises:
@@ -189,7 +189,7 @@ class StreamGraphBuilder:
 
     @staticmethod
     def _with_uid(node: StreamNode, given: Collection[str], require_uids: bool) -> StreamNode:
-        """Give a stateless operator a uid by its place; a stateful one is left without, which `validate` refuses."""
+        """Give a stateless operator a uid by its place; a stateful one keeps none, and `validate` rejects it."""
         if node.operator.uid or (node.operator.stateful and require_uids):
             return node
         uid = f"{node.operator.kind}-{node.id}"

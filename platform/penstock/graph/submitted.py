@@ -1,7 +1,7 @@
-"""A job graph as it comes from outside: read and checked before anything of it is used; a pure function.
+"""Read and check a job graph from outside before any of it is used; pure.
 
-What `penstock.graph.chaining` makes passes. Whatever else is sent gets one error: names that would leave their folder,
-vertices that are not there, numbers out of bounds. Called by the dispatcher for submits and upgrades.
+Graphs of `penstock.graph.chaining` pass. Any other input gets one error: names that would leave their folder, missing
+vertices, numbers out of bounds. Called by the dispatcher for submits and upgrades.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from penstock.graph.job_graph import JobGraph, JobVertex, decode_graph
 _NAME = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]{1,200}")
 _VERTEX_ID = re.compile(r"[0-9a-f]{32}")
 _MOST_SUBTASKS = 1 << 15
-_HINT = "submit what `penstock run` or env.execute makes, of the same version"
+_HINT = "submit a graph of `penstock run` or env.execute, made by the same version of penstock"
 
 
 def read_submitted(data: bytes) -> JobGraph:
     """Return the graph in `data`.
 
     Raises:
-        UsageError: it is none, or cannot be a job; names what is wrong.
+        UsageError: it is not a graph, or cannot be a job; names the fault.
     """
     try:
         graph = decode_graph(data)
@@ -40,12 +40,12 @@ def read_submitted(data: bytes) -> JobGraph:
 
 def _faults(graph: JobGraph) -> Iterator[str]:
     if not _NAME.fullmatch(graph.name):
-        yield f"the job's name {graph.name[:100]!r} cannot be that of a folder"
+        yield f"the job's name {graph.name[:100]!r} cannot be the name of a folder"
     if not graph.vertices:
         yield "it has no vertices"
     ids = [vertex.id for vertex in graph.vertices]
     if len(set(ids)) != len(ids):
-        yield "two vertices have one id"
+        yield "two vertices have the same id"
     if not 1 <= graph.settings.key_groups <= _MOST_SUBTASKS:
         yield f"{graph.settings.key_groups} key groups"
     if graph.settings.autoscaler.fault:
@@ -54,18 +54,21 @@ def _faults(graph: JobGraph) -> Iterator[str]:
         yield from _faults_of(vertex, graph.settings.key_groups)
     uids = [operator.uid for vertex in graph.vertices for operator in vertex.operators]
     if len(set(uids)) != len(uids):
-        yield "two operators have one uid"
+        yield "two operators have the same uid"
     order = {vertex_id: place for place, vertex_id in enumerate(ids)}
     for edge in graph.edges:
         if edge.source not in order or edge.target not in order:
-            yield f"an edge between {edge.source[:40]!r} and {edge.target[:40]!r}, which are not both there"
+            yield (
+                f"an edge connects {edge.source[:40]!r} and {edge.target[:40]!r}, which are not both "
+                "vertices of the graph"
+            )
         elif order[edge.source] >= order[edge.target]:
-            yield f"the edge from {edge.source} to {edge.target} leads back"
+            yield f"the edge from {edge.source} to {edge.target} does not lead to a later vertex"
 
 
 def _faults_of(vertex: JobVertex, key_groups: int) -> Iterator[str]:
     if not _VERTEX_ID.fullmatch(vertex.id):
-        yield f"{vertex.id[:40]!r} is no id of a vertex"
+        yield f"{vertex.id[:40]!r} is not a vertex id"
     if not vertex.operators:
         yield f"vertex {vertex.id} has no operators"
     if not 1 <= vertex.parallelism <= _MOST_SUBTASKS:
@@ -75,8 +78,8 @@ def _faults_of(vertex: JobVertex, key_groups: int) -> Iterator[str]:
     for operator in vertex.operators:
         for name in (operator.uid, *operator.states, *operator.operator_states):
             if not _NAME.fullmatch(name):
-                yield f"{name[:100]!r} cannot be the uid or a state of an operator"
+                yield f"{name[:100]!r} cannot be the name of an operator or state"
         for part in ("source", "sink"):
             config = operator.config.get(part, {})
             if operator.kind == part and not (isinstance(config, dict) and isinstance(config.get("factory"), str)):
-                yield f"{part} {operator.uid!r} does not say of which connector it is"
+                yield f"{part} {operator.uid!r} does not name its connector"

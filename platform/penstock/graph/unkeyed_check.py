@@ -1,7 +1,7 @@
-"""State that is not by key: whether an operator takes it up, and whether its columns fit.
+"""Check of non-keyed state: whether an operator restores it, and whether its columns fit.
 
-Pure; used by `graph.state_check` for verdicts, and by `graph.restore_plan`, which hands nothing to an operator that
-would not look at it.
+Pure; used by `graph.state_check` for verdicts, and by `graph.restore_plan`, which gives an operator no state that it
+would ignore.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.graph.verdicts import ALLOW, StateVerdict
 _WINDOWS = ("window_aggregate", "zoned_window", "window_rows", "processing_window", "session_aggregate")
 _JOINS = ("interval_join", "window_join", "window_rows_join", "temporal_join")
 _BROADCAST = "broadcast"
-#: kind -> names of the state it takes up that is not keyed; a function without keys has its own names.
+#: kind -> names of the non-keyed state that it restores; a function without keys has its own names.
 _TAKEN_UP: dict[str, tuple[str, ...]] = {
     "source": ("splits", "watermark"),
     "assign_watermarks": ("watermark",),
@@ -31,9 +31,10 @@ _TAKEN_UP: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_WINDOWS, *_JOINS, "process", "co_process"), ("watermark",)),
 }
 _USERS = "plain_process"
-#: Names that no function may give a state of its own without keys: under another kind it would be taken for these.
+#: Names that a function must not give to its own non-keyed state: another kind of operator would restore them as its
+#: own.
 BUILT_IN = frozenset(name for names in _TAKEN_UP.values() for name in names)
-#: What no row is lost with: a watermark comes again. A function's state of that name, which has columns, would be.
+#: State that may be missing without losing rows: a watermark comes again. A function's state of that name has columns.
 _NO_LOSS = frozenset({"watermark"})
 _SHAPES = {"list": "list by subtask", "union": "union"}
 
@@ -41,10 +42,10 @@ _SHAPES = {"list": "list by subtask", "union": "union"}
 def kept_for(
     operator: OperatorSpec, states: Sequence[tuple[int, OperatorStateSnapshot]], allowed: Collection[str]
 ) -> list[tuple[int, OperatorStateSnapshot]]:
-    """Return the states of a snapshot that an operator takes up; `allowed` names what may be left behind.
+    """Return the states of a snapshot that an operator restores; `allowed` names state that may be dropped.
 
     Raises:
-        StateMismatchError: one holds something, and the operator would not look at it.
+        StateMismatchError: a state is not empty, and the operator would ignore it.
     """
     kept = []
     for subtask, state in states:
@@ -57,7 +58,7 @@ def kept_for(
 
 
 def judged(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> list[StateVerdict]:
-    """Return what becomes of one state of a snapshot; of broadcast state, of each map of it."""
+    """Return the verdicts on one state of a snapshot; for broadcast state, one for each of its maps."""
     if not _takes_up(operator, name):
         if _holds(parts):
             return [_not_taken_up(operator, name)]
@@ -70,7 +71,7 @@ def judged(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnaps
 
 
 def begun(operator: OperatorSpec, held: Mapping[str, Sequence[OperatorStateSnapshot]]) -> list[str]:
-    """Return the user's states that are not by key and not among those `held` (by name) in the snapshot."""
+    """Return the user's non-keyed states that are not among those `held` (by name) in the snapshot."""
     if not operator.operator_states:
         return []
     known = [*held, *(item["state"] for part in held.get(_BROADCAST, ()) for item in part.items)]
@@ -92,19 +93,19 @@ def _not_taken_up(operator: OperatorSpec, name: str) -> StateVerdict:
         way = f"declare it again ({near(name, operator.operator_states)}), or {way}"
     else:
         reason = f"the snapshot holds state {name!r} of {uid!r}, which is now {operator.kind}"
-        reason, way = f"{reason} and takes none of that name up", f"give the operator a new uid, or {way}"
+        reason, way = f"{reason} and does not restore state of that name", f"give the operator a new uid, or {way}"
     return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
 
 
 def _evolved(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> StateVerdict:
-    from penstock.core.schema import schema_from_text  # loads Pydantic, which the JobManager seldom needs
+    from penstock.core.schema import schema_from_text  # imports Pydantic, which the JobManager seldom needs
 
     uid, wanted, changes = operator.uid, schema_from_text(operator.operator_states[name]), list[str]()
     mode = (wanted.metadata or {}).get(MODE, b"").decode()
     for saved in {(part.schema, part.mode) for part in parts if part.items}:
         if saved[1] != mode:
             reason = f"state {name!r} of {uid!r} was a {_SHAPES.get(saved[1], saved[1])} and is a {_SHAPES[mode]}"
-            way = "declare it as it was, or give it another name"
+            way = "declare it as before, or give it another name"
             return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
         try:
             changes += evolve(schema_from_text(saved[0]), wanted).changes

@@ -1,7 +1,7 @@
-"""Checks of a stream graph before anything runs; every fault is one `GraphError` that says what to write instead.
+"""Checks of a stream graph before anything runs; each fault is one `GraphError` that says how to fix the job.
 
-The column and type checks are called by `penstock.api` while the job file runs, so that the traceback shows the user's
-own line; `validate` looks at the whole graph and is called by `penstock.graph.chaining`.
+`penstock.api` calls the column and type checks while the job file runs, so that the traceback shows the user's own
+line. `validate` checks the whole graph and is called by `penstock.graph.chaining`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.graph.view_check import check_views
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: What a window adds to its output; an input column of that name would be hidden.
+#: Columns that a window adds to its output; an input column of that name would be hidden.
 WINDOW_COLUMNS = ("window_start", "window_end")
 #: Key column types whose hash is the same here and in Spark (`penstock.kernels` and PROTOCOLS know the same list).
 KEY_TYPES = "int8-int64, uint8-uint32, bool, float32, float64, string, binary, date, timestamp, decimal128"
@@ -69,7 +69,7 @@ def require_key_types(columns: Sequence[str], schema: pa.Schema, where: str) -> 
 
 
 def is_key_type(data_type: pa.DataType) -> bool:
-    """Whether a column of that type can be part of a key."""
+    """Return whether a column of that type can be part of a key."""
     import pyarrow as pa
 
     types: Any = pa.types
@@ -88,7 +88,7 @@ def is_key_type(data_type: pa.DataType) -> bool:
 
 
 def require_no_window_columns(names: Sequence[str], where: str) -> None:
-    """Check that a window's input has no column of the names the window adds.
+    """Check that a window's input has no column of the names that the window adds.
 
     Raises:
         GraphError: it has.
@@ -111,7 +111,7 @@ def require_name(name: str, what: str) -> None:
 
 
 def validate(graph: StreamGraph, *, complete: bool = True) -> None:
-    """Check the whole graph; of one that is not `complete` outputs may go nowhere.
+    """Check the whole graph; without `complete`, operators may lack a reader.
 
     Raises:
         GraphError: it cannot run as written.
@@ -137,11 +137,11 @@ def _check_uids(graph: StreamGraph) -> None:
             what = f"the {kind}" if kind in {"source", "sink"} else "the stateful operator"
             msg = f"{what} {node.label} has no uid"
             way = "uid='...'" if kind in {"source", "sink"} else ".uid('...')"
-            raise GraphError(msg, hint=f"its state is found again by uid after a restart: add {way}")
+            raise GraphError(msg, hint=f"its state is found by uid after a restart: add {way}")
         require_name(uid, "uid")
         if uid in seen:
             msg = f"uid {uid!r} is given twice: {_at(seen[uid])} and {_at(node)}"
-            raise GraphError(msg, hint="every operator needs a uid of its own")
+            raise GraphError(msg, hint="give each operator a unique uid")
         seen[uid] = node
 
 
@@ -158,21 +158,21 @@ def _check_parallelism(graph: StreamGraph, node: StreamNode) -> None:
 
 def _check_output_used(graph: StreamGraph, node: StreamNode) -> None:
     if node.operator.kind not in ENDS and not graph.out_edges(node.id):
-        msg = f"the output of {node.label} goes nowhere"
-        raise GraphError(msg, hint="end it with .sink_to(...) or .print(), or take the operator out")
+        msg = f"the output of {node.label} has no reader"
+        raise GraphError(msg, hint="end it with .sink_to(...) or .print(), or remove the operator")
 
 
 def _check_side_outputs(graph: StreamGraph, node: StreamNode) -> None:
-    """Rows put aside on the user's wish (records that could not be decoded) must arrive somewhere."""
+    """Check that side outputs a user asked for (such as undecodable records) have a reader."""
     read = {e.side_output for e in graph.out_edges(node.id)}
     for tag in node.side_outputs:
         if tag not in read and not node.side_outputs_optional:
-            msg = f"{node.label} puts rows aside as {tag!r}, and nobody reads them"
+            msg = f"{node.label} writes rows to side output {tag!r}, which has no reader"
             raise GraphError(msg, hint=f"read them: .side_output({tag!r}).sink_to(...)")
 
 
 def _check_delivery(graph: StreamGraph) -> None:
-    """An exactly-once sink publishes at checkpoints; an endless job without any would never publish."""
+    """Check that an unbounded job with an exactly-once sink has checkpoints; without, it would never publish."""
     endless = [n for n in graph.nodes if n.operator.kind == "source" and not _config(n, "source").get("bounded", False)]
     if not endless or graph.settings.checkpoint_interval_ms is not None:
         return

@@ -1,4 +1,1 @@
-"""Compiled loops over rows: hashing, splitting, indexing, aggregating.
-
-Everything that would otherwise be Python per row.
-"""
+"""Compiled loops over rows: hashing, splitting, indexing, aggregating."""

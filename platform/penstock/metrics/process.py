@@ -1,7 +1,7 @@
-"""What a process uses of its machine, under the names Flink gives a JVM's figures; read from `/proc`.
+"""Resource usage of a process, under the names of Flink's JVM metrics; read from `/proc`.
 
-Read by the JobManager and the TaskManager for `/metrics` and for Flink's dashboard. Heap stands for the process's own
-memory, NonHeap for what it has mapped of files and shares with others.
+Read by the JobManager and the TaskManager for `/metrics` and for Flink's dashboard. Heap is the process's own memory,
+NonHeap its memory mapped from files or shared with others.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessMeter:
-    """One process, by default this one; `read` may be called at any time."""
+    """Measures one process, by default this one; `read` may be called at any time."""
 
     def __init__(self, clock: Clock, pid: int | None = None) -> None:
-        """The processor's load is counted from here, and from then on from one reading to the next."""
+        """Start measuring the CPU load, which is computed from one reading to the next."""
         self._clock = clock
         self._folder = Path("/proc") / ("self" if pid is None else str(pid))
         self._own = pid is None
@@ -28,9 +28,9 @@ class ProcessMeter:
         self._load = 0.0
 
     def read(self) -> dict[str, float]:
-        """Return the figures by Flink's names: bytes, nanoseconds, parts of one core; empty when the process is gone.
+        """Return the figures by Flink's names: bytes, nanoseconds, fractions of one core; empty if the process is gone.
 
-        What only a process knows of itself (its garbage collections) is there for this process alone.
+        Garbage collections are known for this process only.
         """
         try:
             status = self._status()

@@ -1,7 +1,7 @@
-"""Prometheus text of metric dictionaries, under the names Flink's own Prometheus reporter gives them.
+"""Prometheus text of metric dictionaries, with the names of Flink's Prometheus reporter.
 
 Called by the JobManager's REST server and by the TaskManager for `/metrics`; the dictionaries come from
-`WorkerMetrics`. A metric that an existing Flink dashboard asks for is found under the same name and labels.
+`WorkerMetrics`. Existing Flink dashboards find their metrics under the same names and labels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-#: Flink's scopes: prefix of a subtask's, an operator's, a TaskManager's and a JobManager's metrics.
+#: Flink's scopes: prefixes for metrics of a subtask, an operator, a TaskManager and a JobManager.
 TASK_SCOPE = "flink_taskmanager_job_task"
 OPERATOR_SCOPE = "flink_taskmanager_job_task_operator"
 TASKMANAGER_SCOPE = "flink_taskmanager"
@@ -24,7 +24,7 @@ _PROCESS = (
     ("process_resident_memory_bytes", "Status.JVM.Memory.Heap.Committed", 1.0),
     ("process_threads", "Status.JVM.Threads.Count", 1.0),
 )
-#: `operator/<uid>/<metric>`: of one operator of a subtask's chain.
+#: `operator/<uid>/<metric>`: a metric of one operator of a subtask's chain.
 _OPERATOR = "operator/"
 _UNSAFE = re.compile(r"[^a-zA-Z0-9_:]")
 
@@ -65,7 +65,7 @@ def scope_samples(scope: str, values: Mapping[str, float], labels: Mapping[str, 
 
 
 def process_samples(values: Mapping[str, float], labels: Mapping[str, str]) -> list[Sample]:
-    """Return a process's figures (`metrics.process`) under the names every Prometheus client library gives them."""
+    """Return a process's figures (`metrics.process`) under the names common to Prometheus client libraries."""
     pairs = tuple(sorted(labels.items()))
     return [Sample(name, values[key] * scale, pairs) for name, key, scale in _PROCESS if key in values]
 

@@ -1,8 +1,8 @@
 """The metrics of one subtask or process: counters, gauges, meters and time meters, on an injected clock.
 
-Filled by `penstock.task` (one registry a subtask, touched by that subtask's thread alone) and read as a plain
-dictionary of name -> value, which travels in `rpc.messages.WorkerMetrics`. Meters give a rate over the last complete
-interval, so that reading them does not change them.
+Filled by `penstock.task` (one registry per subtask, used only by that subtask's thread) and read as a dictionary of
+name -> value, which travels in `rpc.messages.WorkerMetrics`. Meters give a rate over the last complete interval, so
+that reading does not change them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Counter:
 
 
 class Gauge:
-    """The latest value of something, or a function that is asked for it."""
+    """The latest value, or a function that returns it."""
 
     __slots__ = ("_read", "value")
 
     def __init__(self, read: Callable[[], float] | None = None) -> None:
-        """Without `read` the gauge holds what was last set."""
+        """Read values from `read`, or without it from the last `set`."""
         self.value = 0.0
         self._read = read
 
@@ -53,7 +53,7 @@ class Meter:
     __slots__ = ("_clock", "_rate", "_since_ms", "_sum")
 
     def __init__(self, clock: Clock) -> None:
-        """The first interval starts now."""
+        """Start the first interval."""
         self._clock = clock
         self._since_ms = clock.monotonic_ms()
         self._sum = 0.0
@@ -64,7 +64,7 @@ class Meter:
         self._sum += amount
 
     def rate(self) -> float:
-        """Return amount per second; closes the running interval when it has lasted a second."""
+        """Return the amount per second; closes the running interval if it has lasted a second."""
         elapsed = self._clock.monotonic_ms() - self._since_ms
         if elapsed >= _INTERVAL_MS:
             self._rate = self._sum * 1000.0 / elapsed
@@ -74,10 +74,13 @@ class Meter:
 
 
 class StateTimes:
-    """How a subtask's time divides among states (busy, idle, backPressured): milliseconds of each per second."""
+    """The division of a subtask's time among states (busy, idle, backPressured): milliseconds of each per second."""
 
     def __init__(self, clock: Clock, states: tuple[str, ...], initial: str) -> None:
-        """Every moment belongs to exactly one of `states`, so the figures of an interval add up to 1000."""
+        """Start in state `initial`.
+
+        Each moment belongs to one of `states`, so the figures of an interval add up to 1000.
+        """
         self._clock = clock
         self._state = initial
         self._entered_ms = clock.monotonic_ms()
@@ -87,7 +90,7 @@ class StateTimes:
         self._totals = dict.fromkeys(states, 0.0)
 
     def enter(self, state: str) -> None:
-        """From now on the time is `state`'s; free when it already is."""
+        """Count the time from now on as `state`; free if it is the present state."""
         if state == self._state:
             return
         self._book()
@@ -116,10 +119,10 @@ class StateTimes:
 
 
 class MetricGroup:
-    """Named metrics of one owner; made on first use, read all at once."""
+    """The named metrics of one owner; made on first use, read together."""
 
     def __init__(self, clock: Clock) -> None:
-        """All meters of the group use `clock`."""
+        """Use `clock` for all meters of the group."""
         self._clock = clock
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
@@ -135,13 +138,13 @@ class MetricGroup:
         return self._gauges.setdefault(name, Gauge(read))
 
     def meter(self, name: str) -> Meter:
-        """Return the meter of that name; by Flink's habit it ends in `PerSecond`."""
+        """Return the meter of that name, which ends in `PerSecond` by Flink's convention."""
         if name not in self._meters:
             self._meters[name] = Meter(self._clock)
         return self._meters[name]
 
     def times(self, states: tuple[str, ...], initial: str) -> StateTimes:
-        """Return the group's one division of time, published as `<state>TimeMsPerSecond` and `accumulated...TimeMs`."""
+        """Return the group's division of time, published as `<state>TimeMsPerSecond` and `accumulated...TimeMs`."""
         if self._times is None:
             self._times = StateTimes(self._clock, states, initial)
         return self._times

@@ -1,4 +1,4 @@
-"""Where each thread of this process is, as text: what a thread dump shows.
+"""A thread dump: the stack of each thread of this process as text.
 
 Used by the JobManager's REST API, by TaskManagers and by workers (`rpc.messages.FetchThreads`, `DumpThreads`).
 """

@@ -1,7 +1,7 @@
-"""The heaviest items of a stream in bounded memory: Misra and Gries' summary, over weighted counts.
+"""The heaviest items of a stream in bounded memory: the Misra-Gries summary, over weighted counts.
 
-What it says of an item is too low by at most `error`, and an item heavier than that is never missing. Old weight can be
-faded, so that the summary is of the last minutes. Kept by `penstock.task.chain.hot_keys` for every keyed operator.
+The weight of an item is too low by at most `error`, and an item heavier than that is never missing. Old weight can be
+faded, so that the summary covers the last minutes. Kept by `penstock.task.chain.hot_keys` for every keyed operator.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class TopKeys(Generic[T]):
     """At most twice `capacity` items with their weights; when there are more, the heaviest `capacity` are kept."""
 
     def __init__(self, capacity: int) -> None:
-        """Nothing was counted."""
+        """Start without counts."""
         self._capacity = capacity
         self._counts: dict[T, float] = {}
-        #: Weight of all items, and by how much that of one may be too low.
+        #: Weight of all items, and the largest error of one weight.
         self.total = self.error = 0.0
 
     def add(self, counts: Mapping[T, float]) -> None:
@@ -28,13 +28,13 @@ class TopKeys(Generic[T]):
         for item, weight in counts.items():
             known[item] = known.get(item, 0.0) + weight
             self.total += weight
-        if len(known) > 2 * self._capacity:  # a sort now and then, not for every new item
+        if len(known) > 2 * self._capacity:  # sorts now and then, not for every new item
             cut = sorted(known.values(), reverse=True)[self._capacity]
             self._counts = {item: weight - cut for item, weight in known.items() if weight > cut}
             self.error += cut
 
     def fade(self, factor: float) -> None:
-        """Let all that was counted so far weigh less."""
+        """Multiply all counts so far by `factor`."""
         self._counts = {item: weight * factor for item, weight in self._counts.items()}
         self.total *= factor
         self.error *= factor

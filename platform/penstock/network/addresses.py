@@ -1,7 +1,7 @@
-"""Endpoints of workers, and their sockets: `unix:<path>` on one host, `tcp:<host>:<port>` across hosts.
+"""Endpoints of workers and their sockets: `unix:<path>` on one host, `tcp:<host>:<port>` across hosts.
 
-A worker that others reach both ways has the endpoint `tcp:<host>:<port>,unix:<path>`: who dials takes the path when
-`<host>` is its own host's name too. Used by `connection`.
+A worker that listens on both has the endpoint `tcp:<host>:<port>,unix:<path>`. A dialling worker uses the path if
+`<host>` is also the name of its host. Used by `connection`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PATH_LIMIT = 100
 _BACKLOG = 512
 _BUFFER_BYTES = 2 << 20
-#: How long the host at the other end may answer nothing, not even to what only asks whether it is there.
+#: Time after which a host counts as lost if it answers nothing, not even TCP keep-alive probes.
 _SILENCE_SECONDS = 30
 
 
@@ -82,12 +82,12 @@ class Listener:
         else:
             folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            path.unlink()  # of an earlier worker of that id: ids are never shared by two that live
+            path.unlink()  # of an earlier worker of that id: two live workers never share an id
         return path
 
 
 def listeners(worker_id: str, listen: str) -> list[Listener]:
-    """Listen at every address of a list with commas: at most one of TCP, which comes first.
+    """Listen at every address of a comma-separated list, with at most one TCP address, which comes first.
 
     Raises:
         UsageError: see `Listener`.
@@ -96,7 +96,7 @@ def listeners(worker_id: str, listen: str) -> list[Listener]:
 
 
 def nearest(endpoint: str, own_host: str) -> str:
-    """Return the address of an endpoint to dial from `own_host` (empty: others do not reach it by TCP)."""
+    """Return the address of an endpoint to dial from `own_host` (empty: this worker has no TCP address)."""
     addresses = _addresses(endpoint)
     host = addresses[0].removeprefix("tcp:").rpartition(":")[0]
     return addresses[-1] if host == own_host else addresses[0]
@@ -111,18 +111,20 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except (OSError, UnicodeError) as error:  # `UnicodeError`: what can be no name
+    except (OSError, UnicodeError) as error:  # `UnicodeError`: an invalid host name
         msg = f"workers cannot listen at {host}: {error}"
-        raise UsageError(msg, hint="--data-bind takes an address of this host, 0.0.0.0 for all of them") from error
+        raise UsageError(
+            msg, hint="--data-bind takes an address of this host; 0.0.0.0 stands for all of them"
+        ) from error
 
 
 def dial(endpoint: str, address_of: Callable[[str], str | None]) -> tuple[socket.socket, bool] | None:
-    """Return a non-blocking socket to `endpoint` and whether it is connected already; nothing here waits.
+    """Return a non-blocking socket to `endpoint` and whether it is connected already; never blocks.
 
-    `address_of` gives a host's numeric address, or None as long as it is not known: then there is no socket yet.
+    `address_of` returns a host's numeric address, or None while it is being looked up: then the result is None.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
         UsageError: the address has another form.
     """
     kind, _, rest = endpoint.partition(":")
@@ -142,7 +144,7 @@ def dial(endpoint: str, address_of: Callable[[str], str | None]) -> tuple[socket
         _tune(sock)
         sock.connect(target)
     except BlockingIOError as error:
-        if family == socket.AF_UNIX:  # its queue is full; unlike TCP the attempt does not go on by itself
+        if family == socket.AF_UNIX:  # its queue is full; unlike with TCP the attempt does not continue by itself
             sock.close()
             raise ConnectionRefusedError(f"{endpoint}: {error}") from error
         return sock, False
@@ -158,7 +160,7 @@ def _tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     else:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # a network that swallows packets, or a host that is gone, is a lost connection, not one that waits for hours
+        # a network that drops packets, or a dead host, must end as a lost connection instead of waiting for hours
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE_SECONDS // 3)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENCE_SECONDS // 6)

@@ -1,4 +1,4 @@
-"""The channels of one worker by job: makes gates and partitions, joins local ends, hands remote ends on.
+"""The channels of one worker by job: makes gates and partitions, joins local ends, passes remote ends on.
 
 The part of a `DataPlane` that is the same over sockets (`connection`) and in memory (`memory`).
 """
@@ -33,23 +33,23 @@ class Peer(NamedTuple):
 
 
 class Carrier(Protocol):
-    """Brings remote channels to their other end."""
+    """Carries remote channels to their other end."""
 
     def attach_output(self, peer: Peer, key: ChannelKey, source: Subpartition) -> None:
         """Carry `source` to the peer."""
 
     def attach_input(self, peer: Peer, key: ChannelKey, gate: InputGate, channel: int) -> None:
-        """Deliver what the peer sends under `key`."""
+        """Deliver messages of the peer for `key`."""
 
     def detach(self, keys: list[ChannelKey]) -> None:
-        """Forget these channels and tell their peers."""
+        """Forget these channels and notify their peers."""
 
 
 @dataclass(slots=True)
 class _JobChannels:
     gates: list[InputGate] = field(default_factory=list)
     outputs: list[ResultPartition] = field(default_factory=list)
-    #: Both ends in this worker, by channel, until both are there.
+    #: Channels with both ends in this worker; an end waits here for the other.
     local_sources: dict[ChannelId, Subpartition] = field(default_factory=dict)
     local_targets: dict[ChannelId, tuple[InputGate, int]] = field(default_factory=dict)
     new_sources: list[tuple[Peer, ChannelKey, Subpartition]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class ChannelTable:
     """All gates and partitions of one worker."""
 
     def __init__(self, worker_id: str, clock: Clock, carrier: Carrier, kernels: SplitKernels | None = None) -> None:
-        """`carrier` takes the channels that leave this worker."""
+        """Use `carrier` for the channels that leave this worker."""
         self._worker_id = worker_id
         self._clock = clock
         self._carrier = carrier
@@ -86,7 +86,7 @@ class ChannelTable:
         return gate
 
     def create_outputs(self, deployment: TaskDeployment, on_available: Wake | None = None) -> list[ResultPartition]:
-        """Make the outgoing partitions of one subtask, one an outgoing edge."""
+        """Make the outgoing partitions of one subtask, one per outgoing edge."""
         options = OutputOptions(
             settings=deployment.settings,
             clock=self._clock,
@@ -111,7 +111,7 @@ class ChannelTable:
         return outputs
 
     def start_channels(self, job_id: str) -> None:
-        """Join local ends and hand remote ends to the carrier: all that were made since the last call."""
+        """Join local ends and pass remote ends to the carrier: all that were made since the last call."""
         with self._lock:
             job = self._jobs.get(job_id)
             if job is None:
@@ -139,7 +139,7 @@ class ChannelTable:
             gate.close()
         for output in job.outputs:
             for source in output.channels:
-                if not source.ended:  # behind its end of input a queue is still owed to the receiver
+                if not source.ended:  # after its end of input a queue still has to reach the receiver
                     source.close()
 
     def job_ids(self) -> list[str]:

@@ -2,7 +2,8 @@
 
 With `names` the only module of the data plane that has threads; made once per worker process, after the fork. Of two
 workers the one with the lower id dials, so that there is never a second connection. A connection that is lost, refused
-or broken fails every channel on it; who does not prove in time to be of the job is hung up on. Calls: `data_plane`.
+or broken fails every channel on it. A peer that does not prove in time that it belongs to the job is disconnected.
+Calls: `data_plane`.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
 _RETRY_MS = 50
 _IDLE_SECONDS = 1.0
 _SEND_BYTES = 1 << 20
-#: Read from one socket before the others get their turn.
+#: Bytes read from one socket before the next socket is read.
 _READ_BYTES_PER_TURN = 4 << 20
 _CLOSE_SECONDS = 5.0
 
 
 @dataclass(slots=True, eq=False)
 class _PeerState:
-    """What is known of one peer: its channels, and the socket once there is one."""
+    """The state of one peer: its channels, and the socket once there is one."""
 
     session: Session
     endpoint: str
@@ -78,10 +79,10 @@ class WorkerNetwork:
         self._door = Door(listeners(worker_id, listen), self._selector, clock)
         self._table = ChannelTable(worker_id, clock, self)
         self._peers: dict[str, _PeerState] = {}
-        #: Peers without a socket that is up: only these are looked at in every turn.
+        #: Peers without a connected socket: only these are checked in every turn.
         self._waiting: set[str] = set()
         self._links: set[Link] = set()
-        #: Who has connected and not proved anything yet, oldest first, and until when.
+        #: Connections without a proof so far, oldest first, and their deadlines.
         self._strangers: dict[Link, float] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._dirty: deque[Session] = deque()
@@ -97,7 +98,7 @@ class WorkerNetwork:
 
     @property
     def endpoint(self) -> str:
-        """Where other workers reach this one."""
+        """Return the address at which other workers reach this one."""
         return self._door.endpoint
 
     def create_gate(self, deployment: TaskDeployment, on_data: Wake) -> InputGate | None:
@@ -105,15 +106,15 @@ class WorkerNetwork:
         return self._table.create_gate(deployment, on_data)
 
     def create_outputs(self, deployment: TaskDeployment, on_available: Wake | None = None) -> list[ResultPartition]:
-        """Make the outgoing partitions of one subtask, one an outgoing edge."""
+        """Make the outgoing partitions of one subtask, one per outgoing edge."""
         return self._table.create_outputs(deployment, on_available)
 
     def start_channels(self, job_id: str) -> None:
-        """Connect all channels made so far for the job; returns at once."""
+        """Connect all channels made so far for the job; does not block."""
         self._table.start_channels(job_id)
 
     def release(self, job_id: str) -> None:
-        """Close and forget all channels of the job; peers that still use them are told."""
+        """Close and forget all channels of the job; peers that still use them are notified."""
         self._table.release(job_id)
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class WorkerNetwork:
         self._post(lambda: self._session_of(peer).attach_output(key, source))
 
     def attach_input(self, peer: Peer, key: ChannelKey, gate: InputGate, channel: int) -> None:
-        """Deliver what the peer sends under `key` (called by the channel table)."""
+        """Deliver messages of the peer for `key` (called by the channel table)."""
         self._post(lambda: self._session_of(peer).attach_input(key, gate, channel))
 
     def detach(self, keys: list[ChannelKey]) -> None:
@@ -147,14 +148,14 @@ class WorkerNetwork:
         self._wake()
 
     def _wake(self) -> None:
-        # the flag is cleared before the queues are looked at, so what was appended before this check is always seen
+        # the flag is cleared before the queues are checked, so that elements appended before are always found
         if self._woken or threading.get_ident() == self._thread.ident:
             return
         self._woken = True
         try:
             self._wake_out.send(b"\0")
         except OSError:
-            self._woken = False  # closed: nobody is left to wake
+            self._woken = False  # the socket is closed: there is no thread to wake
 
     # --- network thread -----------------------------------------------------------------------------------------------
 
@@ -248,7 +249,7 @@ class WorkerNetwork:
             state = self._peers.get(session.peer)
             link = state.link if state is not None and state.session is session else None
             if link is None or link.connecting or link.wants_write:
-                continue  # sent when the socket is there, or can take more
+                continue  # sent when the socket is connected, or can take more
             try:
                 self._send(link)
             except OSError as error:
@@ -336,7 +337,7 @@ class WorkerNetwork:
         return Greeting(self._worker_id, self._trust.key, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)), expected)
 
     def _greeted(self, link: Link, message: Message) -> None:
-        """Take a message of a connection that has not proved everything yet."""
+        """Handle a message of a connection whose greeting is not complete."""
         greeting = link.greeting
         try:
             answer = greeting.take(message)
@@ -353,18 +354,22 @@ class WorkerNetwork:
         self._send(link)
 
     def _admit(self, link: Link) -> None:
-        """A worker that has dialled us has proved who it is."""
+        """Attach the connection of a worker that dialled this one and has proved its identity."""
         del self._strangers[link]
         state = self._peers.get(link.greeting.peer)
         if state is not None and state.link is not None:
-            self._lost(state.link, "the peer has connected anew")
+            self._lost(state.link, "the peer has connected again")
         link.session = self._session_of(Peer(link.greeting.peer, ""))
         self._peers[link.greeting.peer].link = link
 
     # --- losing -------------------------------------------------------------------------------------------------------
 
     def _lost(self, link: Link, reason: str, *, again: bool = False) -> None:
-        """Hang up; `again`: who had not answered the greeting yet, a full house say, is dialled until it is late."""
+        """Close a connection.
+
+        `again`: if the greeting was not answered (the peer may have too many connections), dial again until the
+        deadline.
+        """
         self._drop_link(link)
         session = link.session
         if session is not None:

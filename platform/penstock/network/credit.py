@@ -5,8 +5,8 @@ answer. A message costs its size, but never more than the rest of the exclusive 
 once everything before it has been consumed, although less than a quarter is still to be returned.
 
 `subpartition` owns a `SenderCredit`, `input_gate` a `GateCredit`. Invariants: the floating bytes held by channels plus
-those in the pool are constant; per channel, credit at the sender (or on its way) plus queued cost plus credit not yet
-announced equals exclusive plus floating bytes held.
+those in the pool are constant; per channel, credit at the sender (or on its way) plus queued cost plus
+unannounced credit equals exclusive plus floating bytes held.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from collections.abc import Sequence
 
 
 def _returned_at(exclusive: int) -> int:
-    """Return how many consumed bytes are worth an answer."""
+    """Return the number of consumed bytes from which credit is returned."""
     return max(1, exclusive // 4)
 
 
 def _cost(size: int, exclusive: int) -> int:
-    """Return what a message costs: the balance of a channel whose queue is empty always covers it."""
+    """Return the cost of a message, which a channel with an empty queue can always pay."""
     return min(size, exclusive - _returned_at(exclusive) + 1)
 
 
 class SenderCredit:
-    """What one channel may still send."""
+    """The credit of one channel at its sender."""
 
     __slots__ = ("_exclusive", "balance")
 
     def __init__(self, exclusive: int) -> None:
-        """Start with nothing; the receiver's first grant opens the channel."""
+        """Start without credit; the receiver's first grant opens the channel."""
         self._exclusive = exclusive
         self.balance = 0
 
     def cost(self, size: int) -> int:
-        """Return what a message of `size` bytes costs."""
+        """Return the cost of a message of `size` bytes."""
         return _cost(size, self._exclusive)
 
     def grant(self, amount: int) -> None:
@@ -44,14 +44,14 @@ class SenderCredit:
         self.balance += amount
 
     def covers(self, size: int) -> bool:
-        """Whether a message of `size` bytes may be sent now."""
+        """Return whether a message of `size` bytes may be sent now."""
         return self.cost(size) <= self.balance
 
     def spend(self, size: int) -> int:
         """Pay for a message and return its cost.
 
         Raises:
-            RuntimeError: not enough credit; the caller forgot to ask.
+            RuntimeError: not enough credit; the caller must call `covers` first.
         """
         cost = self.cost(size)
         if cost > self.balance:
@@ -62,10 +62,10 @@ class SenderCredit:
 
 
 class GateCredit:
-    """What one gate has granted: exclusive bytes to each channel, floating bytes where a backlog is announced."""
+    """The credit that one gate has granted: exclusive bytes to each channel, floating bytes to those with a backlog."""
 
     def __init__(self, exclusive: Sequence[int], floating: int) -> None:
-        """`exclusive` bytes of each channel, `floating` bytes for all channels together."""
+        """Grant `exclusive` bytes to each channel, and share `floating` bytes among all channels."""
         channels = len(exclusive)
         self.exclusive = tuple(exclusive)
         self.floating_total = floating
@@ -79,11 +79,11 @@ class GateCredit:
         self._announce_at = [_returned_at(own) for own in exclusive]
 
     def cost(self, channel: int, size: int) -> int:
-        """Return what a message of `size` bytes costs: the same rule as the sender's."""
+        """Return the cost of a message of `size` bytes, by the same rule as the sender."""
         return _cost(size, self.exclusive[channel])
 
     def on_data(self, channel: int, cost: int, backlog: int) -> int:
-        """Take note of an arrived message; return floating credit to grant to its channel at once.
+        """Record an arrived message; return floating credit to grant to its channel at once.
 
         Raises:
             RuntimeError: the sender spent more than it was granted.
@@ -99,7 +99,7 @@ class GateCredit:
         return granted
 
     def on_consumed(self, channel: int, cost: int) -> list[tuple[int, int]]:
-        """Take note of a consumed message; return (channel, bytes) to grant; who waits longest is first."""
+        """Record a consumed message; return (channel, bytes) to grant, the longest waiting channel first."""
         self.queued[channel] -= cost
         back = min(cost, self.floating_held[channel])
         self.floating_held[channel] -= back
@@ -114,7 +114,7 @@ class GateCredit:
         return grants
 
     def on_ended(self, channel: int) -> list[tuple[int, int]]:
-        """No rows will follow on `channel`: its unspent floating credit is void and goes to the others."""
+        """Take back the unspent floating credit of `channel`, on which no rows follow, and grant it to others."""
         back = max(0, self.floating_held[channel] - self.queued[channel])
         self.floating_held[channel] -= back
         self.floating_free += back
@@ -143,5 +143,5 @@ class GateCredit:
             taken = self._take_floating(channel)
             if taken:
                 grants.append((channel, taken))
-            self._wait_if_short(channel)  # at the end: the others are served before it gets more
+            self._wait_if_short(channel)  # at the end of the round: the others are served before it gets more
         return grants

@@ -1,4 +1,4 @@
-"""What a worker's task code sees of the network: gates to read from, partitions to write to, start and stop.
+"""The network interface of a worker's task code: gates to read from, partitions to write to, start and stop.
 
 `WorkerNetwork` (sockets, one thread) and `MemoryNetwork` (the simulator) both are a `DataPlane`. The order of calls
 for one deployment of a job: `create_gate` and `create_outputs` for every subtask placed in this worker, then
@@ -19,9 +19,9 @@ Nothing is sent on a channel before its receiver's `start_channels`, so workers 
         output.next_deadline_ms  -> float | None                monotonic; call `flush_due(clock.monotonic_ms())` then
         output.records_out, output.bytes_out
 
-`on_data` and `on_available` are called from other threads, hold no lock, and must only wake the task. A lost
-connection is told to `on_connection_lost` and makes the gates and outputs concerned raise `ConnectionLostError` from
-their next call.
+`on_data` and `on_available` are called from other threads, without a lock, and must only wake the task. A lost
+connection is reported to `on_connection_lost`; the gates and outputs concerned raise `ConnectionLostError` from their
+next call on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Wakes a task; called from any thread.
 Wake = Callable[[], None]
-#: Told of a lost peer: its worker id and why.
+#: Called when a peer is lost, with its worker id and the cause.
 ConnectionLost = Callable[[str, str], None]
 
 
@@ -45,19 +45,22 @@ class DataPlane(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Where other workers reach this one: `unix:<path>`, `tcp:host:port` or `memory:<worker>`."""
+        """Return the address of this worker for others: `unix:<path>`, `tcp:host:port` or `memory:<worker>`."""
 
     def create_gate(self, deployment: TaskDeployment, on_data: Wake) -> InputGate | None:
         """Make the gate of one subtask; None when it has no inputs."""
 
     def create_outputs(self, deployment: TaskDeployment, on_available: Wake | None = None) -> list[ResultPartition]:
-        """Make the outgoing partitions of one subtask, one an outgoing edge."""
+        """Make the outgoing partitions of one subtask, one per outgoing edge."""
 
     def start_channels(self, job_id: str) -> None:
-        """Connect the job's channels made so far; returns at once, an unreachable peer is a lost connection."""
+        """Connect the job's channels made so far, without blocking.
+
+        An unreachable peer is reported as a lost connection.
+        """
 
     def release(self, job_id: str) -> None:
-        """Close and forget all channels of the job in this worker; peers still using them are told. Idempotent."""
+        """Close and forget all channels of the job in this worker, and notify peers that still use them; idempotent."""
 
     def close(self) -> None:
         """Release everything and stop."""

@@ -1,7 +1,7 @@
-"""Where other workers come in: the listening sockets, looked away from for a while when nobody can be let in.
+"""The listening sockets of a worker, ignored for a while when no connection can be accepted.
 
-Made by `connection` and used in its thread. A process without a free descriptor keeps its network: who waits in the
-queue is let in when there is one.
+Made by `connection` and used in its thread. A process without a free descriptor keeps its connections: waiting ones are
+accepted when there is one.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ class Door:
 
     @property
     def host(self) -> str:
-        """The host that others dial; empty where there are Unix sockets only."""
+        """Return the host that others dial; empty if there are Unix sockets only."""
         return self._listeners[0].host
 
     @property
     def endpoint(self) -> str:
-        """Where other workers reach this one."""
+        """Return the address at which other workers reach this one."""
         return ",".join(listener.endpoint for listener in self._listeners)
 
     @property
     def shut(self) -> bool:
-        """Whether `reopen` is to be called again soon."""
+        """Return whether `reopen` has to be called soon."""
         return self._opens_at_ms is not None
 
     def come_in(self, listener: Listener) -> Iterator[socket.socket]:
-        """Give those that wait at `listener`, until one cannot be let in."""
+        """Yield the connections waiting at `listener`, until one cannot be accepted."""
         try:
             while (sock := listener.accept()) is not None:
                 yield sock
         except OSError as error:
-            logging.getLogger(__name__).warning("nobody can be let in at %s now: %s", listener.endpoint, error)
+            logging.getLogger(__name__).warning("no connection can be accepted at %s now: %s", listener.endpoint, error)
             self._opens_at_ms = self._clock.monotonic_ms() + _PAUSE_MS
             self._watch(0)
 
     def reopen(self) -> None:
-        """Look at the sockets again when it is time."""
+        """Listen again when the pause is over."""
         if self._opens_at_ms is not None and self._clock.monotonic_ms() >= self._opens_at_ms:
             self._opens_at_ms = None
             self._watch(selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""Wire frames of the connection between two workers, pure: headers, payloads in pieces, and an incremental decoder.
+"""Wire frames of the connection between two workers, pure: headers, split payloads, and an incremental decoder.
 
 A frame is a 48-byte header and a payload. A message larger than `FRAME_LIMIT` spans several frames, between which
 frames of other channels may come; the frames of one channel's message are in order. Used by `session`.
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from penstock.graph.deployment import ChannelId
 
 PROTOCOL_VERSION = 3
-#: Largest payload of one frame: what one channel may hold up the others for.
+#: Largest payload of one frame: the time for which one channel can hold up the others.
 FRAME_LIMIT = 1 << 20
-#: Largest message: Arrow's own limit for many things, and a bound on what a damaged header can make us allocate.
+#: Largest message: Arrow's limit for many things, and a bound for the memory that a damaged header can claim.
 MESSAGE_LIMIT = (1 << 31) - 1
 _SCRATCH_BYTES = 64 << 10
 _DIRECT_TAIL_BYTES = 4 << 10
@@ -37,11 +37,11 @@ HEADER_BYTES = _HEADER.size
 
 
 class FrameError(PenstockError):
-    """The bytes of a connection make no sense; it must be closed."""
+    """The bytes of a connection violate the protocol; it must be closed."""
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame carries."""
+    """The content of a frame."""
 
     #: An Arrow IPC record batch message; its schema is the edge's.
     DATA = 1
@@ -49,16 +49,16 @@ class FrameKind(enum.IntEnum):
     EVENT = 2
     #: Bytes the receiver grants, in the backlog field.
     CREDIT = 3
-    #: First messages each way: who I am, and proof of it.
+    #: First messages each way: name and proof of identity.
     HELLO = 4
-    #: This channel (or, with a zero key, the connection) is closed; the payload says why.
+    #: This channel (or, with a zero key, the connection) is closed; the payload is the reason.
     RESET = 5
-    #: As DATA, of rows that were combined for their receiver: in columns of their own.
+    #: As DATA, for rows that were combined for their receiver and have other columns.
     COMBINED = 6
 
 
 class ChannelKey(NamedTuple):
-    """A channel as it is named on the wire."""
+    """The identity of a channel on the wire."""
 
     job: int
     epoch: int
@@ -83,31 +83,31 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
     worker_id: str
     version: int = PROTOCOL_VERSION
-    #: That it is a worker of the same job (`greeting`).
+    #: Proof of being a worker of the same job (`greeting`).
     proof: bytes = b""
-    #: What the other end's proof must hold.
+    #: The nonce that the other end's proof must contain.
     nonce: bytes = b""
 
 
 class Message(NamedTuple):
-    """A whole message, put together again by the decoder."""
+    """A complete message, assembled by the decoder."""
 
     kind: FrameKind
     key: ChannelKey
     sequence: int
-    #: DATA: bytes still queued behind it; CREDIT: bytes granted.
+    #: DATA: bytes still queued after it; CREDIT: bytes granted.
     backlog: int
     payload: Buffer
 
     @property
     def size(self) -> int:
-        """Bytes of the payload."""
+        """Return the bytes of the payload."""
         return memoryview(self.payload).nbytes
 
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """A message on its way out, cut into frames without copying its payload."""
+    """An outgoing message, split into frames without copying its payload."""
 
     kind: FrameKind
     key: ChannelKey
@@ -118,11 +118,14 @@ class OutgoingMessage:
 
     @property
     def done(self) -> bool:
-        """Whether all bytes were taken; ask after the first frame (a message without payload is one frame)."""
+        """Return whether all bytes were taken.
+
+        Call it after the first frame (a message without payload is one frame).
+        """
         return self.sent >= len(self.payload)
 
     def next_frame(self, limit: int = FRAME_LIMIT) -> list[Buffer]:
-        """Return header and payload piece of the next frame."""
+        """Return the header and the payload part of the next frame."""
         total = len(self.payload)
         length = min(limit, total - self.sent)
         header = _HEADER.pack(length, self.kind, 0, 0, *self.key, total, self.sequence, self.backlog)
@@ -142,44 +145,44 @@ def encode_message(
 
 
 class _Partial:
-    """A message of which not all bytes are here."""
+    """An incomplete message."""
 
     __slots__ = ("backlog", "filled", "key", "kind", "payload", "sequence", "view")
 
     def __init__(self, kind: FrameKind, key: ChannelKey, total: int, sequence: int, backlog: int) -> None:
         self.kind, self.key, self.sequence, self.backlog = kind, key, sequence, backlog
-        # Arrow's allocator aligns for kernels and does not clear; for small messages a bytearray costs less
+        # Arrow's allocator aligns for kernels and does not clear memory; for small messages a bytearray costs less
         self.payload: Any = pa.allocate_buffer(total) if total >= _ARROW_ALLOCATES_FROM else bytearray(total)
         self.view = memoryview(self.payload).cast("B")
         self.filled = 0
 
 
 class FrameDecoder:
-    """Turns received bytes into messages; large payloads are received straight into their own memory."""
+    """Turns received bytes into messages; large payloads are received directly into their own memory."""
 
     def __init__(self, greeting_bytes: int = 0) -> None:
-        """With `greeting_bytes` take nothing but whole greetings of at most that size, one a call, until `trust`."""
+        """Accept only greetings of at most `greeting_bytes`, if given, one per call, until `trust`."""
         self._greeting_bytes = greeting_bytes
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
-        #: By kind too: a reset may come between the frames of its channel's message.
+        #: The kind is part of the key: a reset may come between the frames of its channel's message.
         self._partials: dict[tuple[FrameKind, ChannelKey], _Partial] = {}
         self._current: _Partial | None = None
-        #: Bytes of the current frame's payload still to come.
+        #: Bytes of the current frame's payload that are still missing.
         self._missing = 0
 
     @property
     def idle(self) -> bool:
-        """Whether no message is half received."""
+        """Return whether no message is incomplete."""
         return self._start == self._end and not self._partials
 
     def trust(self) -> None:
-        """From here on take messages of every kind and size."""
+        """Accept messages of every kind and size from now on."""
         self._greeting_bytes = 0
 
     def buffers(self) -> list[memoryview]:
-        """Return where the next bytes should be received into, in order (for `recvmsg_into`)."""
-        if self._start:  # what is left is at most a part of a header
+        """Return the buffers for the next bytes, in order (for `recvmsg_into`)."""
+        if self._start:  # at most a part of a header is left
             rest = self._end - self._start
             self._scratch[:rest] = bytes(self._scratch[self._start : self._end])
             self._start, self._end = 0, rest
@@ -190,9 +193,9 @@ class FrameDecoder:
         return [direct, self._scratch[:_DIRECT_TAIL_BYTES]]
 
     def received(self, count: int) -> list[Message]:
-        """Take note that `count` bytes were put into `buffers()`; return the messages that are now whole.
+        """Record that `count` bytes were put into `buffers()`; return the messages that are complete now.
 
-        Before `trust` it is one message at most, because it may be followed by what only a worker may send: call
+        Before `trust` it returns at most one message, because messages that only a worker may send can follow: call
         again with 0 until there is none.
 
         Raises:
@@ -212,7 +215,7 @@ class FrameDecoder:
         return messages
 
     def feed(self, data: Buffer) -> list[Message]:
-        """Take bytes that are already somewhere else (tests, the simulator)."""
+        """Take bytes that are already elsewhere in memory (tests, the simulator)."""
         view = memoryview(data).cast("B")
         messages: list[Message] = []
         while len(view):
@@ -231,12 +234,14 @@ class FrameDecoder:
             length, kind_code, _, _, *ids, total, sequence, backlog = _HEADER.unpack_from(scratch, self._start)
             kind = _KINDS.get(kind_code)
             if kind is None or length > total or total > MESSAGE_LIMIT:
-                raise FrameError(f"frame header makes no sense: kind {kind_code}, {length} of {total} bytes")
+                raise FrameError(f"invalid frame header: kind {kind_code}, {length} of {total} bytes")
             key = ChannelKey(*ids)
             if self._greeting_bytes and not (
                 kind in _GREETINGS and key == NO_CHANNEL and length == total <= self._greeting_bytes
             ):
-                raise FrameError(f"{kind.name}, {length} of {total} bytes, of one who has not proved who it is")
+                raise FrameError(
+                    f"{kind.name}, {length} of {total} bytes, from a peer that has not proved its identity"
+                )
             self._start += HEADER_BYTES
             available = self._end - self._start
             if length == total <= available and (kind, key) not in self._partials:
@@ -272,7 +277,7 @@ class FrameDecoder:
 
 
 def decode_hello(message: Message) -> Hello:
-    """Return who the first message of a connection says it is from.
+    """Return the sender of the first message of a connection, as it claims.
 
     Raises:
         FrameError: it is another message, or cannot be read.
@@ -303,10 +308,10 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(payload: Buffer) -> Event:
-    """Inverse of `encode_event`.
+    """Invert `encode_event`.
 
     Raises:
-        FrameError: no event of this version.
+        FrameError: not an event of this version.
     """
     try:
         tag, *values = msgspec.msgpack.decode(payload)

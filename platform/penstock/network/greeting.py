@@ -1,9 +1,9 @@
-"""How two workers prove to each other that they are of one job, before a frame of it goes either way; no I/O.
+"""The greeting by which two workers prove that they belong to one job, before any other frame; no I/O.
 
-A worker's key comes from its TaskManager, made of the cluster's secret for one job (`rpc.proof.workers_key`). Three
-hellos: the dialler's name and nonce; the other's name, nonce and proof; the dialler's proof. Each proves over both
-names and both nonces, under a label of its own, so that what was heard on a network is of no use a second time,
-towards another worker, or sent back. Used by `connection`, one `Greeting` a socket.
+The TaskManager derives a worker's key from the cluster's secret for one job (`rpc.proof.workers_key`). Three hellos:
+the dialler's name and nonce; the other's name, nonce and proof; the dialler's proof. Each proof covers both names and
+both nonces, under a label for its direction. So a recorded proof cannot be replayed, used towards another worker, or
+sent back. Used by `connection`, one `Greeting` per socket.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from penstock.config.security import Tls
 
 NONCE_BYTES = 32
-#: Longer messages come from somebody else.
+#: Longer messages are not greetings.
 MESSAGE_BYTES = 1024
 _DIALLER, _DIALLED = b"penstock hello of the dialler\0", b"penstock hello of the dialled\0"
 
 
 class RefusedError(FrameError):
-    """Whoever is at the other end is not let in; it is told why."""
+    """The peer is not accepted; it receives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What workers of one job believe each other by."""
+    """The credentials by which workers of one job trust each other."""
 
     #: `rpc.proof.workers_key` of the job.
     key: bytes = b""
@@ -55,10 +55,10 @@ class Greeting:
     """The greeting of one connection, from either end."""
 
     def __init__(self, worker_id: str, key: bytes, nonce: bytes, expected: str = "") -> None:
-        """`nonce` is fresh; `expected` is who was dialled, empty where we were."""
+        """Start a greeting with a fresh `nonce`; `expected` is the dialled worker, empty at the dialled end."""
         self._worker_id, self._key, self._nonce = worker_id, key, nonce
         self._dialled = not expected
-        #: Who is at the other end: before `done` only what it says.
+        #: The peer's name; before `done` only a claim.
         self.peer = expected
         self.done = False
         self._theirs = b""
@@ -68,18 +68,20 @@ class Greeting:
         return _encoded(Hello(self._worker_id, nonce=self._nonce))
 
     def take(self, message: Message) -> bytes:
-        """Take a message of the other end and return the frame to answer with, which may be empty.
+        """Take a message of the other end and return the answering frame, which may be empty.
 
         Raises:
-            RefusedError: it is not welcome; `refusal` makes the frame that says so.
-            FrameError: it makes no sense, or the other end refuses us.
+            RefusedError: the peer is not accepted; `refusal` makes the frame that says so.
+            FrameError: the message is invalid, or the other end refuses this one.
         """
         if message.kind is FrameKind.RESET:
             reason = bytes(memoryview(message.payload)).decode(errors="replace")
             raise FrameError(f"worker {self.peer} closed the connection: {reason}")
         hello = decode_hello(message)
         if hello.version != PROTOCOL_VERSION:
-            told = f"version {hello.version} of the data protocol, this worker speaks {PROTOCOL_VERSION}"
+            told = (
+                f"the peer speaks version {hello.version} of the data protocol, this worker version {PROTOCOL_VERSION}"
+            )
             raise RefusedError(told)
         if self._dialled and not self._theirs:
             return self._answer(hello)
@@ -88,18 +90,18 @@ class Greeting:
         if not self._dialled:
             self._theirs = hello.nonce
         if not hmac.compare_digest(hello.proof, self._proof(ours=False)):
-            raise RefusedError("without proof of being a worker of this job")
+            raise RefusedError("the peer did not prove that it is a worker of this job")
         self.done = True
         return b"" if self._dialled else _encoded(Hello(self._worker_id, proof=self._proof(ours=True)))
 
     def _answer(self, hello: Hello) -> bytes:
         if len(hello.nonce) != NONCE_BYTES:
-            raise RefusedError("without proof of being a worker of this job: its nonce has another length")
+            raise RefusedError("the peer did not prove that it is a worker of this job: its nonce has another length")
         self.peer, self._theirs = hello.worker_id, hello.nonce
         return _encoded(Hello(self._worker_id, proof=self._proof(ours=True), nonce=self._nonce))
 
     def _proof(self, *, ours: bool) -> bytes:
-        """Return what one of the two has to show: the dialler's name and nonce always come first."""
+        """Return the proof of one of the two ends, which covers the dialler's name and nonce first."""
         by_dialled = self._dialled == ours
         us, them = (self._worker_id.encode(), self._nonce), (self.peer.encode(), self._theirs)
         parts = (*them, *us) if self._dialled else (*us, *them)
@@ -108,7 +110,7 @@ class Greeting:
 
 
 def refusal(error: RefusedError) -> bytes:
-    """Return the frame that tells the other end why."""
+    """Return the frame with the reason for the other end."""
     return encode_message(FrameKind.RESET, payload=str(error).encode())
 
 

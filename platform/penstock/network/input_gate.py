@@ -1,7 +1,7 @@
-"""The incoming side of one subtask: a queue a channel, fair polling, credit, and blocking for alignment.
+"""The incoming side of one subtask: a queue per channel, fair polling, credit, and blocking for alignment.
 
 Carriers (`local`, `session`) call `connect`, `receive` and `fail` from any thread; the subtask's thread calls `poll`,
-`block`, `unblock`. `on_data` tells the task that `poll` may return something after it has returned None.
+`block`, `unblock`. `on_data` wakes the task when `poll` may return an element again after it has returned None.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from penstock.network.subpartition import Outgoing
 
 _Grants = list[tuple[Callable[[int], None], int]]
-#: Rows or an event, bytes of the rows (0 for events), and what they cost of the channel's credit.
+#: Rows or an event, bytes of the rows (0 for events), and their cost in the channel's credit.
 _Item = tuple[Any, int, int]
-#: A batch of rows of several channels has at most so many bytes: larger ones gain nothing, and would be copied.
+#: Largest batch made from rows of several channels: larger ones gain nothing, and would be copied.
 _SMALL_BYTES = 32 << 10
 
 
@@ -40,7 +40,7 @@ class _Channel:
     schema: pa.Schema | None
     queue: deque[_Item] = field(default_factory=deque)
     blocked: bool = False
-    #: Whether it stands in the round of channels to poll.
+    #: Whether it is in the round of channels to poll.
     ready: bool = False
     #: The end of input has arrived; only barriers follow.
     end_received: bool = False
@@ -58,7 +58,7 @@ class InputGate:
         on_data: Callable[[], None],
         small_bytes: int = _SMALL_BYTES,
     ) -> None:
-        """Channels are numbered flat, in the order of `inputs` and of their channels.
+        """Number the channels flat, in the order of `inputs` and of their channels.
 
         Rows of several channels become one batch up to `small_bytes`.
         """
@@ -77,14 +77,14 @@ class InputGate:
         self._failure: str | None = None
         self._closed = False
         self.bytes_queued = 0
-        #: Rows and bytes handed to the task (Flink's numRecordsIn, numBytesIn).
+        #: Rows and bytes given to the task (Flink's numRecordsIn, numBytesIn).
         self.records_in = 0
         self.bytes_in = 0
 
     # --- task ---------------------------------------------------------------------------------------------------------
 
     def expect_combined(self, schema: pa.Schema) -> None:
-        """Say what columns combined rows have; before the first `poll`."""
+        """Set the columns of combined rows; before the first `poll`."""
         self._combined = schema
 
     def poll(self) -> tuple[int, StreamElement] | None:
@@ -125,10 +125,10 @@ class InputGate:
         return item
 
     def _take_alike(self, input_index: int, items: list[_Item]) -> list[tuple[int, int]]:
-        """Take small pieces that stand at the head of other channels of an input too; return what is granted for them.
+        """Take small batches at the head of other channels of an input too; return the credit to grant for them.
 
-        Operators have a cost for each batch, so rows of several senders that are here together are given to them
-        together. Channels have no order among each other.
+        Operators have a cost for each batch, so rows of several senders that arrived together become one batch.
+        Channels have no order among each other.
         """
         grants: list[tuple[int, int]] = []
         combined, room = _are_combined(items[0][0]), self._small_bytes - items[0][1]
@@ -147,7 +147,7 @@ class InputGate:
         return grants
 
     def _rows_of(self, items: list[_Item], schema: pa.Schema | None) -> Batch:
-        """Return the rows of pieces of one input as one batch."""
+        """Return the rows of several items of one input as one batch."""
         batches = []
         for item, _size, _cost in items:
             if isinstance(item, CombinedRows):
@@ -182,27 +182,27 @@ class InputGate:
 
     @property
     def channel_count(self) -> int:
-        """Number of channels over all inputs."""
+        """Return the number of channels over all inputs."""
         return len(self._channels)
 
     @property
     def has_data(self) -> bool:
-        """Whether `poll` would return something (or raise)."""
+        """Return whether `poll` would return an element or raise."""
         return bool(self._round) or self._failure is not None
 
     @property
     def barrier_waiting(self) -> bool:
-        """Whether a barrier stands in a channel that may be polled; only tasks whose sink takes no rows ask."""
+        """Return whether a barrier is in a channel that may be polled; used by tasks whose sink takes no rows."""
         with self._lock:
             return any(isinstance(item, Barrier) for c in self._channels if not c.blocked for item, _, _ in c.queue)
 
     def is_blocked(self, channel: int) -> bool:
-        """Whether `channel` waits for an alignment."""
+        """Return whether `channel` waits for an alignment."""
         return self._channels[channel].blocked
 
     @property
     def bytes_blocked(self) -> int:
-        """Bytes that lie in channels which wait for an alignment."""
+        """Return the bytes in channels that wait for an alignment."""
         with self._lock:
             return sum(size for channel in self._channels if channel.blocked for _, size, _ in channel.queue)
 
@@ -210,11 +210,14 @@ class InputGate:
 
     @property
     def channel_specs(self) -> tuple[InputChannelSpec, ...]:
-        """The channels in flat order."""
+        """Return the channels in flat order."""
         return tuple(channel.spec for channel in self._channels)
 
     def connect(self, channel: int, grant: Callable[[int], None]) -> None:
-        """Name the way back to the sender of `channel` and grant its exclusive credit, which opens it."""
+        """Set the function that grants credit to the sender of `channel`, and grant the exclusive credit.
+
+        The first grant opens the channel.
+        """
         self._channels[channel].grant = grant
         grant(self._credit.exclusive[channel])
 
@@ -253,17 +256,17 @@ class InputGate:
             self._on_data()
 
     def fail(self, reason: str) -> bool:
-        """The carrier of a channel is gone; return whether that can have lost anything."""
+        """Fail the gate as the carrier of a channel is gone; return whether elements may be lost."""
         with self._lock:
             if self._closed:
                 return False
-            # Behind the end of input too: the barriers of the last checkpoints still have to come this way.
+            # After the end of input too: the barriers of the last checkpoints still have to arrive on this channel.
             self._failure = self._failure or reason
         self._on_data()
         return True
 
     def close(self) -> None:
-        """Drop everything; what still arrives is ignored."""
+        """Drop everything; elements that still arrive are ignored."""
         with self._lock:
             self._closed = True
             self._round.clear()
@@ -273,11 +276,11 @@ class InputGate:
                 channel.ready = False
 
     def finished(self, channel: int) -> bool:
-        """Whether the end of input has arrived on `channel`."""
+        """Return whether the end of input has arrived on `channel`."""
         return self._channels[channel].end_received
 
     def _make_ready(self, channel: int) -> bool:
-        """Put the channel into the round if it has something; return whether the task must be told."""
+        """Put the channel into the round if it has an element; return whether the task must be woken."""
         state = self._channels[channel]
         if state.ready or state.blocked or not state.queue:
             return False
@@ -295,5 +298,5 @@ class InputGate:
 
 
 def _are_combined(rows: Any) -> bool:
-    """Whether rows are partial aggregates, which have columns of their own."""
+    """Return whether rows are partial aggregates, which have other columns."""
     return isinstance(rows, CombinedRows) or (isinstance(rows, Batch) and rows.combined)

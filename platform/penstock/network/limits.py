@@ -1,6 +1,6 @@
-"""`NetworkLimits`: how long a worker waits for others, and for how many; given to `connection.WorkerNetwork`.
+"""`NetworkLimits`: how long a worker waits for others, and for how many; passed to `connection.WorkerNetwork`.
 
-The defaults are those of production; tests give shorter times and fewer connections.
+The defaults are for production; tests use shorter times and fewer connections.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 class NetworkLimits:
     """Times and counts; immutable."""
 
-    #: How long the lower id tries to reach the other, and how long the other waits for it.
+    #: Time in which the worker with the lower id tries to connect, and for which the other waits.
     connect_deadline_ms: float = 10_000
     accept_deadline_ms: float = 30_000
-    #: How long one who has connected may take to prove who it is, and how many are waited for.
+    #: Time for a peer to prove its identity, and the largest number of such peers.
     greeting_deadline_ms: float = 10_000
     most_strangers: int = 256
 

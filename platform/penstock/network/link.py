@@ -1,6 +1,7 @@
-"""One socket between two workers: bytes in through a decoder, frames out of a queue, plain or by TLS; never blocks.
+"""One socket between two workers: received bytes go to a decoder, frames leave from a queue, plain or by TLS.
 
-Used by `connection`, in its thread. Between hosts, of a cluster with certificates, both ends show the cluster's.
+Never blocks. Used by `connection`, in its thread. Between hosts of a cluster with certificates, both ends present the
+cluster's certificate.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ class Certificates:
         self._client = _context(ssl.PROTOCOL_TLS_CLIENT, tls)
 
     def wrap(self, sock: socket.socket, *, dialled: bool) -> ssl.SSLSocket:
-        """Return the connected socket as one that will shake hands; the given one is used up."""
+        """Return a TLS socket on top of the connected one, which must not be used any longer."""
         if dialled:
             return self._server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        # the certificate is of the cluster, not of a host: this name must be in it wherever it was dialled
+        # the certificate belongs to the cluster, not to a host: it has to contain this name at every address
         return self._client.wrap_socket(sock, server_hostname=INTERNAL_NAME, do_handshake_on_connect=False)
 
 
 class Link:
-    """One socket, not blocking."""
+    """One non-blocking socket."""
 
     def __init__(
         self,
@@ -51,9 +52,9 @@ class Link:
         session: Session | None = None,
         certificates: Certificates | None = None,
     ) -> None:
-        """`session`: of the worker that was dialled; None until an accepted socket has proved who it is.
+        """Take `session` of the dialled worker; None until the peer of an accepted socket has proved its identity.
 
-        With `certificates` what leaves the host's own file system goes by TLS.
+        With `certificates`, traffic that leaves the host uses TLS.
         """
         self.sock = sock
         self.greeting = greeting
@@ -62,7 +63,7 @@ class Link:
         self.unsent: deque[memoryview] = deque()
         self.connecting = False
         self.wants_write = False
-        #: Nothing can be sent before something has come: a handshake.
+        #: A handshake waits for bytes of the peer: nothing can be sent before.
         self.waits_for_peer = False
         self._certificates = None if sock.family == socket.AF_UNIX else certificates
         self._dialled = session is None
@@ -71,11 +72,11 @@ class Link:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes were decrypted and not taken yet: no selector tells of them."""
+        """Return whether decrypted bytes wait to be read, which no selector reports."""
         return self._tls is not None and self._tls.pending() > 0
 
     def receive(self) -> int | None:
-        """Put bytes into the decoder's buffers; return how many, 0 at the end, None when there are none now.
+        """Read bytes into the decoder's buffers; return how many, 0 at the end, None if there are none now.
 
         Raises:
             OSError: the connection is broken, or the other end's certificate is not the cluster's.
@@ -88,7 +89,7 @@ class Link:
             return None
 
     def send(self) -> bool:
-        """Send of `unsent` what goes; False when no more can be sent now.
+        """Send as much of `unsent` as possible; return False if the socket is full.
 
         Raises:
             OSError: as for `receive`.
@@ -117,20 +118,22 @@ class Link:
             self.unsent.popleft()
 
     def _shaken_hands(self, certificates: Certificates) -> ssl.SSLSocket:
-        """Go on with the handshake; behind it, let in only the cluster's own certificate, not any of its CA."""
+        """Continue the handshake; after it accept only the cluster's certificate, not others of its CA."""
         if self._tls is None:
             self.sock = self._tls = certificates.wrap(self.sock, dialled=self._dialled)
         if not self._shaken:
             self._tls.do_handshake()
             names = (self._tls.getpeercert() or {}).get("subjectAltName", ())
             if ("DNS", INTERNAL_NAME) not in names:
-                raise FrameError("its certificate is not the cluster's", hint="give it the cluster's cluster.pem")
+                raise FrameError(
+                    "the peer's certificate is not the cluster's", hint="give it the cluster's cluster.pem"
+                )
             self._shaken = True
         return self._tls
 
 
 def passing(error: Exception) -> bool:
-    """Return whether it may go better next time: a connection that ended, not one that was refused."""
+    """Return whether a retry may succeed: the connection ended, but was not refused."""
     return isinstance(error, OSError) and (not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError))
 
 

@@ -1,4 +1,4 @@
-"""A channel between two subtasks of one worker: elements go by reference, under the same credit as on the wire.
+"""A channel between two subtasks of one worker: elements go by reference, with the same credit as on the wire.
 
 Made by `channel_table` for every channel whose two ends are in this worker.
 """
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class LocalLink:
-    """Moves elements from a subpartition into a gate, in the thread of whoever makes that possible."""
+    """Moves elements from a subpartition into a gate, in the thread of the caller that makes it possible."""
 
     def __init__(self, source: Subpartition, gate: InputGate, channel: int) -> None:
         """Join `source` to `channel` of `gate`."""
         self._source = source
         self._gate = gate
         self._channel = channel
-        # producer and consumer may both find something to move: one at a time, so that the order stays
+        # producer and consumer may both find elements to move: the lock keeps the order
         self._moving = threading.Lock()
 
     def start(self) -> None:

@@ -1,8 +1,7 @@
-"""The data plane of the simulator: the same gates and partitions over links that move one frame when told.
+"""The data plane of the simulator: the same gates and partitions over links that move one frame per call.
 
-A `MemoryTransport` is the network between the `MemoryNetwork`s of simulated workers. Nothing moves by itself: the
-simulator asks `ready_links()` and calls `pump(link)` in an order of its choosing (a seed reproduces a run), or cuts a
-link.
+A `MemoryTransport` is the network between the `MemoryNetwork`s of simulated workers. The simulator takes a link of
+`ready_links()` and calls `pump(link)`, in an order that a seed reproduces, or cuts a link.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Link(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Direction:
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
-    #: Buffers taken from the session and not moved yet.
+    #: Buffers taken from the session that have not moved.
     waiting: deque[Buffer] = field(default_factory=deque)
 
 
@@ -46,7 +45,7 @@ class MemoryTransport:
     """All links between simulated workers."""
 
     def __init__(self, frame_limit: int = 0) -> None:
-        """`frame_limit`: payload bytes of a frame; 0 for the usual."""
+        """Take `frame_limit`, the payload bytes of a frame; 0 for the usual limit."""
         self._frame_limit = frame_limit
         self._networks: dict[str, MemoryNetwork] = {}
         self._directions: dict[Link, _Direction] = {}
@@ -59,7 +58,7 @@ class MemoryTransport:
         self._networks[network.worker_id] = network
 
     def leave(self, worker_id: str, reason: str = "the worker has left") -> None:
-        """Remove a worker at once, as a crash does: its peers lose their connection."""
+        """Remove a worker as a crash does: its peers lose their connection."""
         network = self._networks.pop(worker_id, None)
         if network is None:
             return
@@ -68,7 +67,7 @@ class MemoryTransport:
             network.lose(peer, reason)
 
     def cut(self, one: str, other: str) -> None:
-        """Let nothing pass between two workers, without telling them."""
+        """Stop frames between two workers without notifying them."""
         self._cut.add(frozenset((one, other)))
 
     def heal(self, one: str, other: str) -> None:
@@ -76,7 +75,7 @@ class MemoryTransport:
         self._cut.discard(frozenset((one, other)))
 
     def disconnect(self, one: str, other: str, reason: str = "the connection was cut") -> None:
-        """Break the connection: what is on its way is lost, and both sides that still live are told."""
+        """Break the connection: frames on the way are lost, and both live sides are notified."""
         for link in (Link(one, other), Link(other, one)):
             self._directions.pop(link, None)
         for worker_id, peer in ((one, other), (other, one)):
@@ -147,7 +146,7 @@ class MemoryNetwork:
     ) -> None:
         """Join the transport as `worker_id`."""
         self.worker_id = worker_id
-        #: Sessions by peer; the transport's.
+        #: Sessions by peer, used by the transport.
         self.sessions: dict[str, Session] = {}
         self._transport = transport
         self._on_lost = on_connection_lost
@@ -156,7 +155,7 @@ class MemoryNetwork:
 
     @property
     def endpoint(self) -> str:
-        """Where other workers reach this one."""
+        """Return the address at which other workers reach this one."""
         return f"memory:{self.worker_id}"
 
     def create_gate(self, deployment: TaskDeployment, on_data: Wake) -> InputGate | None:
@@ -164,7 +163,7 @@ class MemoryNetwork:
         return self._table.create_gate(deployment, on_data)
 
     def create_outputs(self, deployment: TaskDeployment, on_available: Wake | None = None) -> list[ResultPartition]:
-        """Make the outgoing partitions of one subtask, one an outgoing edge."""
+        """Make the outgoing partitions of one subtask, one per outgoing edge."""
         return self._table.create_outputs(deployment, on_available)
 
     def start_channels(self, job_id: str) -> None:
@@ -176,7 +175,7 @@ class MemoryNetwork:
         self._table.release(job_id)
 
     def close(self) -> None:
-        """Release everything and leave the transport; what is not yet moved is lost."""
+        """Release everything and leave the transport; frames that have not moved are lost."""
         for job_id in self._table.job_ids():
             self._table.release(job_id)
         self._transport.leave(self.worker_id)
@@ -186,7 +185,7 @@ class MemoryNetwork:
         self.session_of(peer).attach_output(key, source)
 
     def attach_input(self, peer: Peer, key: ChannelKey, gate: InputGate, channel: int) -> None:
-        """Deliver what the peer sends under `key` (called by the channel table)."""
+        """Deliver messages of the peer for `key` (called by the channel table)."""
         self.session_of(peer).attach_input(key, gate, channel)
 
     def detach(self, keys: list[ChannelKey]) -> None:
@@ -202,7 +201,7 @@ class MemoryNetwork:
         return session
 
     def lose(self, peer: str, reason: str) -> None:
-        """The connection to `peer` is gone (called by the transport)."""
+        """Fail the channels to `peer`, whose connection is gone (called by the transport)."""
         session = self.sessions.pop(peer, None)
         if session is None:
             return

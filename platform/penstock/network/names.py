@@ -1,7 +1,7 @@
-"""Addresses of hosts that are known by name, looked up by threads of their own: a name server may take its time.
+"""Look-ups of host names in separate threads, as a name server may be slow.
 
-Used by `connection`, whose thread carries the rows of all peers. The threads end with the process, whatever they wait
-for.
+Used by `connection`, whose thread carries the rows of all peers. The threads are daemons: they end with the process,
+even during a look-up.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
 
-#: How long an address is believed, and how long a failure is, before the name server is asked again: far less than a
-#: peer is dialled, for a host that comes back under another address.
+#: How long an address is cached, and how long a failure. Much shorter than the time for which a peer is dialled, for a
+#: host that returns with another address.
 _KEPT_MS = 1000
 _FAILED_MS = 500
 
 
 class Names:
-    """Called by one thread; a name is looked up by one thread at a time, several names beside each other."""
+    """Resolves host names; called by one thread.
+
+    A name is looked up by one thread at a time, several names in parallel.
+    """
 
     def __init__(self, clock: Clock) -> None:
-        """Nothing is known."""
+        """Start with an empty cache."""
         self._clock = clock
-        #: What was found for a name, and until when that holds; written by the threads.
+        #: The result for a name, and when it expires; written by the threads.
         self._found: dict[str, tuple[str | OSError, float]] = {}
         self._asking: dict[str, threading.Thread] = {}
 
     def address_of(self, host: str) -> str | None:
-        """Return a numeric address of `host`; None while it is being looked up: ask again soon.
+        """Return a numeric address of `host`; None while it is being looked up: call again soon.
 
         Raises:
-            OSError: nothing is known under that name.
+            OSError: the name is unknown.
         """
         if _is_address(host):
             return host
@@ -55,8 +58,8 @@ class Names:
         try:
             found = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
             kept_ms = _KEPT_MS
-        except UnicodeError as error:  # what can be no name: a part of it is empty, or too long
-            found, kept_ms = OSError(f"{host!r} is no name of a host: {error}"), _FAILED_MS
+        except UnicodeError as error:  # an invalid host name: a part of it is empty or too long
+            found, kept_ms = OSError(f"{host!r} is not a valid host name: {error}"), _FAILED_MS
         except OSError as error:
             found, kept_ms = error, _FAILED_MS
         self._found[host] = found, self._clock.monotonic_ms() + kept_ms

@@ -1,7 +1,7 @@
 """The outgoing edge of one subtask: partitioner, subpartitions, flush deadlines, back-pressure and counters.
 
-The task calls `batch`, `watermark`, `status`, `barrier`, `end` (they never block and may overdraw), looks at
-`available` between operator calls, and calls `flush_due` at `next_deadline_ms`. All times are `Clock.monotonic_ms()`.
+The task calls `batch`, `watermark`, `status`, `barrier`, `end` (they never block and may overdraw), checks `available`
+between operator calls, and calls `flush_due` at `next_deadline_ms`. All times are `Clock.monotonic_ms()`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.graph.deployment import OutputSpec
 
-#: Less than this is not split by key at once, but with what comes until the buffer time-out: a split costs some 50 us
-#: however few its rows are.
+#: Smaller batches are gathered until the buffer time-out before they are split by key: a split costs some 50 us even
+#: for few rows.
 _WORTH_A_SPLIT_BYTES = 64 << 10
 
 
-#: Credit that the channels of a wide edge share out at each end: there are as many as the square of the parallelism.
+#: Credit that the channels of a wide edge divide at each end: their number is the square of the parallelism.
 EDGE_BYTES = 16 << 20
 _LEAST_BYTES = 64 << 10
 
 
 def exclusive_bytes(settings: JobSettings, width: int = 1) -> int:
-    """Return the credit every channel of an edge always has, the same on both sides of it.
+    """Return the exclusive credit of every channel of an edge, the same at both ends.
 
     `width`: the most channels of the edge that one subtask has (`OutputSpec.width`).
     """
@@ -46,7 +46,7 @@ def exclusive_bytes(settings: JobSettings, width: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What a partition needs besides its edge."""
+    """The parameters of a partition besides its edge."""
 
     settings: JobSettings
     clock: Clock
@@ -54,15 +54,15 @@ class OutputOptions:
     subtask: int = 0
     #: Called from another thread when the partition has become available again.
     on_available: Callable[[], None] | None = None
-    #: Twins of the compiled split, for tests.
+    #: Numpy versions of the compiled split, for tests.
     kernels: SplitKernels | None = None
 
 
 class Combiner(Protocol):
-    """Stands for an operator on the other side: rows that it would put together anyway."""
+    """Combines rows before they are sent, on behalf of the downstream operator that would aggregate them."""
 
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Return fewer rows, in the form their receiver expects combined ones in; None: send them as they are."""
+        """Return fewer rows, in the form that their receiver expects of combined ones; None: send them as they are."""
 
 
 class ResultPartition:
@@ -89,7 +89,7 @@ class ResultPartition:
             subtask=options.subtask,
             kernels=options.kernels,
         )
-        #: Rows that wait to be split, their bytes, until when; and the watermark behind them.
+        #: Rows that wait to be split, their bytes and deadline; and the watermark after them.
         self._rows: list[pa.RecordBatch] = []
         self._rows_bytes = 0
         self._rows_due_ms = 0.0
@@ -98,21 +98,21 @@ class ResultPartition:
         self._gathers = (
             isinstance(spec.partitioner, KeyGroup) and len(self.channels) > 1 and settings.buffer_timeout_ms > 0
         )
-        #: Rows put in (Flink's numRecordsOut), and their bytes as they are sent.
+        #: Rows put in (Flink's numRecordsOut), and the bytes of rows as they are sent.
         self.records_out = 0
         self.bytes_out = 0
-        #: Rows among them that were not sent because others stand for them too.
+        #: Rows among them that were not sent because combined rows represent them.
         self.records_combined = 0
         self._combiner: Combiner | None = None
         self._row_bytes = fixed_row_bytes(self.schema) if self.schema is not None else None
-        #: Not later than the earliest deadline of a channel: asked at every step, however many channels there are.
+        #: A lower bound of the earliest deadline of a channel: one check at every step, for any number of channels.
         self._next_deadline_ms: float | None = None
         self._due_ms = limits.due_ms
-        #: When something left last because it was due; long ago at first.
+        #: Time of the last output that left because it was due; initially long ago.
         self._left_ms = options.clock.monotonic_ms() - settings.buffer_timeout_ms
 
     def combine_with(self, combiner: Combiner) -> None:
-        """Ask `combiner` of every batch whether fewer rows will do; before the first batch."""
+        """Use `combiner` for every batch; before the first batch."""
         self._combiner = combiner
 
     def batch(self, batch: Batch) -> None:
@@ -124,7 +124,7 @@ class ResultPartition:
         data = self._conforming(batch.data)
         if not data.num_rows:
             return
-        # Arrow's exact answer for a slice costs 10 us: once a batch at most, the slices get their share of it
+        # Arrow's exact size of a slice costs 10 us: computed at most once per batch and divided among the slices
         size = data.num_rows * self._row_bytes if self._row_bytes is not None else float(data.nbytes)
         row_bytes = size / data.num_rows
         self.records_out += data.num_rows
@@ -153,7 +153,7 @@ class ResultPartition:
             self.channels[channel].add_rows(rows, max(1, int(rows.num_rows * row_bytes)), due_ms, combined=combined)
 
     def _split_gathered(self) -> None:
-        """Hand what was gathered to the channels, where it waits no longer than if it had been there at once."""
+        """Split the gathered rows; in the channels they wait no longer than rows that were split at once."""
         if not self._rows:
             return
         data = self._rows[0] if len(self._rows) == 1 else pa.concat_batches(self._rows)
@@ -165,7 +165,7 @@ class ResultPartition:
                 channel.add_event(watermark, self._rows_due_ms)
 
     def watermark(self, watermark: Watermark) -> None:
-        """Send a watermark behind all rows so far, on every channel."""
+        """Send a watermark after all rows so far, on every channel."""
         if self._rows:
             self._watermark = watermark
         else:
@@ -189,7 +189,7 @@ class ResultPartition:
             channel.add_end()
 
     def flush(self) -> None:
-        """Send everything that waits, whatever its deadline."""
+        """Send everything that waits, before its deadline too."""
         self._split_gathered()
         self._next_deadline_ms = None
         for channel in self.channels:
@@ -210,17 +210,17 @@ class ResultPartition:
 
     @property
     def next_deadline_ms(self) -> float | None:
-        """When `flush_due` may have something to do; None: nothing waits."""
+        """Return when `flush_due` may have work; None: nothing waits."""
         return self._next_deadline_ms
 
     @property
     def available(self) -> bool:
-        """Whether every channel is below its bound."""
+        """Return whether every channel is below its bound."""
         return self._budget.available
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of rows that have not left yet."""
+        """Return the bytes of rows that have not left."""
         return self._rows_bytes + sum(channel.queued_bytes for channel in self.channels)
 
     def close(self) -> None:
@@ -235,19 +235,19 @@ class ResultPartition:
             channel.add_event(event, due)
 
     def _due(self) -> float:
-        """Return when what is put in now must leave, and look again by then."""
+        """Return the deadline of data that is added now, and schedule a flush by then."""
         due = self._due_ms(self._clock.monotonic_ms(), self._left_ms)
         if self._next_deadline_ms is None:
             self._next_deadline_ms = due
         return due
 
     def _conforming(self, data: pa.RecordBatch) -> pa.RecordBatch:
-        """Return `data` under the edge's schema: the receiver knows no other, and would read garbage."""
+        """Return `data` with the edge's schema, without which the receiver cannot decode it."""
         schema = self.schema
         if schema is None or data.schema.equals(schema):
             return data
         if len(data.schema) > len(schema) and set(schema.names) <= set(data.schema.names):
-            data = data.select(schema.names)  # the receiver asked for no more than these
+            data = data.select(schema.names)  # the receiver needs only these
             if data.schema.equals(schema):
                 return data
         same = data.schema.names == schema.names
@@ -256,12 +256,12 @@ class ResultPartition:
             return pa.RecordBatch.from_arrays(data.columns, schema=schema)
         raise GraphError(
             f"rows have columns {_columns(data.schema)}, the edge has {_columns(schema)}",
-            hint="an operator emits rows of another schema than it declares",
+            hint="an operator emits rows with another schema than it declares",
         )
 
 
 def fixed_row_bytes(schema: pa.Schema) -> float | None:
-    """Return the bytes of a row when all columns have a fixed width, else None."""
+    """Return the bytes of a row if all columns have a fixed width, else None."""
     bits = 0
     for field in schema:
         try:

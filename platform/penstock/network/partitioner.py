@@ -1,7 +1,6 @@
-"""Partitioners at run time: which rows of a batch go to which channel. Law: rows in = rows out.
+"""Partitioners at run time: they assign the rows of a batch to channels and lose or repeat none.
 
-Made by `output.ResultPartition` from the partitioner value on the edge; the compiled split lives in
-`penstock.kernels`.
+Made by `output.ResultPartition` from the partitioner value on the edge; the compiled split is in `penstock.kernels`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Slice = tuple[int, "pa.RecordBatch"]
 
 
 class Splitter(Protocol):
-    """Cuts batches into per-channel batches, in channel order, empty ones left out."""
+    """Splits batches into per-channel batches, in channel order, without empty ones."""
 
     def split(self, batch: pa.RecordBatch) -> list[Slice]:
         """Return (channel, rows) pairs; rows keep their order within a channel."""
@@ -29,16 +28,16 @@ class Splitter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SplitKernels:
-    """The compiled functions of the keyed split (a test may pass twins in numpy)."""
+    """The compiled functions of the keyed split; a test may pass numpy versions."""
 
     #: (batch, key columns, key groups, parallelism) -> (row order, offset of each subtask in it).
     order_by_owner: Callable[[Any, tuple[str, ...], int, int], tuple[Any, Any]]
-    #: (batch, order, offsets) -> one batch or None a subtask.
+    #: (batch, order, offsets) -> one batch or None per subtask.
     take_split: Callable[[Any, Any, Any], Sequence[Any]]
 
 
 class SingleSplitter:
-    """One channel only: everything goes there (Forward, and every partitioner at parallelism 1)."""
+    """Sends all rows to a single channel (Forward, and every partitioner at parallelism 1)."""
 
     def split(self, batch: pa.RecordBatch) -> list[Slice]:
         """Return the batch itself for channel 0."""
@@ -46,10 +45,10 @@ class SingleSplitter:
 
 
 class RebalanceSplitter:
-    """Whole batches, round robin; senders begin at different channels so that short streams spread too."""
+    """Sends whole batches round robin; senders start at different channels so that short streams spread too."""
 
     def __init__(self, channels: int, first: int = 0) -> None:
-        """Begin at channel `first` modulo `channels`."""
+        """Start at channel `first` modulo `channels`."""
         self._channels = channels
         self._next = first % channels
 
@@ -61,19 +60,19 @@ class RebalanceSplitter:
 
 
 class BroadcastSplitter:
-    """Every row to every channel (rows out = rows in times channels)."""
+    """Sends every row to every channel (rows out = rows in times channels)."""
 
     def __init__(self, channels: int) -> None:
         """Send to `channels` channels."""
         self._channels = channels
 
     def split(self, batch: pa.RecordBatch) -> list[Slice]:
-        """Return the batch once a channel."""
+        """Return the batch once per channel."""
         return [(channel, batch) for channel in range(self._channels)]
 
 
 class KeyGroupSplitter:
-    """Rows to the owner of their key's group: one compiled pass, one take, zero-copy slices."""
+    """Sends rows to the owner of their key's group: one compiled pass, one take, zero-copy slices."""
 
     def __init__(self, columns: tuple[str, ...], key_groups: int, channels: int, kernels: SplitKernels) -> None:
         """Split by the key `columns` over `channels` subtasks."""
@@ -86,7 +85,7 @@ class KeyGroupSplitter:
         """Return the rows of each owner.
 
         Raises:
-            RuntimeError: rows were lost or doubled by the split.
+            RuntimeError: the split lost or repeated rows.
         """
         kernels = self._kernels
         order, offsets = kernels.order_by_owner(batch, self._columns, self._key_groups, self._channels)

@@ -1,8 +1,8 @@
-"""All channels to one peer, multiplexed: which frame goes out next, where an arrived message belongs. No I/O.
+"""All channels to one peer, multiplexed: the next frame to send, the receiver of an arrived message; no I/O.
 
 `connection` moves its frames over a socket, `memory` over a simulated link. `attach_*`, `detach`, `dispatch`,
-`next_frames` and `fail` belong to one thread (the network's); what subpartitions and gates call back (ready, grant)
-may come from any.
+`next_frames` and `fail` belong to one thread (the network's). Callbacks of subpartitions and gates (ready, grant) may
+come from any thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.network.input_gate import InputGate
     from penstock.network.subpartition import Subpartition
 
-#: Channels whose credit arrived before their subtask was deployed here; more than this is a fault.
+#: Most channels whose credit may arrive before their subtask is deployed here; more is an error.
 _MAX_EARLY = 65_536
 _REASON_BYTES = 500
 
@@ -47,7 +47,7 @@ class _Sender:
         self.key = key
         self.source = source
         self.current: OutgoingMessage | None = None
-        #: Released, but its last elements are still to be delivered.
+        #: Released, but its last elements still have to be delivered.
         self.leaving = False
 
 
@@ -55,7 +55,7 @@ class Session:
     """The channels between this worker and `peer`."""
 
     def __init__(self, peer: str, notify: Callable[[Session], None]) -> None:
-        """`notify` is called from any thread when there is something to send that the owner does not know of."""
+        """Take `notify`, called from any thread when there is output that the owner does not know of."""
         self.peer = peer
         self._notify = notify
         self._dirty = False
@@ -64,11 +64,11 @@ class Session:
         self._control: deque[bytes] = deque()
         self._credits: deque[tuple[ChannelKey, int]] = deque()
         self._active: deque[_Sender] = deque()
-        #: What arrived for outputs that are not attached yet: credit, or why the channel is closed already.
+        #: Messages for outputs that are not attached so far: credit, or why the channel is closed already.
         self._early: dict[ChannelKey, int | str] = {}
-        #: Newest epoch released, by job: what is not newer is dropped.
+        #: Newest released epoch by job: messages of it and of older ones are dropped.
         self._released: dict[int, int] = {}
-        #: Messages for channels that are no longer here.
+        #: Messages for channels that no longer exist here.
         self.dropped = 0
 
     # --- channels -----------------------------------------------------------------------------------------------------
@@ -85,12 +85,12 @@ class Session:
             source.grant(early)
 
     def attach_input(self, key: ChannelKey, gate: InputGate, channel: int) -> None:
-        """Deliver what arrives under `key` to `channel` of `gate`, and open it by granting its credit."""
+        """Deliver messages for `key` to `channel` of `gate`, and open it by granting its credit."""
         self._inputs[key] = (gate, channel)
         gate.connect(channel, partial(self._grant, key))
 
     def detach(self, keys: Iterable[ChannelKey]) -> None:
-        """Forget channels; the peer is told of those that had not come to their end."""
+        """Forget channels; the peer is notified of those that had not ended."""
         for key in keys:
             self._released[key.job] = max(key.epoch, self._released.get(key.job, -1))
             self._early.pop(key, None)
@@ -101,7 +101,7 @@ class Session:
             if sender is None:
                 continue
             if sender.source.ended and not sender.source.drained:
-                sender.leaving = True  # what is queued, its end included, is still owed to the receiver
+                sender.leaving = True  # the queue, including its end, still has to reach the receiver
                 continue
             del self._senders[key]
             if not sender.source.ended:
@@ -109,11 +109,11 @@ class Session:
 
     @property
     def channel_count(self) -> int:
-        """Channels attached, both ways."""
+        """Return the number of attached channels, both ways."""
         return len(self._senders) + len(self._inputs)
 
     def fail(self, reason: str) -> bool:
-        """The peer is gone: fail all channels; return whether any of them can have lost something."""
+        """Fail all channels as the peer is gone; return whether elements may be lost."""
         lost = False
         for sender in self._senders.values():
             lost = sender.source.fail(reason) or lost
@@ -127,7 +127,7 @@ class Session:
     # --- out ----------------------------------------------------------------------------------------------------------
 
     def next_frames(self, wanted_bytes: int, limit: int = 0) -> list[Buffer]:
-        """Return buffers to send, about `wanted_bytes` of them: control first, then one frame a channel in turn."""
+        """Return buffers to send, about `wanted_bytes` of them: control first, then one frame per channel in turn."""
         self._dirty = False
         frames: list[Buffer] = []
         total = self._take_control(frames)
@@ -148,7 +148,7 @@ class Session:
 
     @property
     def has_output(self) -> bool:
-        """Whether `next_frames` may return something."""
+        """Return whether `next_frames` may return buffers."""
         return bool(self._control or self._credits or self._active)
 
     def _take_control(self, frames: list[Buffer]) -> int:
@@ -243,7 +243,9 @@ class Session:
             self.dropped += 1
             return
         if len(self._early) >= _MAX_EARLY:
-            raise FrameError(f"worker {self.peer} grants credit to more than {_MAX_EARLY} channels unknown here")
+            raise FrameError(
+                f"worker {self.peer} grants credit to more than {_MAX_EARLY} channels that are unknown here"
+            )
         self._early[key] = early + amount
 
     def _dispatch_reset(self, key: ChannelKey, reason: str) -> None:

@@ -1,9 +1,8 @@
-"""One outgoing channel: small slices are coalesced, watermarks wait behind rows, the queue is bounded in bytes.
+"""One outgoing channel: small slices are merged, watermarks wait after rows, the queue is bounded in bytes.
 
-The producer is the subtask's thread (`add_*`, `flush`), the consumer whoever carries the channel (`local`,
-`session`): it calls `grant` and `poll`. A watermark never flushes and never overtakes rows; barriers and the end of
-input flush. The builder belongs to the producer alone; the queue is guarded by the lock of the partition it belongs
-to.
+The producer is the subtask's thread (`add_*`, `flush`). The consumer is the carrier of the channel (`local`,
+`session`), which calls `grant` and `poll`. A watermark never flushes and never overtakes rows; barriers and the end of
+input flush. The builder belongs to the producer alone; the lock of the partition guards the queue.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from penstock.network.lost_connection import ConnectionLostError
 if TYPE_CHECKING:
     from penstock.network.frame import Event
 
-#: More pending watermarks and status changes than this are flushed: bounded, and no longer worth saving.
+#: More pending watermarks and status changes than this are flushed: a bound above which waiting saves nothing.
 _MAX_PENDING_EVENTS = 4
-#: Deadlines lie on a grid of this part of the buffer time-out: what waits in a worker leaves together.
+#: Deadlines are on a grid of this fraction of the buffer time-out, so that waiting data of a worker leaves together.
 _GRID_PART = 0.25
-#: What comes when nothing has left for a buffer time-out waits for company this part of it, and no longer than that.
+#: Data that arrives after a quiet buffer time-out waits for more data for this fraction of it, at most this long.
 _GATHER_PART, _MAX_GATHER_MS = 0.05, 5.0
 #: Rows of this many bytes, or of half a buffer, leave at once: waiting for more would only add a copy.
 _WORTH_A_MESSAGE = 256 << 10
@@ -38,16 +37,16 @@ class ChannelLimits:
     """Bounds of one outgoing channel, from the job's settings."""
 
     buffer_size_bytes: int
-    #: 0: everything is sent at once.
+    #: 0: no waiting.
     buffer_timeout_ms: int
-    #: Exclusive credit of the receiver, and the most bytes that may queue here before the producer is asked to stop.
+    #: Exclusive credit of the receiver, and the bytes that may queue here before the producer has to stop.
     exclusive_bytes: int
 
     def due_ms(self, now_ms: float, left_ms: float) -> float:
-        """Return when what is put in now must leave, if what was due before left at `left_ms`.
+        """Return the deadline of data that is added now, if data that was due last left at `left_ms`.
 
-        Messages leave once a buffer time-out, on the grid. What comes later than that after the last one leaves nearly
-        at once: it would gain nothing by waiting.
+        Messages leave once per buffer time-out, on the grid. Data that comes later than that after the last message
+        leaves nearly at once: it would gain nothing by waiting.
         """
         timeout = self.buffer_timeout_ms
         if not timeout:
@@ -61,14 +60,14 @@ class PartitionBudget:
     """Lock and back-pressure state shared by the channels of one partition."""
 
     def __init__(self, on_available: Callable[[], None] | None = None) -> None:
-        """`on_available` is called, without the lock, when the last channel over its bound falls below it."""
+        """Take `on_available`, called without the lock when the last channel over its bound falls below it."""
         self.lock = threading.Lock()
         self.over = 0
         self.on_available = on_available
 
     @property
     def available(self) -> bool:
-        """Whether no channel is over its bound."""
+        """Return whether no channel is over its bound."""
         return self.over == 0
 
 
@@ -79,19 +78,19 @@ class CombinedRows(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """What `poll` hands to the carrier: rows (encoded for the wire, a batch for a local gate) or an event."""
+    """An element from `poll`: rows (encoded for the wire, a batch for a local gate) or an event."""
 
     item: Batch | pa.Buffer | CombinedRows | Event
     #: Bytes of rows; 0 for events.
     size: int
-    #: Bytes still queued behind it.
+    #: Bytes still queued after it.
     backlog: int
     #: Number of this element in its channel, from 0.
     sequence: int
 
     @property
     def is_data(self) -> bool:
-        """Whether it carries rows."""
+        """Return whether it carries rows."""
         return self.size > 0
 
 
@@ -104,10 +103,10 @@ class Subpartition:
         self._budget = budget
         self._rows: list[pa.RecordBatch] = []
         self._rows_bytes = 0
-        #: Whether the rows that wait were combined: the two kinds never share a message.
+        #: Whether the waiting rows were combined: both kinds never share a message.
         self._combined = False
         self._pending: list[Watermark | WatermarkStatus] = []
-        #: Monotonic milliseconds at which what is pending must leave; None when nothing is.
+        #: Monotonic milliseconds at which pending data must leave; None if there is none.
         self.deadline_ms: float | None = None
         self._queue: deque[tuple[Any, int]] = deque()
         self._queued_bytes = 0
@@ -126,7 +125,7 @@ class Subpartition:
     # --- producer -----------------------------------------------------------------------------------------------------
 
     def add_rows(self, rows: pa.RecordBatch, size: int, due_ms: float, *, combined: bool = False) -> None:
-        """Take rows of about `size` bytes; they leave when worth a message, when due, or with a barrier."""
+        """Take rows of about `size` bytes; they leave when large enough, when due, or with a barrier."""
         self._check()
         limit = self._limits.buffer_size_bytes
         other_kind = self._rows and self._combined != combined
@@ -140,7 +139,7 @@ class Subpartition:
             self.flush()
 
     def add_event(self, event: Watermark | WatermarkStatus, due_ms: float) -> None:
-        """Take a watermark or status: it waits behind the rows and replaces one of its kind right before it."""
+        """Take a watermark or status: it waits after the rows and replaces one of its kind directly before it."""
         self._check()
         if self._pending and type(self._pending[-1]) is type(event):
             self._pending[-1] = event
@@ -151,7 +150,7 @@ class Subpartition:
             self.flush()
 
     def add_barrier(self, barrier: Barrier) -> None:
-        """Flush and take a barrier; behind the end of input it is dropped when the receiver has left."""
+        """Flush and take a barrier; after the end of input it is dropped if the receiver has left."""
         if self.ended and self._failure is not None:
             return
         self._check()
@@ -222,11 +221,11 @@ class Subpartition:
     # --- consumer -----------------------------------------------------------------------------------------------------
 
     def encode_with(self, encode: Callable[[pa.RecordBatch], pa.Buffer]) -> None:
-        """Rows leave as encoded messages (a remote channel); must be said before the first row."""
+        """Send rows as encoded messages (a remote channel); call it before the first row."""
         self._encode = encode
 
     def attach(self, on_ready: Callable[[], None]) -> None:
-        """Name the carrier: `on_ready` is called, without the lock, when there is something to poll again."""
+        """Set the carrier's callback `on_ready`, called without the lock when there is an element to poll again."""
         with self._budget.lock:
             self._on_ready = on_ready
             call = self._schedule()
@@ -243,7 +242,7 @@ class Subpartition:
             call()
 
     def poll(self) -> Outgoing | None:
-        """Return the next element, paid for; None when empty or out of credit (`on_ready` will be called)."""
+        """Return the next element, paid for; None if empty or out of credit (`on_ready` will be called)."""
         budget = self._budget
         with budget.lock:
             if not self._sendable():
@@ -262,7 +261,10 @@ class Subpartition:
         return outgoing
 
     def fail(self, reason: str) -> bool:
-        """The receiver is gone: drop the queue, raise from the producer's next call; return whether rows are lost."""
+        """Drop the queue as the receiver is gone, and raise at the producer's next call.
+
+        Return whether rows are lost.
+        """
         with self._budget.lock:
             if self._closed or self._failure is not None or (self.ended and not self._queue):
                 self._failure = self._failure or reason
@@ -274,19 +276,19 @@ class Subpartition:
         return True
 
     def close(self) -> None:
-        """Drop everything; nothing more is taken or given."""
+        """Drop everything; the channel takes and returns nothing from now on."""
         with self._budget.lock:
             self._closed = True
             self._drop()
 
     @property
     def drained(self) -> bool:
-        """Whether the end of input was put in and everything has left."""
+        """Return whether the end of input was put in and everything has left."""
         return self.ended and not self._queue
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of rows waiting in the queue and the builder."""
+        """Return the bytes of rows waiting in the queue and the builder."""
         return self._queued_bytes + self._rows_bytes
 
     def _sendable(self) -> bool:

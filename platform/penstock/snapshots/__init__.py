@@ -1,4 +1,4 @@
-"""Snapshots offline: `ps.snapshots.read` and `write`, and what `penstock state` and `penstock check` are made of.
+"""Snapshots offline: `ps.snapshots.read` and `write`, and the parts of `penstock state` and `penstock check`.
 
 A snapshot is a savepoint's folder or a job's folder of checkpoints; no job has to run.
 """
@@ -16,7 +16,7 @@ __all__ = ["read", "write"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a function on first use: they need Polars, which the command line does not always."""
+    """Load a function on first use: they need Polars, which the command line does not always load."""
     if name in __all__:
         module = importlib.import_module(
             "penstock.snapshots.access.reading" if name == "read" else "penstock.snapshots.rewrite.writing"

@@ -196,7 +196,9 @@ def test_what_makes_no_sense_is_not_tried_again(cluster, tmp_path, name, path):
     assert not target.exists()
 
 
-@pytest.mark.parametrize(("text", "said"), [('{python} "$@"; exit $?', "must `exec` it"), ("true", "gave no answer")])
+@pytest.mark.parametrize(
+    ("text", "said"), [('{python} "$@"; exit $?', "must `exec` it"), ("true", "printed no result")]
+)
 def test_a_script_for_the_interpreter_that_does_not_exec_it_is_told(
     cluster, tmp_path, name, path, monkeypatch, text, said
 ):

@@ -216,7 +216,7 @@ def test_rescaled_and_refused(client, name, running):
 def test_a_timeout_says_that_it_goes_on(client, tmp_path, name):
     path, instance = write_job(tmp_path, name, interval="1h"), Instance(name)
     task = SubmitJobOperator(task_id="submit", job_file=str(path), poll_seconds=0.1, timeout_seconds=0.5)
-    with pytest.raises(AirflowException, match=r"what was asked goes on"):
+    with pytest.raises(AirflowException, match=r"the request continues"):
         run(task, instance)
     assert not instance.stored["penstock"]["ended"]
     assert jobs(client, name)[0]["state"] in ("CREATED", "RUNNING")

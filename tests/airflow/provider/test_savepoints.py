@@ -54,7 +54,7 @@ def test_what_a_job_reads_from_stays(client, tmp_path, name, running):
         task_id="submit", job_file=str(tmp_path / f"{name}.py"), from_uri=stopped,
         options={"settings": '{"checkpoint_interval_ms": 3600000}'}, poll_seconds=0.1, timeout_seconds=2,
     )  # fmt: skip
-    with pytest.raises(AirflowException, match="the time is over"):
+    with pytest.raises(AirflowException, match="time-out"):
         run(task, Instance(f"again-{name}"))  # it has no checkpoint of its own, so it reads from the savepoint
     for _ in range(2):
         second = client.jobs()[0]["jid"]

@@ -73,6 +73,6 @@ def test_the_job_is_run_once_where_no_peer_has_one_or_it_has_as_few_events_itsel
 
 
 def test_a_wrong_answer_of_a_small_run_is_an_error(runs, peers):
-    with pytest.raises(PenstockError, match=f"the checksum is {FEW_EVENTS}:0:0:0, right is 7:0:0:0"):
+    with pytest.raises(PenstockError, match=f"the checksum is {FEW_EVENTS}:0:0:0, expected 7:0:0:0"):
         beside_peers(job(right="7:0:0:0"), peers(few_events=10), FOUND)
     assert len(runs) == 1

@@ -130,7 +130,7 @@ def test_the_words_of_a_command_are_filled_in(folder):
     made = folder(peer("one", program, *words), peer("other", program, "{unknown}"))
     found = run_peers(contest(made, managed_bytes=5, checkpoint_ms=7), ours=1.0)["peers"]
     assert found["one"]["failed"].endswith("w1 1000 5 7")
-    assert "no such word: {unknown}" in found["other"]["failed"]
+    assert "an unknown word: {unknown}" in found["other"]["failed"]
 
 
 def test_a_peer_that_does_not_end_is_ended_with_its_children(folder):
@@ -172,8 +172,8 @@ def test_the_best_of_a_rival_counts():
     ("content", "message"),
     [
         (None, "peers.json cannot be read"),
-        ("{", "is no list of peers"),
-        ('{"peers": [{"name": "x"}]}', "is no list of peers"),
+        ("{", "is not a list of peers"),
+        ('{"peers": [{"name": "x"}]}', "is not a list of peers"),
         ('{"peers": [{"name": "x", "rival": "y", "workloads": ["w3"], "command": []}]}', "there is no peer for w1"),
     ],
 )

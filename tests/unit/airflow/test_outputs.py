@@ -44,7 +44,7 @@ def test_a_folder_of_each_format(folder):
 
 
 def test_other_places_are_refused():
-    with pytest.raises(UsageError, match="no output that can be read"):
+    with pytest.raises(UsageError, match="not an output that can be read"):
         held_by("s3://bucket/out", SPANS, 0)
 
 
@@ -134,8 +134,8 @@ def test_differences_are_told_in_one_line():
     live = held((0, 9), (0, 1), (1_000, 2), (2_000, 2))
     found = differences(live, scratch, [1_000, 2_000])
     assert found == [
-        "before all spans: 1 rows of the scratch are none of the job's",
-        "1970-01-01T00:00:01+00:00: 1 rows in both, but not the same ones",
+        "before all spans: 1 rows of the scratch job are not among the job's",
+        "1970-01-01T00:00:01+00:00: 1 rows in both, but with different content",
         "1970-01-01T00:00:02+00:00: 1 rows, 2 of the scratch",
     ]
     assert differences(live, scratch, [1_000, 2_000], counts_only=True) == found[2:]

@@ -84,7 +84,7 @@ MISTAKES = {
     # identity
     "no uid": ("windows.aggregate(n=ps.count()).sink_to(sink, uid='out')", r"has no uid", r"add \.uid\('\.\.\.'\)"),
     "no uid of a sink": ("plain.sink_to(sink)", "has no uid", r"add uid='\.\.\.'"),
-    "a uid twice": ("plain.sink_to(sink, uid='timed')", "uid 'timed' is given twice", "a uid of its own"),
+    "a uid twice": ("plain.sink_to(sink, uid='timed')", "uid 'timed' is given twice", "a unique uid"),
     "a uid that is no name": ("plain.sink_to(sink, uid='my sink')", "'my sink' cannot be used", "letters"),
     "a job's name that is none": ("plain.sink_to(sink, uid='s')\nenv.execute('my job')", "'my job'", "letters"),
     # event time
@@ -168,7 +168,7 @@ MISTAKES = {
         "different environments",
         "one ps.Environment",
     ),
-    "an output that goes nowhere": ("windows.aggregate(n=ps.count()).uid('w')", "goes nowhere", r"\.sink_to"),
+    "an output that goes nowhere": ("windows.aggregate(n=ps.count()).uid('w')", "has no reader", r"\.sink_to"),
     "rows without a type": ("env.from_collection([{'n': 1}])", "row type is not known", "a Polars DataFrame"),
     "rows of another type": ("env.from_collection([{'n': 1}], Total)", "a row has no field 'merchant'", "merchant, n"),
     "a name for print": ("plain.print('my rows')", "'my rows' cannot be used", "letters"),
@@ -224,7 +224,7 @@ MISTAKES = {
     "kafka: a topic by function": (
         'KafkaSink("h:1", topic=lambda row: row.country)',
         "is not a topic's name",
-        "one sink each",
+        "one sink for each",
     ),
     "kafka: no topic": ('KafkaSink("h:1", topic="")', "needs an address and a topic", r"KafkaSink\('host:9092'"),
     "kafka: a key that is no column": (

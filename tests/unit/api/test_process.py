@@ -236,5 +236,5 @@ def test_a_time_to_live_that_is_none_is_refused(orders, ttl, text):
 
 def test_side_outputs_must_be_read_by_somebody(env, orders, sink):
     orders.key_by("user_id").process(Fine(), side_outputs={"odd": Pair}).uid("fn").sink_to(sink(), uid="out")
-    with pytest.raises(ps.GraphError, match="puts rows aside as 'odd'"):
+    with pytest.raises(ps.GraphError, match="writes rows to side output 'odd'"):
         env.job_graph("j")

@@ -212,7 +212,7 @@ def test_dead_letters_are_a_side_output_of_the_source(env, source, sink):
 
 def test_dead_letters_must_be_read_unless_they_have_a_topic(env, source, sink):
     env.from_source(source(bounded=True, on_bad_record="dead-letter"), uid="in").sink_to(sink(), uid="out")
-    refused(lambda: env.job_graph("j"), "'dead-letter'", "nobody reads")
+    refused(lambda: env.job_graph("j"), "'dead-letter'", "has no reader")
     other = ps.Environment()
     kept = source(bounded=True, on_bad_record="dead-letter", dead_letter_topic="letters")
     other.from_source(kept, uid="in").sink_to(sink(), uid="out")

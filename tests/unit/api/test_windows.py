@@ -239,7 +239,7 @@ def test_late_rows_are_a_side_output_with_the_columns_of_the_input(env, orders, 
     assert set(schema_from_text(edge.schema).names) >= set(orders.flow.schema.names), "late rows come whole"
     assert not edge.combine
     totals.sink_to(sink(), uid="out")
-    refused(lambda: env.job_graph("j"), "puts rows aside as 'late'", "nobody reads")
+    refused(lambda: env.job_graph("j"), "writes rows to side output 'late'", "has no reader")
     late.sink_to(sink(), uid="late-out")
     assert [e.side_output for e in env.job_graph("j").edges][-2:] == [None, "late"]
 

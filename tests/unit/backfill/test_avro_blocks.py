@@ -50,5 +50,5 @@ def test_every_cut_but_those_between_blocks_is_seen(written):
 
 
 def test_another_file_is_refused():
-    with pytest.raises(ValueError, match="no Avro file"):
+    with pytest.raises(ValueError, match="not an Avro file"):
         require_whole(io.BytesIO(b"PAR1").read())

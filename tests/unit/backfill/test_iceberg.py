@@ -118,7 +118,7 @@ def test_rows_older_than_a_column_come_out_with_nulls(lake, tmp_path):
 def test_the_folder_s_hint_tells_which_metadata_is_current(table, tmp_path):
     older = table.metadata_location
     table.append(ROWS)
-    with pytest.raises(UsageError, match=r"does not tell which metadata is current: it has no metadata/version-hint"):
+    with pytest.raises(UsageError, match=r"does not name its current metadata: it has no metadata/version-hint"):
         rows(table.location())
     folder = tmp_path / "lake" / "shop" / "rows"
     hint = folder / "metadata" / "version-hint.text"

@@ -51,7 +51,7 @@ def test_files_without_field_ids(table, tmp_path):
     table.add_files([f"file://{tmp_path}/outside.parquet"])
     assert table.scan().to_arrow().num_rows == 4, "its mapping of names has pyiceberg read it"
     with pytest.raises(
-        UsageError, match=r"/outside\.parquet: its columns have no field ids, it was added from outside"
+        UsageError, match=r"/outside\.parquet: its columns have no field ids, as the file was added from outside"
     ):
         rows(table.metadata_location)
 
@@ -65,7 +65,7 @@ def test_values_that_only_partitions_tell(lake, tmp_path):
     pq.write_table(ROWS.cast(pa.schema([schema_to_pyarrow(table.schema()).field("a")])), path)
     add(table, path, partition=Record(20_000))
     assert table.scan().to_arrow()["day"].to_pylist() == [20_000] * 2, "the partition tells it"
-    with pytest.raises(UsageError, match=r"/day\.parquet has no column 'day': only its partition tells the values"):
+    with pytest.raises(UsageError, match=r"/day\.parquet has no column 'day': only its partition has the values"):
         rows(table.metadata_location, both)
     assert rows(table.metadata_location) == 2, "a column that nobody wants may lie anywhere"
 
@@ -94,5 +94,5 @@ def test_files_of_the_table_itself_that_are_cut_short_or_gone(table, tmp_path):
     for name in ("cut.metadata.json", "cut.gz.metadata.json"):
         data = table.metadata.model_dump_json().encode()
         (folder / name).write_bytes((gzip.compress(data) if "gz" in name else data)[:-20])
-        with pytest.raises(ConnectorError, match=rf"{name} is no metadata of an Iceberg table: "):
+        with pytest.raises(ConnectorError, match=rf"{name} is not the metadata of an Iceberg table: "):
             rows(f"{folder}/{name}")

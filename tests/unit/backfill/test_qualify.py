@@ -57,7 +57,7 @@ def test_a_sink_that_cannot_wait_is_refused():
     job = graph(windows)
     sink = job.vertices[-1].operators[-1]
     sink.config["sink"]["delivery"] = "at-least-once"
-    with pytest.raises(UsageError, match=r"'out'.*'at-least-once' has no output that can wait"):
+    with pytest.raises(UsageError, match=r"'out'.*'at-least-once' has no staged output"):
         require_qualified(job)
 
 
@@ -83,7 +83,7 @@ def joined(window):
 def test_a_join_over_windows_of_processing_time_is_never_taken(window):
     job = graph(joined(window))
     (found,) = findings(job)
-    assert (found.uid, found.acceptable, found.reason) == ("joined", False, "it goes by processing time")
+    assert (found.uid, found.acceptable, found.reason) == ("joined", False, "it uses processing time")
     with pytest.raises(UsageError, match="needs it"):
         findings(job, ["joined"])
     assert findings(graph(joined(ps.Session("1s")))) == []
@@ -116,7 +116,7 @@ def longest(left, right):
     [
         (lambda keyed: keyed.deduplicate(keep="first"), "the order in which rows arrive"),
         (lambda keyed: keyed.reduce(longest), "the order in which rows arrive"),
-        (lambda keyed: keyed.process(Remembers()), "its time-to-live goes by the clock"),
+        (lambda keyed: keyed.process(Remembers()), "its time-to-live uses the clock"),
     ],
 )
 def test_what_differs_by_order_or_by_the_clock_is_taken_by_name_only(build, reason):
@@ -140,5 +140,5 @@ def test_dead_letters_that_a_reader_publishes_are_taken_by_name_only():
 
     (found,) = findings(graph(with_letters, source=source("bad")))
     assert (found.uid, found.acceptable) == ("orders", True)
-    assert "publishes to 'bad'" in found.reason
+    assert "writes bad records to 'bad'" in found.reason
     assert findings(graph(with_letters, source=source(None))) == []

@@ -33,7 +33,7 @@ def test_a_second_backfill_is_refused_and_the_first_one_s_savepoint_stays_as_it_
     store.put("claimed.json", b"{}")
     before = contents(store)
     assert "manifest.json" in before
-    with pytest.raises(UsageError, match="not empty any more"):
+    with pytest.raises(UsageError, match="no longer empty"):
         run(second)
     assert contents(store) == before
 
@@ -43,7 +43,7 @@ def test_a_second_backfill_is_refused_while_the_first_one_writes(tmp_path, monke
     store = open_store(str(tmp_path / "savepoint"))
     work = planned(golden, monkeypatch)
     store.put(RESERVATION, b"backfill-other")
-    with pytest.raises(UsageError, match=r"another run has begun.*backfill-other"):
+    with pytest.raises(UsageError, match=r"another run is writing to .*backfill-other"):
         run(work)
     assert contents(store) == {RESERVATION: b"backfill-other"}
 
@@ -56,7 +56,7 @@ def test_one_whose_files_were_removed_leaves_no_savepoint(tmp_path, monkeypatch)
         for key in store.list(""):
             store.delete(key)
 
-    with pytest.raises(StorageError, match="is nobody's now"):
+    with pytest.raises(StorageError, match="it now belongs to no run"):
         planned(golden, monkeypatch).run(LocalEngine(), tidied_up)
     assert "manifest.json" not in store.list("")
 

@@ -49,10 +49,10 @@ def test_the_list_names_every_workload(monkeypatch, capsys):
         (["w1", "--pairs", "101"], "--pairs must be from 0"),
         (["w1", "--pairs", "-1"], "--pairs must be from 0"),
         (["w1", "--pairs", "1", "--no-checkpoints"], "nothing to compare"),
-        (["w1", "--pairs", "1", "--peers", "x"], "two questions"),
+        (["w1", "--pairs", "1", "--peers", "x"], "cannot be combined"),
         (["latency", "--pairs", "1"], "not run in pairs"),
-        (["w1", "--latency", "--pairs", "1"], "a question of its own"),
-        (["startup", "--latency"], "no results that could be late"),
+        (["w1", "--latency", "--pairs", "1"], "cannot be combined"),
+        (["startup", "--latency"], "no results whose delay could be measured"),
         (["w1", "--key-count", "5"], "its own number of keys"),
         (["w2", "--key-count", "0"], "--key-count must be from 1"),
         (["w2", "--key-count", "5", "--peers", "x"], "the peers have no such variant"),
@@ -74,7 +74,7 @@ def test_a_wrong_answer_gives_no_figure(monkeypatch, capsys):
     assert run("w3", "--events", "7", "--json", monkeypatch=monkeypatch) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "the checksum is 7, right is 2:3:4:5" in captured.err
+    assert "the checksum is 7, expected 2:3:4:5" in captured.err
 
 
 def test_the_gate_lets_the_right_answer_pass():

@@ -57,7 +57,7 @@ def test_rows_are_counted_by_the_sink():
 
 
 def test_nothing_left_is_an_error():
-    with pytest.raises(PenstockError, match="left no moments"):
+    with pytest.raises(PenstockError, match="recorded no times"):
         latency_figures([], [], "rows", bound_ms=0, settle_ms=0.0)
 
 

@@ -175,7 +175,7 @@ def test_an_operator_that_is_gone_is_named_to_be_dropped(job, check):
     assert "--allow-non-restored-state people" in found
     found = check(path, "--allow-non-restored-state", "people", "--json")
     assert states(found)["people", "pair"] == "dropped"
-    assert "nothing of that name" in check(path, "--allow-non-restored-state", "peoples", code=1)
+    assert "no state of that name" in check(path, "--allow-non-restored-state", "peoples", code=1)
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ def test_fsck(root, penstock):
     path.write_bytes(path.read_bytes().replace(b'"rows":3', b'"rows":4'))
     found = penstock("fsck", root / "words", "--json", code=1)
     (damage,) = found["damaged"]
-    assert (damage["problem"], damage["state"]) == ("has 3 rows, its manifest says 4", "seen/text")
+    assert (damage["problem"], damage["state"]) == ("has 3 rows, but its manifest says 4", "seen/text")
     assert "1 damaged" in penstock("fsck", root / "words", code=1)
 
 
@@ -179,12 +179,12 @@ def test_spark_does_what_is_much(root, penstock, tmp_path, monkeypatch, command,
     words = [command[0], root / "words", tmp_path / "new", *command[1:], *options, "--master", "local[1]", "--json"]
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     said = penstock(*words, code=2 if spark else 0)
-    assert ("Spark needs Java, and there is none in JAVA_HOME" in said) == spark
+    assert ("Spark needs Java, but JAVA_HOME" in said) == spark
     assert (tmp_path / "new" / "manifest.json").exists() != spark
     if spark:
         monkeypatch.delenv("JAVA_HOME")
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert "Spark needs Java, and there is none (install" in penstock(*words, code=2)
+        assert "Spark needs Java, but none was found (install" in penstock(*words, code=2)
         monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
         said = penstock(*words, code=2)
         assert "Spark is not installed (pip install 'penstock[spark]'; --engine local works without it)" in said
@@ -199,7 +199,7 @@ def test_a_setting_of_spark_that_makes_no_sense_is_told_whoever_does_the_work(ro
 
 def test_without_spark_a_repartition_is_done_here_unless_spark_was_asked_for(root, penstock, tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    missing = f"Spark needs Java, and there is none in JAVA_HOME={tmp_path}"
+    missing = f"Spark needs Java, but JAVA_HOME={tmp_path}"
     much = ["--spark-above", "0"]
     rekeyed = penstock("rekey", root / "words", tmp_path / "a", *COMMANDS[1][1:], *much, code=2)
     assert missing in rekeyed, "it would be in memory whole"

@@ -77,7 +77,7 @@ def test_a_process_that_was_given_no_secret_takes_its_users(tmp_path, monkeypatc
         (lambda f: (f / "cluster.key").chmod(0o640), "cluster.key can be read by other users"),
         (lambda f: (f / "cluster.secret").chmod(0o604), "cluster.secret can be read by other users"),
         (lambda f: (f / "cluster.secret").write_text("short"), "has 5 characters"),
-        (lambda f: (f / "tokens").chmod(0o664), "tokens can be written by other users"),
+        (lambda f: (f / "tokens").chmod(0o664), "tokens is writable by other users"),
         (lambda f: (f / "tokens").write_text("admin me"), "tokens:1 is not"),
         (lambda f: (f / "tokens").write_text(f"\nroot me {token_digest('t')}"), "tokens:2 is not"),
         (lambda f: (f / "tokens").write_text("admin me plain-token"), "tokens:1 is not"),

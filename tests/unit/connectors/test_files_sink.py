@@ -178,7 +178,7 @@ def test_json_lines_and_arrow(tmp_path, staged):
 def test_a_folder_that_cannot_be_written_is_refused_before_the_start(tmp_path):
     (tmp_path / "file").write_text("in the way")
     spec = FileSink(tmp_path / "file" / "out").spec(SCHEMA)
-    with pytest.raises(ConnectorError, match="cannot be made"):
+    with pytest.raises(ConnectorError, match="cannot be created"):
         load_factory(spec.factory).validate(spec, None)
 
 

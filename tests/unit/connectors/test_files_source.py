@@ -260,7 +260,7 @@ def test_a_paused_file_is_closed_and_goes_on_where_it_was_while_others_are_opene
 def test_files_do_not_go_on_where_a_table_ends(tmp_path, until):
     spec = FileSource(str(tmp_path / "a.jsonl"), schema=Order).spec()
     begin = None if "begin" in until else {"positions": {}}
-    with pytest.raises(UsageError, match="files do not go on where a table ends"):
+    with pytest.raises(UsageError, match="a file source cannot continue where a table ends"):
         load_factory(spec.factory).history(spec, until, None, begin)
 
 
@@ -268,5 +268,7 @@ def test_files_do_not_go_on_where_a_table_ends(tmp_path, until):
 def test_a_type_that_csv_cannot_be_read_into_is_refused_when_the_job_is_built(kind, tmp_path):
     """Else every attempt of the job would fail on it."""
     source = FileSource(tmp_path, pa.schema([("n", pa.int64()), ("odd", kind)]), format="csv")
-    with pytest.raises(GraphError, match=rf"column 'odd' is {re.escape(str(kind))}, which CSV cannot be read into"):
+    with pytest.raises(
+        GraphError, match=rf"column 'odd' is {re.escape(str(kind))}, which the CSV reader does not support"
+    ):
         source.spec()

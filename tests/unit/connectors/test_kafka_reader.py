@@ -170,8 +170,8 @@ def test_all_bad_and_skipped(fetcher, clock):
 
 def test_errors_that_do_not_pass_are_raised(fetcher, clock):
     for code, words in (
-        (1, "no longer there"),
-        (3, "was the topic deleted"),
+        (1, "no longer exists"),
+        (3, "check whether the topic was deleted"),
         (29, "topic t partition 1: text"),
         (-169, "text"),
     ):

@@ -51,7 +51,7 @@ MIGRATES = {
     "a default is changed or taken away": ([field("a", default=1)], [field("a", default=2)], [], (1001,)),
 }  # fmt: skip
 BLOCKED = {
-    "a field without a default is added": ([A], [A, B], "b .* is new and has neither a default"),
+    "a field without a default is added": ([A], [A, B], "b .* was added without a default"),
     "a field is renamed, and a new one has its old name": (
         [A],
         [field("b", default=0, was="a"), field("a", default=0)],

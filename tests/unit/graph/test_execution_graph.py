@@ -186,7 +186,7 @@ def test_channels_do_not_follow_from_the_table_of_another_deployment(graphs, epo
     places = {(v.id, i): "w" for v in graph.vertices for i in range(v.parallelism)}
     task = plan(graph, ids=IDS, placement=places, endpoints={"w": "unix:/w"})[0]
     peers = None if epoch is None else peers_of(graph, epoch, places, {"w": "unix:/w"})
-    with pytest.raises(ValueError, match="without the table of peers of its deployment 5"):
+    with pytest.raises(ValueError, match="lacks the peer table of deployment 5"):
         with_channels(task, peers)
 
 

@@ -215,7 +215,7 @@ CHANGES = {
     ("value", "anything, and there is a function for it"): (
         value(Rule), value(Text, migrate=ps.migrate(text_of, was=Rule)), "migrates", "by text_of",
     ),
-    ("value", "a field without a default is added"): (value(Rule), value(NoDefault), "blocked", "least (int64) is new"),
+    ("value", "a field without a default is added"): (value(Rule), value(NoDefault), "blocked", "(int64) was added"),
     ("value", "a field is renamed, and a new one has its old name"): (
         value(Rule), value(RenamedAndNew, **UNCHANGED), "blocked", "limit was most, and the job has a new field most",
     ),
@@ -226,7 +226,7 @@ CHANGES = {
         value(MayBeNone), value(NoDefault), "blocked", "least could be None and can no longer be",
     ),
     ("value", "it gets or loses a time-to-live"): (
-        value(Rule), value(Rule, ttl="1h"), "blocked", "it had a time-to-live and has none, or the other way round",
+        value(Rule), value(Rule, ttl="1h"), "blocked", "it had a time-to-live and has none, or the reverse",
     ),
     ("list", "its elements have other fields"): (a_list(Rule), a_list(Longer), "blocked", "was saved with"),
     ("map", "its values have other fields"): (a_map(int, Rule), a_map(int, Longer), "blocked", "was saved with"),
@@ -328,7 +328,7 @@ def test_a_restore_hands_no_operator_what_it_would_not_look_at():
         return (SubtaskSnapshot(vertex_id="v", subtask=0, operator=(state,)),)
 
     graph = job(value(Rule))
-    with pytest.raises(StateMismatchError, match="which is now process and takes none of that name up"):
+    with pytest.raises(StateMismatchError, match="which is now process and does not restore state of that name"):
         assign_state(graph, held("in-flight"))
     assert assign_state(graph, held("in-flight"), allow_non_restored=["fn/in-flight"]).of("v", 0) == ()
     assert len(assign_state(graph, held("watermark")).of("v", 0)) == 1

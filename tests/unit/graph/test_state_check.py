@@ -164,7 +164,7 @@ def test_a_state_without_rows_is_nothing_to_lose():
 
 @pytest.mark.parametrize("name", ["people", "people/seen", "peeple", "orders"])
 def test_a_name_that_leaves_nothing_behind_is_refused(name):
-    with pytest.raises(StateMismatchError, match="nothing of that name to leave behind"):
+    with pytest.raises(StateMismatchError, match="no state of that name can be dropped"):
         check_states(job(people(seen=PLAIN)), snapshot(keyed("people", "seen")), allow_non_restored=[name])
 
 
@@ -174,7 +174,7 @@ def test_unpublished_output_is_never_left_behind():
         found = check_states(job(), held, pending=pending)
         (blocked,) = [v for v in found if v.verdict == "blocked"]
         assert "is not published yet" in blocked.reason
-        with pytest.raises(StateMismatchError, match="nothing of that name"):
+        with pytest.raises(StateMismatchError, match="no state of that name"):
             check_states(job(), held, pending=pending, allow_non_restored=["old-sink"])
 
 

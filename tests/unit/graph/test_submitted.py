@@ -59,24 +59,28 @@ def change(graph, path, value):
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        (("name",), "../../etc", "cannot be that of a folder"),
-        (("name",), "", "cannot be that of a folder"),
-        (("name",), "..", "cannot be that of a folder"),
-        (("name",), "a\\..\\b", "cannot be that of a folder"),
-        (("name",), "a\x00b", "cannot be that of a folder"),
+        (("name",), "../../etc", "cannot be the name of a folder"),
+        (("name",), "", "cannot be the name of a folder"),
+        (("name",), "..", "cannot be the name of a folder"),
+        (("name",), "a\\..\\b", "cannot be the name of a folder"),
+        (("name",), "a\x00b", "cannot be the name of a folder"),
         (("vertices",), [], "no vertices"),
-        (("vertices", 0, "id"), "../x", "no id of a vertex"),
+        (("vertices", 0, "id"), "../x", "is not a vertex id"),
         (("vertices", 0, "operators"), [], "no operators"),
-        (("vertices", 0, "operators", 0, "uid"), "a/../../b", "cannot be the uid"),
-        (("vertices", 1, "operators", 0, "states"), {"../s": "n: int64"}, "cannot be the uid or a state"),
-        (("vertices", 0, "operators", 0, "config"), {}, "of which connector"),
-        (("vertices", 0, "operators", 0, "config", "source"), 5, "of which connector"),
+        (("vertices", 0, "operators", 0, "uid"), "a/../../b", "cannot be the name of an operator"),
+        (("vertices", 1, "operators", 0, "states"), {"../s": "n: int64"}, "cannot be the name of an operator or state"),
+        (("vertices", 0, "operators", 0, "config"), {}, "does not name its connector"),
+        (("vertices", 0, "operators", 0, "config", "source"), 5, "does not name its connector"),
         (("vertices", 0, "parallelism"), 0, "parallelism 0"),
         (("vertices", 0, "parallelism"), 10**9, "parallelism 1000000000"),
         (("vertices", 1, "parallelism"), 2000, "more subtasks than there are key groups"),
         (("settings", "key_groups"), 0, "0 key groups"),
-        (("settings", "autoscaler", "target_utilization"), 0, "target_utilization is 0.0, it has to be from 0.01 to 1"),
-        (("edges", 0, "target"), "f" * 32, "not both there"),
+        (
+            ("settings", "autoscaler", "target_utilization"),
+            0,
+            "target_utilization is 0.0, but has to be from 0.01 to 1",
+        ),
+        (("edges", 0, "target"), "f" * 32, "not both vertices"),
         (("vertices", 0, "parallelism"), "2", "cannot be read"),
         (("settings",), None, "cannot be read"),
     ],
@@ -89,7 +93,7 @@ def test_what_is_malformed_is_named(graph, path, value, named):
 def test_a_circle_is_named(graph):
     edges = json.loads(graph)["edges"]
     turned = [{**edge, "source": edge["target"], "target": edge["source"]} for edge in edges]
-    with pytest.raises(UsageError, match="leads back"):
+    with pytest.raises(UsageError, match="does not lead to a later vertex"):
         read_submitted(change(graph, ("edges",), turned))
 
 

@@ -107,7 +107,7 @@ def test_output_that_goes_nowhere_is_refused(graphs):
     a = graphs.source("a")
     graphs.sink(a, name="s")
     graphs.operator("lost", "map", a)
-    refused(graphs.job_graph, "lost", "goes nowhere", ".sink_to(...)")
+    refused(graphs.job_graph, "lost", "has no reader", ".sink_to(...)")
 
 
 def test_rows_put_aside_must_be_read(graphs):

@@ -221,7 +221,7 @@ class Swapped(Odd):
 @pytest.mark.parametrize(
     ("function", "error"),
     [
-        (Shrunk(), "state 'seen': f0 .* is new and has neither a default"),
+        (Shrunk(), "state 'seen': f0 .* was added without a default"),
         (Forgets(), r"holds operator state 'seen', which the function does not declare \(declare it .*seen|sean"),
         (Swapped(), "state 'seen': it was handed out as 'list', and is now 'union'"),
     ],

@@ -41,6 +41,6 @@ def test_the_newest_is_opened_while_others_go(job, monkeypatch):
 
 def test_one_that_is_listed_and_never_there_is_told(job):
     store = Retained(job, 0, [key_of(77)])
-    with pytest.raises(SnapshotDamagedError, match=r"0077\.json was there and is gone"):
+    with pytest.raises(SnapshotDamagedError, match=r"0077\.json disappeared"):
         read_log(store)
     assert store.lists == 10

@@ -142,14 +142,14 @@ def test_rows_of_the_widest_range_and_none_at_all(tmp_path):
     "frames", [[profiles([*range(300), 7])], [profiles(range(200)), profiles([*range(200, 300), 7])]]
 )
 def test_two_rows_of_one_key_are_refused_wherever_they_are(tmp_path, frames):
-    with pytest.raises(UsageError, match="2 rows have no key of their own, such as user_id=7"):
+    with pytest.raises(UsageError, match="2 rows share their key with another row, for example user_id=7"):
         written(tmp_path / "sp", frames)
     assert not (tmp_path / "sp" / "manifest.json").exists()
 
 
 def test_elements_of_a_list_in_two_tasks_are_refused(tmp_path):
     frames = [pl.DataFrame({"user_id": [1, 2], "__entry": [entry, entry], "value": [1, 1]}) for entry in (0, 5)]
-    with pytest.raises(UsageError, match=r"no key of their own.*elements of a list are in one task"):
+    with pytest.raises(UsageError, match=r"share their key.*elements of a list are in one task"):
         written(tmp_path / "sp", frames, "people", "recent")
 
 
@@ -270,7 +270,7 @@ def test_beside_a_savepoint_what_is_no_part_of_one_is_not_removed(tmp_path, name
     path = tmp_path / "sp" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
-    with pytest.raises(UsageError, match="no part of a savepoint"):
+    with pytest.raises(UsageError, match="does not belong to a savepoint"):
         plan(tmp_path / "sp", overwrite=True)
 
 
@@ -279,7 +279,7 @@ def test_what_is_no_savepoint_is_not_replaced(tmp_path, name):
     path = tmp_path / "sp" / name
     path.parent.mkdir(parents=True)
     path.write_text("mine")
-    with pytest.raises(UsageError, match="no part of a savepoint"):
+    with pytest.raises(UsageError, match="does not belong to a savepoint"):
         plan(tmp_path / "sp", overwrite=True)
 
 

@@ -132,5 +132,5 @@ def test_all_files_are_copied_before_it_is_asked_whose_the_place_is(tmp_path):
             raise AssertionError(f"{key} is written")
 
     snapshot = Snapshot("", Source(scene.store.uri), scene.manifest)
-    with pytest.raises(StorageError, match="is nobody's now"):
+    with pytest.raises(StorageError, match="it now belongs to no run"):
         write_manifest(snapshot, Place(Target(f"{tmp_path}/to/att-1"), RUN), {}, 8)

@@ -114,7 +114,7 @@ def test_output_that_is_no_arrow_file(job):
     output = msgspec.structs.replace(newest.pending[0], files=(FileRef(inline=data, length=len(data)),))
     job.append(msgspec.structs.replace(newest, pending=(output,)))
     (damage,) = verify(str(job.folder), checkpoint=newest.sequence).damaged
-    assert "is no Arrow IPC file" in damage.problem
+    assert "is not an Arrow IPC file" in damage.problem
     assert damage.file.endswith("(inline)")
 
 
@@ -148,7 +148,7 @@ def rewritten(job, change, **segment_changes):
 
 def test_rows_that_are_gone(job):
     report = rewritten(job, lambda table: table.slice(0, table.num_rows - 3))
-    assert any("rows, its manifest says" in problem for problem, _ in problems(report))
+    assert any("rows, but its manifest says" in problem for problem, _ in problems(report))
     assert {state for _, state in problems(report)} == {"people/profile"}
 
 
@@ -183,7 +183,7 @@ def test_a_hash_that_is_not_its_keys(job):
         return table.set_column(1, table.schema.field(1), pa.array([ids[0] + 1_000_000, *ids[1:]], pa.int64()))
 
     (found,) = problems(rewritten(job, moved))
-    assert found[0] == "has 1 rows whose __key_hash is not that of their key, the first is row 0"
+    assert found[0] == "has 1 rows whose __key_hash does not match their key, the first is row 0"
 
 
 def test_a_range_that_is_wrong(job):
@@ -211,7 +211,7 @@ def test_bytes_that_are_no_parquet(job):
     job.append(changed(newest, lambda k, s: msgspec.structs.replace(s, file=FileRef(inline=b"no parquet", length=10))))
     found = problems(verify(str(job.folder), checkpoint=newest.sequence))
     assert found
-    assert all("is no Parquet file" in problem for problem, _ in found)
+    assert all("is not a Parquet file" in problem for problem, _ in found)
 
 
 def test_two_owners_of_one_hash(job):

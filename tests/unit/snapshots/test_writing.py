@@ -122,10 +122,10 @@ def test_narrower_columns_are_widened(env, tmp_path):
         (("people", "profile"), PROFILES.with_columns(orders=pl.lit("x")), "of type .*string.* cannot be int64"),
         (("people", "profile"), PROFILES.with_columns(orders=pl.lit(1.5)), "cannot be int64"),
         (("people", "profile"), PROFILES.with_columns(orders=None), "column 'orders' holds nulls"),
-        (("people", "profile"), pl.concat([PROFILES, PROFILES.head(1)]), "2 rows have no key of their own.*user_id=0"),
+        (("people", "profile"), pl.concat([PROFILES, PROFILES.head(1)]), "2 rows share their key.*user_id=0"),
         (("windows", "panes"), pl.DataFrame({"user_id": [1], "__rows": [1], "sum_amount": [1]}), "'__namespace'.*miss"),
         (("people", "__timers_event"), pl.DataFrame({"user_id": [1]}), "'__namespace'.*missing"),
-        (("people", "profile"), [1, 2], "list is no table"),
+        (("people", "profile"), [1, 2], "list is not a table"),
     ],
 )  # fmt: skip
 def test_what_the_job_could_not_restore_is_refused(env, tmp_path, place, rows, error):
@@ -209,7 +209,7 @@ def test_one_whose_files_were_removed_meanwhile_leaves_no_savepoint(job, tmp_pat
             target.delete(key)
         return written
 
-    with pytest.raises(StorageError, match="is nobody's now"):
+    with pytest.raises(StorageError, match="it now belongs to no run"):
         repartition(open_snapshot(str(job.folder)), target.uri, run=tidied_up)
     assert "manifest.json" not in target.list("")
 

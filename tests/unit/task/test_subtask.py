@@ -372,7 +372,7 @@ def test_a_table_of_peers_of_another_deployment_fails_the_task(world):
     keyed_by_rule(w, epoch=2)
     refused = w.of(TaskState)[-1]
     assert refused.state == "FAILED"
-    assert "without the table of peers" in refused.error
+    assert "lacks the peer table" in refused.error
 
 
 def test_a_source_with_nothing_to_give_is_asked_less_and_less_often(world, batch_of):

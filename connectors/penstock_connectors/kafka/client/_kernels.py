@@ -1,6 +1,6 @@
-"""Compiled loops over librdkafka's messages: copy out what is needed, then free them; without the interpreter lock.
+"""Compiled loops over librdkafka's messages: copy their data, then free them; without the interpreter lock.
 
-Used by `fetch_fast` alone. Everything is compiled or loaded from the disk cache at import; workers call `warm()` for
+Used by `fetch_fast` only. Everything is compiled or loaded from the disk cache at import; workers call `warm()` for
 that.
 """
 
@@ -25,7 +25,7 @@ _BYTES = MESSAGE_BYTES
 
 
 def _structs(messages: int, count: int, target: int, times: int, scratch: int) -> int:
-    """Copy the structs of `count` messages; with `times`, also their timestamps. Returns how many carry an error."""
+    """Copy the structs of `count` messages; with `times`, also their timestamps; return how many have an error."""
     errors = 0
     for i in range(count):
         message = word(messages + 8 * i)
@@ -38,7 +38,7 @@ def _structs(messages: int, count: int, target: int, times: int, scratch: int) -
 
 
 def _gather(structs: int, count: int, field: int, offsets: int, target: int) -> int:
-    """Copy a field (its byte position in the struct: address, then size) of every message; returns the bytes."""
+    """Copy a field (its byte position in the struct: address, then size) of every message; return the bytes."""
     at = 0
     for i in range(count):
         put_word(offsets + 8 * i, at)
@@ -51,7 +51,7 @@ def _gather(structs: int, count: int, field: int, offsets: int, target: int) -> 
 
 
 def _positions(structs: int, count: int, slots: int, ends: int) -> int:
-    """Write for each slot (split) the offset behind its last message; `slots` holds each message's slot. Returns 0."""
+    """Write for each slot (split) the offset after its last message; `slots` holds each message's slot. Returns 0."""
     for i in range(count):
         slot = word(slots + 8 * i)
         put_word(ends + 8 * slot, word(structs + _BYTES * i + 56) + 1)
@@ -59,14 +59,14 @@ def _positions(structs: int, count: int, slots: int, ends: int) -> int:
 
 
 def _free(messages: int, count: int) -> int:
-    """Give the messages back to librdkafka. Returns how many."""
+    """Return the messages to librdkafka; return how many."""
     for i in range(count):
         _destroy(word(messages + 8 * i))
     return count
 
 
 def _valid(structs: int, count: int, field: int, bits: int) -> int:
-    """Write Arrow's validity bits of one field (null pointer = null); returns the number of nulls. `bits` is zeroed."""
+    """Write Arrow's validity bits of one field (null pointer = null) to zeroed `bits`; return the number of nulls."""
     nulls = 0
     for i in range(count):
         if word(structs + _BYTES * i + field) == 0:
@@ -84,7 +84,7 @@ valid = compiled(_I(_I, _I, _I, _I), _valid)
 
 
 def warm() -> None:
-    """Make sure everything is loaded; calling each once with nothing to do also resolves the symbols."""
+    """Load all loops; an empty call of each also resolves its symbols."""
     structs(0, 0, 0, 0, 0)
     positions(0, 0, 0, 0)
     free(0, 0)

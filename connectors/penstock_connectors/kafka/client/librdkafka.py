@@ -1,8 +1,8 @@
 """The C interface of librdkafka, found inside the confluent-kafka extension; only its public, stable functions.
 
-`fetch_fast` and `producer_fast` build on it: messages and rows move between Arrow buffers and librdkafka without a
-Python object each. Importing it fails with ImportError where this cannot work (other platforms, a wheel without the
-symbols): the callers then use confluent-kafka's own classes.
+`fetch_fast` and `producer_fast` use it: messages and rows move between Arrow buffers and librdkafka without a Python
+object each. Its import fails with ImportError where this cannot work (other platforms, a wheel without the symbols):
+callers then use confluent-kafka's classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.core.errors import ConnectorError
 if sys.platform not in {"linux", "darwin"} or ctypes.sizeof(c_void_p) != 8:
     msg = f"librdkafka is used through its C interface on 64-bit Linux and macOS only, not on {sys.platform}"
     raise ImportError(msg)
-# dlsym on the extension also finds the library it is linked with: no path is guessed
+# dlsym on the extension also finds its linked library, without guessing a path
 LIBRARY = ctypes.CDLL(extension.__file__)
 
 
@@ -29,7 +29,7 @@ def _function(name: str, result: Any, *arguments: Any) -> Any:
     try:
         function = LIBRARY[name]
     except AttributeError as error:
-        raise ImportError(f"this confluent-kafka does not offer {name}") from error
+        raise ImportError(f"this confluent-kafka does not export {name}") from error
     function.restype, function.argtypes = result, list(arguments)
     return function
 
@@ -93,7 +93,7 @@ event_error_string = _function("rd_kafka_event_error_string", c_char_p, c_void_p
 event_message_count = _function("rd_kafka_event_message_count", c_size_t, c_void_p)
 event_message_next = _function("rd_kafka_event_message_next", c_void_p, c_void_p)
 event_destroy = _function("rd_kafka_event_destroy", None, c_void_p)
-# resolved by the kernels under these names
+# the kernels resolve them by these names
 for _name in ("rd_kafka_message_timestamp", "rd_kafka_message_destroy"):
     _function(_name, None)
 
@@ -132,7 +132,7 @@ MESSAGE_BYTES = 72
 
 
 def new_client(kind: int, properties: Mapping[str, str], events: int) -> int:
-    """Return the address of a new client; what happens inside is polled as events, nothing calls back into Python.
+    """Return the address of a new client; its events are polled, and it never calls back into Python.
 
     Raises:
         ConnectorError: a property is unknown or has a wrong value.
@@ -145,7 +145,7 @@ def new_client(kind: int, properties: Mapping[str, str], events: int) -> int:
             raise ConnectorError(
                 f"Kafka property: {text.value.decode(errors='replace')}", hint="see librdkafka's CONFIGURATION.md"
             )
-    conf_set_log_callback(conf, None)  # what matters also comes as an event
+    conf_set_log_callback(conf, None)  # important log lines also come as events
     conf_set_events(conf, events | EVENT_ERROR)
     client = kafka_new(kind, conf, text, len(text))
     if not client:
@@ -155,15 +155,15 @@ def new_client(kind: int, properties: Mapping[str, str], events: int) -> int:
 
 
 def error_text(code: int) -> str:
-    """Return librdkafka's words for an error code."""
+    """Return librdkafka's text for an error code."""
     return str(err2str(code).decode(errors="replace"))
 
 
 class PartitionList:
-    """A `rd_kafka_topic_partition_list_t` for the time of a `with` block."""
+    """A `rd_kafka_topic_partition_list_t` for the duration of a `with` block."""
 
     def __init__(self, items: list[tuple[str, int, int | None]]) -> None:
-        """`items`: (topic, partition, offset)."""
+        """Take `items`, each (topic, partition, offset)."""
         self._items = items
         self._address = 0
 

@@ -1,6 +1,6 @@
-"""Questions to a cluster with short time-outs: partitions of topics, offsets, groups, limits of the broker.
+"""Requests to a cluster with short time-outs: partitions of topics, offsets, groups, limits of the broker.
 
-Used by the enumerator (JobManager) and by the checks before a job starts; imported there, so it loads no Arrow.
+Used by the enumerator (JobManager) and by the checks before a job starts; imported there, so it imports no Arrow.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _NO_ANSWER = {
 }
 
 
-#: Brokers that are all known to be down for so long are not waited for.
+#: Brokers that are all known to be down for this long count as unreachable.
 _DOWN_S = 3.0
 _LOOK_S = 0.5
 
 
 class ClusterMetadata:
-    """Asks one cluster; every call ends within about `timeout_ms`, and sooner where no broker can be connected to."""
+    """Sends requests to one cluster; every call ends within about `timeout_ms`, and earlier if all brokers are down."""
 
     def __init__(self, resolved: Mapping[str, str], timeout_ms: int = LOOKUP_TIMEOUT_MS) -> None:
-        """Nothing is sent before the first question.
+        """Prepare; nothing is sent before the first request.
 
         Raises:
             ConnectorError: a property is not one of librdkafka's, or its value is wrong.
         """
         self.bootstrap, self._timeout_s = resolved["bootstrap.servers"], timeout_ms / 1000
-        #: What the client says of its connections since it has begun.
+        #: The client's reports about its connections since it started.
         self._down: list[str] = []
         try:
             options: dict[str, Any] = {**for_admin(resolved), "error_cb": self._heard}
@@ -72,9 +72,9 @@ class ClusterMetadata:
         return {topic: sorted(found[topic].partitions) for topic in topics}
 
     def offsets(self, places: Sequence[Place], at: str | int, *, committed: bool = True) -> dict[Place, int]:
-        """Return offsets: `at` is `"earliest"`, `"latest"` or a time in ms (then -1 where nothing is that late).
+        """Return offsets: `at` is `"earliest"`, `"latest"` or a time in ms (then -1 without a record that late).
 
-        With `committed`, latest is the last stable offset: the end of what a read-committed reader can see now.
+        With `committed`, latest is the last stable offset: the present end for a read-committed reader.
         """
         if not places:
             return {}
@@ -88,14 +88,14 @@ class ClusterMetadata:
         return {(place.topic, place.partition): int(self._wait(future).offset) for place, future in futures.items()}
 
     def group_offsets(self, group: str, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the offsets committed by a group, without the partitions it has none for."""
+        """Return the offsets committed by a group; partitions without one are left out."""
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in places])
         future = self._admin.list_consumer_group_offsets([asked], request_timeout=self._timeout_s)[group]
         answer = self._wait(future).topic_partitions
         return {(p.topic, p.partition): int(p.offset) for p in answer if p.error is None and p.offset >= 0}
 
     def broker_setting(self, name: str) -> int | None:
-        """Return a numeric setting of a broker, or None when it is not told (no permission, unknown)."""
+        """Return a numeric setting of a broker, or None if the broker does not return it (no permission, unknown)."""
         brokers = self._listed().brokers
         if not brokers:
             return None
@@ -111,7 +111,7 @@ class ClusterMetadata:
             self._down.append(error.str())
 
     def _listed(self) -> Any:
-        """Return brokers and topics; look in between whether there is a broker at all."""
+        """Return brokers and topics; check in between whether any broker is reachable."""
         begun = time.monotonic()
         while True:
             left = self._timeout_s - (time.monotonic() - begun)
@@ -146,7 +146,7 @@ class ClusterMetadata:
         seconds = self._timeout_s if waited_s is None else waited_s
         return ConnectorError(
             f"Kafka at {self.bootstrap} cannot be reached within {seconds:.0f} s: {why}",
-            hint="is the broker running, is the address right, and do the security properties fit?",
+            hint="check that the broker runs, that the address is right and that the security properties fit",
         )
 
 

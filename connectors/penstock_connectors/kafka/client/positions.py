@@ -1,4 +1,4 @@
-"""Where reading starts and ends: the user's `start=` and `bounded=` as JSON-able values, and as offsets.
+"""Start and end of reading: the user's `start=` and `bounded=` as JSON-able values, and as offsets.
 
 Values: `"earliest"`, `"latest"`, `"group"`, `{"timestamp": ms}`, `{"offsets": [[topic, partition, offset], ...]}`.
 Built by `source.KafkaSource`, resolved by `enumerator`; imported by the control plane: no client library, no Arrow.
@@ -84,10 +84,10 @@ def _offsets(given: Mapping[Any, Any], what: str) -> list[list[Any]]:
 
 
 def start_offsets(start: Any, places: list[Place], cluster: ClusterMetadata, group: str | None) -> dict[Place, int]:
-    """Return the first offset to read of every place.
+    """Return the first offset to read of every partition.
 
-    Partitions a group has nothing for, or that `start` does not name, begin at the earliest; a time after the last
-    record means the end.
+    Partitions without an offset of the group, or that `start` does not name, begin at the earliest; a time after the
+    last record means the end.
     """
     if start == "earliest":
         return cluster.offsets(places, "earliest")
@@ -106,7 +106,7 @@ def start_offsets(start: Any, places: list[Place], cluster: ClusterMetadata, gro
 
 
 def stop_offsets(bounded: Any, places: list[Place], cluster: ClusterMetadata) -> Mapping[Place, int]:
-    """Return the offset before which reading ends, none for unbounded; places `bounded` does not name end at once."""
+    """Return the offset before which reading ends, none for unbounded; partitions not in `bounded` end at once."""
     if bounded is None:
         return {}
     if bounded == "latest":

@@ -1,7 +1,7 @@
-"""Client properties: what a user may set, secrets kept out of the job graph, and the translation for kafka-python.
+"""Client properties: checks of the user's, secrets outside of the job graph, and the translation for kafka-python.
 
-Checked where a source or sink is declared; resolved (`${ENV:NAME}`) in the process that connects, which is the only
-one to see a secret. Imported by the control plane: no client library, no Arrow.
+Checked where a source or sink is declared; resolved (`${ENV:NAME}`) in the process that connects, which is the only one
+to see a secret. Imported by the control plane: no client library, no Arrow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.core.errors import ConnectorError, UsageError
 _REFERENCE = re.compile(r"\$\{ENV:([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_NAMES = frozenset({"sasl.oauthbearer.config", "sasl.jaas.config", "ssl.key.pem", "ssl_key", "ssl.keystore.pem"})
 _SECRET_ENDINGS = ("password", "secret", ".token", "passphrase")
-#: Set by the connector itself; the text says what to use instead.
+#: Set by the connector itself; the text names the alternative.
 _RESERVED = {
     "bootstrap.servers": "the first argument",
     "metadata.broker.list": "the first argument",
@@ -46,14 +46,14 @@ _FOR_KAFKA_PYTHON = {
     "sasl.password": "sasl_plain_password",
     "sasl.kerberos.service.name": "sasl_kerberos_name",
 }
-#: A connection that does not answer is given up and made again within seconds, by every client; under the user's own.
+#: Every client gives up a connection without answer and reconnects within seconds; the user's properties override.
 _CONNECTION_PROPERTIES = {
     "socket.connection.setup.timeout.ms": "5000",
     "socket.timeout.ms": "6000",
     "socket.keepalive.enable": "true",
     "reconnect.backoff.max.ms": "1000",
 }
-#: Milliseconds a connection may take before a broker counts as unreachable, for look-ups.
+#: Milliseconds after which a broker counts as unreachable, for look-ups.
 LOOKUP_TIMEOUT_MS = 10_000
 
 
@@ -61,7 +61,7 @@ def check_properties(properties: Mapping[str, Any], where: str) -> dict[str, str
     """Return the user's properties as texts; secrets must be references.
 
     Raises:
-        UsageError: a property that is not the user's to set, or a secret written out.
+        UsageError: a property is reserved, or a secret is written out.
     """
     out = {}
     for name, value in properties.items():
@@ -96,7 +96,7 @@ def resolve(bootstrap: str, properties: Mapping[str, str]) -> dict[str, str]:
             ) from None
 
     resolved = {name: _REFERENCE.sub(value_of, text) for name, text in properties.items()}
-    # level 0: failures come to us as events and exceptions, and not as lines on somebody's terminal
+    # level 0: failures arrive as events and exceptions, instead of lines on a terminal
     return {"log_level": "0", **_CONNECTION_PROPERTIES, **resolved, "bootstrap.servers": bootstrap}
 
 
@@ -109,7 +109,7 @@ def for_kafka_python(resolved: Mapping[str, str]) -> dict[str, Any]:
         options["security_protocol"] = options["security_protocol"].upper()
     if resolved.get("ssl.endpoint.identification.algorithm") == "none":
         options["ssl_check_hostname"] = False
-    # its default of 30 s between attempts would make recovery wait
+    # its default of 30 s between attempts would delay recovery
     limits = {"reconnect_backoff_max_ms": 1000, "request_timeout_ms": 5_000}
     return {**limits, **options, "bootstrap_servers": resolved["bootstrap.servers"].split(",")}
 
@@ -140,15 +140,15 @@ _PRODUCER_ONLY = (
 
 
 def for_admin(resolved: Mapping[str, str]) -> dict[str, str]:
-    """Drop what only consumers or producers know, so that an admin client does not complain."""
+    """Drop properties of consumers and producers only, about which an admin client would complain."""
     return {name: value for name, value in resolved.items() if not name.startswith(_CONSUMER_ONLY + _PRODUCER_ONLY)}
 
 
 def for_consumer(resolved: Mapping[str, str]) -> dict[str, str]:
-    """Drop what only producers know."""
+    """Drop properties of producers only."""
     return {name: value for name, value in resolved.items() if not name.startswith(_PRODUCER_ONLY)}
 
 
 def for_producer(resolved: Mapping[str, str]) -> dict[str, str]:
-    """Drop what only consumers know."""
+    """Drop properties of consumers only."""
     return {name: value for name, value in resolved.items() if not name.startswith(_CONSUMER_ONLY)}

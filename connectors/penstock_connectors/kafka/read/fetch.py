@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Place = tuple[str, int]
 
-#: What bounds a reader's memory. A small queue needs the short back-off: the default of 1 s leaves the reader waiting.
+#: Limits of a reader's memory. A small queue needs the short back-off: the default of 1 s would leave the reader idle.
 READ_PROPERTIES: Mapping[str, str] = {
     "isolation.level": "read_committed",
     "queued.max.messages.kbytes": "32768",
@@ -27,12 +27,12 @@ READ_PROPERTIES: Mapping[str, str] = {
     "fetch.wait.max.ms": "100",
     "fetch.message.max.bytes": "4194304",
 }
-#: Not to be overridden: assignment and positions are the job's.
+#: Not overridable: the job owns assignment and positions.
 FIXED_PROPERTIES: Mapping[str, str] = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
     "enable.partition.eof": "true",
-    # a position that is gone from the topic must be heard of, not jumped over
+    # a position that no longer exists in the topic must be an error, not skipped
     "auto.offset.reset": "error",
 }
 
@@ -58,18 +58,18 @@ class Envelope:
 
 @dataclass(slots=True)
 class Fetched:
-    """What one fetch gave; row i of the columns is one message."""
+    """The result of one fetch; row i of the columns is one message."""
 
     #: Values: null stays null, empty stays empty.
     value: pa.LargeBinaryArray
     #: Index into `places` of each message.
     slot: np.ndarray[Any, Any]
     offset: np.ndarray[Any, Any]
-    #: Keys and timestamps (ms, -1 unknown) are None unless asked for.
+    #: Keys and timestamps (ms, -1 unknown) are None unless requested.
     key: pa.LargeBinaryArray | None = None
     timestamp: np.ndarray[Any, Any] | None = None
     places: list[Place] = field(default_factory=list)
-    #: Returns the envelopes of some rows, until the next fetch; None unless asked for.
+    #: Returns the envelopes of some rows, until the next fetch; None unless requested.
     envelopes: Callable[[Sequence[int]], list[Envelope]] | None = None
 
     def where(self, keep: np.ndarray[Any, Any]) -> Fetched:
@@ -91,10 +91,10 @@ class Fetched:
 
 @dataclass(slots=True)
 class FetchResult:
-    """Messages (None: none), what is known of the partitions' ends, and errors."""
+    """Messages (None: none), known ends of partitions, and errors."""
 
     messages: Fetched | None = None
-    #: Offset behind the last message of each partition present.
+    #: Offset after the last message of each partition in the result.
     positions: dict[Place, int] = field(default_factory=dict)
     #: Partitions whose newest event is "end reached", with the offset of the next message to come.
     ends: dict[Place, int] = field(default_factory=dict)
@@ -107,29 +107,29 @@ class Fetcher(Protocol):
     """Fetches from a changing set of partitions."""
 
     def add(self, starts: Mapping[Place, int]) -> None:
-        """Begin to fetch these partitions from these offsets."""
+        """Start fetching these partitions from these offsets."""
 
     def remove(self, places: list[Place]) -> None:
         """Stop fetching; messages of them that are still queued may come out of the next fetches."""
 
     def pause(self, places: list[Place]) -> None:
-        """Fetch no more of these for now; messages of them that are still queued may come out of the next fetches."""
+        """Pause these partitions; messages of them that are still queued may come out of the next fetches."""
 
     def resume(self, places: list[Place]) -> None:
-        """Go on with these behind the last message that came out."""
+        """Resume these partitions after the last message that came out."""
 
     def fetch(self, max_messages: int) -> FetchResult:
-        """Return what is queued, without waiting; afterwards `wake` is called once something is."""
+        """Return queued messages without waiting; afterwards `wake` is called once there are more."""
 
     def lag(self, positions: Mapping[Place, int]) -> int:
-        """Return how many messages behind the ends last heard of these positions are."""
+        """Return how many messages these positions are before the last known ends."""
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Publish offsets to the group, without waiting; failures are counted in `commit_failures`."""
 
     @property
     def commit_failures(self) -> int:
-        """Commits that failed so far."""
+        """Return the number of commits that failed so far."""
 
     def close(self) -> None:
         """Free everything; idempotent."""
@@ -137,18 +137,18 @@ class Fetcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """How to fetch: resolved client properties, and what is wanted besides the value."""
+    """The settings of a fetcher: resolved client properties, and the columns besides the value."""
 
     properties: Mapping[str, str]
     wake: Callable[[], None]
     keys: bool = False
     timestamps: bool = False
-    #: Whether the envelopes of single messages will be asked for.
+    #: Whether the envelopes of single messages will be requested.
     envelopes: bool = False
-    #: Of the compiled fetcher; more messages in one go leave the processor's cache and are slower.
+    #: Limit of the compiled fetcher; more messages at a time leave the processor's cache and are slower.
     most_messages: int = 10_000
 
 
 def client_properties(resolved: Mapping[str, str]) -> dict[str, str]:
-    """Return a consumer's properties: ours, over them the user's, over them what must not change."""
+    """Return a consumer's properties: defaults, overridden by the user's, overridden by fixed ones."""
     return {"group.id": "penstock", **READ_PROPERTIES, **for_consumer(resolved), **FIXED_PROPERTIES}

@@ -1,4 +1,4 @@
-"""The compiled fetcher: librdkafka's queue -> message structs -> Arrow buffers, without a Python object a message.
+"""The compiled fetcher: librdkafka's queue -> message structs -> Arrow buffers, without a Python object per message.
 
 Chosen by `fetch_choice`. Waking: librdkafka writes a byte into a pipe when its queue becomes non-empty; one thread
 waits on the other end and calls `wake`, if the last fetch found nothing.
@@ -48,7 +48,7 @@ class FastFetcher:
         self._structs = np.empty(settings.most_messages, lib.MESSAGE)
         self._times = np.empty(settings.most_messages, np.int64)
         self._scratch = np.empty(1, np.int64)
-        #: Messages of the last fetch that are still there for their envelopes.
+        #: Messages of the last fetch that are kept for their envelopes.
         self._kept = 0
         self._places: list[Place] = []
         self._slots: dict[Place, int] = {}
@@ -61,12 +61,12 @@ class FastFetcher:
         self._thread.start()
 
     def add(self, starts: Mapping[Place, int]) -> None:
-        """Begin to fetch these partitions from these offsets."""
+        """Start fetching these partitions from these offsets."""
         for place in starts:
             if place not in self._slots:
                 self._slots[place] = len(self._places)
                 self._places.append(place)
-        self._topics.clear()  # the table of a known topic does not have the new partitions
+        self._topics.clear()  # the table of a known topic lacks the new partitions
         with lib.PartitionList([(topic, partition, at) for (topic, partition), at in starts.items()]) as items:
             _check(lib.incremental_assign(self._client, items), "assign partitions")
 
@@ -76,24 +76,25 @@ class FastFetcher:
             _check(lib.incremental_unassign(self._client, items), "unassign partitions")
 
     def pause(self, places: list[Place]) -> None:
-        """Fetch no more of these for now."""
+        """Pause these partitions."""
         with lib.PartitionList([(topic, partition, None) for topic, partition in places]) as items:
             lib.pause_partitions(self._client, items)
 
     def resume(self, places: list[Place]) -> None:
-        """Go on with these."""
+        """Resume these partitions."""
         with lib.PartitionList([(topic, partition, None) for topic, partition in places]) as items:
             lib.resume_partitions(self._client, items)
 
     def fetch(self, max_messages: int) -> FetchResult:
-        """Return what is queued."""
+        """Return queued messages."""
         result = FetchResult()
         self._free()
         self._hungry = False
         most = min(max_messages, self._settings.most_messages)
         count = lib.consume_batch_queue(self._queue, 0, self._messages.ctypes.data, most)
         if count == 0:
-            # from here on the watcher wakes us; what came in between its last byte and now is seen by this second look
+            # from here on the watcher wakes the reader; this second fetch returns messages that arrived after its last
+            # byte
             self._hungry = True
             count = lib.consume_batch_queue(self._queue, 0, self._messages.ctypes.data, most)
         if count < 0:
@@ -110,7 +111,7 @@ class FastFetcher:
         return result
 
     def lag(self, positions: Mapping[Place, int]) -> int:
-        """Sum up what librdkafka knows locally."""
+        """Sum up librdkafka's local values."""
         low, high = ctypes.c_int64(), ctypes.c_int64()
         total = 0
         for (topic, partition), position in positions.items():
@@ -138,13 +139,13 @@ class FastFetcher:
         self._thread.join(5)
         lib.queue_destroy(self._queue)
         lib.queue_destroy(self._main)
-        # no orderly leave: no group was joined, and waiting for brokers would hold up a restart
+        # no orderly leave: no group was joined, and waiting for brokers would delay a restart
         lib.destroy_flags(client, 0x8)
         os.close(self._writer)
         os.close(self._reader)
 
     def _free(self) -> None:
-        """Give the messages of the last fetch back to the client."""
+        """Return the messages of the last fetch to the client."""
         kept, self._kept = self._kept, 0
         if kept:
             kernels.free(self._messages.ctypes.data, kept)

@@ -1,4 +1,4 @@
-"""The plain fetcher: confluent-kafka's message objects, one Python object a message.
+"""The plain fetcher: confluent-kafka's message objects, one Python object per message.
 
 Chosen by `fetch_choice` where librdkafka's C interface cannot be used. A thread consumes into a queue of few batches
 and calls `wake`; the subtask's thread only takes from that queue.
@@ -43,7 +43,7 @@ class PlainFetcher:
         self._problems: queue.SimpleQueue[FetchProblem] = queue.SimpleQueue()
         self.commit_failures = 0
         silent = logging.getLogger("penstock.kafka.client")
-        silent.disabled = True  # what matters also comes as an event
+        silent.disabled = True  # important log lines also come as events
         callbacks = {"logger": silent, "error_cb": self._on_error, "on_commit": self._on_commit}
         try:
             self._consumer = Consumer({**client_properties(settings.properties), **callbacks})
@@ -51,7 +51,7 @@ class PlainFetcher:
             raise ConnectorError(f"the Kafka client cannot start: {error.args[0].str()}") from error
         self._places: list[Place] = []
         self._slots: dict[Place, int] = {}
-        # all calls are made by the consuming thread: from another one they wait for that thread's `consume` for ever
+        # the consuming thread makes all calls: calls of another one would wait for that thread's `consume` forever
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._ends: dict[Place, int] = {}
         self._assigned = threading.Event()
@@ -60,7 +60,7 @@ class PlainFetcher:
         self._thread.start()
 
     def add(self, starts: Mapping[Place, int]) -> None:
-        """Begin to fetch these partitions from these offsets."""
+        """Start fetching these partitions from these offsets."""
         for place in starts:
             if place not in self._slots:
                 self._slots[place] = len(self._places)
@@ -75,15 +75,15 @@ class PlainFetcher:
         self._calls.put(functools.partial(self._consumer.incremental_unassign, assignment))
 
     def pause(self, places: list[Place]) -> None:
-        """Fetch no more of these for now."""
+        """Pause these partitions."""
         self._calls.put(functools.partial(self._consumer.pause, [TopicPartition(*place) for place in places]))
 
     def resume(self, places: list[Place]) -> None:
-        """Go on with these."""
+        """Resume these partitions."""
         self._calls.put(functools.partial(self._consumer.resume, [TopicPartition(*place) for place in places]))
 
     def fetch(self, max_messages: int) -> FetchResult:
-        """Return what the thread has put into the queue."""
+        """Return the messages that the thread has queued."""
         result = FetchResult()
         found = self._rest
         while len(found) < max_messages:
@@ -98,7 +98,7 @@ class PlainFetcher:
         return result
 
     def lag(self, positions: Mapping[Place, int]) -> int:
-        """Sum up what the client said with the last messages of each partition."""
+        """Sum up the values that came with the last messages of each partition."""
         return sum(max(0, self._ends.get(place, 0) - position) for place, position in positions.items())
 
     def commit(self, offsets: Mapping[Place, int]) -> None:

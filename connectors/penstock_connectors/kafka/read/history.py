@@ -1,4 +1,4 @@
-"""A topic's past as ranges of offsets, for a backfill; loads no Arrow. Called by `source.KafkaSourceFactory`."""
+"""A topic's history as ranges of offsets, for a backfill; imports no Arrow. Called by `source.KafkaSourceFactory`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock_connectors.kafka.read.kafka_enumerator import KafkaEnumerator
 def history(
     config: dict[str, Any], until: dict[str, Any], piece_rows: int | None, begin: dict[str, Any] | None = None
 ) -> tuple[HistorySplit, ...]:
-    """Return every partition from where the job would start, or from `begin` on, up to the cut.
+    """Return every partition from the job's start position, or from `begin` on, up to the end position.
 
     Never beyond the source's own end; see `connector.source.HistoryFactory`.
 
     Raises:
-        UsageError: a position is beyond the partition's end, or of none that exists; a partition has no position; a
-            partition does not reach back to where it is to begin, or, behind a table, to the cut.
+        UsageError: a position is beyond the partition's end, or of an unknown partition; a partition has no position;
+        or a partition's first records are already deleted that the backfill, or the live job after it, would need.
         ConnectorError: the broker cannot be reached or a topic does not exist.
     """
     if begin is not None:
@@ -37,7 +37,7 @@ def history(
 
 
 def _begins(config: dict[str, Any], begin: dict[str, Any], own: tuple[SourceSplit, ...]) -> dict[str, int]:
-    """Return where partitions begin behind a table: from there on all that was written must still be there."""
+    """Return where partitions begin after a table: all records from there on must still exist."""
     if "timestamp" in begin:
         found = _ends(config, {"timestamp": begin["timestamp"]})
         starts = {split.id: found.get(split.id, 0) for split in own}
@@ -48,31 +48,36 @@ def _begins(config: dict[str, Any], begin: dict[str, Any], own: tuple[SourceSpli
     for split in own:
         start, first, end = starts[split.id], int(split.state["offset"]), ends.get(split.id, 0)
         if "timestamp" in begin and start == first > 0:
-            msg = f"{split.id!r} has nothing from before the cut-over any more: offsets below {first} are deleted"
-            raise UsageError(msg, hint="rows may be missing that were written since; cut over at a later time")
+            msg = f"{split.id!r} no longer has records from before the cut-over: offsets below {first} are deleted"
+            raise UsageError(msg, hint="rows written since then may be missing; cut over at a later time")
         if start < first:
-            msg = f"a gap: offsets {start} to {first - 1} of {split.id!r} are neither in the table nor in the topic"
-            raise UsageError(msg, hint="the topic has deleted them; the table has to hold them")
+            msg = f"gap: offsets {start} to {first - 1} of {split.id!r} are neither in the table nor in the topic"
+            raise UsageError(msg, hint="the topic has deleted them, so the table has to contain them")
         if start > max(first, end):
-            msg = f"the table reaches to offset {start} of {split.id!r}, whose topic ends at {end}"
-            raise UsageError(msg, hint="is it a table of this topic, of its present life?")
+            msg = f"the table reaches offset {start} of {split.id!r}, but the topic ends at {end}"
+            raise UsageError(
+                msg, hint="check that the table is of this topic, and that the topic was not created again since"
+            )
     return starts
 
 
 def _require_there(
     config: dict[str, Any], until: dict[str, Any], own: tuple[SourceSplit, ...], cuts: dict[str, int]
 ) -> None:
-    """Refuse cuts before what partitions still have: the live job could not go on there, nor the table end at it."""
+    """Refuse end positions before the first record of a partition.
+
+    Neither the live job can continue there, nor the table end there.
+    """
     for split in own:
         first, stop, cut = int(split.state["offset"]), split.state["stop"], cuts[split.id]
         ended = stop is not None and stop <= cut
         at, given = (stop, config["bounded"]) if ended else (cut, until)
-        # a time before all that is left is looked up as the first that is
+        # a time before all remaining records resolves to the first of them
         by_time = isinstance(given, dict) and "timestamp" in given and at == first > 0
         if by_time or (at < first and not ended):
-            end = f"{'the source ends' if ended else 'the cut lies'}{', it may be,' if by_time else ''}"
-            msg = f"{end} before all that {split.id!r} still has: offsets below {first} are deleted"
-            raise UsageError(msg, hint=f"give positions of {first} or behind, or a later time")
+            end = f"{'the source ends' if ended else 'the end position is'}{' (possibly)' if by_time else ''}"
+            msg = f"{end} before the first record of {split.id!r}: offsets below {first} are deleted"
+            raise UsageError(msg, hint=f"give positions of at least {first}, or a later time")
 
 
 def _cuts(config: dict[str, Any], until: dict[str, Any], own: tuple[SourceSplit, ...]) -> dict[str, int]:
@@ -80,7 +85,7 @@ def _cuts(config: dict[str, Any], until: dict[str, Any], own: tuple[SourceSplit,
         return _given(config, {split_id: int(at) for split_id, at in until["positions"].items()}, own)
     bounded: Any = {"timestamp": until["timestamp"]} if until else "latest"
     cuts = _ends(config, bounded)
-    # a partition made between the two look-ups: the live job reads it from its beginning
+    # the partition was created between the two look-ups: the live job reads it from its beginning
     return {split.id: cuts.get(split.id, int(split.state["offset"])) for split in own}
 
 
@@ -91,20 +96,20 @@ def _require_all(positions: dict[str, int], own: tuple[SourceSplit, ...]) -> Non
         raise UsageError(f"there is no partition {unknown[0]!r}", hint=f"there are {', '.join(sorted(known))}")
     missing = sorted(known - set(positions))
     if missing:
-        msg = f"no position is given for {', '.join(missing)}"
-        raise UsageError(msg, hint="give every partition one; the one it starts at reads nothing of it")
+        msg = f"{', '.join(missing)} has no position"
+        raise UsageError(msg, hint="give each partition one; its start position means that nothing is read")
 
 
 def _given(config: dict[str, Any], positions: dict[str, int], own: tuple[SourceSplit, ...]) -> dict[str, int]:
-    """Return positions that the user gave, which must be there to be read: a task would wait for them for ever."""
+    """Return the user's positions, after checking that they can be reached: a task would otherwise wait forever."""
     _require_all(positions, own)
     ends = _ends(config, "latest")
     for split in own:
         stop, end = split.state["stop"], max(ends.get(split.id, 0), int(split.state["offset"]))
         cut = positions[split.id] if stop is None else min(positions[split.id], stop)
         if cut > end:
-            msg = f"position {cut} of {split.id!r} is beyond its end: what is committed ends at {end}"
-            raise UsageError(msg, hint="give that one, or wait until more is written")
+            msg = f"position {cut} of {split.id!r} is after its end: committed records end at {end}"
+            raise UsageError(msg, hint="use that position, or wait until more is written")
     return positions
 
 
@@ -117,7 +122,7 @@ def _split(split: SourceSplit, start: int, cut: int, piece_rows: int | None, *, 
     first, stop = int(split.state["offset"]), split.state["stop"]
     cut = cut if stop is None else min(cut, stop)
     if not table:
-        cut = max(first, cut)  # what is not in the topic any more cannot be where the live job goes on
+        cut = max(first, cut)  # the live job cannot continue at deleted records
     begin = min(start, cut)
     bounds = [*range(begin, cut, piece_rows or max(1, cut - begin)), cut]
     pairs = list(pairwise(bounds)) or [(begin, begin)]

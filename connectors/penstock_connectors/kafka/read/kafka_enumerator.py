@@ -1,7 +1,7 @@
-"""Lists a source's partitions as splits, with their first and last offsets; lives in the JobManager, loads no Arrow.
+"""Lists a source's partitions as splits, with their first and last offsets; runs in the JobManager, imports no Arrow.
 
-Positions are decided once, when the job first starts: afterwards they are in its checkpoints, and partitions that
-appear later are read from their beginning, so that no record is skipped.
+Positions are determined once, when the job first starts; afterwards they are in its checkpoints. Partitions that appear
+later are read from their beginning, so that no record is skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KafkaEnumerator:
     """A `SplitEnumerator` over the partitions of the configured topics."""
 
     def __init__(self, config: dict[str, Any], *, first_run: bool, timeout_ms: int = LOOKUP_TIMEOUT_MS) -> None:
-        """Nothing is asked before `discover`."""
+        """Prepare; nothing is requested before `discover`."""
         self._config, self._timeout_ms = config, timeout_ms
         self._at_start = first_run
         self._cluster: ClusterMetadata | None = None
@@ -47,11 +47,11 @@ class KafkaEnumerator:
         ]
         bounded = self._config["bounded"]
         if self._at_start or (bounded is not None and not known):
-            # ends before starts: what is written in between is then beyond the end, never skipped
+            # ends before starts: records written in between are then after the end, never skipped
             stops = stop_offsets(bounded, places, cluster)
             starts = start_offsets(self._config["start"], places, cluster, self._config["group"])
         elif bounded is not None:
-            return ()  # a bounded input is what was there when the job first started
+            return ()  # a bounded input is the records that existed when the job first started
         else:
             stops = {}
             starts = cluster.offsets(places, "earliest")

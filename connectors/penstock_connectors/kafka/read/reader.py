@@ -1,7 +1,7 @@
 """The source reader of one subtask: positions, bounded ends and idleness over a fetcher and a decoder.
 
-Lives in the subtask's thread and never blocks it. Positions are exact: `snapshot` names the offset behind the last
-message whose row `poll` returned (or that was skipped as bad), also across the gaps that transactions leave.
+Runs in the subtask's thread and never blocks it. Positions are exact, also across the gaps that transactions leave:
+`snapshot` returns the offset after the last message whose row `poll` returned or that was skipped as bad.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock_connectors.kafka.read.records import RecordDecoder, Rows
 
 #: Lag is summed up at most this often.
 LAG_INTERVAL_MS = 1_000
-#: All brokers away for this long without a message: the job fails, so that its restart strategy decides.
+#: If all brokers are unreachable for this long without a message, the job fails and its restart strategy decides.
 OUTAGE_LIMIT_MS = 300_000
 _TRANSIENT = frozenset({-187, -195, -193, -185, -167, -181, 5, 6, 7, 13, 72, 74, 75, 76})
 _OFFSET_GONE = frozenset({1, -140})
@@ -77,11 +77,11 @@ class KafkaReader:
             self._open().add(starts)
 
     def poll(self, max_rows: int) -> PollResult:
-        """Return what is there.
+        """Return available rows.
 
         Raises:
-            BadRecordError: a message is no row and the policy is to fail.
-            ConnectorError: positions are gone, a topic is gone, or the brokers are away for too long.
+            BadRecordError: a message is not a row and the policy is to fail.
+            ConnectorError: positions or a topic no longer exist, or the brokers are unreachable for too long.
         """
         finished, self._newly_finished = self._newly_finished, []
         if self._fetcher is None:
@@ -104,7 +104,7 @@ class KafkaReader:
         )
 
     def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
-        """Fetch no more of some partitions for now; positions stay exact, whatever still comes of them."""
+        """Pause and resume partitions; positions stay exact, also for messages that still arrive."""
         if self._fetcher is None:
             return
         for split_ids, tell in ((pause, self._fetcher.pause), (resume, self._fetcher.resume)):
@@ -113,7 +113,7 @@ class KafkaReader:
                 tell(places)
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
-        """Return all splits with their positions; what went to the dead letter topic is safe when this returns."""
+        """Return all splits with their positions; dead letters are acknowledged when this returns."""
         if self._letters is not None:
             self._letters.flush()
         out = []
@@ -174,14 +174,14 @@ class KafkaReader:
         return (self._source_batch(found, rows),)
 
     def _inside(self, place: Place, offset: int) -> bool:
-        """Whether everything before `offset` is wanted, which spares most batches a look at their rows."""
+        """Return whether all messages before `offset` are wanted, so that the rows of a batch need no check."""
         position = self._by_place.get(place)
         if position is None or position.finished:
             return False
         return position.stop is None or offset <= position.stop
 
     def _wanted(self, found: Fetched) -> Fetched:
-        """Drop messages at or behind a split's end, and leftovers of splits that are no longer read."""
+        """Drop messages at or after a split's end, and leftovers of splits that are no longer read."""
         limits = np.full(len(found.places), np.iinfo(np.int64).max)
         for slot, place in enumerate(found.places):
             position = self._by_place.get(place)
@@ -196,7 +196,7 @@ class KafkaReader:
         counts = np.bincount(rows.slot, minlength=len(found.places))
         present = np.flatnonzero(counts)
         ids = tuple(self._by_place[found.places[slot]].split.id for slot in present.tolist())
-        if len(ids) == 0:  # dead letters only: the splits are those of the messages
+        if len(ids) == 0:  # dead letters only: use the splits of the messages
             ids = tuple(self._by_place[found.places[slot]].split.id for slot in np.unique(found.slot).tolist())
         index = (np.cumsum(counts > 0) - 1)[rows.slot] if len(present) > 1 else None
         return SourceBatch(rows.data, ids, index, rows.dead_letters)
@@ -217,7 +217,7 @@ class KafkaReader:
         return [p.split.id for p in done]
 
     def _judge(self, problems: list[FetchProblem], *, alive: bool) -> None:
-        """Fail on what does not pass by itself; count the time brokers are away."""
+        """Fail on lasting problems; measure how long brokers are unreachable."""
         now = self._context.clock.monotonic_ms()
         if alive:
             self._outage_since = None
@@ -225,11 +225,13 @@ class KafkaReader:
             where = f"topic {problem.place[0]} partition {problem.place[1]}: " if problem.place else ""
             if problem.place is not None and problem.code in _OFFSET_GONE:
                 raise ConnectorError(
-                    f"{where}the position to read from is no longer there: {problem.text}",
+                    f"{where}the position to read from no longer exists: {problem.text}",
                     hint="records were deleted before they were read; raise the topic's retention, or start elsewhere",
                 )
             if problem.place is not None and problem.code in _TOPIC_GONE:
-                raise ConnectorError(f"{where}{problem.text}", hint="was the topic deleted while the job runs?")
+                raise ConnectorError(
+                    f"{where}{problem.text}", hint="check whether the topic was deleted while the job runs"
+                )
             if problem.code not in _TRANSIENT:
                 raise ConnectorError(f"Kafka at {self._config['bootstrap']}: {where}{problem.text}")
             if self._outage_since is None and not alive:
@@ -240,11 +242,11 @@ class KafkaReader:
                 return
             raise ConnectorError(
                 f"Kafka at {self._config['bootstrap']} has not answered for {OUTAGE_LIMIT_MS // 1000} s",
-                hint="is the broker running?",
+                hint="check that the broker runs",
             )
 
     def _answers(self) -> bool:
-        """Ask the brokers: of a topic where nothing happens the client says nothing when they are back."""
+        """Return whether the brokers answer: for a quiet topic the client does not report that they are back."""
         from penstock_connectors.kafka.client.metadata import ClusterMetadata
 
         try:

@@ -1,6 +1,6 @@
-"""Messages to rows: the format's decoder, and what becomes of a message that is no row.
+"""Messages to rows: the format's decoder, and the policy for undecodable messages.
 
-Called by `reader` with the columns of one fetch; knows formats and the bad-record policy, no client library.
+Called by `reader` with the columns of one fetch; uses formats and the bad-record policy, no client library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one fetch, the place (index) each comes from, and the messages that were none."""
+    """Rows of one fetch, the message index of each, and the undecodable messages."""
 
     data: pa.RecordBatch
     slot: np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ class RecordDecoder:
     """Applies one source's format and policy."""
 
     def __init__(self, schema: pa.Schema, config: dict[str, Any]) -> None:
-        """`config` is the source's."""
+        """Decode by `config` of the source."""
         self._schema = schema
         self._format = config["format"]
         self._policy = config["on_bad_record"]
@@ -45,7 +45,7 @@ class RecordDecoder:
         """Return the rows.
 
         Raises:
-            BadRecordError: a message is no row and the policy is to fail.
+            BadRecordError: a message is not a row and the policy is to fail.
         """
         if self._format == "raw":
             return Rows(_raw(found, self._schema), found.slot)

@@ -1,8 +1,7 @@
-"""Publishes staged output: one transaction a chunk, together with the marker; idempotent from any process.
+"""Publishes staged output: one transaction per chunk, together with the marker; idempotent from any process.
 
-A sink subtask's committer thread calls `commit` once a checkpoint's manifest exists; the job calls `recover` before
-it deploys a region. Whoever publishes uses the transactional id and the marker group of the run that created the
-output.
+A sink subtask's committer thread calls `commit` once a checkpoint's manifest exists; the job calls `recover` before it
+deploys a region. Every publisher uses the transactional id and the marker group of the run that created the output.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ from penstock_connectors.kafka.write.transactions import TransactionAdmin
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: One chunk's transaction; a dead publisher holds up readers no longer than this.
+#: Time-out of a chunk's transaction; a dead publisher holds up readers for at most this long.
 TRANSACTION_TIMEOUT_MS = 60_000
-#: A chunk whose commit came to nothing is tried again so often, each time by a new producer after a look at the marker;
-#: and for so long while Kafka does not answer.
+#: Attempts for a chunk whose commit failed, each with a new producer after reading the marker; and seconds to retry
+#: while Kafka does not answer.
 ATTEMPTS = 5
 PATIENCE_MS = 300_000
 _LONGEST_PAUSE_MS = 1_000
 _RECOVERY_THREADS = 4
-#: Rows encoded in one go: their texts stay in the processor's cache until the client has copied them. As many as the
-#: most of one message in the format `arrow`.
+#: Rows encoded at a time: their texts stay in the processor's cache until the client has copied them. Equals the most
+#: rows of a message in the format `arrow`.
 _PIECE_ROWS = MAX_MESSAGE_ROWS
 
 
 class _Lane:
-    """One transactional id: its producer, once there is one, its marker as last known, and whether it has delivered."""
+    """One transactional id: its producer if there is one, its last known marker, and whether it has delivered."""
 
     def __init__(self) -> None:
         self.producer: MessageProducer | None = None
@@ -69,7 +68,10 @@ class StagedCommitter:
     def __init__(
         self, config: dict[str, Any], clock: Clock, prepare: str | None = None, *, piece_rows: int = _PIECE_ROWS
     ) -> None:
-        """`prepare`: an id whose producer is made ready in the background, for the first commit to be quick."""
+        """Publish staged output.
+
+        `prepare`: an id whose producer is made ready in the background, so that the first commit is quick.
+        """
         self._config, self._clock, self._piece_rows = config, clock, piece_rows
         self._resolved = resolve(config["bootstrap"], config["properties"])
         self._lanes: dict[str, _Lane] = {}
@@ -86,7 +88,7 @@ class StagedCommitter:
     def commit(
         self, permit: CommitPermit, committables: tuple[Committable, ...], read: FileReader
     ) -> tuple[CommitOutcome, ...]:
-        """Publish what the markers do not cover, in order.
+        """Publish output that the markers do not cover, in order.
 
         Raises:
             UndecidedOutputError: a marker may have expired.
@@ -99,7 +101,7 @@ class StagedCommitter:
     def recover(
         self, permit: CommitPermit, prefixes: tuple[str, ...], committables: tuple[Committable, ...], read: FileReader
     ) -> tuple[CommitOutcome, ...]:
-        """Fence every id under `prefixes`, read the markers, publish what is owed, for all owners."""
+        """Fence every id under `prefixes`, read the markers, and publish pending output, for all owners."""
         admin = self._connect()
         owners = {item.transactional_id for item in committables}
         admin.fence(sorted(owners.union(admin.ids_under(prefixes))) if owners else admin.ids_under(prefixes))
@@ -155,14 +157,14 @@ class StagedCommitter:
         return CommitOutcome(item.id, resolution, item.rows)
 
     def _publish_chunk(self, lane: _Lane, item: Committable, target: int, rows: list[pa.RecordBatch]) -> int:
-        """Publish one chunk; returns 0 when an earlier attempt turns out to have done it."""
+        """Publish one chunk; return 0 if an earlier attempt turns out to have published it."""
         topic = self._config["topic"]
         begun_ms = self._clock.monotonic_ms()
         for attempt in itertools.count(1):
             try:
                 if lane.producer is None:
                     lane.producer = self._take_producer(item.transactional_id)
-                    # only now is the marker certain: nothing of an older owner can be committed any more
+                    # only now is the marker final: no transaction of an older owner can commit any longer
                     lane.marker = self._marker(item)
                     if lane.marker >= target:
                         return 0
@@ -170,14 +172,14 @@ class StagedCommitter:
                 lane.proven = True
                 lane.producer.commit(CALL_TIMEOUT_MS)
             except ConnectorError as error:
-                # whether it was committed may be open: a fresh producer under the same id settles
-                # it, then the marker tells
+                # its commit may be undecided: a fresh producer under the same id settles it, then the marker shows the
+                # result
                 if lane.producer is not None:
                     lane.producer.close()
                     lane.producer = None
                 answered = isinstance(error, ProducerError) and not error.unanswered
                 if not answered:
-                    self._disconnect()  # that connection may be dead, too
+                    self._disconnect()  # that connection may be dead too
                 waits = not answered and self._clock.monotonic_ms() - begun_ms < PATIENCE_MS
                 if _is_hopeless(error) or (attempt >= ATTEMPTS and not waits):
                     raise _at_target(error, item, topic) from error
@@ -191,9 +193,9 @@ class StagedCommitter:
     def _fill(
         self, producer: MessageProducer, item: Committable, target: int, rows: list[pa.RecordBatch], *, prove: bool
     ) -> None:
-        """Open a transaction with one chunk and its marker; rows that cannot be encoded leave none open behind them.
+        """Open a transaction with one chunk and its marker; rows that cannot be encoded leave no open transaction.
 
-        It would hold up the topic's readers until its time is over.
+        An open one would hold up the topic's readers until its time-out.
         """
         topic = self._config["topic"]
         encoded = (encode(piece, self._config) for piece in rows)
@@ -208,10 +210,10 @@ class StagedCommitter:
                         under_way = 0
                     producer.send(topic, *part)
                     under_way += size
-                messages = None  # the client copies: the texts of the next piece take the same memory
+                messages = None  # the client has copied: the texts of the next rows reuse the memory
                 messages = next(encoded, None)
             if prove:
-                # a topic that is gone shows here at once; the marker on it would be tried for a minute
+                # a deleted topic shows here at once; the marker would be retried for a minute
                 producer.flush(CALL_TIMEOUT_MS)
             producer.mark(item.marker_group, topic, target, QUICK_TIMEOUT_MS)
         except ProducerError:
@@ -249,7 +251,10 @@ class StagedCommitter:
             return self._admin
 
     def _round_bytes(self) -> int:
-        """Return the size of a round; where nobody knows the topic's partitions, that of one, and ask again later."""
+        """Return the size of a round.
+
+        If the topic's partitions are unknown, that for one partition, and ask again later.
+        """
         if not self._partitions:
             admin = self._connect()
             with self._admin_lock:
@@ -262,13 +267,13 @@ class StagedCommitter:
             return admin.markers({item.marker_group: self._config["topic"]}).get(item.marker_group, -1)
 
     def _learn_markers(self, ordered: list[Committable]) -> None:
-        """Read the markers not known yet, in one go; a known one only this committer has moved since."""
+        """Read the unknown markers in one call; a known one has only been moved by this committer."""
         lanes = {item.transactional_id: self._lanes.setdefault(item.transactional_id, _Lane()) for item in ordered}
         unknown = [item for item in ordered if lanes[item.transactional_id].marker is None]
         if not unknown:
             return
         admin = self._connect()
-        # the producer first: its id's older owners are then fenced and the marker no longer moves
+        # the producer first: it fences older owners of its id, so that the marker no longer moves
         for name in {item.transactional_id for item in unknown}:
             if self._ready is not None and name == self._ready_for:
                 lanes[name].producer = self._take_producer(name)
@@ -291,7 +296,8 @@ class StagedCommitter:
         for group, checkpoint in ahead.items():
             if checkpoint > permit.checkpoint_id:
                 logging.getLogger(__name__).warning(
-                    "output up to checkpoint %d of %s is already in Kafka; restoring checkpoint %d writes it again",
+                    "output up to checkpoint %d of %s is already in Kafka; the restore of checkpoint %d will "
+                    "write it again",
                     checkpoint,
                     group,
                     permit.checkpoint_id,
@@ -305,7 +311,7 @@ class StagedCommitter:
 
 
 def _is_hopeless(error: ConnectorError) -> bool:
-    """Whether another attempt would meet the same."""
+    """Return whether another attempt would fail in the same way."""
     fenced = isinstance(error, ProducerError) and error.fenced
     return fenced or isinstance(error, RecordTooLargeError) or "Unknown topic" in error.message
 

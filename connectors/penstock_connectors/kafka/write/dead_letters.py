@@ -1,7 +1,7 @@
-"""Writes messages that are no rows to a topic, at least once: acknowledged before the checkpoint that passes them.
+"""Writes undecodable messages to a topic, at least once: acknowledged before the checkpoint that passes them.
 
-Used by the source reader when `dead_letter_topic` is given. Key, value, timestamp and headers are those of the message.
-More headers say where it was and why it is no row: `penstock.topic`, `penstock.partition`, `penstock.offset` and
+Used by the source reader if `dead_letter_topic` is set. Key, value, timestamp and headers are those of the message.
+More headers give its position and the error: `penstock.topic`, `penstock.partition`, `penstock.offset` and
 `penstock.error`, all texts.
 """
 
@@ -24,7 +24,7 @@ class DeadLetterWriter:
     def __init__(self, resolved: Mapping[str, str], topic: str) -> None:
         """Start the client."""
         self._topic = topic
-        # few messages, and only this producer takes headers
+        # few messages, and only this producer supports headers
         self._producer = PlainProducer(producer_properties(resolved))
         self._pending = False
 
@@ -38,7 +38,7 @@ class DeadLetterWriter:
         self._pending = True
 
     def flush(self) -> None:
-        """Wait for the acknowledgement of what was written since the last call; free when there was nothing.
+        """Wait for the acknowledgement of all letters since the last call; free if there are none.
 
         Raises:
             ConnectorError: a letter was not delivered.

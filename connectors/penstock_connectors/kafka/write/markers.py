@@ -1,4 +1,4 @@
-"""The marker: the chunk and checkpoint a sink subtask has published last, kept by Kafka with the output.
+"""The marker: the last chunk and checkpoint that a sink subtask published, stored in Kafka with the output.
 
 It is the offset of partition 0 of the sink's topic under the committable's marker group, set inside the publishing
 transaction. Used by both committers; no client library.
@@ -12,10 +12,10 @@ from penstock.core.errors import UndecidedOutputError
 from penstock.core.snapshot import Committable
 
 CHUNKS_PER_CHECKPOINT = 1 << 16
-#: Younger output than this certainly has its marker (a broker keeps offsets for a minute at least); for older output
-#: the broker is asked.
+#: The marker of output younger than this certainly exists (brokers keep offsets for at least a minute). For older
+#: output the broker's retention is requested.
 SURELY_KEPT_MS = 60 * 1000
-#: Kafka's default of `offsets.retention.minutes`, when the broker does not tell.
+#: Kafka's default of `offsets.retention.minutes`, if the broker does not return it.
 DEFAULT_RETENTION_MS = 7 * 24 * 3600 * 1000
 
 
@@ -35,7 +35,7 @@ def checkpoint_of(marker: int) -> int:
 def check_age(
     committables: Iterable[Committable], markers: Mapping[str, int], now_ms: int, retention_ms: Callable[[], int | None]
 ) -> None:
-    """Refuse output whose marker may have expired: with no marker it cannot be known whether it was published.
+    """Refuse output whose marker may have expired: without a marker it is unknown whether it was published.
 
     Raises:
         UndecidedOutputError: names the output.
@@ -50,6 +50,6 @@ def check_age(
                 f"{item.rows} records of checkpoint {item.checkpoint_id} (sink {item.uid!r} subtask "
                 f"{item.subtask}) are {age // 3_600_000} h old and Kafka keeps the marker "
                 f"{item.marker_group!r} for {kept // 3_600_000} h only: "
-                "whether they were published cannot be known",
-                hint="look into the topic, then restore with --accept-duplicates, or from a later checkpoint",
+                "it cannot be determined whether they were published",
+                hint="check the topic, then restore with --accept-duplicates, or from a later checkpoint",
             )

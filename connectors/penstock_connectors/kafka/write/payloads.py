@@ -43,7 +43,7 @@ def check_rows(schema: pa.Schema, config: dict[str, Any]) -> None:
 
 
 def encode(rows: pa.RecordBatch, config: dict[str, Any]) -> tuple[pa.Array, pa.Array | None]:
-    """Return values and keys (None: no keys), one a message."""
+    """Return values and keys (None: no keys), one per message."""
     kind, key = config["format"], config["key"]
     if kind == "arrow":
         return encode_arrow(rows), None
@@ -63,7 +63,7 @@ def encode_keys(column: pa.Array) -> pa.Array:
         return column.cast(pa.string())
     texts = encode_json(pa.RecordBatch.from_arrays([column], ["k"])).to_pylist()
     nulls = column.is_null().to_pylist()
-    # {"k":...} without its frame
+    # {"k":...} without its enclosing text
     return pa.array([None if null else text[5:-1] for text, null in zip(texts, nulls, strict=True)], pa.string())
 
 

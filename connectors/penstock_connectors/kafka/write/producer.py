@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
-#: Ours, under the user's. `murmur2_random` puts a key where Java clients put it.
+#: Defaults below the user's. `murmur2_random` maps a key to the same partition as Java clients.
 WRITE_PROPERTIES: Mapping[str, str] = {
     "linger.ms": "5",
     "compression.type": "lz4",
     "partitioner": "murmur2_random",
     "queue.buffering.max.messages": "1000000",
     "queue.buffering.max.kbytes": "131072",
-    # the topic's limit is the one that counts
+    # only the topic's limit counts
     "message.max.bytes": "100000000",
     "batch.num.messages": "100000",
-    # a transaction right behind another one meets a coordinator that still finishes that one: ask again soon
+    # a transaction directly after another finds a coordinator that still completes that one: retry soon
     "retry.backoff.ms": "10",
     "retry.backoff.max.ms": "500",
 }
 SEND_TIMEOUT_MS = 60_000
-#: Of a flush, a commit, an abort.
+#: Time-out of a flush, a commit, an abort.
 CALL_TIMEOUT_MS = 60_000
-#: Of what takes milliseconds where there is a connection. librdkafka may wait for a lost one until the time-out; a new
-#: producer has new ones.
+#: Time-out of calls that take milliseconds with a connection. librdkafka may wait for a lost one until the time-out; a
+#: new producer has new ones.
 QUICK_TIMEOUT_MS = 5_000
 
 
 class ProducerError(ConnectorError):
-    """The client refused; the flags say what is left to do."""
+    """The client refused; the flags tell what the caller can do."""
 
     def __init__(
         self,
@@ -52,9 +52,10 @@ class ProducerError(ConnectorError):
         retriable: bool = False,
         unanswered: bool = False,
     ) -> None:
-        """`fatal`: this producer is of no more use; `fenced`: a newer one took its id; else abort and begin again.
+        """Set the flags.
 
-        `unanswered`: Kafka did not answer in time; a new producer has new connections.
+        `fatal`: this producer is unusable; `fenced`: a newer one took its id; else abort and begin again. `unanswered`:
+        Kafka did not answer in time; a new producer has new connections.
         """
         hint = "a newer attempt of the same sink subtask has taken over" if fenced else ""
         super().__init__(message, hint=hint)
@@ -62,28 +63,28 @@ class ProducerError(ConnectorError):
         self.unanswered = unanswered
 
     def at(self, place: str, hint: str = "") -> ConnectorError:
-        """Return the same for the user, with what was being done."""
+        """Return the same error for the user, with the failed action."""
         return ConnectorError(f"{place}: {self.message}", hint=self.hint or hint)
 
 
 class RecordTooLargeError(ProducerError):
-    """A message is larger than its topic takes; no restart makes it smaller (the JobManager knows this name)."""
+    """A message is larger than its topic accepts; a restart cannot help (the JobManager knows this name)."""
 
     def __init__(self, message: str) -> None:
-        """`message` names topic or place."""
+        """Take `message`, which names topic or place."""
         super().__init__(message)
         self.hint = (
-            "raise the topic's max.message.bytes and run the job again: it goes on from its last checkpoint, nothing "
-            "is lost. Or make its rows smaller"
+            "raise the topic's max.message.bytes or make its rows smaller, then run the job again: it "
+            "continues from its last checkpoint without loss"
         )
 
     def at(self, place: str, hint: str = "") -> RecordTooLargeError:  # noqa: ARG002 - its own says more
-        """Return the same with what was being done."""
+        """Return the same error with the failed action."""
         return RecordTooLargeError(f"{place}: {self.message}")
 
 
 def no_answer(what: str, timeout_ms: int) -> ProducerError:
-    """Return the error of a call that was given up: the connection may be dead, and the producer is of no more use."""
+    """Return the error of a call that was abandoned: the connection may be dead, and the producer is unusable."""
     text = f"Kafka producer, {what}: no answer within {timeout_ms / 1000:.0f} s"
     return ProducerError(text, fatal=True, unanswered=True)
 
@@ -95,11 +96,11 @@ def unacknowledged(left: int, timeout_ms: int) -> ProducerError:
 
 
 def bounded(call: Callable[[], T], timeout_ms: int, abandoned: Callable[[T | None], None]) -> Future[T] | None:
-    """Return the ended call, or None if it takes longer than `timeout_ms`.
+    """Return the finished call, or None if it takes longer than `timeout_ms`.
 
     librdkafka's `send_offsets_to_transaction` does not keep to its time-out: it waits for a lost connection until the
-    broker ends the transaction. An abandoned call continues in its own thread, which then calls `abandoned` with the
-    result (None if the call failed).
+    broker ends the transaction. An abandoned call continues in its thread, which then calls `abandoned` with the result
+    (None if the call failed).
     """
     ended: Future[T] = Future()
 
@@ -118,10 +119,10 @@ def bounded(call: Callable[[], T], timeout_ms: int, abandoned: Callable[[T | Non
 
 
 class MessageProducer(Protocol):
-    """A producer; with a transactional id its messages belong to the transaction that is open."""
+    """A producer; with a transactional id its messages belong to the open transaction."""
 
     def init_transactions(self, timeout_ms: int) -> None:
-        """Take the transactional id: abort what was open under it and fence its older owners."""
+        """Take the transactional id: abort its open transaction and fence its older owners."""
 
     def begin(self) -> None:
         """Open a transaction."""
@@ -142,7 +143,7 @@ class MessageProducer(Protocol):
         """Wait until everything is acknowledged.
 
         Raises:
-            ProducerError: something was not.
+            ProducerError: a message was not delivered.
         """
 
     def close(self) -> None:
@@ -150,6 +151,6 @@ class MessageProducer(Protocol):
 
 
 def producer_properties(resolved: Mapping[str, str]) -> dict[str, str]:
-    """Return a producer's properties: ours, over them the user's, over them what must not change."""
+    """Return a producer's properties: defaults, overridden by the user's, overridden by fixed ones."""
     fixed = {"enable.idempotence": "true", "delivery.report.only.error": "true"}
     return {**WRITE_PROPERTIES, **for_producer(resolved), **fixed}

@@ -1,4 +1,4 @@
-"""The fast producer: addresses into Arrow buffers go to librdkafka's batch call, without a Python object a message.
+"""The fast producer: addresses in Arrow buffers go to librdkafka's batch call, without a Python object per message.
 
 Chosen by `producer_choice`. Delivery failures come as events and are raised by the next `flush` or `commit`.
 """
@@ -24,7 +24,7 @@ from penstock_connectors.kafka.write.producer import (
 )
 
 _PAUSE_MS = 50
-#: Fenced as the client calls it, and the broker's INVALID_PRODUCER_EPOCH and PRODUCER_FENCED.
+#: Fenced according to the client, and the broker's INVALID_PRODUCER_EPOCH and PRODUCER_FENCED.
 _FENCED = frozenset({lib.ERR_FENCED, 47, 90})
 
 
@@ -44,8 +44,8 @@ class FastProducer:
 
     def init_transactions(self, timeout_ms: int) -> None:
         """Take the transactional id."""
-        # without a connection the library first asks nobody for the coordinator, and then waits 500 ms
-        # before it asks again
+        # without a connection the library cannot ask for the coordinator at first, and waits 500 ms before it asks
+        # again
         found = ctypes.c_void_p()
         if lib.metadata(self._client, 0, None, ctypes.byref(found), timeout_ms) == 0:
             lib.metadata_destroy(found)
@@ -84,7 +84,7 @@ class FastProducer:
         self._serve(0)
 
     def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
-        """Set the group's offset inside the transaction; where that takes too long, this producer is of no more use."""
+        """Set the group's offset inside the transaction; if that takes too long, this producer becomes unusable."""
         client = self._client
 
         def send() -> int | None:
@@ -115,11 +115,11 @@ class FastProducer:
         self._call("commit_transaction", lambda: lib.commit_transaction(self._client, left))
 
     def abort(self, timeout_ms: int) -> None:
-        """Abort the open transaction; what is still queued is dropped."""
+        """Abort the open transaction; queued messages are dropped."""
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
             try:
-                # it waits until the events of the dropped messages are served, which only happens between its calls
+                # it waits until the events of the dropped messages are served, which happens only between its calls
                 self._call("abort_transaction", lambda: lib.abort_transaction(self._client, _PAUSE_MS))
                 break
             except ProducerError as error:
@@ -133,7 +133,7 @@ class FastProducer:
         """Wait until everything is acknowledged."""
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
-            # with delivery events it waits only; those events count as outstanding until they are served
+            # with delivery events it only waits; those events count as outstanding until they are served
             lib.flush(self._client, min(_PAUSE_MS, timeout_ms))
             self._serve(0)
             if self._failed:
@@ -190,7 +190,7 @@ class FastProducer:
             raise ProducerError(f"Kafka producer: {reason}", fatal=True, fenced=_is_fenced(code, reason))
 
     def _refusal(self, what: str, text: str, code: int) -> ProducerError:
-        """Return the error; a message that was too large is the cause of whatever the client then says."""
+        """Return the error; an earlier message that was too large is the cause of later errors."""
         self._serve(0)
         if lib.ERR_TOO_LARGE in (code, self._code):
             return RecordTooLargeError(f"{what}: {lib.error_text(lib.ERR_TOO_LARGE)}")
@@ -220,7 +220,7 @@ def _message_error(address: int) -> int:
 
 
 def _point(messages: Any, pointer: str, size: str, column: pa.Array) -> None:
-    """Fill in where each value of a column lies."""
+    """Fill in the address of each value of a column."""
     if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         kind: Any = np.int32
     elif pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
@@ -230,7 +230,7 @@ def _point(messages: Any, pointer: str, size: str, column: pa.Array) -> None:
         raise TypeError(msg)
     _, offsets, data = column.buffers()
     places = np.frombuffer(offsets, kind)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    # an empty value must not look like null: any address does
+    # an empty value must differ from null: any address does
     base = data.address if data is not None and data.size else messages.ctypes.data
     messages[pointer] = base + places[:-1]
     messages[size] = np.diff(places)

@@ -1,4 +1,4 @@
-"""The plain producer: confluent-kafka's `Producer`, one Python call a message.
+"""The plain producer: confluent-kafka's `Producer`, one Python call per message.
 
 Chosen by `producer_choice` where librdkafka's C interface cannot be used.
 """
@@ -30,7 +30,7 @@ _SHARED = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.", "log_le
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One message with all that it has."""
+    """One message with key, value, timestamp and headers."""
 
     value: bytes | None
     key: bytes | None
@@ -48,7 +48,7 @@ class PlainProducer:
         self._failures: list[KafkaError] = []
         self._fatal: ProducerError | None = None
         silent = logging.getLogger("penstock.kafka.client")
-        silent.disabled = True  # what matters also comes as an exception or a callback
+        silent.disabled = True  # important log lines also come as exceptions or callbacks
         callbacks = {"logger": silent, "on_delivery": self._on_delivery, "error_cb": self._on_error}
         try:
             self._producer: Producer | None = Producer({**properties, **callbacks, "delivery.report.only.error": True})
@@ -114,7 +114,7 @@ class PlainProducer:
         self._call("commit_transaction", lambda p: p.commit_transaction(timeout_ms / 1000))
 
     def abort(self, timeout_ms: int) -> None:
-        """Abort the open transaction; what is still queued is dropped."""
+        """Abort the open transaction; queued messages are dropped."""
         self._call("abort_transaction", lambda p: p.abort_transaction(timeout_ms / 1000))
         self._call("poll", lambda p: p.poll(0))
         self._failures.clear()
@@ -133,7 +133,7 @@ class PlainProducer:
             raise unacknowledged(left, timeout_ms)
 
     def close(self) -> None:
-        """Drop it: its own `close()` would abort the open transaction."""
+        """Drop it without `close()`, which would abort the open transaction."""
         self._producer = None
 
     def _open(self) -> Producer:
@@ -146,24 +146,24 @@ class PlainProducer:
             return call(self._open())
         except KafkaException as error:
             raise self._error(what, error) from error
-        except SystemError as error:  # how the extension tells of a fatal error that it met while it ran callbacks
+        except SystemError as error:  # the extension's report of a fatal error that occurred in callbacks
             cause = error.__cause__ if isinstance(error.__cause__, KafkaException) else self._fatal_error()
             if cause is None:
                 raise
             raise self._error(what, cause) from error
 
     def _error(self, what: str, error: KafkaException) -> ProducerError:
-        """Return the error; a message that was too large is the cause of whatever the client then says."""
+        """Return the error; an earlier message that was too large is the cause of later errors."""
         if not error.args[0].fatal():
             with contextlib.suppress(KafkaException, SystemError):
-                self._open().poll(0)  # for the callbacks that tell it
+                self._open().poll(0)  # serve the callbacks that report it
         for cause in (error.args[0], *self._failures):
             if _is_too_large(cause):
                 return RecordTooLargeError(f"Kafka producer, {what}: {cause.str()}")
         return _error(what, error)
 
     def _fatal_error(self) -> KafkaException | None:
-        """Ask the client again: a fatal error is the answer to every further call."""
+        """Return the client's fatal error, which every further call would raise again."""
         try:
             self._open().begin_transaction()
         except KafkaException as error:

@@ -1,9 +1,8 @@
-"""How many messages the client is given before it must have delivered them: about one request a partition.
+"""Rounds: the number of messages that the client gets before it must have delivered them, about a request a partition.
 
-librdkafka has one request of an idempotent producer under way by partition (its limit of five counts messages), and
-while more are waiting for that one's answer its thread asks again and again, without a pause: a processor busy with
-nothing, most of all where the broker is slow because it lacks one. So a committer hands over a round, waits, and goes
-on. Called by `kafka.committer`.
+For an idempotent producer librdkafka has one request in flight per partition (its limit of five counts messages). While
+more messages wait for the answer, its thread polls without a pause and keeps a processor busy, most of all where the
+broker is slow because it lacks one. So a committer passes one round, waits, and continues. Called by `kafka.committer`.
 """
 
 from __future__ import annotations
@@ -12,25 +11,25 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-#: Of the most bytes of a request (`batch.size`), so that keys which are not spread evenly do not fill a second one.
+#: Less than the most bytes of a request (`batch.size`), so that unevenly spread keys do not fill a second one.
 _PARTITION_BYTES = 750_000
-#: Less than what the client holds at all (`queue.buffering.max.kbytes`).
+#: Less than the client's queue (`queue.buffering.max.kbytes`).
 _MOST_BYTES = 64_000_000
-#: A round goes out when it is complete: when it is flushed, not some milliseconds after its first message.
+#: A complete round is sent when it is flushed, not some milliseconds after its first message.
 ROUND_PROPERTIES = {"linger.ms": "1000"}
-#: What the client adds to a message when it counts.
+#: Bytes that the client adds per message when it counts.
 _MESSAGE_BYTES = 80
 
 Messages = tuple[pa.Array, pa.Array | None]
 
 
 def round_bytes(partitions: int) -> int:
-    """Return the most bytes of a round for a topic of so many partitions."""
+    """Return the most bytes of a round for a topic of `partitions` partitions."""
     return min(max(1, partitions) * _PARTITION_BYTES, _MOST_BYTES)
 
 
 def rounds(values: pa.Array, keys: pa.Array | None, most: int) -> Iterator[tuple[Messages, int]]:
-    """Cut messages into stretches of about `most` bytes (at least one message each), each with its bytes."""
+    """Split messages into runs of about `most` bytes (at least one message each), each with its bytes."""
     rows = len(values)
     if not rows:
         return

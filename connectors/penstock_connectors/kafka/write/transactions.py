@@ -1,8 +1,8 @@
 """Transactions and markers of other, perhaps dead, processes: list, describe, fence, end them; read committed offsets.
 
-What librdkafka cannot do, over kafka-python's protocol layer and one connection; used by the committers. Two of its
-names are not public: `_manager` (send a request to a node) and `_find_coordinator_ids`. Its way to take another kind
-of socket is `proxy_url`, whose scheme names the class.
+librdkafka cannot do this, so it uses kafka-python's protocol layer and one connection; used by the committers. Two of
+the names used are not public: `_manager` (send a request to a node) and `_find_coordinator_ids`. kafka-python accepts
+another kind of socket by `proxy_url`, whose scheme names the class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, for_kafka_python
 
 with warnings.catch_warnings():
-    # while it is loaded it uses a function of the standard library that Python 3.11 deprecates
+    # while loading, it uses a function of the standard library that Python 3.11 deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka import KafkaAdminClient, errors
     from kafka.net import KafkaNetSocket
@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
 T = TypeVar("T")
-#: Passing states of a cluster; everything else is an answer.
+#: Temporary states of a cluster; everything else is an answer.
 RETRIABLE = (
     errors.ConcurrentTransactionsError,
     errors.CoordinatorLoadInProgressError,
@@ -43,14 +43,14 @@ RETRIABLE = (
     errors.RequestTimedOutError,
     errors.UnstableOffsetCommitError,
 )
-#: The connection may be dead: the next attempt takes a new one, and does not wait for this one.
+#: The connection may be dead: the next attempt uses a new one, and does not wait for this one.
 _UNANSWERED = (
     errors.NodeNotReadyError,
     errors.KafkaConnectionError,
     errors.KafkaTimeoutError,
     errors.RequestTimedOutError,
 )
-#: EndTxn's ways to say that this very transaction cannot be ended (any more).
+#: EndTxn's answers that this exact transaction cannot, or can no longer, be ended.
 NOT_ENDABLE = (
     errors.InvalidTxnStateError,
     errors.ProducerFencedError,
@@ -58,10 +58,10 @@ NOT_ENDABLE = (
     errors.InvalidProducerIdMappingError,
     errors.TransactionalIdNotFoundError,
 )
-#: How long a passing state may last, a restart of the broker included.
+#: How long a temporary state may last, including a restart of the broker.
 RETRY_LIMIT_S = 90.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
-#: EndTxn up to this version keeps the meaning it has for librdkafka's own transactions (no new epoch).
+#: EndTxn up to this version has the semantics of librdkafka's own transactions (no new epoch).
 _END_VERSION = 4
 #: Requests sent to a broker before its first answer.
 _IN_FLIGHT = 64
@@ -69,7 +69,7 @@ _IN_FLIGHT = 64
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction by the identity that makes ending it exact."""
+    """A transaction with the identity by which exactly this one can be ended."""
 
     transactional_id: str
     producer_id: int
@@ -77,7 +77,10 @@ class OpenTransaction:
 
 
 class ClosingSocket(KafkaNetSocket):  # type: ignore[misc]  # the library has no types
-    """A direct connection that closes its socket when it cannot be made; the library leaves that to the collector."""
+    """A direct connection that closes its socket if connecting fails.
+
+    The library leaves that to the garbage collector.
+    """
 
     SCHEMES = ("direct",)
 
@@ -91,11 +94,11 @@ class ClosingSocket(KafkaNetSocket):  # type: ignore[misc]  # the library has no
 
 
 class NotEndableError(Exception):
-    """The coordinator does not (or no longer) have it open; whether it was committed only the marker knows."""
+    """The coordinator does not (or no longer) have it open; only the marker shows whether it was committed."""
 
 
 class TransactionAdmin:
-    """One connection to a cluster for everything about transactions; safe for one thread at a time."""
+    """One connection to a cluster for all requests about transactions; usable by one thread at a time."""
 
     def __init__(self, resolved: Mapping[str, str], timeout_ms: int = LOOKUP_TIMEOUT_MS) -> None:
         """Connect.
@@ -103,7 +106,7 @@ class TransactionAdmin:
         Raises:
             ConnectorError: the cluster cannot be reached within `timeout_ms`.
         """
-        # it logs each lost connection; failures reach the caller as exceptions
+        # it logs each lost connection; callers receive failures as exceptions
         logging.getLogger("kafka").setLevel(logging.CRITICAL)
         self._resolved, self._timeout_ms = resolved, timeout_ms
         self._admin = self._connected()
@@ -114,7 +117,7 @@ class TransactionAdmin:
         Raises:
             ConnectorError: the cluster cannot be reached.
         """
-        # made in two steps: a constructor that fails leaves a thread behind, which only the object can end
+        # made in two steps: a failing constructor leaves a thread, which only the object can stop
         admin: Any = KafkaAdminClient.__new__(KafkaAdminClient)
         limits = {
             "bootstrap_timeout_ms": self._timeout_ms,
@@ -129,7 +132,7 @@ class TransactionAdmin:
                 admin._net.stop()  # noqa: SLF001
             raise ConnectorError(
                 f"Kafka at {self._resolved['bootstrap.servers']} cannot be reached: {error}",
-                hint="is the broker running, and do the security properties fit?",
+                hint="check that the broker runs and that the security properties fit",
             ) from error
         return admin
 
@@ -138,7 +141,7 @@ class TransactionAdmin:
         self._admin.close()
 
     def ids_under(self, prefixes: Iterable[str]) -> list[str]:
-        """Return the transactional ids `<prefix><subtask>` and `<prefix><subtask>.<k>`, whatever their state."""
+        """Return the transactional ids `<prefix><subtask>` and `<prefix><subtask>.<k>`, in any state."""
         out: list[str] = []
         for prefix in prefixes:
             stem = prefix if prefix.endswith(".") else prefix + "."
@@ -155,7 +158,7 @@ class TransactionAdmin:
         return [listing.transactional_id for listings in found.values() for listing in listings]
 
     def describe(self, transactional_id: str) -> Any:
-        """Return kafka-python's description, or None when the coordinator does not know the id."""
+        """Return kafka-python's description, or None if the coordinator does not know the id."""
 
         def ask() -> Any:
             try:
@@ -166,7 +169,7 @@ class TransactionAdmin:
         return self._retry(ask, transactional_id)
 
     def fence(self, transactional_ids: Iterable[str], timeout_ms: int = 60_000) -> None:
-        """Abort what is open under each id, and refuse from now on every producer that has it."""
+        """Abort the open transaction of each id, and fence every producer with that id."""
         waiting = list(transactional_ids)
 
         def attempt() -> None:
@@ -198,7 +201,7 @@ class TransactionAdmin:
         """Commit exactly this transaction; repeating it is harmless.
 
         Raises:
-            NotEndableError: with what the coordinator says now.
+            NotEndableError: with the coordinator's present state.
         """
         name = transaction.transactional_id
         request = EndTxnRequest(
@@ -226,7 +229,7 @@ class TransactionAdmin:
             raise NotEndableError(f"commit refused ({type(error).__name__}); the coordinator says: {state}") from error
 
     def markers(self, groups: Mapping[str, str], *, stable: bool = True) -> dict[str, int]:
-        """Return the committed offset of partition 0 of each group's topic, -1 where there is none.
+        """Return the committed offset of partition 0 of each group's topic, -1 if there is none.
 
         Waits until no open transaction holds another one, unless `stable` is False.
         """
@@ -235,7 +238,7 @@ class TransactionAdmin:
         return self._retry(lambda: self._run(lambda: self._fetch_offsets(groups, stable=stable)), *groups)
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has, 0 when nobody can tell; asked once: it is a matter of speed alone."""
+        """Return the number of partitions of a topic, 0 if unknown; requested once, as only speed depends on it."""
         try:
             return sum(len(entry["partitions"]) for entry in self._admin.describe_topics([topic]))
         except errors.KafkaError as error:
@@ -266,7 +269,7 @@ class TransactionAdmin:
         return out
 
     def _send_all(self, requests: Mapping[str, Any]) -> dict[str, int]:
-        """Send each request to its id's coordinator, many before the first answer is awaited; return error codes."""
+        """Send each request to its id's coordinator, many before the first answer arrives; return error codes."""
         admin = self._admin
 
         async def exchange() -> dict[str, int]:
@@ -301,7 +304,7 @@ class TransactionAdmin:
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     def _reconnect(self) -> None:
-        """Take a new connection for the next attempt; where that fails, the attempt tells."""
+        """Open a new connection for the next attempt; if that fails, the attempt reports it."""
         old = self._admin
         with contextlib.suppress(ConnectorError):
             self._admin = self._connected()

@@ -1,8 +1,8 @@
 """The writer of `exactly-once-2pc`: the open transaction, flushed and verified at the barrier, is the prepared state.
 
-One producer a transaction, so that (transactional id, producer id, epoch) names exactly one transaction and ending it
-later, from any process, cannot end another one. Lives in the sink subtask's thread; the next transaction's producer
-is made in the background.
+Each transaction has its own producer, so that (transactional id, producer id, epoch) names exactly one transaction.
+Ending it later, from any process, cannot end another one. Runs in the sink subtask's thread; the next transaction's
+producer is made in the background.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from penstock_connectors.kafka.write.producer import CALL_TIMEOUT_MS, QUICK_TIME
 from penstock_connectors.kafka.write.producer_choice import open_producer
 from penstock_connectors.kafka.write.transactions import TransactionAdmin
 
-#: Ids of one attempt: an id that a later attempt used too could be initialised by this one's late threads, which would
-#: abort a transaction the later one has prepared.
+#: Ids of one attempt. If a later attempt used the same id, late threads of this one could initialise it, which would
+#: abort a prepared transaction of the later attempt.
 IDS_PER_ATTEMPT = 1 << 16
 _ONGOING = "Ongoing"
 
 
 class HeldProducers:
-    """Producers whose transactions are prepared and not yet ended; freed by whoever ends them, in whatever thread."""
+    """Producers whose transactions are prepared and not ended; freed by the thread that ends them."""
 
     def __init__(self) -> None:
-        """Nothing is held."""
+        """Start without producers."""
         self._lock = threading.Lock()
         self._held: dict[str, MessageProducer] = {}
 
     def hold(self, transactional_id: str, producer: MessageProducer) -> None:
-        """Keep it alive: freeing it earlier is allowed, but its id must not be used again yet."""
+        """Keep a producer alive: freeing it earlier is allowed, but its id must not be reused before the end."""
         with self._lock:
             self._held[transactional_id] = producer
 
     def release(self, transactional_id: str) -> None:
-        """Its transaction has ended: free the producer, the id may be used again."""
+        """Free the producer whose transaction has ended; its id may be reused."""
         with self._lock:
             producer = self._held.pop(transactional_id, None)
         if producer is not None:
@@ -57,13 +57,13 @@ class HeldProducers:
             return set(self._held)
 
 
-#: Writers of this process by the stem of their ids, for the committer beside them.
+#: Writers of this process by the stem of their ids, for the committer of the same subtask.
 HELD: weakref.WeakValueDictionary[str, HeldProducers] = weakref.WeakValueDictionary()
 
 
 @dataclass(slots=True)
 class _Transaction:
-    """A producer whose transaction can be told from all others."""
+    """A producer whose transaction differs from all others by its identity."""
 
     transactional_id: str
     producer: MessageProducer
@@ -74,7 +74,7 @@ class _Transaction:
 
 
 class TransactionWriter:
-    """A `SinkWriter`: one transaction an epoch, begun with its first row."""
+    """A `SinkWriter` with one transaction per epoch, begun with its first row."""
 
     def __init__(self, config: dict[str, Any], context: SinkContext) -> None:
         """Make the first producer in the background."""
@@ -102,10 +102,10 @@ class TransactionWriter:
         self._current.size_bytes += values.nbytes
 
     def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:
-        """Flush, set the marker, and make sure the coordinator has this very transaction open.
+        """Flush, set the marker, and check that the coordinator has exactly this transaction open.
 
         Raises:
-            ConnectorError: the transaction has failed or belongs to somebody newer.
+            ConnectorError: the transaction has failed or belongs to a newer attempt.
         """
         current, self._current = self._current, None
         if current is None:
@@ -121,7 +121,8 @@ class TransactionWriter:
         if now is None or now.state.value != _ONGOING or (now.producer_id, now.producer_epoch) != _identity(current):
             current.producer.close()
             raise ConnectorError(
-                f"transaction {name} of checkpoint {checkpoint_id} is no longer ours: the coordinator says {now}",
+                f"transaction {name} of checkpoint {checkpoint_id} is no longer owned by this attempt: the "
+                f"coordinator says {now}",
                 hint="it timed out (raise transaction_timeout) or a newer attempt has taken over",
             )
         self._held.hold(name, current.producer)

@@ -1,6 +1,6 @@
 """The committer of `exactly-once-2pc`: ends prepared transactions by their exact identity, from any process.
 
-EndTxn's refusals alone cannot tell "committed before" from "lost"; the marker inside the transaction does.
+EndTxn's refusals alone do not distinguish "committed before" from "lost"; the marker inside the transaction does.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from penstock_connectors.kafka.write.markers import check_age, marker_of
 from penstock_connectors.kafka.write.transactions import NotEndableError, OpenTransaction, TransactionAdmin
 from penstock_connectors.kafka.write.two_phase import HELD
 
-#: A refused transaction in front of another one is looked for in the marker so often, before it counts as lost.
+#: Number of marker reads for a refused transaction before another one, until it counts as lost.
 LOOKS = 10
 _LOOK_PAUSE_MS = 200
 
 
 @dataclass(slots=True)
 class _Ended:
-    """What became of transactions that were to be ended."""
+    """The results of ending transactions."""
 
     #: Committed just now, by id.
     committed: set[str] = field(default_factory=set)
-    #: Refused; the marker decides once nothing is open any more.
+    #: Refused; the marker decides once no transaction is open.
     undecided: list[tuple[Committable, NotEndableError]] = field(default_factory=list)
-    #: Refused, and not covered by the marker as it stood then.
+    #: Refused, and not covered by the marker at that time.
     lost: list[tuple[Committable, NotEndableError, int]] = field(default_factory=list)
 
 
@@ -41,7 +41,7 @@ class TransactionCommitter:
     """A `Committer` for `delivery="exactly-once-2pc"`."""
 
     def __init__(self, config: dict[str, Any], clock: Clock) -> None:
-        """Nothing is connected before the first call."""
+        """Prepare; the first call connects."""
         self._config, self._clock = config, clock
         self._resolved = resolve(config["bootstrap"], config["properties"])
         self._admin: TransactionAdmin | None = None
@@ -59,7 +59,7 @@ class TransactionCommitter:
         """
         ended = self._end(permit, committables)
         for item, _ in ended.undecided:
-            # its id may be the next transaction's by now: what lingers under it would hold the marker back
+            # its id may be reused by the next transaction: an open rest under it would hold back the marker
             self._connect().fence([item.transactional_id])
         return self._outcomes(committables, ended)
 
@@ -70,7 +70,7 @@ class TransactionCommitter:
         committables: tuple[Committable, ...],
         read: FileReader,  # noqa: ARG002 - the protocol's
     ) -> tuple[CommitOutcome, ...]:
-        """Commit what the checkpoint names, fence everything under `prefixes`, then decide the rest by the markers."""
+        """Commit the checkpoint's transactions, fence everything under `prefixes`, decide the rest by the markers."""
         ended = self._end(permit, committables)
         admin = self._connect()
         admin.fence(admin.ids_under(prefixes))
@@ -111,8 +111,8 @@ class TransactionCommitter:
     def _judge_now(self, item: Committable, error: NotEndableError, ended: _Ended) -> None:
         """Decide by the marker before a later transaction moves it, which would hide that this one was lost.
 
-        What is open behind it holds a stable marker back, so the committed one is read; that it was committed an
-        instant ago and does not show yet is met by looking again.
+        A later open transaction holds back a stable marker, so the committed one is read. A commit of an instant ago
+        may not show, so the marker is read again.
         """
         markers: dict[str, int] = {}
         for look in range(LOOKS):
@@ -138,8 +138,8 @@ class TransactionCommitter:
         if lost:
             raise LostTransactionError(
                 "; ".join(_loss(*each) for each in lost),
-                hint="restore with --accept-duplicates to go on without these records, or reprocess from an "
-                "older savepoint; a longer transaction_timeout or delivery='exactly-once' avoids it",
+                hint="restore with --accept-duplicates to continue without these records, or reprocess from "
+                "an older savepoint; a longer transaction_timeout or delivery='exactly-once' avoids it",
             )
         return tuple(
             CommitOutcome(item.id, "published" if item.id in ended.committed else "already-published", item.rows)

@@ -1,6 +1,6 @@
-"""The writer without transactions: at-least-once (flushed at every barrier) or none (never waited for).
+"""The writer without transactions: at-least-once (flushed at every barrier) or none (no waiting).
 
-Lives in the sink subtask's thread; `write` waits only while the client's queue is full.
+Runs in the sink subtask's thread; `write` waits only while the client's queue is full.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class PlainWriter:
         self._closed = False
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Hand the rows to the client."""
+        """Pass the rows to the client."""
         values, keys = encode(batch, self._config)
         self._producer.send(self._config["topic"], values, keys)
 
     def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:  # noqa: ARG002 - the protocol's
-        """Wait until everything written is acknowledged (at least once only).
+        """Wait until all written rows are acknowledged (at-least-once only).
 
         Raises:
-            ConnectorError: something was not delivered.
+            ConnectorError: a message was not delivered.
         """
         if self._flush:
             try:
@@ -49,10 +49,10 @@ class PlainWriter:
         return ()
 
     def close(self) -> None:
-        """Send what is queued, within a short time, and free the client."""
+        """Send queued messages, within a short time, and free the client."""
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(ProducerError):  # whoever needs to know flushed at a barrier
+        with contextlib.suppress(ProducerError):  # delivery that matters was flushed at a barrier
             self._producer.flush(_LAST_FLUSH_MS)
         self._producer.close()

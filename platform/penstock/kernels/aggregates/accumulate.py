@@ -1,9 +1,9 @@
 """One pass over a batch of a windowed aggregate: pane of the row, its cell, every accumulator.
 
-For the common case of `operators.windows.window_aggregate`: rows that are late are only counted, windows have no gaps
-between them, no page is frozen and no row lies in a cold store. What the pass cannot do itself (a new pane, no free
-page) ends it with a reason; it goes on from the same row. Accumulators with more state (`first`, `last`, moments) go
-the longer way of `pages.locate` and `kernels.aggregates.aggregate`.
+For the common case of `operators.windows.window_aggregate`: late rows are only counted, windows have no gaps, no page
+is frozen and no row is in a cold store. If the pass needs a new pane or a free page it returns a reason, and continues
+at the same row when called again. Accumulators with more state (`first`, `last`, moments) use `pages.locate` and
+`kernels.aggregates.aggregate` instead.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from penstock.kernels.compiler.compile import (
     word_at,
 )
 
-#: Reasons why the pass stopped, in state[5]; as those of `pages.locate`.
+#: Reasons why the pass stopped, in state[5]; the same as those of `pages.locate`.
 DONE, NEED_PANES, NEED_PAGES = 0, 1, 2
-#: What a row does to an accumulator: the first column of `inputs`.
+#: The operation of an accumulator: the first column of `inputs`.
 COUNT, SUM_I, MIN_I, MAX_I, SUM_F, MIN_F, MAX_F = 0, 1, 2, 3, 4, 5, 6
-#: Columns of `inputs`: what, word of the cell, address of the values, address of the bitmap (0: none), first bit.
+#: Columns of `inputs`: operation, word of the cell, address of the values, address of the bitmap (0: none), first bit.
 INPUT_COLUMNS = 5
-#: Panes whose place is remembered, from a few before that of the row which began it.
+#: Number of panes whose place is cached, and how many of them precede the pane of the first row.
 _REMEMBERED, _BEHIND = 64, 16
-#: Rows of a block: as numba counts references when a helper is called, fewer cost up to 2 ns a row; more won nothing.
+#: Rows of a block. Numba counts references at each call of a helper: fewer rows cost up to 2 ns a row, more gained
+#: nothing.
 _BLOCK = 1024
 _PAGE_BITS = 12
 _PAGE_MASK = (1 << _PAGE_BITS) - 1
@@ -76,7 +77,7 @@ byte_at: Any = intrinsic(_byte_at)
 
 @njit
 def _row_of_pane(pane_index: Any, pane: Any) -> Any:
-    # as `pages._pane_row`; a helper must stand in the module of its kernel
+    # as `pages._pane_row`; a helper must be in the module of its kernel
     h = np.uint64(pane) * np.uint64(0x9E3779B185EBCA87)
     mask = len(pane_index) // 2 - 1
     at = np.int64(h ^ (h >> np.uint64(29))) & mask
@@ -89,7 +90,7 @@ def _row_of_pane(pane_index: Any, pane: Any) -> Any:
 
 @njit
 def _take_page(tables: Any, target: Any, state: Any, place: Any) -> Any:
-    """Put a free page, cleared, in its place (pane row, slot page, pane start); -1 when there is none."""
+    """Put a free, cleared page in its place (pane row, slot page, pane start); return -1 if there is none."""
     _, page_table, meta, free = tables
     cells, initial = target
     pane_row, block, pane = place
@@ -115,7 +116,7 @@ def _valid(bitmap: Any, bit: Any) -> Any:
 
 @njit
 def _count_and_sum(ints: Any, places: Any, rows: Any, given: Any) -> Any:
-    """Count rows that stand in a row, and add them to a sum without nulls; returns 1 if an addition overflowed."""
+    """Count consecutive rows and add them to a sum without nulls; return 1 if an addition overflowed."""
     first, count = rows
     word, values = _U(given[1]), given[2] + 8 * np.int64(first)
     wrong = np.int64(0)
@@ -131,7 +132,7 @@ def _count_and_sum(ints: Any, places: Any, rows: Any, given: Any) -> Any:
 
 @njit
 def _add(cells: Any, places: Any, row_of: Any, count: Any, given: Any) -> Any:
-    """Add `count` rows to one accumulator of their cells; returns how many integer sums overflowed."""
+    """Add `count` rows to one accumulator of their cells; return the number of overflowed integer sums."""
     ints, floats = cells
     op, word, values, bitmap, first_bit = given[0], _U(given[1]), given[2], given[3], given[4]
     overflowed = 0
@@ -163,7 +164,7 @@ def _add(cells: Any, places: Any, row_of: Any, count: Any, given: Any) -> Any:
             floats[cell, word] += float_at(at)
         else:
             known, real = floats[cell, word], float_at(at)
-            if op == MIN_F:  # NaN is the greatest of all
+            if op == MIN_F:  # NaN sorts last
                 if real < known or known != known:  # noqa: PLR0124 - NaN
                     floats[cell, word] = real
             elif real > known or real != real:  # noqa: PLR0124
@@ -173,7 +174,7 @@ def _add(cells: Any, places: Any, row_of: Any, count: Any, given: Any) -> Any:
 
 @njit
 def _scale(length: Any) -> Any:
-    """How to divide a distance below 2^31 << shift by `length`: (shift, factor, second shift).
+    """Return (shift, factor, second shift) to divide a distance below 2^31 << shift by `length`.
 
     (distance >> shift) * factor >> second is the quotient; with a shift it may be one too small.
     """
@@ -192,9 +193,11 @@ def _scale(length: Any) -> Any:
 
 @njit
 def _known_places(rows: Any, timing: Any, tables: Any, block: Any, state: Any) -> Any:
-    """As `_places` for a whole block, without a branch a row; False: some row is late, or its page not there yet.
+    """Do the work of `_places` for a whole block without branches.
 
-    The numbers of the rows, which stand in a row, are not written.
+    Return False if a row is late or its page is missing.
+
+    Row numbers are not written, as the rows are consecutive.
     """
     slots, times = rows
     window, (_, factor, second), anchor = timing
@@ -224,7 +227,10 @@ def _known_places(rows: Any, timing: Any, tables: Any, block: Any, state: Any) -
 
 @njit
 def _places(rows: Any, timing: Any, tables: Any, target: Any, block: Any, state: Any) -> Any:
-    """Write the cell of each row of the next block that is in time, and its number unless all are; returns how many."""
+    """Write the cell of each row of the next block that is in time; return their number.
+
+    Row numbers are written unless all rows are in time.
+    """
     slots, times = rows
     window, (shift, factor, second), anchor = timing
     pane_index, page_table, meta, _ = tables
@@ -290,20 +296,20 @@ def accumulate(
     work: tuple[I64, I64],
     state: I64,
 ) -> Any:
-    """Add the rows from `state[0]` on to their cells, making pages where there are none; returns the row reached.
+    """Add the rows from `state[0]` on to their cells, creating pages as needed; return the row reached.
 
     `rows` = (slots, event times); `window` = [length of a pane, offset, first open start, latest possible time];
-    `tables` = (pane index, page table, page meta, stack of free pages); `cells` twice, as int64 and as float64;
-    `work` = (a cell that saw nothing, inputs). `state` = [row, late rows, free pages, rows of impossible time,
-    missing pane, reason, overflowed sums].
+    `tables` = (pane index, page table, page meta, stack of free pages); `cells` twice, as int64 and as float64; `work`
+    = (an empty cell, inputs). `state` = [row, late rows, free pages, rows of impossible time, missing pane, reason,
+    overflowed sums].
 
-    Block by block: first where the rows go, which is arithmetic on what lies in the first cache, then one loop an
-    accumulator, short enough for the processor to wait for many cells at once.
+    Each block first computes the places of its rows, with data in the L1 cache. Then one loop per accumulator follows,
+    short enough for the processor to wait for many cells at once.
     """
     places, row_of = np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.int32)
     pane_rows = np.full(_REMEMBERED, -1, np.int64)
     scale = _scale(_U(window[0]))
-    # the panes remembered are those from `anchor[0]` on
+    # the cached panes start at `anchor[0]`
     anchor = np.full(1, window[1], np.int64)
     state[5] = DONE
     sums_first = len(work[1]) > 0 and work[1][0, 0] == SUM_I and work[1][0, 3] == 0

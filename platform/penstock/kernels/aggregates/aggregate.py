@@ -1,8 +1,7 @@
 """Kernels that add rows to accumulators: one pass per accumulator over (cell of row, value of row).
 
-Cells are rows of words (int64; floats are the same memory seen as float64). Word 0 holds the number of rows of the
-cell, doubled, and in its lowest bit whether the cell changed since the last freeze: one place in memory says present
-and dirty.
+Cells are rows of words (int64; floats are the same memory as float64). Word 0 holds twice the number of rows of the
+cell; its lowest bit is set if the cell changed since the last freeze. So one word tells both present and dirty.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ _U = np.uint64
 
 _TIMED = tuple_of(I64_IN, I64_IN)
 _HASHED = tuple_of(I64_IN, U8_IN)
-#: Of HyperLogLog (`operators.aggregates.distinct`): bits of a hash that say which register, and the words these lie in.
+#: Of HyperLogLog (`operators.aggregates.distinct`): bits of a hash that select the register, and the words of the
+#: registers.
 _REGISTER_BITS, _REGISTER_WORDS = 9, 64
-#: Rows that tell how those of a batch are.
+#: Rows of a batch that are sampled.
 _LOOKED = 256
 
 
@@ -45,7 +45,7 @@ def _is_valid(bitmap: Any, bit: Any) -> Any:
 
 @njit
 def _often_alike(cell: Any) -> Any:
-    """Whether rows next to each other are often of one cell: so they are where a few keys have most of the rows."""
+    """Return whether neighbouring rows often have the same cell, as where a few keys have most rows."""
     alike, looked = 0, min(len(cell), _LOOKED)
     for i in range(1, looked):
         alike += cell[i] == cell[i - 1]
@@ -56,13 +56,13 @@ def _often_alike(cell: Any) -> Any:
 def add_rows(cells: I64, cell: I64) -> int:
     """Count every row in its cell and mark the cell dirty.
 
-    A count that was just written is there to be read only some cycles later, and rows of one cell wait for each other.
-    Where that happens often, four rows are counted at a time: all cells are read, then written, the first row's last,
-    with the rows behind it that are of the same cell.
+    A count that was just written can be read only some cycles later, so rows of one cell wait for each other. Where
+    that happens often, four rows are counted at a time: all cells are read, then written, each with the later rows of
+    the same cell included.
     """
     four, rows = _U(4), _U(len(cell))
     alone = rows & ~_U(3) if _often_alike(cell) else _U(0)
-    for i in range(_U(0), alone, four):  # numba tests every signed position
+    for i in range(_U(0), alone, four):  # unsigned, as numba tests every signed position for being negative
         a, b, c, d = _U(cell[i]), _U(cell[i + _U(1)]), _U(cell[i + _U(2)]), _U(cell[i + _U(3)])
         of_a, of_b, of_c, of_d = cells[a, 0], cells[b, 0], cells[c, 0], cells[d, 0]
         cells[d, 0] = (of_d + 2) | 1
@@ -86,7 +86,7 @@ def add_valid(cells: I64, word: int, cell: I64, bitmap: U8, bit_offset: int) -> 
 
 @kernel(i8(I64_ROWS, i8, I64_IN, I64_IN, U8_IN, i8))
 def sum_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offset: int) -> int:
-    """Add integers; returns how many additions overflowed."""
+    """Add integers; return the number of overflowed additions."""
     overflow = 0
     if len(bitmap) == 0:
         for i in range(len(cell)):
@@ -106,7 +106,7 @@ def sum_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offse
 
 @kernel(i8(I64_ROWS, i8, I64_IN, I64_IN, U8_IN, i8))
 def min_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offset: int) -> int:
-    """Keep the least integer."""
+    """Keep the smallest integer."""
     for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             cells[cell[i], word] = min(cells[cell[i], word], values[i])
@@ -115,7 +115,7 @@ def min_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offse
 
 @kernel(i8(I64_ROWS, i8, I64_IN, I64_IN, U8_IN, i8))
 def max_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offset: int) -> int:
-    """Keep the greatest integer."""
+    """Keep the largest integer."""
     for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             cells[cell[i], word] = max(cells[cell[i], word], values[i])
@@ -133,7 +133,7 @@ def sum_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offse
 
 @kernel(i8(F64_ROWS, i8, I64_IN, F64_IN, U8_IN, i8))
 def min_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offset: int) -> int:
-    """Keep the least float; NaN is the greatest of all."""
+    """Keep the smallest float; NaN counts as the largest."""
     for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             old, value = cells[cell[i], word], values[i]
@@ -144,7 +144,7 @@ def min_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offse
 
 @kernel(i8(F64_ROWS, i8, I64_IN, F64_IN, U8_IN, i8))
 def max_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offset: int) -> int:
-    """Keep the greatest float; NaN is the greatest of all."""
+    """Keep the largest float; NaN counts as the largest."""
     for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             old, value = cells[cell[i], word], values[i]
@@ -155,7 +155,7 @@ def max_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offse
 
 @kernel(i8(F64_ROWS, i8, I64_IN, F64_IN, U8_IN, i8))
 def moments_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offset: int) -> int:
-    """Welford's update of (count, mean, sum of squared deviations) in three words."""
+    """Apply Welford's update of (count, mean, sum of squared deviations) in three words."""
     for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             at = cell[i]
@@ -170,7 +170,7 @@ def moments_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_o
 
 @kernel(i8(I64_ROWS, i8, I64_IN, _TIMED, U8_IN, i8))
 def first_i64(cells: I64, word: int, cell: I64, timed: tuple[I64, I64], bitmap: U8, bit_offset: int) -> int:
-    """Keep (event time, value) of the earliest row; of equal times the one that came first."""
+    """Keep (event time, value) of the earliest row; of equal times, of the first row."""
     times, values = timed
     for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i) and times[i] < cells[cell[i], word]:
@@ -181,7 +181,7 @@ def first_i64(cells: I64, word: int, cell: I64, timed: tuple[I64, I64], bitmap: 
 
 @kernel(i8(I64_ROWS, i8, I64_IN, _TIMED, U8_IN, i8))
 def last_i64(cells: I64, word: int, cell: I64, timed: tuple[I64, I64], bitmap: U8, bit_offset: int) -> int:
-    """Keep (event time, value) of the latest row; of equal times the one that came last."""
+    """Keep (event time, value) of the latest row; of equal times, of the last row."""
     times, values = timed
     for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i) and times[i] >= cells[cell[i], word]:
@@ -192,9 +192,9 @@ def last_i64(cells: I64, word: int, cell: I64, timed: tuple[I64, I64], bitmap: U
 
 @kernel(i8(I64_ROWS, i8, I64_IN, _HASHED, i8, I64_ROWS))
 def add_registers(cells: I64, word: int, cell: I64, column: tuple[I64, U8], bit_offset: int, out: I64) -> int:
-    """Raise the register that each hash belongs to: to the place of the first 1 among its other bits.
+    """Raise the register of each hash to the position of the first 1 among its other bits.
 
-    `out[word + k, i]` is word k of the registers just after row i, where `out` has rows.
+    `out[word + k, i]` is word k of the registers just after row i, if `out` has rows.
     """
     hashes, bitmap = column
     for i in range(len(cell)):
@@ -227,7 +227,7 @@ def group_max(index: I64, values: I64, out: I64) -> int:
 
 
 def max_by_group(index: I64, values: I64, groups: int) -> I64:
-    """Return the greatest value of each of `groups` groups; the least int64 for a group without a row."""
+    """Return the largest value of each of `groups` groups; the smallest int64 for a group without rows."""
     out = np.full(groups, np.iinfo(np.int64).min, np.int64)
     group_max(np.ascontiguousarray(index, np.int32), np.ascontiguousarray(values, np.int64), out)
     return out

@@ -1,9 +1,9 @@
-"""Kernels of a cold file: a hash table on disk whose places follow the order of the hashes.
+"""Kernels of a cold file: a hash table on disk, ordered by hash.
 
-A record is a row of words: [tag (0 = empty, else 1 + 2 * valid bits of the key columns), hash, key columns, cell]. A
-key stands at its home, the place its hash has among all hashes of the table's range, or behind it without a gap. So
-batches that are sorted by hash walk through the file, a range of hashes is a range of places, and a file twice as large
-is filled from front to back. Nothing is ever taken out; a cell of 0 rows is as good as none.
+A record is a row of words: [tag (0 = empty, else 1 + 2 * valid bits of the key columns), hash, key columns, cell]. The
+home of a key is the place that its hash has among all hashes of the table's range. A key is at its home or after it
+without a gap. So batches sorted by hash read the file sequentially, a range of hashes is a range of places, and a file
+of twice the size is filled from front to back. Records are never removed; a cell with 0 rows counts as absent.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from penstock.kernels.compiler.compile import (
     types,
 )
 
-#: Records behind the last home, for keys that find theirs taken.
+#: Records after the last home, for keys whose home is taken.
 TAIL = 1024
 TAG, HASH, KEYS = 0, 1, 2
 
-#: Records that are read for a key at first; those of a run that is longer follow.
+#: Records that are first read for a key; those of a longer run follow.
 _WINDOW = 8
-#: Records that the room of `cold_read` and `cold_write` has.
+#: Number of records in the buffer of `cold_read` and `cold_write`.
 ROOM = TAIL
-#: The disk refused.
+#: An I/O call failed.
 REFUSED = -1
 _NOWHERE = -(1 << 62)
 
@@ -59,7 +59,7 @@ def _home(value: Any, low: Any, factor: Any) -> Any:
 
 @kernel(i8(i8, _RANGE))
 def cold_home(value: int, owned: tuple[int, float]) -> Any:
-    """Return the first place where a hash may stand."""
+    """Return the home of a hash: the first place it can have."""
     return _home(value, owned[0], owned[1])
 
 
@@ -84,13 +84,13 @@ def _find(table: Any, owned: Any, heads: Any, i: Any, base: Any) -> Any:
 
 @kernel(i8(I64_ROWS, _RANGE, I64_ROWS_IN, I64_IN, _TARGET))
 def cold_get(table: I64, owned: tuple[int, float], heads: I64, order: I64, target: tuple[I64, I64]) -> int:
-    """Copy the cells of the keys there are to `target`, (cells, cell of each key), where that is still empty."""
+    """Copy the cells of the keys found to `target`, (cells, cell of each key), where that is still empty."""
     cells, cell = target
     first = heads.shape[1]
     found = 0
     for j in range(len(order)):
         i = order[j]
-        if cells[cell[i], 0] != 0:  # of an earlier row with the same key
+        if cells[cell[i], 0] != 0:  # filled by an earlier row with the same key
             continue
         at = _find(table, owned, heads, i, 0)
         if at >= 0 and table[at, first] != 0:
@@ -102,7 +102,7 @@ def cold_get(table: I64, owned: tuple[int, float], heads: I64, order: I64, targe
 
 @kernel(i8(I64_ROWS, _RANGE, I64_ROWS_IN, I64_IN, I64_ROWS_IN, I64_OUT))
 def cold_put(table: I64, owned: tuple[int, float], heads: I64, order: I64, cells: I64, state: I64) -> Any:
-    """Write cells, from `order[state[0]]` on; stops at the table's end.
+    """Write cells from `order[state[0]]` on; stop at the table's end.
 
     `state` = [reached, new records, place in the file of the table's first record].
     """
@@ -128,7 +128,7 @@ def cold_put(table: I64, owned: tuple[int, float], heads: I64, order: I64, cells
 
 @njit
 def _load(file: Any, room: Any, base: Any, count: Any) -> Any:
-    """Read records from `base` on; returns how many the file has of them, or REFUSED."""
+    """Read records from `base` on; return how many the file has of them, or REFUSED."""
     descriptor, records = file
     held = min(count, records - base)
     size = held * room.shape[1] * 8
@@ -138,10 +138,10 @@ def _load(file: Any, room: Any, base: Any, count: Any) -> Any:
 
 @njit
 def _find_on_disk(file: Any, room: Any, owned: Any, heads: Any, i: Any, window: Any) -> Any:
-    """Like `_find`, of records that are read into `room` where they are not there yet; `_NOWHERE`: the disk refused.
+    """Do the work of `_find` on records that are read into `room` as needed; return `_NOWHERE` if a read failed.
 
-    `window` = [place in the file of the room's first record, records there]; a return of -1 - len means that the end
-    of the file or of the room was reached.
+    `window` = [place in the file of the buffer's first record, records there]; a return of -1 - len means that the end
+    of the file or of the buffer was reached.
     """
     home = _home(heads[i, HASH], owned[0], owned[1])
     if window[0] <= home < window[0] + window[1]:
@@ -164,9 +164,9 @@ def _find_on_disk(file: Any, room: Any, owned: Any, heads: Any, i: Any, window: 
 def cold_read(
     file: tuple[int, int], room: I64, owned: tuple[int, float], keys: tuple[I64, I64], target: tuple[I64, I64]
 ) -> Any:
-    """Do what `cold_get` does to (heads, order), by reading (descriptor, records) piece by piece instead of mapping it.
+    """Do the work of `cold_get` for (heads, order), by reading from (descriptor, records) instead of mapping the file.
 
-    Returns how many keys were seen to, fewer than there are if one's run is longer than `room`, or REFUSED.
+    Returns how many keys were processed, which is less than all if a run is longer than `room`, or REFUSED.
     """
     heads, order = keys
     cells, cell = target
@@ -174,7 +174,7 @@ def cold_read(
     window = np.zeros(2, np.int64)
     for j in range(len(order)):
         i = order[j]
-        if cells[cell[i], 0] != 0:  # of an earlier row with the same key
+        if cells[cell[i], 0] != 0:  # filled by an earlier row with the same key
             continue
         at = _find_on_disk(file, room, owned, heads, i, window)
         if at == _NOWHERE:
@@ -191,10 +191,10 @@ def cold_read(
 def cold_write(
     file: tuple[int, int], room: I64, owned: tuple[int, float], keys: tuple[I64, I64], cells: I64, state: I64
 ) -> Any:
-    """Do what `cold_put` does to (heads, order), by reading and writing (descriptor, records) instead of mapping it.
+    """Do the work of `cold_put` for (heads, order), with reads and writes of (descriptor, records) instead of a map.
 
-    `state` = [reached, new records]; it stops at the file's end and at a run that is longer than `room`. Returns what
-    was reached, or REFUSED.
+    `state` = [reached, new records]. It stops at the file's end and at a run that is longer than `room`. Returns the
+    position reached, or REFUSED.
     """
     heads, order = keys
     first = heads.shape[1]
@@ -225,7 +225,7 @@ def cold_write(
 
 @kernel(i8(I64_ROWS, _RANGE, I64_ROWS_IN, i8))
 def cold_forget(table: I64, owned: tuple[int, float], heads: I64, width: int) -> int:
-    """Empty the cells of keys; returns how many there were."""
+    """Empty the cells of keys; return how many were found."""
     found = 0
     for i in range(len(heads)):
         at = _find(table, owned, heads, i, 0)
@@ -238,7 +238,7 @@ def cold_forget(table: I64, owned: tuple[int, float], heads: I64, width: int) ->
 
 @kernel(i8(I64_ROWS, I64_ROWS, _RANGE, i8))
 def cold_move(table: I64, larger: I64, owned: tuple[int, float], first: int) -> int:
-    """Fill an empty, larger table with the records that have rows; returns how many, or -1: its end was reached."""
+    """Fill an empty, larger table with the records that have rows; return how many, or -1 if its end was reached."""
     count = 0
     for i in range(len(table)):
         if table[i, TAG] == 0 or table[i, first] == 0:
@@ -258,7 +258,7 @@ def cold_move(table: I64, larger: I64, owned: tuple[int, float], first: int) -> 
 def cold_scan(table: I64, owned: tuple[int, float], low: int, high: int, out: tuple[I64, I64], state: I64) -> int:
     """Copy (heads, cells) of records with rows and a hash in [low, high], from `state[0]` on (-1: from the first).
 
-    Returns how many; `state[0]` is where to go on, the table's length when all were seen.
+    Returns how many; `state[0]` is where to continue, the table's length at the end.
     """
     heads, cells = out
     first = heads.shape[1]
@@ -267,7 +267,7 @@ def cold_scan(table: I64, owned: tuple[int, float], low: int, high: int, out: tu
     count = 0
     while at < len(table) and count < len(heads):
         if table[at, TAG] == 0:
-            if at > last:  # whatever is at home up to `last` stands before this gap
+            if at > last:  # every record with a home up to `last` is before this gap
                 at = len(table)
                 break
         elif low <= table[at, HASH] <= high and table[at, first] != 0:
@@ -283,7 +283,7 @@ def cold_scan(table: I64, owned: tuple[int, float], low: int, high: int, out: tu
 
 @kernel(i8(I64_ROWS, I64_IN, I32_IN, U8_IN, I64_OUT))
 def absent_rows(cells: I64, cell: I64, slots: I32, maybe_cold: U8, out: I64) -> int:
-    """List the rows whose cell is empty here although the cold store may have it; returns how many."""
+    """List the rows whose cell is empty here but may be in the cold store; return how many."""
     count = 0
     for i in range(len(cell)):
         if maybe_cold[slots[i]] and cells[cell[i], 0] == 0:

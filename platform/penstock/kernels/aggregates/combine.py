@@ -1,6 +1,6 @@
-"""Kernel of combining before the shuffle: which rows of a batch are of one key and pane.
+"""The kernel that groups rows of a batch by key and pane, for combining before the shuffle.
 
-Called by `state.cells.partials`; what the rows add up to is the business of `kernels.aggregates.aggregate`.
+Called by `state.cells.partials`; `kernels.aggregates.aggregate` then adds the rows up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _U = np.uint64
 
 @njit
 def _group_by_slot(slots: Any, tables: Any, floor: Any) -> Any:
-    """As `group_rows`, where all rows are of one pane."""
+    """Do the work of `group_rows` where all rows are of one pane."""
     known, group_of, first_rows = tables
     count, room = np.int64(0), len(first_rows)
     for i in range(_U(0), _U(len(slots))):
@@ -35,11 +35,11 @@ def _group_by_slot(slots: Any, tables: Any, floor: Any) -> Any:
 
 @kernel(i8(I32_IN, I64_IN, I64_IN, tuple_of(I64_OUT, I64_OUT, I64_OUT, I64_OUT), i8))
 def group_rows(slots: I32, times: I64, window: I64, tables: tuple[I64, I64, I64, I64], floor: int) -> int:
-    """Number the groups (slot, pane) in order of their first rows; returns how many, or -1: more than there is room.
+    """Number the groups (slot, pane) in order of their first rows; return how many, or -1 if they exceed the room.
 
-    `window` = [length of a pane, start of the first pane, panes]: every time lies in one of them. `tables` = (groups
-    by slot and pane; group of each row; first row of each group; its pane's start). A group that is in the table is
-    `floor` more than its number, and what is less was put there before: nobody need clear the table.
+    `window` = [length of a pane, start of the first pane, panes]: every time is in one of them. `tables` = (groups by
+    slot and pane; group of each row; first row of each group; its pane's start). A group in the table is stored as its
+    number plus `floor`. Smaller entries are of earlier calls, so that the table need not be cleared.
     """
     known, group_of, first_rows, panes = tables
     length, base, count_panes = window[0], window[1], window[2]

@@ -1,7 +1,7 @@
-"""The rows of a batch that a condition keeps.
+"""Filtering of a batch by a mask.
 
-Columns of 8 bytes without nulls go by a compiled loop, views with their pool, others by Arrow. Called by
-`operators.rows.project` for every batch of a filter, by `source` and `source_watermarks` for rows without a good time.
+Columns of 8 bytes without nulls use a compiled loop, views keep their pool, Arrow filters the rest. Called by
+`operators.rows.project` for every batch of a filter, by `source` and `source_watermarks` for rows without a valid time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _NONE, _ONE, _EIGHT = np.uint64(0), np.uint64(1), np.uint64(8)
 def keep_words(source: int, mask: U8, out: I64) -> int:
     """Write the words at address `source` whose byte of `mask` is 1 to `out`, which has room for one more.
 
-    Eight rows of which all or none are kept take one branch; of others each is written, and the next one over it if it
-    is not kept, as nobody could predict that branch.
+    Eight rows that are all kept or all dropped take one branch. Of others each is written, and the next one overwrites
+    it if it is not kept: that branch could not be predicted.
     """
     rows = np.uint64(len(mask))
     at = count = np.uint64(0)
@@ -50,7 +50,7 @@ def keep_words(source: int, mask: U8, out: I64) -> int:
 
 
 def keep_rows(batch: pa.RecordBatch, mask: NDArray[np.bool_]) -> pa.RecordBatch:
-    """Return the rows whose mask is true; free when all are, or none."""
+    """Return the rows whose mask is true; free if all are, or none."""
     kept = int(np.count_nonzero(mask))
     if kept == batch.num_rows:
         return batch

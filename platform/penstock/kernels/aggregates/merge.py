@@ -1,9 +1,8 @@
-"""Kernels that merge cells: the panes of a window, the panes of a session, and what was combined before the shuffle.
+"""Kernels that merge cells: panes of a window, panes of a session, and cells combined before the shuffle.
 
-Values of any length, which cells only refer to, are compared here alone, also those of rows.
+Values of variable length, to which cells only refer, are compared only here, also those of rows.
 
-A cell is a row of words, as `kernels.aggregates.aggregate` has them; `ops` says how each accumulator of two cells
-becomes one.
+A cell is a row of words, as in `kernels.aggregates.aggregate`; `ops` tells how to merge each accumulator.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from penstock.kernels.compiler.compile import (
 )
 
 _U = np.uint64
-#: As in `kernels.aggregates.pages`: a module whose kernels are kept must not depend on another for its constants.
+#: As in `kernels.aggregates.pages`: a module of cached kernels must not depend on constants of another.
 _PAGE_BITS = 12
 _PAGE_ROWS = 1 << _PAGE_BITS
-#: Ways to combine; the word of each accumulator is the second column of `ops`.
+#: Merge operations; the word of each accumulator is the second column of `ops`.
 SUM_I, MIN_I, MAX_I, SUM_F, MIN_F, MAX_F, MOMENTS, FIRST, LAST = 0, 1, 2, 3, 4, 5, 6, 7, 8
-#: Of values of any length (`kernels.aggregates.values`), whose word is an address.
+#: For values of variable length (`kernels.aggregates.values`), whose word is an address.
 MIN_V, MAX_V = 10, 11
-#: Registers of `approx_count_distinct`, and the words they lie in.
+#: Registers of `approx_count_distinct`, and their number of words.
 REGISTERS, _REGISTER_WORDS = 12, 64
 
 _GIVEN = tuple_of(I64_ROWS_IN, I64_IN)
@@ -80,7 +79,7 @@ def _is_less(left: Any, right: Any) -> Any:
 
 @njit
 def _extreme(op: Any, old: Any, new: Any) -> Any:
-    """Return the address of the lesser (MIN_V) or greater of two values, the old one if they are equal; 0 is none."""
+    """Return the address of the smaller (MIN_V) or larger of two values, the old one if they are equal; 0 is none."""
     if new == 0:
         return old
     if old == 0:
@@ -104,10 +103,10 @@ def _combine_registers(into: Any, at: Any, other: Any, row: Any, word: Any) -> A
 
 @njit
 def _combine(into: Any, at: Any, other: Any, row: Any, ops: Any) -> Any:
-    """Merge one cell into another; returns 1 when an integer sum overflowed.
+    """Merge one cell into another; return 1 if an integer sum overflowed.
 
-    Numba counts references to the arrays in every call, which takes several times as long as the rest: where there are
-    many cells, see `_merge_rows`.
+    Numba counts references to the arrays at every call, which takes several times as long as the rest. For many cells,
+    use `_merge_rows`.
     """
     overflow = 0
     for o in range(len(ops)):
@@ -148,7 +147,7 @@ def _combine(into: Any, at: Any, other: Any, row: Any, ops: Any) -> Any:
 
 @njit
 def _merge_rows(into: Any, places: Any, other: Any, rows: Any, ops: Any) -> Any:
-    """Merge cells into others, in order; returns how many integer sums overflowed."""
+    """Merge cells into others, in order; return the number of overflowed integer sums."""
     overflowed = 0
     for o in range(len(ops)):
         op, w = ops[o, 0], _U(ops[o, 1])
@@ -179,9 +178,9 @@ def _merge_rows(into: Any, places: Any, other: Any, rows: Any, ops: Any) -> Any:
 
 @kernel(i8(I64_ROWS, _AT, I64_IN, I64_IN, I64_ROWS))
 def keep_extremes(cells: I64, at: tuple[int, int], cell: I64, addresses: I64, out: I64) -> int:
-    """Keep the least or the greatest value of each cell; `at` = (MIN_V or MAX_V, word).
+    """Keep the smallest or the largest value of each cell; `at` = (MIN_V or MAX_V, word).
 
-    `out[word, i]` is what row i's cell holds just after that row, where `out` has rows.
+    `out[word, i]` is the value of row i's cell just after that row, if `out` has rows.
     """
     op, word = at
     for i in range(len(cell)):
@@ -194,7 +193,7 @@ def keep_extremes(cells: I64, at: tuple[int, int], cell: I64, addresses: I64, ou
 
 @kernel(i8(I64_ROWS, I64_IN, I64_ROWS_IN, I64_ROWS_IN))
 def merge_cells(cells: I64, cell: I64, given: I64, ops: I64) -> int:
-    """Merge row i of `given` into cell `cell[i]`, in order; returns how many integer sums overflowed."""
+    """Merge row i of `given` into cell `cell[i]`, in order; return the number of overflowed integer sums."""
     for i in range(_U(0), _U(len(cell))):
         at = _U(cell[i])
         cells[at, 0] = (cells[at, 0] + (given[i, 0] & ~np.int64(1))) | 1
@@ -252,12 +251,12 @@ def take_sessions(
 ) -> Any:
     """Find each slot's sessions in its panes, the newest pane first, and merge those that have ended.
 
-    A cell belongs to the session found before it when its last time is at most a gap before that session's first.
+    A cell belongs to the session found before it if its last time is at most a gap before that session's first.
     `pages[pane, slot page]`; `rule` = (ops, [gap, sessions whose last time is at most this have ended, word of the
-    first time, word of the last, panes that are going to be dropped]); `ended` = (slots, cells, cells that are gone);
-    `kept` = (newest cell of an open session that takes up those in panes to be dropped, what it is to hold).
-    `state` = [next slot page, overflowed additions, ended, gone, kept, least last time of an open session]. Goes on
-    while there is room for a slot page in every pane; returns the sessions that ended.
+    first time, word of the last, panes that will be dropped]); `ended` = (slots, cells, cells to remove); `kept` =
+    (newest cell of an open session with cells in panes to be dropped, the merged content for it). `state` = [next slot
+    page, overflowed additions, ended, removed, kept, smallest last time of an open session]. Continues while there is
+    room for a slot page in every pane; returns the sessions that ended.
     """
     ops, numbers = rule
     gap, closed_to, first_word, last_word, going = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]

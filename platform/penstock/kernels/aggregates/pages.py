@@ -1,10 +1,8 @@
-"""Kernels of the pane table's memory.
+"""Kernels of the pane table's memory: pages of 4096 cells, found by (pane, slot).
 
-Pages of 4096 cells, found by (pane, slot), captured when frozen; `kernels.aggregates.merge` merges them.
-
-`meta` has one row a page: [frozen by (0 = none, negative = listed for capture), dirty, pane start, first slot, orphan].
-`page_table[pane row, slot >> 12]` is the page, -1 for none. `pane_index` is open addressing of (pane start, pane row +
-1).
+Frozen pages are captured; `kernels.aggregates.merge` merges pages. `meta` has one row a page: [frozen by (0 = none,
+negative = listed for capture), dirty, pane start, first slot, orphan]. `page_table[pane row, slot >> 12]` is the page,
+-1 for none. `pane_index` is open addressing of (pane start, pane row + 1).
 """
 
 from __future__ import annotations
@@ -76,10 +74,10 @@ def enter_pane(pane_index: I64, pane: int, row: int) -> Any:
 def locate(
     rows: tuple[I32, I64], cell: I64, tables: tuple[I64, I32, I64, I64, I64], cells: I64, initial: I64, state: I64
 ) -> Any:
-    """Write the cell of every (slot, pane) from row `state[0]` on, making pages where there are none; marks them dirty.
+    """Write the cell of every (slot, pane) from row `state[0]` on, creating pages as needed; mark them dirty.
 
-    `tables` = (pane index, page table, page meta, stack of free pages, pages to capture before the next write).
-    `state` = [row, unused, free pages, pages to capture, missing pane, reason]. Returns the row reached.
+    `tables` = (pane index, page table, page meta, stack of free pages, pages to capture before the next write). `state`
+    = [row, unused, free pages, pages to capture, missing pane, reason]. Returns the row reached.
     """
     slots, panes = rows
     pane_index, page_table, meta, free, capture = tables
@@ -137,7 +135,7 @@ def count_dirty(cells: I64, pages: I64) -> int:
 
 @kernel(i8(I64_ROWS, I64_IN, I64_ROWS_IN, _TAKEN))
 def take_dirty(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -> int:
-    """Copy the changed cells of these pages to (slots, panes, cells) and mark them clean; returns how many."""
+    """Copy the changed cells of these pages to (slots, panes, cells) and mark them clean; return how many."""
     slots, panes, taken = out
     count = 0
     for p in range(len(pages)):
@@ -156,7 +154,7 @@ def take_dirty(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -> 
 
 @kernel(i8(I64_ROWS, I64_IN))
 def count_present(cells: I64, pages: I64) -> int:
-    """Return how many cells of these pages hold rows (or a change yet to be saved)."""
+    """Return how many cells of these pages hold rows or an unsaved change."""
     count = 0
     for p in range(len(pages)):
         first = pages[p] << PAGE_BITS
@@ -167,7 +165,7 @@ def count_present(cells: I64, pages: I64) -> int:
 
 @kernel(i8(I64_ROWS, I64_IN, I64_ROWS_IN, _TAKEN))
 def take_present(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -> int:
-    """Copy all used cells of these pages, dirty bits included, to (slots, panes, cells); returns how many."""
+    """Copy all used cells of these pages, dirty bits included, to (slots, panes, cells); return how many."""
     slots, panes, taken = out
     count = 0
     for p in range(len(pages)):
@@ -185,7 +183,7 @@ def take_present(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -
 
 @kernel(i8(I64_ROWS, I64_IN, I64_ROWS_IN, _TAKEN))
 def take_rows(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -> int:
-    """Copy all cells with rows of these pages to (slots, panes, cells) and mark all clean; returns how many."""
+    """Copy all cells with rows of these pages to (slots, panes, cells) and mark all clean; return how many."""
     slots, panes, taken = out
     count = 0
     for p in range(len(pages)):
@@ -204,7 +202,7 @@ def take_rows(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -> i
 
 @kernel(i8(I64_IN, _UNORDERED, _ORDERED))
 def arrange(order: I64, rows: tuple[I64, I32, I64], out: tuple[I64, I32, I64]) -> int:
-    """Write (hashes, slots, words) of (hashes, slots, cells) in the given order; returns how many.
+    """Write (hashes, slots, words) of (hashes, slots, cells) in the given order; return how many.
 
     Word w of the cells goes to `words[w]`; word 0 becomes the number of rows.
     """

@@ -1,8 +1,8 @@
-"""Kernels of running aggregates: one pass per accumulator that updates a cell and writes what it holds as of the row.
+"""Kernels of running aggregates: one pass per accumulator that updates a cell and writes its value after each row.
 
-As `kernels.aggregates.aggregate`, but in order of rows and with an answer a row: `out[w, i]` is word w of row i's cell
-just after that row. Cells are found by `kernels.aggregates.pages.locate`; `run_rows` comes first and brings them into
-the CPU's caches.
+As `kernels.aggregates.aggregate`, but in order of rows and with a result for each row: `out[w, i]` is word w of row i's
+cell just after that row. Cells are found by `kernels.aggregates.pages.locate`; `run_rows` comes first and brings them
+into the CPU's caches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.kernels.compiler.compile import (
     tuple_of,
 )
 
-#: Counts the values that are not null; stands beside the numbers of `kernels.aggregates.pages`.
+#: Counts the non-null values; extends the numbers of `kernels.aggregates.merge`.
 COUNT_VALID = 9
 
 _AT = tuple_of(i8, i8)
@@ -43,7 +43,7 @@ def _is_valid(bitmap: Any, bit: Any) -> Any:
 
 @kernel(i8(I64_ROWS, I64_IN, I64_OUT))
 def run_rows(cells: I64, cell: I64, out: I64) -> int:
-    """Count every row in its cell and mark the cell dirty; returns how many cells were clean before."""
+    """Count every row in its cell and mark the cell dirty; return how many cells were clean before."""
     fresh = 0
     for i in range(len(cell)):
         word = cells[cell[i], 0]
@@ -56,7 +56,10 @@ def run_rows(cells: I64, cell: I64, out: I64) -> int:
 
 @kernel(i8(I64_ROWS, _AT, I64_IN, _INTEGERS, i8, I64_ROWS))
 def run_i64(cells: I64, at: tuple[int, int], cell: I64, column: tuple[I64, U8], bit_offset: int, out: I64) -> int:
-    """Sum, least, greatest or number of integers; `at` = (operation, word). Returns how many additions overflowed."""
+    """Compute sum, minimum, maximum or number of integers; `at` = (operation, word).
+
+    Returns the number of overflowed additions.
+    """
     op, word = at
     values, bitmap = column
     overflow = 0
@@ -81,7 +84,7 @@ def run_i64(cells: I64, at: tuple[int, int], cell: I64, column: tuple[I64, U8], 
 
 @kernel(i8(F64_ROWS, _AT, I64_IN, _FLOATS, i8, F64_ROWS))
 def run_f64(cells: F64, at: tuple[int, int], cell: I64, column: tuple[F64, U8], bit_offset: int, out: F64) -> int:
-    """Sum, least or greatest of floats (NaN is the greatest of all)."""
+    """Compute sum, minimum or maximum of floats; NaN counts as the largest."""
     op, word = at
     values, bitmap = column
     for i in range(len(cell)):
@@ -102,7 +105,7 @@ def run_f64(cells: F64, at: tuple[int, int], cell: I64, column: tuple[F64, U8], 
 
 @kernel(i8(F64_ROWS, _AT, I64_IN, _FLOATS, i8, F64_ROWS))
 def run_moments(cells: F64, at: tuple[int, int], cell: I64, column: tuple[F64, U8], bit_offset: int, out: F64) -> int:
-    """Welford's update of (count, mean, sum of squared deviations) in three words."""
+    """Apply Welford's update of (count, mean, sum of squared deviations) in three words."""
     word = at[1]
     values, bitmap = column
     for i in range(len(cell)):
@@ -122,7 +125,7 @@ def run_moments(cells: F64, at: tuple[int, int], cell: I64, column: tuple[F64, U
 def run_timed(
     cells: I64, at: tuple[int, int], cell: I64, column: tuple[I64, I64, U8], bit_offset: int, out: I64
 ) -> int:
-    """(Event time, value) of the earliest or the latest row; of equal times the first or the last that came."""
+    """Keep (event time, value) of the earliest or the latest row; of equal times, of the first or the last row."""
     op, word = at
     times, values, bitmap = column
     for i in range(len(cell)):
@@ -139,10 +142,10 @@ def run_timed(
 
 @kernel(i8(I64_ROWS, i8, I64_IN, I64_IN, U8_OUT))
 def keep_rows(cells: I64, op: int, cell: I64, order: I64, kept: U8) -> int:
-    """Tell of every row whether it takes its key's place, by `order` (FIRST: less than before; LAST: not less).
+    """Set for every row whether it replaces the kept row of its key, by `order` (FIRST: if less; LAST: if not less).
 
-    Word 1 of a cell is the order of the row that is kept, word 0 says that there is one. Returns how many cells were
-    clean before.
+    Word 1 of a cell is the order of the kept row, word 0 marks that there is one. Returns how many cells were clean
+    before.
     """
     fresh = 0
     for i in range(len(cell)):

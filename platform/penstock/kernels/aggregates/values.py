@@ -1,7 +1,7 @@
-"""Kernels of values of any length, strings and the like: to the form in which cells refer to them, and back.
+"""Kernels of variable-length values such as strings: conversion to the form that cells refer to, and back.
 
 A value is [number of bytes, then its bytes eight at a time as big-endian words, padded with zeros], so that values are
-ordered as their bytes are; a cell holds its address, 0 for none. `state.cells.value_heap` owns the memory;
+ordered as their bytes are. A cell holds its address, 0 for none. `state.cells.value_heap` owns the memory;
 `kernels.aggregates.merge` compares.
 """
 
@@ -36,9 +36,9 @@ def _is_valid(bitmap: Any, bit: Any) -> Any:
 
 @kernel(i8(_COLUMN, i8, i8, _PLACED))
 def pack_values(column: tuple[U8, I64, U8], bit_offset: int, address: int, placed: tuple[I64, I64]) -> int:
-    """Write the values of (data, offsets, bitmap) to words that lie at `address`; returns how many words.
+    """Write the values of (data, offsets, bitmap) as words at `address`; return how many words.
 
-    `placed` = (words, address of every row's value). The words need room for two a row and the bytes of all.
+    `placed` = (words, address of every row's value). The words need room for two per row and the bytes of all.
     """
     data, offsets, bitmap = column
     words, addresses = placed
@@ -79,7 +79,7 @@ def _equal(left: Any, right: Any) -> Any:
 
 @njit
 def _twin(addresses: Any, at: Any, width: Any) -> Any:
-    """Return where before `at` its own row has the same value, or -1."""
+    """Return the earlier position within the row of `at` that has the same value, or -1."""
     for other in range(at - at % width, at):
         if addresses[other] == addresses[at] or (addresses[other] != 0 and _equal(addresses[other], addresses[at])):
             return other
@@ -88,9 +88,9 @@ def _twin(addresses: Any, at: Any, width: Any) -> Any:
 
 @kernel(i8(I64_IN, i8, I64_OUT))
 def size_of_values(addresses: I64, width: int, sizes: I64) -> int:
-    """Add up the bytes and the words of values into `sizes`; returns how many there are.
+    """Add up the bytes and the words of values into `sizes`; return the number of values.
 
-    The addresses stand in rows of `width`; what is equal within a row counts once.
+    The addresses are in rows of `width`; equal values within a row count once.
     """
     count = 0
     for i in range(len(addresses)):
@@ -103,9 +103,10 @@ def size_of_values(addresses: I64, width: int, sizes: I64) -> int:
 
 @kernel(i8(I64_IN, i8, i8, _PLACED))
 def move_values(addresses: I64, width: int, address: int, placed: tuple[I64, I64]) -> int:
-    """Copy values to words that lie at `address`; returns how many words. `placed` = (words, the new addresses).
+    """Copy values as words to `address`; return how many words.
 
-    The addresses stand in rows of `width`; what is equal within a row is copied once.
+    `placed` = (words, the new addresses). The addresses are in rows of `width`; equal values within a row are copied
+    once.
     """
     words, moved = placed
     used = 0
@@ -127,7 +128,7 @@ def move_values(addresses: I64, width: int, address: int, placed: tuple[I64, I64
 
 @kernel(i8(I64_IN, U8_OUT, I64_OUT))
 def unpack_values(addresses: I64, data: U8, offsets: I64) -> int:
-    """Write the bytes of values one after another, and where each ends; one that is not there has none."""
+    """Write the bytes of values one after another, and where each ends; an absent value has no bytes."""
     at = 0
     offsets[0] = 0
     for i in range(len(addresses)):

@@ -1,4 +1,4 @@
-"""Kernels of event-time windows: which pane a row belongs to, and whether every window it belongs to is closed."""
+"""Kernels of event-time windows: the pane of a row, and whether all windows of the row are closed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.kernels.compiler.compile import I64, I64_IN, I64_OUT, i8, kernel, njit
 
-#: Rows further than this from the epoch (73 000 years) are refused instead of wrapping around.
+#: Rows further than this from the epoch (73 000 years) are refused; their times would overflow.
 TIME_LIMIT = 1 << 61
 LATE = 1
 OUT_OF_RANGE = 2
@@ -23,10 +23,10 @@ def _floor(value: Any, step: Any, offset: Any) -> Any:
 
 @kernel(i8(I64_IN, I64_IN, i8, I64_OUT, I64_OUT))
 def assign_panes(times: I64, window: I64, close_before: int, panes: I64, counts: I64) -> int:
-    """Write the pane start of every row into `panes` and count the others; returns how many rows are to be left out.
+    """Write the pane start of every row into `panes` and count the rest; return how many rows to leave out.
 
-    `window` = (pane, size, slide, offset); a row is late when its last window starts before `close_before`.
-    Rows left out have a pane of the least int64; `counts` = [late, out of range, in no window].
+    `window` = (pane, size, slide, offset); a row is late when its last window starts before `close_before`. Rows to
+    leave out get the smallest int64 as pane; `counts` = [late, out of range, in no window].
     """
     pane, size, slide, offset = window[0], window[1], window[2], window[3]
     none = np.iinfo(np.int64).min

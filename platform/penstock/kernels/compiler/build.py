@@ -1,7 +1,7 @@
-"""Compiles kernels before a job needs them, on all cores: `penstock compile`, and before the first job of a machine.
+"""Compiles kernels on all cores before a job needs them: for `penstock compile`, and before the first job of a machine.
 
 Each process imports a share of the modules, which leaves machine code in numba's cache. One more process writes the
-bundles (`kernels.compiler.bundle`) from that cache. As a program it is one of those processes.
+bundles (`kernels.compiler.bundle`) from that cache. As a program this module is one of those processes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from penstock.kernels.compiler import bundle
 from penstock.kernels.compiler.register import kernels
 
 _SAVE = "--save"
-#: Modules whose kernels take longer than others of their size: loops that are compiled for several kinds of cells.
+#: Modules that compile longer than others of their size: their loops are compiled for several kinds of cells.
 _COSTLY = {"penstock.kernels.aggregates.merge": 3.0}
 
 
 def lacking(modules: Sequence[str]) -> tuple[str, ...]:
-    """Return the modules whose kernels no bundle holds; none where bundles are switched off."""
+    """Return the modules whose kernels are in no bundle; none if bundles are disabled."""
     if os.environ.get(bundle.FOLDER) == "0":
         return ()
     packages = {module.partition(".")[0] for module in modules}
@@ -37,7 +37,7 @@ def lacking(modules: Sequence[str]) -> tuple[str, ...]:
 
 
 def build(modules: Sequence[str], on_done: Callable[[str], None], processes: int | None = None) -> None:
-    """Compile the kernels of these modules and keep them; `on_done` is told each module that is ready.
+    """Compile and keep the kernels of these modules; call `on_done` with each finished module.
 
     Raises:
         PenstockError: they cannot be compiled or kept.
@@ -67,7 +67,7 @@ def build(modules: Sequence[str], on_done: Callable[[str], None], processes: int
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Hold off other processes that want to compile, so that each finds what the one before has made."""
+    """Exclude other processes that want to compile, so that each finds the results of the one before."""
     place = bundle.folder() / "kernels.lock"
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.open("wb") as file:
@@ -76,9 +76,9 @@ def alone() -> Iterator[None]:
 
 
 def _shares(modules: Sequence[str], count: int) -> list[list[str]]:
-    """Return the modules in as many shares of like cost; one that imports another is in its share.
+    """Return the modules in shares of similar cost; a module that imports another is in its share.
 
-    Else both processes would compile what the first of them imports.
+    Otherwise both processes would compile the kernels of the imported one.
     """
     groups: list[set[str]] = []
     for module in modules:
@@ -93,7 +93,7 @@ def _shares(modules: Sequence[str], count: int) -> list[list[str]]:
 
 
 def _cost(module: str) -> float:
-    """Return a measure of the time that a module's kernels take: the size of its source, or more."""
+    """Return a measure for the compile time of a module's kernels: the size of its source, times a factor."""
     return _source(module).stat().st_size * _COSTLY.get(module, 1.0)
 
 
@@ -115,7 +115,7 @@ def _start(arguments: Sequence[str], out: int, errors: int) -> subprocess.Popen[
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Import modules and name each on standard output; with `--save`, keep their kernels."""
+    """Import modules and print the name of each when done; with `--save`, write the bundles."""
     save = arguments[:1] == [_SAVE]
     for module in arguments[1:] if save else arguments:
         importlib.import_module(module)

@@ -1,9 +1,9 @@
-"""Machine code of kernels, kept beside numba's own cache in a form that is loaded without numba.
+"""Machine code of kernels, stored next to numba's cache in a form that loads without numba.
 
-One file a package (`penstock`, `penstock_connectors`): the object code numba made of every kernel, and a digest of
-every module they stand in. `function` answers out of it while `kernels.compiler.compile` declares kernels; `save`
-writes it, called by the workers' template when it had to compile something. A file is used only by the versions, the
-processor and the sources it was made for; without one everything is compiled or loaded by numba, as if there were none.
+One file a package (`penstock`, `penstock_connectors`): numba's object code of every kernel, and a digest of every
+module that contains kernels. `function` looks up kernels while `kernels.compiler.compile` declares them. `save` writes
+the file; the workers' template calls it after compiling. A file is used only with the versions, the processor and the
+sources it was made for. Without one, numba compiles or loads every kernel as usual.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from penstock.kernels.compiler import native, register
 from penstock.kernels.compiler.register import Kernel
 
-#: Another folder for the files; `0`: there are none, kernels are always numba's own dispatchers.
+#: Another folder for the files; `0`: no files, all kernels are numba's dispatchers.
 FOLDER = "PENSTOCK_KERNEL_BUNDLES"
 _PROOF_SECONDS = 60
 _PROOF = "import sys; from penstock.kernels.compiler import bundle; bundle.prove(sys.argv[1])"
@@ -31,7 +31,7 @@ _FORMAT = 1
 
 
 class _Bundle(msgspec.Struct, frozen=True):
-    """A file."""
+    """The content of a file."""
 
     made_for: str
     #: Module -> (path, digest) of the sources.
@@ -46,7 +46,7 @@ class _Group:
     def __init__(self, package: str) -> None:
         self.package = package
         self.bundle = _read(_path(package))
-        #: Modules whose kernels were asked for here.
+        #: Modules whose kernels were looked up here.
         self.seen: set[str] = set()
 
 
@@ -54,7 +54,7 @@ _groups: dict[str, _Group] = {}
 
 
 def function(declared: Callable[..., Any]) -> Any:
-    """Return the compiled form of a kernel, or None when numba has to make it."""
+    """Return the compiled form of a kernel, or None if numba has to make it."""
     module, name = declared.__module__, declared.__name__
     package = module.partition(".")[0]
     if package not in _groups:
@@ -68,13 +68,13 @@ def function(declared: Callable[..., Any]) -> Any:
 
 
 def held(package: str) -> frozenset[str]:
-    """Return the modules of a package whose kernels a usable file has."""
+    """Return the modules of a package whose kernels are in a usable file."""
     found = _read(_path(package))
     return frozenset() if found is None else frozenset(found.sources)
 
 
 def save(kernels: Iterable[Kernel]) -> None:
-    """Write the bundles of the packages in which numba had to make a kernel; a failure leaves things as they are."""
+    """Write the bundles of the packages in which numba had to make a kernel; a failure changes nothing."""
     if os.environ.get(FOLDER) == "0":
         return
     known = tuple(kernels)
@@ -83,7 +83,7 @@ def save(kernels: Iterable[Kernel]) -> None:
         try:
             _write(package, own)
         except Exception as error:  # noqa: BLE001 - numba's insides differ from what we know: kernels stay numba's
-            sys.stderr.write(f"penstock: kernels of {package} are not kept: {type(error).__name__}: {error}\n")
+            sys.stderr.write(f"penstock: cannot store the kernels of {package}: {type(error).__name__}: {error}\n")
 
 
 def _write(package: str, kernels: list[Kernel]) -> None:
@@ -103,7 +103,7 @@ def _write(package: str, kernels: list[Kernel]) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_bytes(msgspec.msgpack.encode(bundle))
     try:
-        # Another process tries it first: wrong machine code is the end of the process that runs it.
+        # Another process tries the file first: wrong machine code kills the process that runs it.
         command = [sys.executable, "-c", _PROOF, str(temporary)]
         subprocess.run(command, check=True, timeout=_PROOF_SECONDS, stdin=subprocess.DEVNULL, capture_output=True)
         temporary.replace(path)
@@ -122,7 +122,7 @@ def _read(path: Path) -> _Bundle | None:
 
 
 def folder() -> Path:
-    """Return the folder of the files: beside numba's cache where that can be written, else in the user's."""
+    """Return the folder of the files: next to numba's cache if that is writable, else in the user's cache."""
     given = os.environ.get(FOLDER)
     if given:
         return Path(given)
@@ -141,21 +141,21 @@ def _digest(path: str) -> str:
 
 
 def _made_for() -> str:
-    """Everything but the sources that machine code depends on."""
+    """Return all that machine code depends on apart from the sources."""
     own = Path(__file__).parent
     parts = [_digest(str(own / name)) for name in ("compile.py", "native.py")]
     return " ".join([str(_FORMAT), sys.version, *native.versions(), *parts])
 
 
 def prove(path: str) -> None:
-    """Load every kernel of a file and call it with nothing: its own complaint shows that it runs.
+    """Load every kernel of a file and call it without arguments: its own error shows that it runs.
 
     Raises:
-        SystemExit: something is wrong.
+        SystemExit: a kernel does not load or run.
     """
     read = _read(Path(path))
     if read is None:
-        raise SystemExit("the file does not fit")
+        raise SystemExit("the file is not usable in this process")
     for module in read.sources:
         package = module.partition(".")[0]
         _groups[package] = _groups.get(package) or _Group(package)
@@ -168,7 +168,7 @@ def prove(path: str) -> None:
         if f"{kernel.function.__module__}.{kernel.function.__name__}" in read.kernels
     ]
     if len(found) < len(read.kernels) or any(kernel.compiled for kernel in found):
-        raise SystemExit("not every kernel is loaded")
+        raise SystemExit("some kernels could not be loaded")
     for kernel in found:
         with contextlib.suppress(TypeError):
             kernel.entry()

@@ -1,12 +1,12 @@
 """The one way a kernel is made: explicit signatures, cached on disk, GIL released.
 
-Signatures are explicit, so a kernel is compiled (or loaded) when its module is imported and never again: a call with
+With explicit signatures a kernel is compiled (or loaded) when its module is imported and never later: a call with
 another type is an error instead of a hidden compilation. Arrow memory is read-only, which is another type to numba:
-inputs are declared read-only (writable arrays are accepted there too). Helpers of a kernel stand in the kernel's own
-module, because numba's cache is keyed by that file alone.
+inputs are declared read-only (which accepts writable arrays too). Helpers of a kernel must be in the kernel's module,
+because that file alone is the key of numba's cache.
 
-Kernel modules take `types`, `njit` and `intrinsic` from here, not from numba: as long as every kernel is found in a
-bundle (`kernels.compiler.bundle`), numba is not even imported, which spares every template a second of CPU time.
+Kernel modules take `types`, `njit` and `intrinsic` from here, not from numba. While every kernel is found in a bundle
+(`kernels.compiler.bundle`), numba is not imported, which saves every template a second of CPU time.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def njit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Make an intrinsic of numba's: `function(typing context, *types)` returns a signature and a generator of code."""
+    """Make a numba intrinsic: `function(typing context, *types)` returns a signature and a code generator."""
     return Deferred(lambda: importlib.import_module("numba.extending").intrinsic(revealed(function)))
 
 
 def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function to be compiled for `signatures` alone."""
+    """Decorate a function to be compiled for `signatures` only."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         return compiled(signatures, function, error_model="numpy")
@@ -82,7 +82,7 @@ def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def compiled(signatures: tuple[Any, ...], function: Callable[..., Any], **options: Any) -> Any:
-    """Return `function` compiled for these signatures: out of a bundle, or by numba with these options."""
+    """Return `function` compiled for these signatures: from a bundle, or by numba with these options."""
     ready = bundle.function(function)
     options = {"cache": True, "nogil": True, **options}
     entry = ready if ready is not None else _compile(function, signatures, options)
@@ -91,7 +91,7 @@ def compiled(signatures: tuple[Any, ...], function: Callable[..., Any], **option
 
 
 def revealed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Put the real things in place of what is deferred among the globals of `function`: numba must see them."""
+    """Replace deferred names among the globals of `function` by the real ones, which numba must see."""
     names: dict[str, Any] = function.__globals__
     if id(names) in _revealing:
         return function

@@ -1,8 +1,7 @@
-"""Names of numba's that are looked up when a kernel is really compiled: importing numba takes most of a second.
+"""Names of numba that are resolved when a kernel is compiled: importing numba takes most of a second.
 
-Used by `kernels.compiler.compile`, which gives kernel modules `types`, `njit` and `intrinsic`. A kernel that comes
-ready from a bundle never asks what its signature means; one that is compiled has these placeholders replaced first
-(`revealed`).
+Used by `kernels.compiler.compile`, which gives kernel modules `types`, `njit` and `intrinsic`. A kernel from a bundle
+never resolves its signature. For one that is compiled, these placeholders are replaced first (`revealed`).
 """
 
 # ruff: noqa: SLF001 - the functions of this module are the class's own
@@ -14,12 +13,12 @@ from typing import Any
 
 
 class Deferred:
-    """An expression over numba's names, evaluated once, when asked for by `resolve`."""
+    """An expression over numba's names, evaluated once, by `resolve`."""
 
     __slots__ = ("_made", "_make")
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        """`make` returns the real thing."""
+        """Take `make`, which returns the real object."""
         self._make = make
         self._made: Any = None
 
@@ -41,16 +40,16 @@ class Deferred:
 
 
 def _made(deferred: Deferred) -> Any:
-    # Functions beside the class, because a method would hide a name of numba's.
+    # Functions outside of the class, because a method would hide a name of numba.
     if deferred._made is None:
         made = deferred._make()
-        if deferred._made is None:  # else it was asked for again while it was made
+        if deferred._made is None:  # otherwise it was resolved again while it was made
             deferred._made = made
     return deferred._made
 
 
 def resolve(value: Any) -> Any:
-    """Return what a deferred expression stands for, tuples of them included; other values as they are."""
+    """Return the value of a deferred expression, also within tuples; other values as they are."""
     if isinstance(value, Deferred):
         return _made(value)
     if isinstance(value, tuple):

@@ -1,7 +1,7 @@
-"""Loads the object code of kernels that numba compiled, and takes it out of numba's cache: all that knows its insides.
+"""Loads object code of kernels, and extracts it from numba's cache; the only module that knows numba's internals.
 
-Object code is linked by llvmlite, as numba does it, against the C helpers of numba's extension modules, which are
-loaded without numba itself (a later `import numba` finds and shares them). Called by `kernels.compiler.bundle` alone.
+llvmlite links the object code, as in numba, against the C helpers of numba's extension modules, which are loaded
+without numba itself (a later `import numba` finds and shares them). Called only by `kernels.compiler.bundle`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _C_ORDER, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """An array among the arguments: where it is (`member` -1: the argument itself, else of a tuple) and what it is."""
+    """An array argument: its position (`member` -1: the argument itself, else of a tuple) and its type."""
 
     position: int
     member: int
@@ -45,17 +45,17 @@ class Code(msgspec.Struct, frozen=True):
     """One kernel."""
 
     code: bytes
-    #: The function that takes Python's arguments.
+    #: The function that takes Python arguments.
     wrapper: str
-    #: Pointers numba sets before a call.
+    #: Pointers that numba sets before a call.
     environments: tuple[str, ...]
-    #: What must be found outside.
+    #: Symbols that the code needs from outside.
     externals: tuple[str, ...]
     arguments: tuple[Argument, ...]
 
 
 def versions() -> tuple[str, ...]:
-    """Return what object code depends on beside the sources: numba, LLVM and the processor."""
+    """Return the versions that object code depends on apart from the sources: numba, LLVM and the processor."""
     binding = _llvm()
     folder = _numba_folder()
     version = (folder / "_version.py").read_text(encoding="utf-8") if folder is not None else ""
@@ -64,16 +64,16 @@ def versions() -> tuple[str, ...]:
 
 
 def load(code: Code, name: str) -> Any:
-    """Return the kernel as a function, or None when something it needs is not there."""
+    """Return the kernel as a function, or None if one of its symbols is missing."""
     linker = _linker()
     return None if linker is None else linker.function(code, name)
 
 
 def extract(dispatcher: Any) -> Code:
-    """Return the code of a kernel with one signature, out of the cache numba has just used or written.
+    """Return the code of a kernel with one signature, from the cache that numba has just used or written.
 
     Raises:
-        ValueError: it is not of the simple kind that can be loaded without numba.
+        ValueError: it cannot be loaded without numba.
     """
     from numba.core.registry import cpu_target
 
@@ -100,13 +100,13 @@ def extract(dispatcher: Any) -> Code:
 
 
 def symbols(data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names an ELF object file defines, and those it wants from outside.
+    """Return the names an ELF object file defines, and those it needs from outside.
 
     Raises:
         ValueError: it is no ELF file of a 64-bit little-endian machine.
     """
     if data[:6] != b"\x7fELF\x02\x01":
-        msg = "object code of another kind than ELF"
+        msg = "the object code is not in ELF format"
         raise ValueError(msg)
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
@@ -147,7 +147,7 @@ class _Linker:
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
 
     def function(self, code: Code, name: str) -> Any:
-        # LLVM reports a symbol it does not find by leaving all addresses at 0.
+        # LLVM reports a missing symbol by leaving all addresses at 0.
         if not all(self._binding.address_of_symbol(symbol) for symbol in code.externals):
             return None
         self._engine.add_object_file(self._binding.ObjectFileRef.from_data(code.code))
@@ -161,7 +161,7 @@ class _Linker:
 
 
 def guarded(raw: Callable[..., Any], name: str, arguments: tuple[Argument, ...]) -> Callable[..., Any]:
-    """Return `raw` behind a look at its arrays: machine code reads whatever it gets as what it was compiled for."""
+    """Wrap `raw` with checks of its array arguments: compiled code has none."""
     checks = [
         (a.position, a.member, np.dtype(a.dtype), a.dimensions, _C_ORDER | _ALIGNED | (_WRITEABLE if a.mutable else 0))
         for a in arguments
@@ -176,7 +176,7 @@ def guarded(raw: Callable[..., Any], name: str, arguments: tuple[Argument, ...])
                     or array.flags.num & flags != flags
                     or array.ndim != dimensions
                 ):
-                    msg = f"kernel {name}: argument {position + 1} is not what it was compiled for: {array!r:.200}"
+                    msg = f"kernel {name}: argument {position + 1} does not have its declared type: {array!r:.200}"
                     raise TypeError(msg)
         except (AttributeError, IndexError) as error:
             msg = f"kernel {name} does not take these arguments: {error}"
@@ -194,7 +194,7 @@ def _arrays(types: tuple[Any, ...]) -> list[Argument]:
         members = list(enumerate(type_)) if isinstance(type_, kinds.BaseTuple) else [(-1, type_)]
         for member, part in members:
             if isinstance(part, kinds.BaseTuple):
-                msg = "tuples of tuples are not looked into"
+                msg = "nested tuples are not supported"
                 raise ValueError(msg)  # noqa: TRY004 - of the kernel, not of a value
             if isinstance(part, kinds.Array):
                 found.append(Argument(position, member, str(part.dtype), part.ndim, part.mutable))

@@ -1,7 +1,7 @@
-"""Loads every kernel, compiling what the cache on disk lacks; called in the worker template before it forks.
+"""Loads every kernel, compiling those that the cache on disk lacks; called in the worker template before it forks.
 
-Importing a kernel's module is what compiles it, so nothing is executed here: no thread starts, neither pyarrow's
-compute functions nor Polars are touched.
+Importing a kernel's module compiles it, so nothing is executed here: no thread starts, and pyarrow's compute functions
+and Polars are not touched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.kernels.compiler.register import compiled_count, kernels
 
 __all__ = ["compiled_count", "keep", "warm"]
 
-#: One a line: several hands add to it.
+#: One per line, as several branches add modules.
 MODULES = (
     "keys.key_columns",
     "aggregates.values",
@@ -47,5 +47,8 @@ def warm(clock: Clock | None = None) -> float:
 
 
 def keep() -> None:
-    """Keep what numba has compiled, so that the next process needs no numba; see `kernels.compiler.bundle`."""
+    """Store kernels that numba had to compile or load here, so that the next process needs no numba.
+
+    See `kernels.compiler.bundle`.
+    """
     bundle.save(kernels())

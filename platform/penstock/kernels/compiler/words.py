@@ -1,7 +1,6 @@
 """Arrow columns of 8 bytes a row without nulls as words in memory, and back; no copy either way.
 
-Used where compiled loops move rows whatever they mean: `penstock.kernels.keys.split`,
-`penstock.kernels.aggregates.kept_rows`.
+Used where compiled loops move rows of any type: `penstock.kernels.keys.split`, `penstock.kernels.aggregates.kept_rows`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def address_of(column: pa.Array) -> int | None:
-    """Return where the words of a column begin; None: it is not of such words."""
+    """Return the address of a column's words; None if the column has another layout."""
     kind = column.type
     if not pa.types.is_primitive(kind) or kind.bit_width != 64 or column.null_count:
         return None

@@ -1,13 +1,13 @@
 """Kernels of the key index: open addressing over the hashes, and the key columns that decide equality.
 
 An entry of the table is one word, 0 when empty. The table is probed by the LOW bits of the hash (the high ones chose
-the subtask) and at most a quarter full: what costs here are cache misses and wrongly predicted branches. Of an entry in
-the first place it can have, the place tells the low bits of the hash; the others stand in the upper bits of the entry,
-so that nothing else has to be read to compare all 64. Below them a bit marks entries in any other place, of which the
-hash is looked up by the slot; the lowest bits, one less than the place has, are the slot + 1.
+the subtask) and at most a quarter full: the cost here is in cache misses and mispredicted branches. The place of an
+entry gives the low bits of its hash, if that is the first place it can have. The other bits of the hash are in the
+upper bits of the entry, so that all 64 are compared without another read. A bit below them marks entries in any other
+place, whose hash is looked up by the slot. The lowest bits, one less than the place has, are the slot + 1.
 
-Rows are first matched by their 64-bit hash, then the keys are compared column by column; rows whose slot holds another
-key of that hash go on probing (`probe_next`). Positions are unsigned: numba would look at every signed one for a
+Rows are first matched by their 64-bit hash, then the keys are compared column by column. Rows whose slot holds another
+key of that hash continue probing (`probe_next`). Positions are unsigned: numba would test every signed one for a
 negative value.
 """
 
@@ -57,14 +57,14 @@ def _is_valid(bitmap: Any, bit: Any) -> Any:
 
 @njit
 def _masks(table: Any) -> Any:
-    """Which bits of an entry are the slot + 1, the mark of the displaced, and bits of the hash."""
+    """Return the masks of an entry: slot + 1, the bit of displaced entries, bits of the hash."""
     mark = _U(len(table)) >> _ONE
     return mark - _ONE, mark, ~(_U(len(table)) - _ONE)
 
 
 @njit
 def _put(table: Any, masks: Any, at: Any, h: Any, slot: Any) -> Any:
-    """Write the entry of a slot whose hash is `h` to a place."""
+    """Write the entry of a slot with hash `h` to a place."""
     _, mark, high = masks
     displaced = at != _U(h) & _U(len(table) - 1)
     table[at] = (_U(h) & high) | (mark if displaced else _EMPTY) | _U(slot + 1)
@@ -72,9 +72,9 @@ def _put(table: Any, masks: Any, at: Any, h: Any, slot: Any) -> Any:
 
 @njit
 def _look_up(table: Any, masks: Any, hashes: Any, slots: Any, left: Any, begin: Any) -> Any:
-    """Find the rows of one block that stand in the first place they can have; returns how many are left.
+    """Find the rows of one block whose entry is in the first place it can have; return how many are left.
 
-    Without a branch that depends on what is read: the processor waits for many places of the table at once.
+    Without a branch that depends on read data, so that the processor waits for many places of the table at once.
     """
     low, mark, high = masks
     mask = _U(len(table) - 1)
@@ -97,7 +97,7 @@ def probe(index: tuple[U64, I64], hashes: I64, slots: I32, created_by: I32, stat
 
     Returns the row reached (all, or the table is full).
 
-    `state` = [row to begin with, slots in use, limit of slots, slots in use at the batch's begin]; `created_by[slot -
+    `state` = [first row, slots in use, limit of slots, slots in use at the start of the batch]; `created_by[slot -
     state[3]]` is the row a new slot was made for.
     """
     table, slot_hashes = index
@@ -137,9 +137,9 @@ def probe(index: tuple[U64, I64], hashes: I64, slots: I32, created_by: I32, stat
 
 @kernel(i8(_INDEX, I64_IN, _ROWS_SLOTS, I32_OUT, I64_OUT))
 def probe_next(index: tuple[U64, I64], hashes: I64, rows_slots: tuple[I32, I32], created_by: I32, state: I64) -> Any:
-    """As `probe` for the listed rows.
+    """Do the work of `probe` for the listed rows, starting after the slot each of them has.
 
-    Going on behind the slot each of them has (which holds another key of the same hash).
+    That slot holds another key of the same hash.
     """
     table, slot_hashes = index
     rows, slots = rows_slots
@@ -178,9 +178,9 @@ def probe_next(index: tuple[U64, I64], hashes: I64, rows_slots: tuple[I32, I32],
 
 @kernel(i8(U64_OUT, I64_IN, i8))
 def rehash(table: U64, slot_hashes: I64, count: int) -> int:
-    """Fill an empty table with the first `count` slots.
+    """Fill an empty table with the first `count` slots, in slot order.
 
-    In slot order (so that equal hashes keep their order of probing).
+    So equal hashes keep their order of probing.
     """
     mask = _U(len(table) - 1)
     masks = _masks(table)
@@ -197,7 +197,7 @@ def rehash(table: U64, slot_hashes: I64, count: int) -> int:
 def differ_fixed(
     column: tuple[I64, U8], bit_offset: int, pairs: tuple[I32, I32], store: tuple[I64, U8], bad: U8
 ) -> int:
-    """Set `bad[j]` where row `rows[j]` is not equal to what its slot stores; returns how many differ in this column."""
+    """Set `bad[j]` if row `rows[j]` differs from the key of its slot; return how many differ in this column."""
     values, bitmap = column
     rows, slots = pairs
     stored, stored_valid = store
@@ -216,7 +216,7 @@ def differ_fixed(
 def differ_bytes(
     column: tuple[U8, I64, U8], bit_offset: int, pairs: tuple[I32, I32], store: tuple[U8, I64, U8], bad: U8
 ) -> int:
-    """As `differ_fixed` for bytes."""
+    """Do the work of `differ_fixed` for bytes."""
     data, offsets, bitmap = column
     rows, slots = pairs
     arena, starts, stored_valid = store
@@ -248,7 +248,7 @@ def differ_bytes(
 
 @kernel(i8(_FIXED_IN, i8, I32_IN, i8, _FIXED_STORE))
 def append_fixed(column: tuple[I64, U8], bit_offset: int, rows: I32, first_slot: int, store: tuple[I64, U8]) -> int:
-    """Store the keys of `rows` at the slots from `first_slot` on; returns how many are null."""
+    """Store the keys of `rows` at the slots from `first_slot` on; return how many are null."""
     values, bitmap = column
     stored, stored_valid = store
     nulls = 0
@@ -277,7 +277,10 @@ def bytes_of_rows(offsets: I64, rows: I32) -> int:
 def append_bytes(
     column: tuple[U8, I64, U8], bit_offset: int, rows: I32, first_slot: int, store: tuple[U8, I64, U8]
 ) -> int:
-    """As `append_fixed` for bytes; the arena must have room. Returns how many are null."""
+    """Do the work of `append_fixed` for bytes; the arena must have room.
+
+    Returns how many are null.
+    """
     data, offsets, bitmap = column
     arena, starts, stored_valid = store
     end = starts[first_slot]
@@ -298,7 +301,7 @@ def append_bytes(
 
 @kernel(i8(U8_IN, I64_IN, I32_IN, U8_OUT, I64_OUT))
 def gather_bytes(arena: U8, starts: I64, slots: I32, data: U8, offsets: I64) -> Any:
-    """Copy the bytes of `slots` one behind the other; `offsets` has one entry more than there are slots."""
+    """Copy the bytes of `slots` one after another; `offsets` has one entry more than there are slots."""
     end = 0
     offsets[0] = 0
     for j in range(len(slots)):
@@ -311,7 +314,7 @@ def gather_bytes(arena: U8, starts: I64, slots: I32, data: U8, offsets: I64) -> 
 
 @kernel(i8(U8_IN, I64_OUT))
 def marked(flags: U8, out: I64) -> Any:
-    """Write the places of the non-zero flags; returns how many."""
+    """Write the places of the non-zero flags; return how many."""
     count = 0
     for i in range(len(flags)):
         if flags[i]:

@@ -1,10 +1,8 @@
-"""Key hashes as Spark computes them.
+"""Key hashes as Spark computes them: `xxhash64` with seed 42.
 
-`xxhash64`, seed 42, column after column, a null leaves the running hash unchanged.
-
-Canonical forms come first (`kernels.keys.key_columns`): every fixed-width key is an int64, strings and binaries are
-their bytes, decimals of more than 18 digits the bytes of their unscaled number. Called by the partitioner's split and
-by keyed operators.
+Columns are folded in order; a null leaves the running hash unchanged. Keys are in canonical form
+(`kernels.keys.key_columns`): every fixed-width key is an int64, strings and binaries are their bytes, decimals of more
+than 18 digits the bytes of their unscaled number. Called by the partitioner's split and by keyed operators.
 """
 
 from __future__ import annotations

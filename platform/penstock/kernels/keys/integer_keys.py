@@ -1,6 +1,6 @@
-"""The commonest key, one integer that is never null: its hash is computed where it is used, in the same pass.
+"""Kernels for the commonest key, one integer that is never null: its hash is computed in the pass that uses it.
 
-The same hash as `kernels.keys.hashing`, written again: a helper must stand in its kernel's module
+The same hash as `kernels.keys.hashing`, repeated because a helper must be in its kernel's module
 (`kernels.compiler.compile`).
 """
 
@@ -48,7 +48,7 @@ def _hash(value: Any) -> Any:
 
 @njit
 def _order_of_two(targets: Any, order: Any, offsets: Any) -> Any:
-    """Order rows by their target, 0 or 1: every row is written to both ends, one of which moves on.
+    """Order rows by their target, 0 or 1: every row is written to both ends, and one end advances.
 
     Two counters in registers are faster than counters in memory, where a row waits for the one before it.
     """
@@ -69,16 +69,16 @@ def _order_of_two(targets: Any, order: Any, offsets: Any) -> Any:
 
 @njit
 def _masks(table: Any) -> Any:
-    """As `index._masks`: which bits of an entry are the slot + 1, the mark of the displaced, and bits of the hash."""
+    """Return the masks of an entry as `index._masks`: slot + 1, the bit of displaced entries, bits of the hash."""
     mark = _U(len(table)) >> _ONE
     return mark - _ONE, mark, ~(_U(len(table)) - _ONE)
 
 
 @njit
 def _look_up(table: Any, masks: Any, values: Any, slots: Any, block: Any, begin: Any) -> Any:
-    """Find the keys of one block that stand in the first place they can have; returns how many rows are left.
+    """Find the keys of one block whose entry is in the first place it can have; return how many rows are left.
 
-    Without a branch that depends on what is read: the processor waits for many places of the table at once.
+    Without a branch that depends on read data, so that the processor waits for many places of the table at once.
     """
     low, mark, high = masks
     hashes, left = block
@@ -99,7 +99,7 @@ def _look_up(table: Any, masks: Any, values: Any, slots: Any, block: Any, begin:
 
 @kernel(i8(tuple_of(U64_OUT, I64_OUT), I64_IN, I32_OUT, I32_OUT, I64_OUT))
 def probe_integers(index: tuple[U64, I64], values: I64, slots: I32, created_by: I32, state: I64) -> Any:
-    """As `index.probe`, by the keys themselves."""
+    """Do the work of `index.probe` with the keys themselves."""
     table, slot_hashes = index
     mask = _U(len(table) - 1)
     masks = _masks(table)
@@ -137,12 +137,12 @@ def probe_integers(index: tuple[U64, I64], values: I64, slots: I32, created_by: 
 
 @kernel(i8(tuple_of(U64_OUT, I64_OUT, I32_OUT), I64_IN, I32_OUT, I32_OUT, I64_OUT))
 def probe_dense(index: tuple[U64, I64, I32], values: I64, slots: I32, created_by: I32, state: I64) -> Any:
-    """As `probe_integers`, for keys close together: most are found by the key itself, without a hash.
+    """Do the work of `probe_integers` for keys close together: most are found by the key itself, without a hash.
 
-    The third table holds slot + 1 by key - state[4], 0 where it is not known; a key that is found in the others or made
-    is entered. Its last entry is always 0 and stands for every key that is too far from state[4]; state[5] counts the
-    rows with such keys. The search of the hash table stands here again: as a helper of both kernels, inlined too, it
-    takes `probe_integers` 4.7 instead of 3.1 ns a row.
+    The third table holds slot + 1 by key - state[4], 0 if unknown. A key that is found in the others or made is
+    entered. Its last entry is always 0, for every key that is too far from state[4]; state[5] counts the rows with such
+    keys. The search of the hash table is repeated here: as a helper of both kernels, inlined too, it makes
+    `probe_integers` take 4.7 instead of 3.1 ns a row.
     """
     table, slot_hashes, places = index
     mask, end, first = _U(len(table) - 1), _U(len(places) - 1), _U(state[4])
@@ -183,7 +183,7 @@ def probe_dense(index: tuple[U64, I64, I32], values: I64, slots: I32, created_by
 
 @kernel(i8(I64_IN, I32_IN, I32_OUT, I64_OUT))
 def split_integers(values: I64, owners: I32, order: I32, offsets: I64) -> Any:
-    """As `split.split_rows`, by the keys themselves."""
+    """Do the work of `split.split_rows` with the keys themselves."""
     n, groups, parallelism = len(values), len(owners), len(offsets) - 1
     targets = np.empty(n, np.int32)
     group = np.empty(_BLOCK, np.uint64)

@@ -1,6 +1,4 @@
-"""Arrow columns as the arrays kernels take, in canonical form, and back.
-
-Int64 for all fixed-width types, bytes for the rest.
+"""Arrow columns as arrays for kernels, in canonical form, and back: int64 for fixed-width types, bytes for the rest.
 
 Canonical: all ints and bools are int64; float32 is float64, -0.0 is 0.0, there is one NaN; timestamps are microseconds
 (nanosecond columns keep theirs); dates are days; decimals up to 18 digits their unscaled number. So equal keys have
@@ -42,7 +40,7 @@ class FixedColumn:
 
     @property
     def nullable(self) -> bool:
-        """Whether a row may be null."""
+        """Return whether a row may be null."""
         return len(self.bitmap) > 0
 
 
@@ -58,7 +56,7 @@ class BytesColumn:
 
     @property
     def nullable(self) -> bool:
-        """Whether a row may be null."""
+        """Return whether a row may be null."""
         return len(self.bitmap) > 0
 
 
@@ -217,7 +215,7 @@ def bytes_to_arrow(data: U8, offsets: I64, valid: U8 | None, data_type: pa.DataT
     rows = len(offsets) - 1
     if pt.is_fixed_size_binary(data_type) or pt.is_decimal128(data_type):
         width = 16 if pt.is_decimal128(data_type) else data_type.byte_width
-        if bitmap is not None and valid is not None:  # null rows hold no bytes in our form, `width` of them in Arrow's
+        if bitmap is not None and valid is not None:  # null rows hold no bytes here, but `width` of them in Arrow
             padded = np.zeros((rows, width), np.uint8)
             padded[valid.astype(bool)] = data.reshape(-1, width)
             data = padded.reshape(-1)

@@ -1,4 +1,4 @@
-"""Which Arrow types can be keys, told without loading a compiler.
+"""The Arrow types that can be keys, without loading a compiler.
 
 The API validates with it, `kernels.keys.key_columns` converts by it.
 """
@@ -10,7 +10,7 @@ import pyarrow.types as pt
 
 
 def is_fixed(data_type: pa.DataType) -> bool:
-    """Whether values of the type fit a canonical int64."""
+    """Return whether values of the type fit a canonical int64."""
     return bool(
         pt.is_integer(data_type)
         or pt.is_boolean(data_type)
@@ -24,7 +24,7 @@ def is_fixed(data_type: pa.DataType) -> bool:
 
 
 def is_key_type(data_type: pa.DataType) -> bool:
-    """Whether a column of the type can be (part of) a key."""
+    """Return whether a column of the type can be (part of) a key."""
     if is_fixed(data_type):
         return True
     return bool(

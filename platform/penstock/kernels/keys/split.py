@@ -1,9 +1,7 @@
-"""Splitting a batch by key group.
+"""Splitting a batch by key group: one compiled pass from keys to an order, one copy, then slices without a copy.
 
-One compiled pass from keys to an order, one copy in that order, then slices without a copy.
-
-Columns of 8 bytes without nulls are put in order by a compiled loop, the others by Arrow. Called by the partitioner of
-keyed edges, and by restores that cut in-flight rows anew.
+A compiled loop reorders columns of 8 bytes without nulls, Arrow the others. Called by the partitioner of keyed edges,
+and by restores that redistribute in-flight rows.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ def take_words(source: int, order: I32, out: I64) -> int:
 
 @kernel(i8(I64_IN, i8, i8, I32_OUT, I64_OUT))
 def split_rows(hashes: I64, key_groups: int, parallelism: int, order: I32, offsets: I64) -> int:
-    """Counting sort of rows by owning subtask; stable. `offsets` (parallelism + 1) must be zero."""
+    """Sort rows by owning subtask with a stable counting sort; `offsets` (parallelism + 1) must be zero."""
     n = len(hashes)
     targets = np.empty(n, np.int32)
     for i in range(n):
@@ -54,7 +52,7 @@ def split_rows(hashes: I64, key_groups: int, parallelism: int, order: I32, offse
 def split_by_key_group(hashes: I64, key_groups: int, parallelism: int) -> tuple[I32, I64]:
     """Return row indices ordered by subtask, and where each subtask's rows begin.
 
-    `order[offsets[s]:offsets[s + 1]]`.
+    Subtask s has the rows `order[offsets[s]:offsets[s + 1]]`.
     """
     order = np.empty(len(hashes), np.int32)
     offsets = np.zeros(parallelism + 1, np.int64)
@@ -64,14 +62,14 @@ def split_by_key_group(hashes: I64, key_groups: int, parallelism: int) -> tuple[
 
 @lru_cache(maxsize=64)
 def owners_of(key_groups: int, parallelism: int) -> I32:
-    """Return the subtask that owns each key group: a division a row would take longer than all the rest."""
+    """Return the subtask that owns each key group; a division per row would take longer than the rest of a split."""
     return (np.arange(key_groups, dtype=np.int64) * parallelism // key_groups).astype(np.int32)
 
 
 def order_by_owner(
     batch: pa.RecordBatch, columns: tuple[str, ...], key_groups: int, parallelism: int
 ) -> tuple[I32, I64]:
-    """As `split_by_key_group`, from the key columns themselves.
+    """Do the work of `split_by_key_group` with the key columns.
 
     Raises:
         GraphError: a column's type cannot be a key.
@@ -106,9 +104,9 @@ def take_rows(batch: pa.RecordBatch, order: I32) -> pa.RecordBatch:
 
 
 def take_split(batch: pa.RecordBatch, order: I32, offsets: I64) -> list[pa.RecordBatch | None]:
-    """Return one batch a subtask, None where it has no row.
+    """Return one batch per subtask, None if it has no row.
 
-    Slices of one reordered copy (of the batch itself if one owns all).
+    The batches are slices of one reordered copy (of the batch itself if one subtask owns all).
     """
     bounds = offsets.tolist()
     owners = [s for s in range(len(bounds) - 1) if bounds[s + 1] > bounds[s]]

@@ -1,7 +1,7 @@
-"""Kernels of joins: which rows of a sorted run belong to each row that asks, and the pairs that makes.
+"""Kernels of joins: find the rows of a sorted run for each probing row, and write the pairs.
 
-A run is sorted by (slot, time). Called by `penstock.state.tables.join_buffer` and the join operators; the plain twins
-in numpy are what the property tests compare with.
+A run is sorted by (slot, time). Called by `penstock.state.tables.join_buffer` and the join operators; property tests
+compare them with plain numpy versions.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _first_at(slots: Any, times: Any, slot: Any, time: Any) -> Any:
 
 @kernel(i8(_RUN, I32_IN, _SPANS, _RANGES))
 def find_ranges(run: tuple[I32, I64], asking: I32, spans: tuple[I64, I64], ranges: tuple[I64, I64]) -> int:
-    """Write for every asking slot where its rows with a time in its span (inclusive) begin in the run, and how many.
+    """Write for every probing slot the range of its rows in the run with a time in its span: start and length.
 
-    Returns how many that are altogether.
+    Spans are inclusive. Returns the sum of the lengths.
     """
     slots, times = run
     lows, highs = spans
@@ -46,7 +46,7 @@ def find_ranges(run: tuple[I32, I64], asking: I32, spans: tuple[I64, I64], range
         slot, high = asking[i], highs[i]
         first = _first_at(slots, times, slot, lows[i])
         stop, step = first, 1
-        # most have few rows in their span: steps that double, then halves of the last one
+        # most spans have few rows: steps that double, then halves of the last one
         while stop + step <= len(slots) and slots[stop + step - 1] == slot and times[stop + step - 1] <= high:
             stop += step
             step <<= 1
@@ -60,7 +60,7 @@ def find_ranges(run: tuple[I32, I64], asking: I32, spans: tuple[I64, I64], range
 
 
 def find_ranges_plain(run: tuple[I32, I64], asking: I32, spans: tuple[I64, I64], ranges: tuple[I64, I64]) -> int:
-    """As `find_ranges`: its twin in plain numpy."""
+    """Do the work of `find_ranges` in plain numpy."""
     slots, times = run
     lows, highs = spans
     for i, slot in enumerate(asking):
@@ -72,9 +72,9 @@ def find_ranges_plain(run: tuple[I32, I64], asking: I32, spans: tuple[I64, I64],
 
 @kernel(i8(_RANGES_IN, I64_OUT, _PAIRS))
 def write_pairs(ranges: tuple[I64, I64], state: I64, pairs: tuple[I32, I32]) -> int:
-    """Write the next pairs of (asking row, row of the run), as many as there is room for; returns how many.
+    """Write the next pairs of (probing row, row of the run), as many as there is room for; return how many.
 
-    `state` = [asking row to go on with, pairs of it that are already written].
+    `state` = [next probing row, its pairs that are already written].
     """
     firsts, counts = ranges
     asking, found = pairs
@@ -94,7 +94,7 @@ def write_pairs(ranges: tuple[I64, I64], state: I64, pairs: tuple[I32, I32]) -> 
 
 
 def write_pairs_plain(ranges: tuple[I64, I64]) -> tuple[I32, I32]:
-    """Return all pairs that `write_pairs` writes: its twin in plain numpy."""
+    """Return all pairs that `write_pairs` writes, in plain numpy."""
     firsts, counts = ranges
     asking = np.repeat(np.arange(len(counts)), counts)
     begins = np.cumsum(counts) - counts

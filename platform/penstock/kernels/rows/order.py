@@ -1,8 +1,7 @@
-"""Rows in the order of their hashes: what state writes to segments and reads of sorted files.
+"""Sorting rows by their hashes, for the segments that state writes and for reads of sorted files.
 
-Hashes are spread evenly, so most of a sort is known beforehand: each goes to the bucket that its size tells, and a
-bucket holds a few. NumPy's own sort is what remains where they are not: of a million it takes 4 ns a row on some
-processors with AVX-512, and 50 on others; this takes 6 to 12 on both.
+Hashes are spread evenly, so the value of each gives its bucket, and a bucket holds a few. NumPy sorts the rest: of a
+million hashes it takes 4 ns a row on some processors with AVX-512, and 50 on others; this takes 6 to 12 on both.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import numpy as np
 
 from penstock.kernels.compiler.compile import I64, I64_IN, I64_OUT, i8, kernel
 
-#: Below so many hashes NumPy's sort is as fast.
+#: Below this number of hashes NumPy's sort is as fast.
 _FEW = 256
-#: Hashes of a bucket on average, and those with which it is not worth while.
+#: Hashes of a bucket on average, and the number from which this sort is not worthwhile.
 _BUCKET, _CROWDED = 4, 64
 _U = np.uint64
 
@@ -22,8 +21,8 @@ _U = np.uint64
 def sort_spread(words: I64, low: int, shift: int, ends: I64, out: I64) -> int:
     """Sort `words`, none below `low`, into `out`; `ends` has one zero more than the last word's bucket.
 
-    A word's bucket is its distance from `low` without the lowest `shift` bits. Returns 0 when a bucket is crowded,
-    and `out` means nothing then.
+    A word's bucket is its distance from `low` without the lowest `shift` bits. Returns 0 if a bucket is crowded; `out`
+    is then undefined.
     """
     base, bits = _U(low), _U(shift)
     for i in range(len(words)):
@@ -37,7 +36,7 @@ def sort_spread(words: I64, low: int, shift: int, ends: I64, out: I64) -> int:
         mine = np.int64((_U(word) - base) >> bits)
         out[ends[mine]] = word
         ends[mine] += 1
-    for i in range(1, len(words)):  # buckets are in order, so nothing moves further than its own
+    for i in range(1, len(words)):  # buckets are in order, so no word leaves its bucket
         at, word = i, out[i]
         while at > 0 and out[at - 1] > word:
             out[at] = out[at - 1]
@@ -47,7 +46,7 @@ def sort_spread(words: I64, low: int, shift: int, ends: I64, out: I64) -> int:
 
 
 def sort_hashes(words: I64) -> I64:
-    """Return words, hashes or such with something else in their lowest bits, as they ascend."""
+    """Return words in ascending order: hashes, possibly with other data in their lowest bits."""
     if len(words) < _FEW:
         return np.sort(words)
     low, high = int(words.min()), int(words.max())
@@ -60,8 +59,8 @@ def sort_hashes(words: I64) -> I64:
 def hash_order(hashes: I64) -> I64:
     """Return the order in which hashes ascend; rows of one hash keep theirs.
 
-    The row takes the place of the hash's lowest bits, so that plain integers are sorted; where hashes differ in those
-    bits alone and come in the wrong order, NumPy sorts them all.
+    The row number replaces the lowest bits of the hash, so that plain integers are sorted. If hashes that differ only
+    in those bits come in the wrong order, NumPy sorts them all.
     """
     mask = np.int64((1 << max(1, len(hashes).bit_length())) - 1)
     packed = hashes & ~mask

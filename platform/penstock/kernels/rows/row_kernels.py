@@ -12,7 +12,7 @@ from penstock.kernels.compiler.compile import I32, I32_IN, I32_OUT, i8, kernel
 
 @kernel(i8(I32_IN, I32_OUT, I32_OUT, I32_OUT))
 def number_slots(slots: I32, numbers: I32, local: I32, distinct: I32) -> int:
-    """Write each row's number to `local` and the slot of each number to `distinct`; returns how many there are.
+    """Write each row's number to `local` and the slot of each number to `distinct`; return how many there are.
 
     `numbers` has an entry for every slot, all zero before and after.
     """
@@ -32,7 +32,7 @@ def number_slots(slots: I32, numbers: I32, local: I32, distinct: I32) -> int:
 
 
 def number_slots_plain(slots: I32) -> tuple[I32, I32]:
-    """Return (local, distinct) as `number_slots` does: its twin in plain numpy."""
+    """Return (local, distinct) as `number_slots` writes them, in plain numpy."""
     found, first, inverse = np.unique(slots, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty(len(order), np.int32)

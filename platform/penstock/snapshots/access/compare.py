@@ -1,4 +1,4 @@
-"""`penstock state diff`: which states, and how many keys of each, differ between two snapshots."""
+"""`penstock state diff`: the states that differ between two snapshots, and the number of different keys."""
 
 from __future__ import annotations
 

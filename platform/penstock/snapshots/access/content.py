@@ -1,4 +1,4 @@
-"""What a snapshot holds: its states by uid and name, with sizes and columns, as its manifest says.
+"""The content of a snapshot: its states by uid and name, with sizes and columns, from its manifest.
 
 Called by `ps.snapshots.read` and the commands on snapshots; reads no file of state.
 """
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _IDS = {"key": KEY_IDS, "entry": range(FIRST_ENTRY, FIRST_VALUE_ID), "value": range(FIRST_VALUE_ID, 1 << 31)}
-#: States of this beginning are the engine's own beside a user's: timers, the watermark of an input.
+#: Prefix of the engine's own states next to a user's: timers, the watermark of an input.
 _OWN = "__"
-#: Under this name operators save how far event time is.
+#: Key under which operators save their watermark.
 _MARK = "watermark"
 
 
@@ -40,22 +40,22 @@ class StateContent:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Columns of a keyed state's files."""
+        """Return the columns of a keyed state's files."""
         return schema_from_text(self.keyed[0].schema) if self.keyed else None
 
     @property
     def rows(self) -> int:
-        """Rows in its files: those that a newer one replaces or a tombstone hides are counted too."""
+        """Return the rows in its files, including those that a newer one replaces or a tombstone hides."""
         return sum(s.rows for k in self.keyed for s in k.segments) + sum(len(o.items) for _, o in self.operator)
 
     @property
     def files(self) -> int:
-        """Its segments."""
+        """Return the number of its segments."""
         return sum(len(k.segments) for k in self.keyed)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its segments."""
+        """Return the bytes of its segments."""
         return sum(s.file.length for k in self.keyed for s in k.segments)
 
     def columns(self, what: Literal["key", "entry", "value"]) -> list[str]:
@@ -64,11 +64,11 @@ class StateContent:
 
     @property
     def identity(self) -> list[str]:
-        """Columns of `ps.snapshots.read` that tell its rows apart."""
+        """Return the columns of `ps.snapshots.read` that identify its rows."""
         return ["__subtask", "__index"] if self.schema is None else identity_of(self.schema)
 
     def as_json(self) -> dict[str, object]:
-        """Return what a listing shows."""
+        """Return the entry of a listing."""
         return {
             "uid": self.uid,
             "state": self.name,
@@ -83,7 +83,7 @@ class StateContent:
 
 
 def identity_of(schema: pa.Schema) -> list[str]:
-    """Return the columns that tell the live rows of a keyed state apart."""
+    """Return the columns that identify the live rows of a keyed state."""
     named = (*_IDS["key"], *_IDS["entry"])
     return [f.name for f in schema if field_id(f) in named or f.name in (NAMESPACE, ROW)]
 
@@ -103,9 +103,9 @@ def states_of(manifest: Manifest) -> tuple[StateContent, ...]:
 
 
 def watermark_of(manifest: Manifest) -> int | None:
-    """Return how far event time was at the snapshot (us): nothing behind that had been fired; None: nowhere.
+    """Return the event time of the snapshot (us): no later window or timer had fired; None: no watermark.
 
-    What windows and functions have seen, the furthest of them; without any the sources, the one furthest behind.
+    It is the largest watermark of windows and functions; without any, the smallest of the sources.
     """
     states = [state for part in manifest.subtasks for state in part.operator if not state.schema]
     seen = [item[_MARK] for state in states for item in state.items if isinstance(item, dict) and _MARK in item]
@@ -115,7 +115,7 @@ def watermark_of(manifest: Manifest) -> int | None:
 
 
 def find_state(manifest: Manifest, uid: str, name: str | None) -> StateContent:
-    """Return one state; the name may be left out where the operator has one of its own only.
+    """Return one state; the name is optional if the operator has only one state apart from the engine's own.
 
     Raises:
         NotFoundError: there is none of that uid or name; names the nearest.

@@ -1,7 +1,7 @@
-"""Which keyed states a job's operators declare, with their columns: each operator is opened with no state, on no rows.
+"""The keyed states that a job's operators declare, with their columns: each operator is opened without state or rows.
 
-Called by clients before a job starts from a savepoint, and by `penstock check`; the JobManager compares what is found
-here with what the snapshot holds. Functions of the user are loaded, their `open` is not called.
+Called by clients before a job starts from a savepoint, and by `penstock check`; the JobManager compares the result with
+the snapshot. User functions are loaded, but their `open` is not called.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _MEMORY_BYTES = 1 << 30
 
 
 class _Declared(Exception):  # noqa: N818 - no error: all states are declared
-    """Everything is known; the operator need not open any further."""
+    """Raised when all states are known, to stop the operator's opening."""
 
 
 class _NoState(KeyedState):
-    """The state of an operator that only declares it."""
+    """A state of an operator that is opened only to declare it."""
 
     def check_all_declared(self) -> None:
         raise _Declared
@@ -119,5 +119,5 @@ def _context(
 
 
 def _nothing(*_arguments: Any) -> Any:
-    """Stand for what is never called while an operator opens."""
+    """Replace functions that are never called while an operator opens."""
     raise NotImplementedError

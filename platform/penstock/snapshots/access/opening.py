@@ -1,6 +1,6 @@
-"""Finding a snapshot by URI: a savepoint's folder, a job's folder of checkpoints, or one of their manifests.
+"""Find a snapshot by URI: a savepoint's folder, a job's folder of checkpoints, or one of their manifests.
 
-Called by `ps.snapshots` and by the commands on snapshots. Nothing but manifests is read here.
+Called by `ps.snapshots` and by the commands on snapshots. Reads only manifests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MANY_JOBS = 20
 class Snapshot:
     """A manifest and the store that its paths are relative to."""
 
-    #: Where the manifest lies.
+    #: URI of the manifest.
     uri: str
     store: ObjectStore
     manifest: Manifest
@@ -64,10 +64,10 @@ def open_snapshot(uri: str, *, checkpoint: int | None = None) -> Snapshot:
 
 
 def open_target(uri: str) -> ObjectStore:
-    """Return the empty place where a savepoint is to be written.
+    """Return the empty folder for a new savepoint.
 
     Raises:
-        UsageError: something lies there.
+        UsageError: the folder is not empty.
     """
     store = open_store(uri.rstrip("/"))
     found = store.list("")
@@ -81,7 +81,7 @@ def read_log(store: ObjectStore) -> tuple[Manifest, ...]:
     """Return all entries of a job's log, oldest first.
 
     Raises:
-        SnapshotDamagedError: an entry cannot be decoded, or is listed and not there.
+        SnapshotDamagedError: an entry cannot be decoded, or is listed but missing.
     """
     return read_entries(store, lambda key: _decoded(store, key))
 
@@ -101,7 +101,7 @@ def savepoints_of(store: ObjectStore, folder: str = "savepoints/") -> tuple[str,
 
 
 def jobs_of(store: ObjectStore) -> tuple[str, ...]:
-    """Return the names of the jobs whose folders lie in a checkpoint root."""
+    """Return the names of the jobs with a folder in a checkpoint root."""
     return tuple(sorted({m[1] for m in map(_JOB.fullmatch, store.list("")) if m is not None}))
 
 
@@ -127,7 +127,7 @@ def _checkpoint_of(store: ObjectStore, sequence: int | None) -> Snapshot:
     wanted = [m for m in found if sequence is None or m.sequence == sequence]
     if not wanted:
         what = "no checkpoint" if sequence is None else f"no checkpoint {sequence}"
-        there = ", ".join(str(m.sequence) for m in found) or "none that is complete"
+        there = ", ".join(str(m.sequence) for m in found) or "no complete one"
         msg = f"{store.uri} holds {what}"
         raise NotFoundError(msg, hint=f"there is: {there}")
     manifest = wanted[-1]
@@ -142,6 +142,6 @@ def _decoded(store: ObjectStore, key: str) -> Manifest:
         msg = f"{where} is damaged: {error}"
         raise SnapshotDamagedError(msg, hint="use another snapshot") from error
     if manifest.version > FORMAT_VERSION:
-        msg = f"{where} has format version {manifest.version}, this penstock knows {FORMAT_VERSION}"
+        msg = f"{where} has format version {manifest.version}, but this penstock reads up to {FORMAT_VERSION}"
         raise SnapshotDamagedError(msg, hint="read it with the version that wrote it, or a newer one")
     return manifest

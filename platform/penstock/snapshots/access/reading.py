@@ -1,4 +1,4 @@
-"""`ps.snapshots.read`: one state of a snapshot as a Polars LazyFrame, its live rows only."""
+"""`ps.snapshots.read`: the live rows of one state of a snapshot as a Polars LazyFrame."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from penstock.state.log.segments import read_state
 if TYPE_CHECKING:
     from penstock.core.snapshot import KeyedStateSnapshot
 
-#: Columns that only say where a row stands in the files.
+#: Columns that only give a row's position in the files.
 _PLACE = (KEY_HASH, DELETED, SEQ)
-#: Columns of state that is not keyed.
+#: Columns of non-keyed state.
 OPERATOR_STATE = pa.schema([("__subtask", pa.int64()), ("__index", pa.int64()), ("item", pa.string())])
 
 
@@ -30,14 +30,14 @@ def read(
     """Return the live rows of one state: key columns, `__namespace`, then the value columns.
 
     `uri` is a savepoint's folder, or a job's folder of checkpoints (`CHECKPOINT_ROOT/JOB`): its newest checkpoint, or
-    the one of sequence `checkpoint`. `uid` is the operator's, `name` the state's (`panes` of a window, `running` of a
-    running aggregate, a process function's own; it may be left out where there is one). State that is not keyed, such
-    as the `splits` of a source, has the columns `__subtask`, `__index` and `item` (JSON). `with_hash=True` adds
-    `__key_hash`. Files are read, and verified against their checksums, when the frame is collected, one subtask after
-    another.
+    the one with sequence `checkpoint`. `uid` is the operator's, `name` the state's (`panes` of a window, `running` of a
+    running aggregate, a process function's own; optional if there is only one). Non-keyed state, such as the `splits`
+    of a source, has the columns `__subtask`, `__index` and `item` (JSON). `with_hash=True` adds `__key_hash`. Files are
+    read, and verified against their checksums, when the frame is collected, one subtask after another.
 
     Raises:
-        NotFoundError: there is no such snapshot or state. UsageError: it has to be said which.
+        NotFoundError: there is no such snapshot or state.
+        UsageError: several fit and none is named.
         SnapshotDamagedError: a file is missing or damaged; raised when the frame is collected.
     """
     snapshot = open_snapshot(uri, checkpoint=checkpoint)
@@ -45,7 +45,7 @@ def read(
 
 
 def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False) -> pl.LazyFrame:
-    """Return the live rows of a state that was found; see `read`."""
+    """Return the live rows of a state of `content.find_state`; see `read`."""
     schema = columns_of(state, with_hash=with_hash)
     kept = schema.names
     if state.kind == "operator":
@@ -76,20 +76,20 @@ def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False
 
 
 def live_rows(snapshot: Snapshot, parts: tuple[KeyedStateSnapshot, ...]) -> Iterator[pa.Table]:
-    """Yield the live rows of a keyed state, in the order of hashes, as columns of a segment."""
+    """Yield the live rows of a keyed state, in the order of hashes, with the columns of a segment."""
     for part in sorted(parts, key=lambda part: part.hash_low):
         yield from read_state(part, snapshot.read)
 
 
 def columns_of(state: StateContent, *, with_hash: bool = False) -> pa.Schema:
-    """Return the columns that reading a state shows."""
+    """Return the columns of a state that is read."""
     if state.schema is None:
         return OPERATOR_STATE
     return pa.schema([f for f in state.schema if f.name not in _PLACE or (with_hash and f.name == KEY_HASH)])
 
 
 def items_of(state: StateContent) -> list[tuple[int, int, str]]:
-    """Return the rows of state that is not keyed, with the columns of `OPERATOR_STATE`."""
+    """Return the rows of non-keyed state, with the columns of `OPERATOR_STATE`."""
     return [
         (subtask, index, json.dumps(item, separators=(",", ":"), default=str))
         for subtask, part in state.operator

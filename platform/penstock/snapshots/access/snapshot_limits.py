@@ -1,6 +1,6 @@
-"""`SnapshotLimits`: how many bytes the tools of snapshots take at a time, and put into a file.
+"""`SnapshotLimits`: sizes that the snapshot tools process at a time, and sizes of files.
 
-The defaults are those of production. Tests give others, so that a few rows fill many files. Taken by
+The defaults are for production. Tests use others, so that a few rows fill many files. Used by
 `repartition.repartition`, `rekey.rekey` and `parts.plan_write`.
 """
 
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 class SnapshotLimits:
     """Sizes in bytes; immutable."""
 
-    #: Of the old files that one cut is made of, at most but for what a row group or a single key has.
+    #: Bytes of old files for one range, which only a single row group or key may exceed.
     cut_bytes: int = 256 << 20
-    #: Of rows, as they are in memory, that one file of a change of keys is made of, about.
+    #: Approximate bytes of rows in memory for one file of a change of keys.
     file_bytes: int = 256 << 20
-    #: Of rows that a task of a write sorts at a time.
+    #: Bytes of rows that a task of a write sorts at a time.
     run_bytes: int = 128 << 20
-    #: Of rows that are in memory when a task of a write writes them.
+    #: Bytes of rows in memory when a task of a write writes them.
     piece_bytes: int = 64 << 20
-    #: Of files (they are compressed) that are compared at a time.
+    #: Bytes of (compressed) files that are compared at a time.
     compared_bytes: int = 16 << 20
 
 

@@ -1,7 +1,7 @@
-"""`penstock state fsck`: is every file that a snapshot names there, whole, and what its manifest says it is?
+"""`penstock state fsck`: check that every file that a snapshot names exists, is whole, and matches its manifest.
 
-A job's folder is verified with all its retained checkpoints and looked through for files that nobody names. Nothing is
-changed or deleted.
+In a job's folder all retained checkpoints are verified, and files that no manifest names are listed. Nothing is changed
+or deleted.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from penstock.state.log.row_spec import TIMERS
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
 from penstock.state.log.segments import key_names
 
-#: What may lie in a job's folder, or in a savepoint's, besides what manifests name.
+#: Folders that may be in a job's or a savepoint's folder, besides files in manifests.
 _KNOWN_PREFIXES = (PREFIX, "savepoints/", *SWEPT_PREFIXES)
 _KNOWN_KEYS = ("lease.json", "claimed.json", SAVEPOINT_MANIFEST)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong."""
+    """One defect."""
 
-    #: The file, or the manifest where it is wrong in itself.
+    #: The file, or the manifest if that is damaged.
     file: str
     #: The manifest that names it.
     manifest: str
@@ -54,16 +54,16 @@ class Damage:
 
 @dataclass(slots=True)
 class Report:
-    """What was verified and found."""
+    """The result of a verification."""
 
     uri: str
     manifests: int = 0
     files: int = 0
     size_bytes: int = 0
     damaged: list[Damage] = field(default_factory=list)
-    #: Files of ours that no manifest names: left by aborted checkpoints, removed some time after the job's next start.
+    #: Files that no manifest names, left by aborted checkpoints; they are removed some time after the job's next start.
     unreferenced: list[str] = field(default_factory=list)
-    #: Files that do not belong here.
+    #: Files that do not belong to penstock.
     unknown: list[str] = field(default_factory=list)
 
 
@@ -71,8 +71,9 @@ def verify(uri: str, *, checkpoint: int | None = None) -> Report:
     """Verify a savepoint, a job's folder with all retained checkpoints, or one checkpoint of it.
 
     Raises:
-        NotFoundError: there is no snapshot. UsageError: `uri` holds several jobs.
-        StorageError: the store itself cannot be read.
+        NotFoundError: there is no snapshot.
+        UsageError: `uri` holds several jobs.
+        StorageError: the store cannot be read.
     """
     try:
         snapshot = open_snapshot(uri, checkpoint=checkpoint)
@@ -102,7 +103,7 @@ def verify(uri: str, *, checkpoint: int | None = None) -> Report:
 
 
 def _without_removed(store: ObjectStore, report: Report) -> None:
-    """Forget the damage of entries that are gone, or name no file any more: retention of a running job does that."""
+    """Drop the damage of entries that are gone or no longer name files: retention of a running job does that."""
     naming = (manifest for manifest in read_log(store) if manifest.subtasks or manifest.pending)
     there = {join_uri(store.uri, key_of(manifest.sequence)) for manifest in naming}
     report.damaged = [damage for damage in report.damaged if damage.manifest in there]
@@ -149,7 +150,7 @@ class _Check:
         said: tuple[str, str],
     ) -> None:
         report, (state, remedy) = self._report, said
-        # clips and places in the log differ from checkpoint to checkpoint, the bytes do not
+        # clips and positions in the log differ between checkpoints, the bytes do not
         known = (ref.path, ref.offset, ref.length, ref.checksum, ref.inline, state)
         if known not in self._seen:
             report.files += 1
@@ -177,12 +178,12 @@ class _Check:
 
 
 def segment_problems(data: bytes, state: KeyedStateSnapshot, segment: Segment) -> Iterator[str]:
-    """Yield how a segment's file differs from what its manifest says of it."""
+    """Yield the differences between a segment's file and its entry in the manifest."""
     try:
         file = pq.ParquetFile(io.BytesIO(data))
         table = file.read(use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
-        yield f"is no Parquet file: {error}"
+        yield f"is not a Parquet file: {error}"
         return
     wanted = schema_from_text(state.schema)
     try:
@@ -190,15 +191,15 @@ def segment_problems(data: bytes, state: KeyedStateSnapshot, segment: Segment) -
     except (pa.ArrowException, StateMismatchError):
         ours = ", ".join(f"{f.name} {f.type}" for f in wanted)
         theirs = ", ".join(f"{f.name} {f.type}" for f in table.schema)
-        yield f"has the columns ({theirs}), its manifest says ({ours})"
+        yield f"has the columns ({theirs}), but its manifest says ({ours})"
         return
     if table.num_rows != segment.rows:
-        yield f"has {table.num_rows} rows, its manifest says {segment.rows}"
+        yield f"has {table.num_rows} rows, but its manifest says {segment.rows}"
     if table.num_rows == 0:
         return
     hashes = table.column(KEY_HASH).to_numpy()
     falls = np.flatnonzero(hashes[1:] < hashes[:-1]) + 1
-    if state.state.startswith(TIMERS):  # which a row group has by time, and by hash within it alone
+    if state.state.startswith(TIMERS):  # a row group is sorted by time, and by hash only within one time
         groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         falls = np.setdiff1d(falls, np.cumsum(groups))
     if len(falls):
@@ -210,12 +211,12 @@ def segment_problems(data: bytes, state: KeyedStateSnapshot, segment: Segment) -
     ):
         found = int(values.min()), int(values.max())
         if found != (low, high):
-            yield f"has {name} from {found[0]} to {found[1]}, its manifest says {low} to {high}"
+            yield f"has {name} from {found[0]} to {found[1]}, but its manifest says {low} to {high}"
     keys = key_names(wanted)
     batch = table.combine_chunks().to_batches(max_chunksize=table.num_rows)[0]
     wrong = np.flatnonzero(hash_columns(batch, keys) != hashes)
     if keys and len(wrong):
-        yield f"has {len(wrong)} rows whose {KEY_HASH} is not that of their key, the first is row {int(wrong[0])}"
+        yield f"has {len(wrong)} rows whose {KEY_HASH} does not match their key, the first is row {int(wrong[0])}"
 
 
 def _output_problems(data: bytes) -> Iterator[str]:
@@ -224,7 +225,7 @@ def _output_problems(data: bytes) -> Iterator[str]:
             for number in range(file.num_record_batches):
                 file.get_batch(number)
     except (pa.ArrowException, OSError, ValueError) as error:
-        yield f"is no Arrow IPC file: {error}"
+        yield f"is not an Arrow IPC file: {error}"
 
 
 def _overlaps(parts: tuple[KeyedStateSnapshot, ...]) -> Iterator[str]:

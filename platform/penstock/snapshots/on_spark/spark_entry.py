@@ -1,8 +1,8 @@
 """State in Spark: `spark.read.format("penstock")`, a Python data source over the files of a snapshot.
 
-Spark finds it by itself (`pyspark_penstock`). The driver opens the snapshot once, when the frame is made; a task reads
-the live rows of a range of key groups of one subtask's part, and of files only the row groups that lie in it. What
-`df.write` does is in `snapshots.on_spark.spark_writing`.
+Spark discovers it by the package `pyspark_penstock`. The driver opens the snapshot once, when the frame is made. A task
+reads the live rows of a range of key groups of one subtask's part, and only the row groups in that range. `df.write` is
+implemented by `snapshots.on_spark.spark_writing`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _KNOWN = ("path", "uid", "name", "checkpoint", "withhash", "keygroups", "partitionbytes")
-#: Bytes of files that one task reads, unless told otherwise.
+#: Default for the bytes of files that one task reads.
 _PARTITION_BYTES = 128 << 20
 _BATCH_ROWS = 65_536
 
 
 @dataclass
 class StatePart(InputPartition):
-    """What one task reads: a range of hashes of one subtask's part, or the items of state that has no keys."""
+    """The input of one task: a hash range of one subtask's part, or the items of non-keyed state."""
 
     store_uri: str
     #: An encoded `KeyedStateSnapshot`.
@@ -48,7 +48,7 @@ class StatePart(InputPartition):
     items: tuple[tuple[int, int, str], ...] = ()
 
     def __init__(self, store_uri: str, **values: Any) -> None:
-        """See the fields."""
+        """Take the fields as keywords."""
         super().__init__(None)
         self.store_uri = store_uri
         for name, value in values.items():
@@ -58,9 +58,9 @@ class StatePart(InputPartition):
 class PenstockDataSource(DataSource):
     """One state of one operator, its live rows only, with the columns of `ps.snapshots.read`.
 
-    The path is a savepoint's folder or a job's folder of checkpoints (its newest is taken when the frame is made).
-    Options: `uid` and `name` of the state (the name may be left out where the operator has one), `checkpoint` (a
-    sequence), `withHash` (`true`: with `__key_hash`), `keyGroups` (`A-B`: these only, both included), `partitionBytes`
+    The path is a savepoint's folder or a job's folder of checkpoints (its newest is used when the frame is made).
+    Options: `uid` and `name` of the state (the name is optional if the operator has only one), `checkpoint` (a
+    sequence), `withHash` (`true`: with `__key_hash`), `keyGroups` (`A-B`: only these, both included), `partitionBytes`
     (bytes of files a task reads, 128 MiB); for writing see `writer`. Executors open the store as the driver does: give
     them the same `PENSTOCK_S3_...` variables (`spark.executorEnv`).
     """
@@ -98,7 +98,7 @@ class PenstockDataSource(DataSource):
             raise UsageError(msg, hint="read it with ps.snapshots.read") from error
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of what `schema` found."""
+        """Return the reader for the result of `schema`."""
         if self._found is None:
             self.schema()
         assert self._found is not None  # noqa: S101 - `schema` has just set it
@@ -109,16 +109,16 @@ class PenstockDataSource(DataSource):
         return StateReader(_parts_of(snapshot, state, asked, size), to_arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what writes one state of a savepoint to the path, in place of the savepoint there with `overwrite`.
+        """Return the writer of one state of a savepoint at the path; `overwrite` replaces the savepoint there.
 
-        Options: `job` (a job file, or what `penstock run JOB.PY --write` has written), `uid` and `name` of the state,
-        and `from` (a snapshot that all other state, positions and pending output are copied of; else they begin empty).
+        Options: `job` (a job file, or the output of `penstock run JOB.PY --write`), `uid` and `name` of the state, and
+        `from` (a snapshot from which all other state, positions and pending output are copied; else they begin empty).
         Without `overwrite` (mode `append`) the path has to be empty.
 
         Raises:
             UsageError: see `spark_writing.state_writer`.
         """
-        from penstock.snapshots.on_spark.spark_writing import state_writer  # not where tasks only read
+        from penstock.snapshots.on_spark.spark_writing import state_writer  # not imported where tasks only read
 
         return state_writer(self.options, schema, overwrite=overwrite)
 
@@ -131,15 +131,15 @@ class PenstockDataSource(DataSource):
 
 
 class StateReader(DataSourceReader):
-    """Reads the parts that were planned."""
+    """Reads the planned parts."""
 
     def __init__(self, parts: list[StatePart], schema: pa.Schema) -> None:
-        """`schema` is what Spark expects of every batch."""
+        """Read `parts`, with the columns `schema` that Spark expects of every batch."""
         self._parts = parts
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        return [*self._parts] or [StatePart("")]  # none at all would be one without a description
+        return [*self._parts] or [StatePart("")]  # Spark needs at least one partition
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the live rows of one part as Spark's Arrow batches.
@@ -182,7 +182,9 @@ def _hashes_of(text: str, key_groups: int) -> HashRange:
     first, dash, last = text.partition("-")
     low, high = _number("keyGroups", first), _number("keyGroups", last if dash else first)
     if not low <= high < key_groups:
-        raise UsageError(f"keyGroups {text!r} are none of the snapshot's", hint=f"it has 0 to {key_groups - 1}: A-B")
+        raise UsageError(
+            f"keyGroups {text!r} is not a range of the snapshot's key groups", hint=f"it has 0 to {key_groups - 1}: A-B"
+        )
     return HashRange(first_hash_of(low, key_groups), first_hash_of(high + 1, key_groups) - 1)
 
 
@@ -190,4 +192,4 @@ def _number(option: str, text: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise UsageError(f"{option} {text!r} is no number", hint='e.g. "0-15" for keyGroups, else digits') from error
+        raise UsageError(f"{option} {text!r} is not a number", hint='e.g. "0-15" for keyGroups, else digits') from error

@@ -1,10 +1,12 @@
-"""A change of keys as jobs of Spark. Called by `penstock state rekey`.
+"""A change of keys as jobs of Spark.
 
-The first job reads the operator's states, computes the new keys and looks whether two old keys would be one: keys are
-brought together by their new hash, the same that Spark's `xxhash64` gives. It writes nothing, and tells where the bytes
-of the new keys are. From that the driver cuts the states, and the second job brings the rows of each cut together and
-writes them, in the order in which they were read, so that a task that is run again, or twice at once, writes the same
-bytes to the same names. Neither keeps anything on executors: what is lost with one is computed again.
+Called by `penstock state rekey`.
+
+The first job reads the operator's states, computes the new keys and checks that they are unique: keys are shuffled by
+their new hash, the same as Spark's `xxhash64`. It writes nothing, and returns the bytes per bucket of new hashes. From
+that the driver splits the states into ranges. The second job shuffles the rows of each range together and writes them
+in the order in which they were read, so that a repeated or duplicate task writes the same bytes to the same names.
+Neither job caches data on executors: after the loss of one, Spark computes its part again.
 """
 
 from __future__ import annotations
@@ -49,17 +51,17 @@ if TYPE_CHECKING:
     from penstock.snapshots.rewrite.rekey import Rekeying
     from penstock.snapshots.rewrite.split_points import Loads
 
-#: Beginnings of columns with a key's old and new values.
+#: Prefixes of columns with a key's old and new values.
 _OLD, _NEW = "old ", "new "
 _PART = "part"
-#: Whether it is keys, and their rows; else an encoded `_Seen`.
+#: True with encoded keys and row positions; False with an encoded `_Seen`.
 _Found = tuple[bool, bytes]
-#: The number of the piece, that of the table in it, and its rows.
+#: The number of the input range, the number of the table in it, and its rows.
 _Moved = tuple[int, int, bytes]
 
 
 class _Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task reads: a range of one state, and how its keys are computed."""
+    """The input of one task: a range of one state, and the expressions of its keys."""
 
     cut: Cut
     source_uri: str
@@ -68,11 +70,11 @@ class _Piece(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """The state's name."""
+        """Return the state's name."""
         return self.cut.held[0].state
 
     def rekeyed(self) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield the rows, and the same under their new keys; raises UsageError where an expression fails."""
+        """Yield the rows, and the same under their new keys; raises UsageError if an expression fails."""
         schema = schema_from_text(self.cut.held[0].schema)
         for rows in self.cut.rows(open_store(self.source_uri)):
             keys = keys_of(pl.DataFrame(pl.from_arrow(rows.select(key_names(schema)))), self.key, self.where)
@@ -80,37 +82,37 @@ class _Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task of the first job has to say."""
+    """The result of a task of the first job."""
 
     state: str = ""
     #: Bytes by bucket of the new hashes: numbers of buckets, and bytes, as int64.
     buckets: bytes = b""
     sizes: bytes = b""
-    #: Old keys that would be one with others, and an example.
+    #: Number of old keys that collide with others, and an example.
     twice: int = 0
     example: str = ""
-    #: What is wrong with an expression, and the hint.
+    #: The error of an expression, and the hint.
     wrong: tuple[str, str] | None = None
 
 
 class SparkRekey:
-    """Does the work in a session of Spark; executors need penstock and the stores' credentials."""
+    """Runs the work in a session of Spark; executors need penstock and the stores' credentials."""
 
     def __init__(self, session: SparkSession) -> None:
-        """Nothing has run; the session stays the caller's."""
+        """Use `session`, which stays the caller's."""
         self._session = session
 
     @property
     def run(self) -> Run:
-        """See `rekey.Engine`."""
+        """Return the function that writes ranges whose key stays; see `rekey.Engine`."""
         return on_spark(self._session)
 
     def rekeyed(self, work: Rekeying) -> _OnSpark:
-        """See `rekey.Engine`.
+        """Compute the new keys; see `rekey.Engine`.
 
         Raises:
-            UsageError: also where an expression may look at more than one key.
-            StorageError: a task failed more often than Spark tries.
+            UsageError: also if an expression may read more than one key.
+            StorageError: a task failed more often than Spark retries.
         """
         first = next(iter(work.states.values()))
         old = schema_from_text(first.parts[0].schema)
@@ -145,7 +147,7 @@ class _OnSpark:
     loads: Mapping[str, Loads]
 
     def write(self, cuts: Sequence[NewCut], target: ObjectStore) -> list[KeyedStateSnapshot]:
-        """See `rekey.Rekeyed`."""
+        """Write the rows; see `rekey.Rekeyed`."""
         context = self.session.sparkContext
         lows: dict[str, list[tuple[int, int]]] = {}
         for cut in cuts:
@@ -161,7 +163,7 @@ class _OnSpark:
 
 
 def _loads(work: Rekeying, seen: Sequence[_Seen]) -> dict[str, Loads]:
-    """Return where the bytes of each state are now, or raise what is wrong."""
+    """Return the bytes of each state by new hash, or raise the error of a task."""
     wrong = next((one.wrong for one in seen if one.wrong is not None), None)
     if wrong is not None:
         raise UsageError(wrong[0], hint=wrong[1])
@@ -176,7 +178,7 @@ def _loads(work: Rekeying, seen: Sequence[_Seen]) -> dict[str, Loads]:
 
 
 def _look(parts: int, encoded: bytes) -> Iterator[tuple[int, _Found]]:
-    """Read a piece; yield its keys by their new hashes, and where its bytes are now."""
+    """Read one range; yield its keys by their new hashes, and its bytes by new hash."""
     piece = msgspec.msgpack.decode(encoded, type=_Piece)
     sizes = np.zeros(BUCKETS, np.int64)
     try:
@@ -193,7 +195,7 @@ def _look(parts: int, encoded: bytes) -> Iterator[tuple[int, _Found]]:
 
 
 def _keys_by_part(rows: pa.Table, new: pa.Table, parts: int) -> Iterator[tuple[int, _Found]]:
-    """Yield each old key of rows once, with its new one, by the part of all new hashes in which that lies."""
+    """Yield each old key of rows once, with its new one, by the partition of its new hash."""
     part = (((new.column(KEY_HASH).to_numpy() >> np.int64(32)) + np.int64(1 << 31)) * parts) >> np.int64(32)
     old, keys = (pl.DataFrame(pl.from_arrow(table.select(key_names(table.schema)))) for table in (rows, new))
     pairs = pl.concat(
@@ -204,7 +206,7 @@ def _keys_by_part(rows: pa.Table, new: pa.Table, parts: int) -> Iterator[tuple[i
 
 
 def _apart(items: Iterable[tuple[int, _Found]]) -> Iterator[bytes]:
-    """Pass on what tasks have seen, and look whether new keys are of two old ones."""
+    """Pass on the results of tasks, and check that new keys have one old key each."""
     frames = []
     for _, (is_keys, data) in items:
         if is_keys:
@@ -223,7 +225,7 @@ def _apart(items: Iterable[tuple[int, _Found]]) -> Iterator[bytes]:
 
 
 def _move(lows: dict[str, list[tuple[int, int]]], encoded: bytes) -> Iterator[tuple[int, _Moved]]:
-    """Read a piece; yield its rows under their new keys by cut, with where they stood."""
+    """Read one range; yield its rows under their new keys by new range, with their position."""
     piece = msgspec.msgpack.decode(encoded, type=_Piece)
     bounds = np.array([low for low, _ in lows[piece.state]], np.int64)
     numbers = [number for _, number in lows[piece.state]]
@@ -237,7 +239,7 @@ def _move(lows: dict[str, list[tuple[int, int]]], encoded: bytes) -> Iterator[tu
 
 
 def _write(cuts: list[bytes], target_uri: str, number: int, moved: Iterable[tuple[int, _Moved]]) -> Iterator[bytes]:
-    """Write one cut; one without rows has no file."""
+    """Write one range; one without rows has no file."""
     cut = msgspec.msgpack.decode(cuts[number], type=NewCut)
     tables = [_decoded(data) for _, (_, _, data) in sorted(moved, key=lambda item: item[1][:2])]
     rows = pa.concat_tables([schema_from_text(cut.state.schema).empty_table(), *tables]).combine_chunks()

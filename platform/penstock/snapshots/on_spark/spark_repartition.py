@@ -1,8 +1,10 @@
-"""Cuts of states whose keys stay, as tasks of Spark. Called by `penstock state repartition` and `rekey`.
+"""Writing ranges of states whose keys stay, as tasks of Spark.
 
-A task opens both stores by their addresses, writes the files of one cut and gives back what the manifest has to say of
-them. One that is run again, or twice at once, writes the same bytes to the same names, and the manifest, which the
-driver writes last, names what was written once.
+Called by `penstock state repartition` and `rekey`.
+
+A task opens both stores by their addresses, writes the files of one range and returns their entries for the manifest. A
+repeated or duplicate task writes the same bytes to the same names. The driver writes the manifest last, with one result
+of each task.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ T = TypeVar("T")
 
 
 def on_spark(session: SparkSession) -> Run:
-    """Return what runs each cut as a task of the session; executors need penstock and the stores' credentials."""
+    """Return a function that runs each range as a task of the session.
+
+    Executors need penstock and store credentials.
+    """
 
     def run(cuts: Sequence[Cut], source: ObjectStore, target: ObjectStore) -> list[KeyedStateSnapshot]:
         if not cuts:
@@ -45,15 +50,15 @@ def on_spark(session: SparkSession) -> Run:
 
 
 def gathered(tasks: RDD[T]) -> list[T]:
-    """Run the tasks and return what they give.
+    """Run the tasks and return their results.
 
     Raises:
-        StorageError: a task failed more often than Spark tries; with what it said.
+        StorageError: a task failed more often than Spark retries; with its error.
     """
     try:
         return tasks.collect()
     except (PySparkException, Py4JError) as error:
-        raise StorageError(f"a task of Spark failed: {reason_of(error)}", hint="there is no savepoint") from error
+        raise StorageError(f"a Spark task failed: {reason_of(error)}", hint="no savepoint was written") from error
 
 
 def _write(source_uri: str, target_uri: str, encoded: bytes) -> bytes:

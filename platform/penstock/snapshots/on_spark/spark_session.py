@@ -1,6 +1,6 @@
-"""A session of Spark of our own: what cuts snapshots anew or changes their keys, backfills, and holds TaskManagers.
+"""A Spark session made by penstock, for rewriting snapshots, changing keys, backfills and TaskManagers on executors.
 
-Only what it cannot do without is set here; the rest is in the user's Spark configuration.
+Sets only required options; all others come from the user's Spark configuration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Ite
     """Start a session, e.g. on `local[4]`, `spark://host:7077` or `yarn`, and stop it at the end.
 
     Raises:
-        UsageError: there is no Java, or Spark does not start with that master.
+        UsageError: Java is missing, or Spark does not start with that master.
     """
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -54,32 +54,33 @@ def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Ite
         try:
             yield session
         finally:
-            with contextlib.suppress(Py4JError, OSError):  # its JVM may be gone, and with it all there is to stop
+            with contextlib.suppress(Py4JError, OSError):  # its JVM may be gone, and the session with it
                 session.stop()
             if not others:
                 _end_jvm()
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the one line that says why Spark failed: a task's own error, else Spark's, else that of its JVM."""
+    """Return the one line that says why Spark failed: a task's own error, else Spark's, else the JVM's."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(("penstock.", "ModuleNotFoundError")) and "Error" in line]
-    raised = [line.removeprefix(": ") for line in lines if line.startswith(": ")]  # behind the line that names the call
+    # the lines after the one that names the call
+    raised = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     sparks = [line for line in (*raised, *lines) if line.startswith("org.apache.spark")]
     return [*said[-1:], *sparks, *raised, *lines, repr(error)][0]
 
 
 def require_java() -> None:
-    """Refuse where Spark's own script would find no Java: in JAVA_HOME, else in PATH; raises UsageError."""
+    """Raise UsageError if Spark's start script would find no Java, in JAVA_HOME or else in PATH."""
     home = os.environ.get("JAVA_HOME", "")
     if home and not (Path(home) / "bin" / "java").exists():
-        raise UsageError(f"Spark needs Java, and there is none in JAVA_HOME={home}", hint="unset it, or have it right")
+        raise UsageError(f"Spark needs Java, but JAVA_HOME={home} contains none", hint="unset it, or have it right")
     if not home and shutil.which("java") is None:
-        raise UsageError("Spark needs Java, and there is none", hint="install 17 or newer, or set JAVA_HOME")
+        raise UsageError("Spark needs Java, but none was found", hint="install 17 or newer, or set JAVA_HOME")
 
 
 def _end_jvm() -> None:
-    """End the JVM, which else would go some seconds after this process."""
+    """End the JVM, which otherwise ends some seconds after this process."""
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001
     if gateway is None:
         return
@@ -87,7 +88,7 @@ def _end_jvm() -> None:
         gateway.shutdown()
     process: subprocess.Popen[bytes] = gateway.proc
     if process.stdin is not None:
-        process.stdin.close()  # what it ends at
+        process.stdin.close()  # the JVM ends when its input is closed
     try:
         process.wait(_JVM_END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -97,7 +98,7 @@ def _end_jvm() -> None:
 
 @contextlib.contextmanager
 def _on_this_machine(master: str, folder: Path) -> Iterator[None]:
-    """Keep the processes of `local-cluster[...]` on loopback, and their folders out of Spark's installation."""
+    """Bind the processes of `local-cluster[...]` to loopback, and keep their folders out of Spark's installation."""
     if not master.startswith("local-cluster"):
         yield
         return

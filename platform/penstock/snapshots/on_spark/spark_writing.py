@@ -1,7 +1,7 @@
-"""State out of Spark: what `df.write.format("penstock")` calls; `snapshots.on_spark.spark_entry` gives it its options.
+"""State from Spark: the implementation of `df.write.format("penstock")`; `on_spark.spark_entry` passes the options.
 
-The plan is made where the program runs, tasks write files under names that no other try has, and the manifest is
-written once, by Spark's commit: of a task that ran twice it names the files of one try.
+The driver makes the plan, tasks write files under names unique to each attempt, and Spark's commit writes the manifest
+once. It names the files of one attempt of each task.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TOKEN_DIGITS = 12
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one try of a task has written: an encoded part for each subtask."""
+    """The result of one attempt of a task: an encoded part for each subtask."""
 
     parts: tuple[bytes, ...]
 
@@ -48,14 +48,15 @@ class StateWriter(DataSourceArrowWriter):
     """Writes one state of a savepoint."""
 
     def __init__(self, plan: WritePlan) -> None:
-        """`plan` is what the tasks and the commit go by."""
+        """Write according to `plan`."""
         self._plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write the rows of one task.
 
         Raises:
-            UsageError: a row cannot be of the state. StorageError: the target cannot be written.
+            UsageError: a row does not fit the state.
+            StorageError: the target cannot be written.
         """
         context = TaskContext.get()
         assert context is not None  # noqa: S101 - Spark calls it in a task
@@ -68,7 +69,7 @@ class StateWriter(DataSourceArrowWriter):
         finish(self._plan, [tuple(map(_decoded, parts)) for parts in told])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave the place as it was; files of tries that told nothing go too."""
+        """Restore the folder; files of attempts without a result are removed too."""
         del messages
         give_up(self._plan)
 
@@ -78,11 +79,12 @@ def state_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
 
     Raises:
         UsageError: an option is missing or unknown, there is no such job or state, a column is missing or unknown, or
-            the place is taken. NotFoundError: there is no snapshot to copy the rest of.
+        the folder is not free.
+        NotFoundError: there is no snapshot to copy the rest from.
     """
     unknown = [name for name in options if name.lower() not in OPTIONS]
     if unknown:
-        raise UsageError(f"{_FORMAT} writes without the option {unknown[0]!r}", hint=f"it has {', '.join(OPTIONS[1:])}")
+        raise UsageError(f"{_FORMAT} has no option {unknown[0]!r} for writing", hint=f"it has {', '.join(OPTIONS[1:])}")
     for name, what in (("path", "a path"), ("uid", 'the option "uid"'), ("job", 'the option "job"')):
         if not options.get(name):
             hint = (
@@ -104,7 +106,7 @@ def _job(path: Path) -> JobGraph:
         return read_submitted(path.read_bytes())
     except OSError as error:
         msg = f"{_FORMAT}: the job {path} cannot be read: {error.strerror}"
-        raise UsageError(msg, hint="pass a job file, or what `penstock run JOB.PY --write` has written") from error
+        raise UsageError(msg, hint="pass a job file, or the output of `penstock run JOB.PY --write`") from error
 
 
 def _decoded(part: bytes) -> KeyedStateSnapshot:

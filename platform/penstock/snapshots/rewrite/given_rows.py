@@ -1,4 +1,4 @@
-"""Rows that a user gives for a state, as its segments hold them: of the job's types, hashed, each key once.
+"""Rows that a user passes for a state, in the form of segments: of the job's types, hashed, with unique keys.
 
 Called by `ps.snapshots.write` with whole tables, and with parts of one where many tasks write
 (`snapshots.rewrite.parts`).
@@ -25,39 +25,39 @@ from penstock.state.log.row_spec import ENTRY, TIMERS
 from penstock.state.log.segment_columns import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
 from penstock.state.log.segments import entry_names, key_names
 
-#: Kinds whose states a function declares.
+#: Kinds whose functions declare states.
 _PROCESS_KINDS = frozenset({"process", "co_process", "broadcast_process"})
-#: Kinds whose rows have no namespace: it is 0 where it is not given.
+#: Kinds whose rows have no namespace: it is 0 if it is not given.
 _WITHOUT_NAMESPACE = _PROCESS_KINDS | {"running_aggregate", "deduplicate"}
 
 
 @dataclass(frozen=True)
 class StateRows:
-    """One state of a job's operator, and what rows of it must be like."""
+    """One state of a job's operator, and the requirements for its rows."""
 
     operator: OperatorSpec
     state: str
-    #: What errors begin with.
+    #: The beginning of error messages.
     where: str
 
     @property
     def text(self) -> str:
-        """Its columns in a file, as text."""
+        """Return its columns in a file, as text."""
         return self.operator.states[self.state]
 
     @property
     def schema(self) -> pa.Schema:
-        """Its columns in a file."""
+        """Return its columns in a file."""
         return schema_from_text(self.text)
 
     @property
     def is_list(self) -> bool:
-        """Whether it holds lists, whose elements are numbered."""
+        """Return whether it holds lists, whose elements are numbered."""
         kinds = self.operator.config.get("kinds", {}) if self.operator.kind in _PROCESS_KINDS else {}
         return bool(kinds.get(self.state, {}).get("kind") == "list")
 
     def prepared(self, given: pa.Table) -> pa.Table:
-        """Return all rows of the state as a segment has them, sorted by hash.
+        """Return all rows of the state in the form of a segment, sorted by hash.
 
         Raises:
             UsageError: see `typed` and `require_once`.
@@ -70,7 +70,7 @@ class StateRows:
         """Return some rows with the columns of a segment, sorted by hash.
 
         Raises:
-            UsageError: a column is missing, unknown, of another type or holds nulls where there must be none.
+            UsageError: a column is missing, unknown, of another type, or has nulls where none are allowed.
         """
         schema, rows = self.schema, given.num_rows
         named = [name for name in schema.names if name not in (KEY_HASH, DELETED, SEQ)]
@@ -96,16 +96,16 @@ class StateRows:
         return table.take(pa.array(np.argsort(hashes, kind="stable")))
 
     def require_once(self, table: pa.Table, hint: str = "keep one row a key") -> None:
-        """Refuse two rows of which only one would count; raises UsageError."""
+        """Refuse rows with the same key, of which only one would count; raises UsageError."""
         twice = pl.DataFrame(pl.from_arrow(table.select(identity_of(self.schema))))
         twice = twice.filter(twice.is_duplicated())
         if twice.height:
             example = ", ".join(f"{name}={value!r}" for name, value in twice.row(0, named=True).items())
-            msg = f"{self.where}: {twice.height} rows have no key of their own, such as {example}"
+            msg = f"{self.where}: {twice.height} rows share their key with another row, for example {example}"
             raise UsageError(msg, hint=hint)
 
     def numbered(self, table: pa.Table) -> pa.Table:
-        """Return lists with their indices from 0 on, without gaps, in the order of those that were given.
+        """Return lists with indices from 0 on, without gaps, in the order of the given indices.
 
         All elements of a list have to be in the table; rows of other states stay as they are.
         """
@@ -120,7 +120,7 @@ class StateRows:
 
 
 def state_rows(graph: JobGraph, uid: str, state: str | None, caller: str) -> StateRows:
-    """Return a state of a graph `with_states`; without a name the only one that is not of the engine's own.
+    """Return a state of a graph `with_states`; without a name, the operator's only state that is not the engine's own.
 
     Raises:
         UsageError: there is no such state, or several and none is named; names the nearest.
@@ -139,7 +139,7 @@ def state_rows(graph: JobGraph, uid: str, state: str | None, caller: str) -> Sta
     if state not in operator.states:
         msg = f"{caller}: {uid!r} declares no state {state!r}"
         raise UsageError(msg, hint=near(state, operator.states))
-    plain = msgspec.structs.replace(operator, payload=b"")  # it travels to tasks, where no code of the user runs
+    plain = msgspec.structs.replace(operator, payload=b"")  # the operator travels to tasks, which run no user code
     return StateRows(plain, state, f"{caller}: {uid}/{state}")
 
 
@@ -152,14 +152,14 @@ def _column(given: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:
         cast = column.cast(field.type)
     except (pa.ArrowException, ValueError) as error:
         msg = f"{where}: column {field.name!r} of type {column.type} cannot be {field.type}: {error}"
-        raise UsageError(msg, hint="cast it first, so that what is lost is your decision") from error
+        raise UsageError(msg, hint="cast it first, so that any loss is your decision") from error
     return cast
 
 
 def _never_null(operator: OperatorSpec, state: str, schema: pa.Schema) -> list[str]:
-    """Return the columns of which every row has a value: a function's value, as it declares it, is nowhere None.
+    """Return the columns that need a value in every row, such as a function's value that is declared without None.
 
-    A row without an index or map key would clear its key, one without the time of its last access has no age.
+    A row without an index or map key would clear its key; one without the time of its last access has no age.
     """
     plain = [field.name for field in schema if not field.nullable and field.name not in (KEY_HASH, DELETED, SEQ)]
     plain += [*entry_names(schema), *([LAST_ACCESS] if LAST_ACCESS in schema.names else [])]

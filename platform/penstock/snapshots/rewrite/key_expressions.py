@@ -1,8 +1,8 @@
-"""The columns of new keys, computed in SQL from those of the old ones; pure.
+"""SQL expressions that compute the columns of new keys from the old ones; pure.
 
 `snapshots.rewrite.rekey` parses them, once; it and the tasks of `snapshots.on_spark.spark_rekey` compute keys by them.
-An expression may look at all keys (`MAX(user_id)`), which are then to be here together, or at one key at a time, which
-is what the tasks of Spark can compute, each for the keys that it has.
+An expression may read all keys (`MAX(user_id)`), which then have to be in one process, or one key at a time, which
+Spark's tasks can compute.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import pyarrow.types as pt
 from penstock.core.errors import UsageError
 from penstock.kernels.keys.key_types import is_key_type
 
-#: Functions of Polars' expressions that give for each row what its own arguments say; others may look at all rows.
+#: Polars functions whose result for a row depends on that row alone; others may read all rows.
 _BY_ROW = {
     "Abs", "Ceil", "Coalesce", "FillNull", "Floor", "ListExpr", "MaxHorizontal", "MinHorizontal", "Negate", "Round",
     "StringExpr", "TemporalExpr",
 }  # fmt: skip
-#: Of families that have both kinds those that do.
+#: The same, from families that contain both kinds.
 _OF_FAMILY = {
     "Boolean": {
         "IsNull",
@@ -45,12 +45,12 @@ _NOT_BY_ROW = {"ConcatVertical"}
 
 
 class KeyColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """A column of the new key, parsed once: `NOW()` is the moment of that for every key, in whatever task it is."""
+    """A column of the new key, parsed once: `NOW()` is the moment of parsing for every key, in every task."""
 
     name: str
-    #: As it was given.
+    #: The text as given.
     text: str
-    #: As Polars serializes it.
+    #: The expression as Polars serializes it.
     expression: bytes
 
     def expr(self) -> pl.Expr:
@@ -61,20 +61,20 @@ class KeyColumn(msgspec.Struct, frozen=True, kw_only=True):
 def parsed(key: Sequence[str], old: Sequence[str], where: str) -> tuple[KeyColumn, ...]:
     """Return the columns of the new key over `old` ones.
 
-    `key` is as `snapshots.rewrite.rekey.rekey` takes it, `where` begins what is said of a mistake in it.
+    `key` is as `snapshots.rewrite.rekey.rekey` takes it; `where` begins error messages.
 
     Raises:
-        UsageError: none is given, a name is missing or there twice, or an expression is no SQL.
+        UsageError: none is given, a name is missing or repeated, or an expression is not SQL.
     """
     columns: dict[str, KeyColumn] = {}
     for part in key:
         name, _, expression = (text.strip() for text in part.partition("="))
         if name in columns or not name:
             raise UsageError(
-                f"{where}: the key names {name!r} twice or not at all", hint="give name or name=expression"
+                f"{where}: the key names {name!r} twice, or gives an empty name", hint="give name or name=expression"
             )
         with _explained(part, old, where):
-            # a column as it is may have a name that SQL does not take
+            # an unchanged column may have a name that is not valid in SQL
             expr = pl.col(name) if not expression and name in old else pl.sql_expr(expression or name)
             columns[name] = KeyColumn(name=name, text=part, expression=expr.meta.serialize())
     if not columns:
@@ -83,7 +83,7 @@ def parsed(key: Sequence[str], old: Sequence[str], where: str) -> tuple[KeyColum
 
 
 def keys_of(old: pl.DataFrame, key: Sequence[KeyColumn], where: str) -> pa.Table:
-    """Return the columns of the new keys, one for each of the old ones; a single value is that of all of them.
+    """Return the columns of the new keys, one row per old key; a single value is repeated.
 
     Raises:
         UsageError: an expression is wrong or gives no key.
@@ -95,21 +95,21 @@ def keys_of(old: pl.DataFrame, key: Sequence[KeyColumn], where: str) -> pa.Table
         columns[part.name] = pa.chunked_array([_plain(found.to_arrow())])
         kind = columns[part.name].type
         if not is_key_type(kind):
-            raise UsageError(f"{where}: {part.text!r} gives {kind}, which is no key", hint="cast it")
+            raise UsageError(f"{where}: {part.text!r} gives {kind}, which cannot be a key", hint="cast it")
     return pa.table(columns)
 
 
 def require_by_key(key: Sequence[KeyColumn], where: str) -> None:
-    """Refuse an expression that looks at more than one key, or may do so.
+    """Refuse an expression that reads more than one key, or may do so.
 
     Raises:
-        UsageError: there is one; the expressions are such that `keys_of` has taken.
+        UsageError: there is one; `keys_of` must have accepted the expressions before.
     """
     for part in key:
         tree = json.loads(part.expr().meta.serialize(format="json"))
         if not _is_by_row(tree):
-            msg = f"{where}: key column {part.text!r} may look at more than one key, and on Spark no task has them all"
-            raise UsageError(msg, hint="compute it from one key, or take --engine local")
+            msg = f"{where}: key column {part.text!r} may read more than one key, but on Spark no task has all keys"
+            raise UsageError(msg, hint="compute it from one key, or use --engine local")
 
 
 @contextlib.contextmanager
@@ -147,7 +147,7 @@ def _is_function_by_row(function: Any) -> bool:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Return a column of Polars with the type that rows have."""
+    """Return a column of Polars with the plain type of rows."""
     if pt.is_large_string(array.type) or pt.is_string_view(array.type):
         return array.cast(pa.string())
     if pt.is_large_binary(array.type) or pt.is_binary_view(array.type):

@@ -1,9 +1,9 @@
-"""One state of a savepoint written by many tasks at once, each with some of the rows in any order.
+"""One state of a savepoint, written by many tasks at once, each with some of the rows in any order.
 
 `plan_write` (the driver) -> `write_part` (each task, perhaps several times) -> `finish` or `give_up` (the driver). A
-task sorts its rows on its own disk and writes them as the subtasks' ranges of hashes cut them. What no task can see,
-two rows of one key in two of them, `finish` looks for where ranges of two tasks overlap, and only there. Called by
-`snapshots.on_spark.spark_writing`; nothing here knows Spark.
+task sorts its rows on its own disk and writes a file for each subtask's hash range. No task can detect that another one
+has a row of the same key: `finish` searches the ranges where files of two tasks overlap. Called by
+`snapshots.on_spark.spark_writing`; nothing here depends on Spark.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _ONCE = "keep one row a key"
 
 @dataclass(frozen=True)
 class WritePlan:
-    """What is written where; a value that travels to the tasks."""
+    """The plan of a write; a value that travels to the tasks."""
 
     rows: StateRows
     target: Target
     vertex_id: str
-    #: Hashes of each subtask.
+    #: Hash range of each subtask.
     hashes: tuple[HashRange, ...]
-    #: Manifest of the snapshot that everything else comes from; empty: everything else begins empty.
+    #: Manifest of the snapshot that all other content is copied from; empty: all other content begins empty.
     source: str
-    #: Manifest without the state, where there is no such snapshot.
+    #: Manifest without the state, if there is no such snapshot.
     base: Manifest | None = None
     limits: SnapshotLimits = DEFAULT_LIMITS
 
@@ -69,10 +69,11 @@ class WritePlan:
 def plan_write(
     graph: JobGraph, rows: StateRows, target: Target, source: str, limits: SnapshotLimits = DEFAULT_LIMITS
 ) -> WritePlan:
-    """Return how the state is cut: as the snapshot `source` has it (its URI), else as the job will.
+    """Return the partition of the state: that of the snapshot `source` (its URI), else that of the job.
 
     Raises:
-        NotFoundError: there is no such snapshot. SnapshotDamagedError: its manifest cannot be read.
+        NotFoundError: there is no such snapshot.
+        SnapshotDamagedError: its manifest cannot be read.
     """
     uid = rows.operator.uid
     vertex = next(v for v in graph.vertices if any(o.uid == uid for o in v.operators))
@@ -89,10 +90,12 @@ def plan_write(
 
 
 def write_part(plan: WritePlan, batches: Iterable[pa.RecordBatch], task: str) -> tuple[KeyedStateSnapshot, ...]:
-    """Write some of the rows; return what each subtask has of them. `task` is a name that no other try has.
+    """Write some of the rows; return the part of each subtask.
+
+    `task` is a name that no other attempt has.
 
     Raises:
-        UsageError: see `StateRows`; two of the rows have one key.
+        UsageError: see `StateRows`; or two of the rows have one key.
         StorageError: the target cannot be written, or the write has ended.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-write-") as folder:
@@ -106,12 +109,13 @@ def write_part(plan: WritePlan, batches: Iterable[pa.RecordBatch], task: str) ->
 
 
 def finish(plan: WritePlan, parts: Sequence[tuple[KeyedStateSnapshot, ...]]) -> None:
-    """Make the savepoint of what the tasks have written, one try of each.
+    """Make the savepoint from the files of one attempt of each task.
 
     Raises:
         UsageError: rows of two tasks have one key.
-        SnapshotDamagedError: a file of the snapshot that the rest comes from is missing or damaged.
-        StorageError: the target cannot be written. SavepointInUseError: see `Target.publish`.
+        SnapshotDamagedError: a file of the source snapshot is missing or damaged.
+        StorageError: the target cannot be written.
+        SavepointInUseError: see `Target.publish`.
     """
     states = tuple(_joined(plan.empty(own), [p[i] for p in parts]) for i, own in enumerate(plan.hashes))
     for state in states:
@@ -127,12 +131,12 @@ def finish(plan: WritePlan, parts: Sequence[tuple[KeyedStateSnapshot, ...]]) -> 
 
 
 def give_up(plan: WritePlan) -> None:
-    """Remove what was written, unless the savepoint was made of it."""
+    """Remove the written files, unless the savepoint exists."""
     plan.target.sweep()
 
 
 class _Runs:
-    """Rows of one task: sorted runs on disk and the last one in memory, read again by range of hashes."""
+    """Rows of one task: sorted runs on disk and the last one in memory, read by hash range."""
 
     def __init__(self, plan: WritePlan, folder: Path) -> None:
         self._rows, self._piece_bytes = plan.rows, plan.limits.piece_bytes
@@ -145,7 +149,7 @@ class _Runs:
         self._span: HashRange | None = None
 
     def add(self, table: pa.Table) -> None:
-        """Take rows sorted by hash, at least one."""
+        """Add rows sorted by hash, at least one."""
         if self._last is not None:
             spooled = self._spool.rows(self._all, iter([self._last]))
             self._files += [SegmentFile(s, lambda ref: read_file(self._store, ref)) for s in spooled.segments]
@@ -157,7 +161,7 @@ class _Runs:
         self._span = HashRange(min(low, known.low), max(high, known.high))
 
     def within(self, hashes: HashRange) -> Iterator[pa.Table]:
-        """Yield all rows of a range sorted by hash, those of one hash together; raises UsageError."""
+        """Yield all rows of a range sorted by hash, rows of one hash in one table; raises UsageError."""
         wanted = self._span and self._span.intersect(hashes)
         if self._last is None or wanted is None or self._span is None:
             return
@@ -171,7 +175,7 @@ class _Runs:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], run_bytes: int) -> Iterator[pa.Table]:
-    """Yield the rows as tables of a bounded size, none of them empty."""
+    """Yield the rows as non-empty tables of a bounded size."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -190,14 +194,14 @@ def _hashes(parallelism: int, key_groups: int) -> tuple[HashRange, ...]:
 
 
 def _joined(empty: KeyedStateSnapshot, parts: Sequence[KeyedStateSnapshot]) -> KeyedStateSnapshot:
-    """Return one subtask's parts of all tasks as one, with places of their own."""
+    """Return one subtask's parts of all tasks as one, with new positions."""
     segments = sorted((s for part in parts for s in part.segments), key=lambda s: (s.hash_min, s.file.path))
     placed = (msgspec.structs.replace(segment, position=place) for place, segment in enumerate(segments, 1))
     return msgspec.structs.replace(empty, segments=tuple(placed))
 
 
 def _require_apart(plan: WritePlan, state: KeyedStateSnapshot) -> None:
-    """Refuse two rows of one key in two files; what lies in the range of one file alone is not read."""
+    """Refuse two rows of one key in two files; hashes in the range of one file alone are not read."""
     store = plan.target.store
     hint = _TOGETHER if plan.rows.is_list else _ONCE
     for shared in shared_ranges(_range(segment) for segment in state.segments):
@@ -217,7 +221,7 @@ def _range(segment: Segment) -> HashRange:
 def _with_state(
     plan: WritePlan, manifest: Manifest, states: tuple[KeyedStateSnapshot, ...], writer: SavepointWriter
 ) -> Manifest:
-    """Return a manifest with the state, and with copies of everything else."""
+    """Return a manifest with the state, and with copies of all other content."""
     uid, name = states[0].uid, states[0].state
     subtasks = []
     for part in manifest.subtasks:

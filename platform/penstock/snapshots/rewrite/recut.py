@@ -1,9 +1,9 @@
-"""What a repartition and a change of keys share: states cut anew, and the savepoint that their files become.
+"""The common part of a repartition and a change of keys: states split into new ranges, and the resulting savepoint.
 
-Cuts do not depend on each other and have about as many bytes each: they are made here one after the other, or as tasks
-of Spark (`snapshots.on_spark.spark_repartition`), with the same rows in the same parts. The savepoint's place is one
-run's alone until its manifest, which is written last. Called by `snapshots.rewrite.repartition`,
-`snapshots.rewrite.rekey` and what runs these.
+Ranges are independent and have about as many bytes each. They are written here one after another, or as tasks of Spark
+(`snapshots.on_spark.spark_repartition`), with the same rows in the same files. One run owns the savepoint's folder
+until its manifest is written, which comes last. Called by `snapshots.rewrite.repartition`, `snapshots.rewrite.rekey`
+and the code that runs these.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one state in a range of hashes that one subtask will own; files are named by `number`."""
+    """Rows of one state in a hash range that one subtask will own; files are named by `number`."""
 
     number: int
-    #: The state as the old subtasks have it, by their ranges of hashes, and of that what lies in the range.
+    #: The state as the old subtasks have it, by their hash ranges, clipped to this range.
     held: tuple[KeyedStateSnapshot, ...]
     low: int
     high: int
 
     def write(self, source: ObjectStore, target: ObjectStore) -> KeyedStateSnapshot:
-        """Write the rows; the same again writes the same files."""
+        """Write the rows; a repetition writes the same files."""
         empty = msgspec.structs.replace(
             self.held[0], hash_low=self.low, hash_high=self.high, segments=(), tombstones=()
         )
@@ -51,24 +51,24 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
             yield from read_state(state, lambda ref: read_file(source, ref), HashRange(self.low, self.high))
 
 
-#: Writes all cuts from one store to another, in any order and place; the results are in the order of the cuts.
+#: Writes all ranges from one store to another, in any order and process; the results are in the order of the ranges.
 Run = Callable[[Sequence[Cut], ObjectStore, ObjectStore], Sequence[KeyedStateSnapshot]]
-#: The keyed states of each subtask: by vertex and number.
+#: The keyed states of each subtask, by vertex id and subtask number.
 Owned = Mapping[tuple[str, int], tuple[KeyedStateSnapshot, ...]]
 
 
 def in_turn(cuts: Sequence[Cut], source: ObjectStore, target: ObjectStore) -> list[KeyedStateSnapshot]:
-    """Write one cut after the other."""
+    """Write one range after the other."""
     return [cut.write(source, target) for cut in cuts]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """One keyed state of one vertex, as its subtasks have it."""
+    """One keyed state of one vertex, with the parts of its subtasks."""
 
     vertex_id: str
     parallelism: int
-    #: By their ranges of hashes.
+    #: Ordered by their hash ranges.
     parts: tuple[KeyedStateSnapshot, ...]
 
     def ranges(self, key_groups: int) -> list[HashRange]:
@@ -76,7 +76,7 @@ class HeldState:
         return [hash_range_of(subtask, self.parallelism, key_groups) for subtask in range(self.parallelism)]
 
     def cuts(self, snapshot: Snapshot, ranges: Sequence[HashRange], cut_bytes: int, first: int = 0) -> list[list[Cut]]:
-        """Return the cuts of each range of hashes, numbered from `first`; for `cut_bytes` see `SnapshotLimits`.
+        """Return the parts of each hash range, numbered from `first`; for `cut_bytes` see `SnapshotLimits`.
 
         Raises:
             SnapshotDamagedError: a file is missing or damaged.
@@ -98,15 +98,15 @@ class HeldState:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Cuts, and which subtask each of them is for."""
+    """The ranges to write, and the subtask of each."""
 
     limits: SnapshotLimits = DEFAULT_LIMITS
     cuts: list[Cut] = field(default_factory=list)
-    #: Of each subtask, by vertex and number: the cuts of its states, with its hashes.
+    #: For each subtask, by vertex id and number: the ranges of its states, with its hashes.
     owners: dict[tuple[str, int], list[tuple[list[Cut], HashRange]]] = field(default_factory=dict)
 
     def add(self, snapshot: Snapshot, state: HeldState, key_groups: int) -> None:
-        """Cut one more state; raises SnapshotDamagedError."""
+        """Split one more state; raises SnapshotDamagedError."""
         ranges = state.ranges(key_groups)
         found = state.cuts(snapshot, ranges, self.limits.cut_bytes, len(self.cuts))
         for subtask, (hashes, own) in enumerate(zip(ranges, found, strict=True)):
@@ -114,7 +114,7 @@ class Parts:
             self.cuts.extend(own)
 
     def owned(self, written: Sequence[KeyedStateSnapshot]) -> Owned:
-        """Return what each subtask has of what was written."""
+        """Return the written states of each subtask."""
         return {
             place: tuple(joined([written[cut.number] for cut in own], hashes) for own, hashes in states)
             for place, states in self.owners.items()
@@ -123,21 +123,21 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a savepoint is being written, by one run alone."""
+    """The folder of a savepoint while one run writes it."""
 
     store: ObjectStore
     run_id: str
 
 
 def take(target_uri: str, what: str) -> Place:
-    """Take an empty place for a run of its own; raises UsageError where it is not empty, or another run's."""
+    """Reserve an empty folder for one run; raises UsageError if it is not empty or reserved by another run."""
     place = Place(open_target(target_uri), f"{what}-{SystemRand().token(12)}")
     reserve(place.store, place.run_id)
     return place
 
 
 def write_manifest(snapshot: Snapshot, place: Place, owned: Owned, key_groups: int) -> str:
-    """Copy the output that is not yet published and write the manifest, the last of all; return the savepoint's URI.
+    """Copy the pending output and write the manifest, which comes last; return the savepoint's URI.
 
     Raises:
         SnapshotDamagedError: a file is missing or damaged.

@@ -1,10 +1,10 @@
-"""`penstock state rekey`: a snapshot written anew as a savepoint, with another key for the state of one operator.
+"""`penstock state rekey`: rewrite a snapshot as a savepoint with another key for the state of one operator.
 
-The key's columns can be cast, renamed, computed from one another or left out; whatever else a row says stays. Each old
-key gets one new key, the same in all states of the operator; two that would become one are an error: what of which of
-them counts is not for a tool to say. Where it is done here all rows of the operator's states are in memory at once; on
-Spark (`snapshots.on_spark.spark_rekey`) they are brought together by their new hashes. Both give the same files. The
-state of other operators is cut as for a repartition (`snapshots.rewrite.recut`).
+The key's columns can be cast, renamed, computed from one another or dropped; all other columns stay. Each old key gets
+one new key, the same in all states of the operator. Two old keys with the same new key are an error, as a tool cannot
+decide how to merge them. The local engine holds all rows of the operator's states in memory; Spark
+(`snapshots.on_spark.spark_rekey`) shuffles them by their new hashes. Both write the same files. The state of other
+operators is split as for a repartition (`snapshots.rewrite.recut`).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _PLACE = "__place"
 
 @dataclass(frozen=True, slots=True)
 class Rekeying:
-    """What is to be done: the states of one operator, and the columns of their new key."""
+    """The task: the states of one operator, and the columns of their new key."""
 
     snapshot: Snapshot
     #: By name.
     states: Mapping[str, HeldState]
     key: tuple[KeyColumn, ...]
-    #: What an error begins with.
+    #: The beginning of error messages.
     where: str
     limits: SnapshotLimits = DEFAULT_LIMITS
 
@@ -74,28 +74,28 @@ class Rekeyed(Protocol):
 
     @property
     def schemas(self) -> Mapping[str, pa.Schema]:
-        """The columns of each state."""
+        """Return the columns of each state."""
 
     @property
     def loads(self) -> Mapping[str, Loads]:
-        """Where the bytes of each state are now."""
+        """Return the bytes of each state by new hash."""
 
     def write(self, cuts: Sequence[NewCut], target: ObjectStore) -> Sequence[KeyedStateSnapshot]:
-        """Write the rows; the results are in the order of the cuts. Raises StorageError."""
+        """Write the rows; the results are in the order of the ranges. Raises StorageError."""
 
 
 class Engine(Protocol):
-    """Where the work is done: here, or on Spark."""
+    """The place of the work: this process, or Spark."""
 
     @property
     def run(self) -> Run:
-        """What writes cuts of states whose key stays."""
+        """Return a function that writes ranges of states whose key stays."""
 
     def rekeyed(self, work: Rekeying) -> Rekeyed:
         """Compute the new keys.
 
         Raises:
-            UsageError: an expression is wrong or gives no key, or two keys would be one.
+            UsageError: an expression is wrong or gives no key, or two old keys get the same new key.
             SnapshotDamagedError: a file is missing or damaged.
         """
 
@@ -111,17 +111,17 @@ def rekey(
 ) -> str:
     """Write the snapshot to `target_uri` with `key` for the states of `uid`; return the savepoint's URI.
 
-    `key` has every column of the new key in its order: the `name` of an old one, or `name=expression`, SQL over the old
-    key columns such as `user=CAST(user_id AS VARCHAR)`. Without an engine it is done here.
+    `key` lists every column of the new key in order: the `name` of an old one, or `name=expression`, SQL over the old
+    key columns such as `user=CAST(user_id AS VARCHAR)`. Without an engine the work is done in this process.
 
     Raises:
         NotFoundError: the snapshot has no keyed state of that uid.
-        UsageError: an expression is wrong or gives no key, two keys would be one, or the target is not
-            empty, or another run's.
+        UsageError: an expression is wrong or gives no key, two old keys get the same new key, or the target is not
+        empty or is written by another run.
         SnapshotDamagedError: a file is missing or damaged.
         StorageError: the target cannot be written, or was emptied meanwhile.
     """
-    open_target(target_uri)  # refused before the work, not behind it; taken below, when there is something to write
+    open_target(target_uri)  # refused before the work instead of after it; reserved below, when there is data to write
     engine = engine if engine is not None else InMemory()
     groups = snapshot.manifest.key_groups
     states = recut.held_states(snapshot.manifest.subtasks)
@@ -169,12 +169,12 @@ def _written(
 
 
 class InMemory:
-    """Does it here, with all rows of the operator's states in memory; expressions may look at all keys."""
+    """Works in this process, with all rows of the operator's states in memory; expressions may read all keys."""
 
     run = staticmethod(recut.in_turn)
 
     def rekeyed(self, work: Rekeying) -> Rekeyed:
-        """See `Engine`."""
+        """Compute the new keys; see `Engine`."""
         rows, olds = {}, dict[str, pl.DataFrame]()
         for name, state in work.states.items():
             old = schema_from_text(state.parts[0].schema)
@@ -188,7 +188,7 @@ class InMemory:
         for name, frame in olds.items():
             joined = frame.join(numbered, on=names, how="left", nulls_equal=True, maintain_order="left")
             places[name] = joined[_PLACE].to_numpy()
-        # timers alone do no harm, each exists once anyway
+        # timers alone do no harm: each exists once in any case
         with_rows = [places[name] for name in places if not is_timers(name)]
         used = np.unique(np.concatenate([np.empty(0, np.int64), *with_rows]))
         twice = twice_of(known[used], pl.DataFrame(pl.from_arrow(keys))[used])

@@ -1,4 +1,4 @@
-"""The rows of one operator under another key: what is computed of them, wherever they are; pure.
+"""Functions on the rows of one operator under another key, for any engine; pure.
 
 Called by `snapshots.rewrite.rekey`, which has all rows at once, and by `snapshots.on_spark.spark_rekey`, whose tasks
 have some each.
@@ -29,11 +29,11 @@ from penstock.state.log.segment_columns import KEY_HASH, KEY_IDS, SEQ
 from penstock.state.log.segments import key_names
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
-#: A column of our own beside those of a key: where a key stands among all.
+#: An internal column next to those of a key: the position of the key among all.
 _PLACE = "__place"
-#: Ranges of hashes in which the bytes of rows under their new keys are counted.
+#: Number of hash ranges in which the bytes of rows under their new keys are counted.
 BUCKETS = 1 << 16
-#: Bytes of a row's column whose values say no length of their own.
+#: Assumed bytes of a value in a column without value lengths.
 _OTHER_BYTES = 16
 #: Rows that are encoded at a time.
 _WRITTEN_ROWS = 250_000
@@ -43,36 +43,38 @@ class NewCut(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one state under its new key that one subtask will own; files are named by `number`."""
 
     number: int
-    #: Without segments; with its new schema and range of hashes.
+    #: The state without segments, with its new schema and hash range.
     state: KeyedStateSnapshot
 
     def write(self, rows: pa.Table, target: ObjectStore) -> KeyedStateSnapshot:
-        """Write rows as `ordered` returns them; the same again writes the same files."""
+        """Write rows as `ordered` returns them; a repetition writes the same files."""
         pieces = (rows.slice(first, _WRITTEN_ROWS) for first in range(0, rows.num_rows, _WRITTEN_ROWS))
         return SavepointWriter(target, target, f"{self.number:05d}-").rows(self.state, pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Twice:
-    """Old keys with rows that would have one new key with others."""
+    """Old keys with rows whose new key is also that of others."""
 
     keys: int
-    #: The first new key, and two old ones that it would be of.
+    #: A new key, and two old ones that map to it.
     example: str
 
     def error(self, where: str) -> UsageError:
-        """Return what is said of them."""
-        msg = f"{where}: {self.keys} keys have no key of their own any more, such as {self.example}"
-        return UsageError(msg, hint="keep what tells them apart in the key, or merge them: ps.snapshots.read and write")
+        """Return the error for these keys."""
+        msg = f"{where}: the new key is not unique: {self.keys} old keys collide, for example {self.example}"
+        return UsageError(
+            msg, hint="keep the distinguishing columns in the key, or merge the rows with ps.snapshots.read and write"
+        )
 
 
 def is_timers(state: str) -> bool:
-    """Whether a state has timers, of which each exists once."""
+    """Return whether a state has timers, each of which exists once."""
     return state.startswith(TIMERS)
 
 
 def twice_of(old: pl.DataFrame, new: pl.DataFrame) -> Twice | None:
-    """Look for new keys that are of two old ones or more; row by row each old key once, with its new one."""
+    """Search for new keys of two or more old ones; each row is one old key and its new one."""
     twice = new.is_duplicated()
     if not twice.any():
         return None
@@ -83,7 +85,7 @@ def twice_of(old: pl.DataFrame, new: pl.DataFrame) -> Twice | None:
 
 
 def rekeyed(rows: pa.Table, keys: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with `keys`, one for each, in place of theirs; `schema` is what `schema_of` gives."""
+    """Return rows with `keys`, one for each, replacing theirs; `schema` is the result of `schema_of`."""
     old = rows.schema
     rest = [name for name in old.names if name != KEY_HASH and field_id(old.field(name)) not in KEY_IDS]
     columns = dict(zip(schema.names[1 + len(keys.schema) :], (rows.column(name) for name in rest), strict=True))
@@ -93,7 +95,7 @@ def rekeyed(rows: pa.Table, keys: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def ordered(rows: pa.Table, *, timers: bool) -> pa.Table:
-    """Return rows as they are written: by hash, else as they come; of timers that fell together the first."""
+    """Return rows in the order of files: by hash, else unchanged; of timers that became equal, only the first."""
     schema = rows.schema
     if timers:
         once = pl.DataFrame(pl.from_arrow(rows.select(identity_of(schema)))).with_row_index(_PLACE)
@@ -104,7 +106,7 @@ def ordered(rows: pa.Table, *, timers: bool) -> pa.Table:
 
 
 def sizes_by_bucket(rows: pa.Table) -> np.ndarray:
-    """Return about how many bytes rows have in each of the `BUCKETS` ranges of hashes."""
+    """Return the approximate bytes of rows in each of the `BUCKETS` hash ranges."""
     sizes = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
         kind = column.type
@@ -118,7 +120,7 @@ def sizes_by_bucket(rows: pa.Table) -> np.ndarray:
 
 
 def loads_by_bucket(sizes: np.ndarray) -> Loads:
-    """Return what `sizes_by_bucket` found, as loads."""
+    """Return the result of `sizes_by_bucket` as loads."""
     return Loads.of(
         (first_hash_of(n, BUCKETS), first_hash_of(n + 1, BUCKETS) - 1, int(sizes[n]))
         for n in np.flatnonzero(sizes).tolist()
@@ -126,12 +128,12 @@ def loads_by_bucket(sizes: np.ndarray) -> Loads:
 
 
 def schema_of(old: pa.Schema, keys: pa.Schema, where: str) -> pa.Schema:
-    """Return the columns of a segment under the new key; values make room for its names as `RowSpec.value_names`.
+    """Return the columns of a segment under the new key; values are renamed as by `RowSpec.value_names` if needed.
 
     Raises:
         UsageError: a column of the key has a name that the state needs.
     """
-    #: Names that a value could not have beside the old key: it got an underscore, and so what had that name already.
+    #: Names that a value could not have next to the old key: it got an underscore, and so did one with that name.
     hidden = set(key_names(old))
     fields, taken = [old.field(KEY_HASH)], set(keys.names)
     for number, field in enumerate(keys, start=KEY_IDS.start):

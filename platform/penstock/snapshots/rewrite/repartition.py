@@ -1,8 +1,8 @@
-"""`penstock state repartition`: a snapshot written anew as a savepoint, with another number of key groups.
+"""`penstock state repartition`: rewrite a snapshot as a savepoint with another number of key groups.
 
-Any job can start from a snapshot with another number of key groups, since the files are cut by hash; what this changes
-is where the rows lie: one part a subtask, as the new groups are, merged and without what is deleted. It also makes a
-savepoint of an older checkpoint. How states are cut and written is `snapshots.rewrite.recut`.
+Any job can start from a snapshot with another number of key groups, since files are ordered by hash. This command
+changes the layout: one merged part per subtask of the new groups, without deleted rows. It also makes a savepoint of an
+older checkpoint. States are split and written by `snapshots.rewrite.recut`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ def repartition(
     run: Run = in_turn,
     limits: SnapshotLimits = DEFAULT_LIMITS,
 ) -> str:
-    """Write the snapshot to `target_uri` (None: with as many key groups as it has); return the savepoint's URI.
+    """Write the snapshot to `target_uri`; return the savepoint's URI.
+
+    Without `key_groups` the savepoint has as many as the snapshot.
 
     Raises:
-        UsageError: fewer key groups than subtasks, or the target is not empty, or another run's.
+        UsageError: fewer key groups than subtasks, or the target is not empty or is written by another run.
         SnapshotDamagedError: a file is missing or damaged.
         StorageError: the target cannot be written, or was emptied meanwhile.
     """

@@ -1,7 +1,7 @@
-"""A place for a savepoint that one run has to itself until its manifest is written.
+"""The reservation of a savepoint's folder for one run, until its manifest is written.
 
-A run that is taken for dead may be alive: whoever tidies up behind it removes the reservation too, and the run finds
-that it has to leave no savepoint. Called by what writes them offline: `snapshots.rewrite.recut`, `penstock.backfill`.
+A run that is considered dead may still be alive. A user who empties its folder removes the reservation too, and the run
+then leaves no savepoint. Called by the offline writers: `snapshots.rewrite.recut`, `penstock.backfill`.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from penstock.snapshots.access.opening import SAVEPOINT_MANIFEST
 
 Made = TypeVar("Made")
 
-#: Lies in the target while a run writes there.
+#: Exists in the target while a run writes there.
 RESERVATION = "writing.lock"
 
 
 def reserve(store: ObjectStore, run_id: str) -> None:
-    """Take a target for one run, so that no other one writes there until its manifest is written.
+    """Reserve a target for one run, so that no other one writes there until its manifest is written.
 
     Raises:
-        UsageError: another run has it, or something has come there since it was found empty.
+        UsageError: another run has reserved it, or files were added since it was found empty.
     """
     if not store.put_if_absent(RESERVATION, run_id.encode()):
-        msg = f"another run has begun at {store.uri}: {store.read(RESERVATION).decode()}"
+        msg = f"another run is writing to {store.uri}: {store.read(RESERVATION).decode()}"
         raise UsageError(msg, hint="give a new folder, or remove this one if that run has failed")
     found = [key for key in store.list("") if key != RESERVATION]
     if found:
         store.delete(RESERVATION)
-        raise UsageError(f"{store.uri} is not empty any more: it holds {found[0]}", hint="give a new folder")
+        raise UsageError(f"{store.uri} is no longer empty: it holds {found[0]}", hint="give a new folder")
 
 
 def publish(store: ObjectStore, run_id: str, write: Callable[[], Made]) -> Made:
-    """Have the manifest written, which keeps others away from now on, and give the target free.
+    """Write the manifest, which protects the target from now on, and remove the reservation.
 
-    `write` does that and nothing else. Whoever tidies up removes the reservation before all else: asked for before and
-    behind the manifest, it tells whether files that the manifest names may be gone.
+    `write` writes only the manifest. A clean-up removes the reservation before any other file. So a check before and
+    after the manifest detects that files of the savepoint may be gone.
 
     Raises:
-        StorageError: the target is not this run's any more, and there is no savepoint; or what `write` raises.
+        StorageError: the run has lost the target, and there is no savepoint; or the error of `write`.
     """
     _require_reserved(store, run_id)
     made = write()
@@ -58,7 +58,7 @@ def _require_reserved(store: ObjectStore, run_id: str) -> None:
     try:
         holder = store.read(RESERVATION).decode()
     except FileNotFoundError:
-        holder = "nobody"
+        holder = "no run"
     if holder != run_id:
-        msg = f"{store.uri} was emptied while {run_id} wrote there, and is {holder}'s now"
-        raise StorageError(msg, hint="start it anew, in a new folder")
+        msg = f"{store.uri} was emptied while {run_id} wrote there; it now belongs to {holder}"
+        raise StorageError(msg, hint="start the run again, in a new folder")

@@ -1,6 +1,6 @@
-"""How the rows of a state are shared out by ranges of hashes, each with about as many bytes.
+"""Splitting the rows of a state into hash ranges, each with about as many bytes.
 
-Used where a snapshot is cut anew (`snapshots.rewrite.recut`, `snapshots.rewrite.rekey`), where Spark reads one
+Used where a snapshot is rewritten (`snapshots.rewrite.recut`, `snapshots.rewrite.rekey`), where Spark reads one
 (`snapshots.on_spark.spark_entry`) and where many tasks write one (`snapshots.rewrite.parts`).
 """
 
@@ -20,14 +20,14 @@ from penstock.state.memory.limits import PRODUCTION
 if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
 
-#: Places at which the bytes below are known, at most; between two of them they are taken to be spread evenly.
+#: Most hashes for which the bytes below are computed; between two of them bytes are assumed to be spread evenly.
 _EDGES = 8192
-#: Of places and loads so many at a time.
+#: Most pairs of hash and load that are computed at a time.
 _AT_ONCE = 1 << 24
 
 
 def even_ranges(within: HashRange, count: int) -> list[HashRange]:
-    """Cut `within` into `count` ranges, at least one and no more than it has hashes."""
+    """Split `within` into `count` ranges, at least one and at most one per hash."""
     hashes = within.high - within.low + 1
     count = max(1, min(count, hashes))
     bounds = [within.low + hashes * i // count for i in range(count + 1)]
@@ -35,7 +35,7 @@ def even_ranges(within: HashRange, count: int) -> list[HashRange]:
 
 
 def shared_ranges(ranges: Iterable[HashRange]) -> list[HashRange]:
-    """Return the hashes that lie in more than one of `ranges`, as ranges in order that do not touch."""
+    """Return the hashes that are in more than one of `ranges`, as ordered ranges that do not touch."""
     found: list[HashRange] = []
     reach: int | None = None
     for own in sorted(ranges):
@@ -51,7 +51,7 @@ def shared_ranges(ranges: Iterable[HashRange]) -> list[HashRange]:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Bytes in ranges of hashes, which may overlap; within a range they are taken to be spread evenly."""
+    """Bytes by hash range; ranges may overlap, and bytes are assumed to be spread evenly within a range."""
 
     lows: np.ndarray
     highs: np.ndarray
@@ -64,11 +64,11 @@ class Loads:
         return cls(table[:, 0], table[:, 1], table[:, 2])
 
     def within(self, hashes: HashRange) -> float:
-        """Return about how many bytes lie in a range of hashes."""
+        """Return the approximate bytes in a hash range."""
         return float(self.parts(hashes)[2].sum())
 
     def parts(self, hashes: HashRange) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return of what lies in a range where each begins, from the first hash on, its width, its bytes."""
+        """Return the loads that overlap a hash range: start relative to its first hash, width, bytes."""
         near = (self.highs >= hashes.low) & (self.lows <= hashes.high)
         lows, highs = self.lows[near], self.highs[near]
         first, last = np.maximum(lows, hashes.low), np.minimum(highs, hashes.high)
@@ -78,7 +78,7 @@ class Loads:
 
 
 def loads_of(held: Sequence[KeyedStateSnapshot]) -> Loads:
-    """Return what the manifest says of a state's files."""
+    """Return the loads of a state's files from the manifest."""
     return Loads.of(
         load
         for state in held
@@ -88,7 +88,7 @@ def loads_of(held: Sequence[KeyedStateSnapshot]) -> Loads:
 
 
 def measured_loads(held: Sequence[KeyedStateSnapshot], read: Callable[[FileRef], bytes]) -> Loads:
-    """Return what the files of a state say of their row groups; of each file of several the footer is read.
+    """Return the loads of a state's row groups; for several files the footer of each is read.
 
     Raises:
         SnapshotDamagedError: a file is missing or damaged.
@@ -103,7 +103,7 @@ def measured_loads(held: Sequence[KeyedStateSnapshot], read: Callable[[FileRef],
 
 
 def _clipped(segment: Segment, loads: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Yield the part of the loads that the segment may be read for."""
+    """Yield the part of the loads that is inside the clip of the segment."""
     clip = HashRange(segment.clip_low, segment.clip_high)
     for low, high, size in loads:
         common = clip.intersect(HashRange(low, high)) if low <= high else None
@@ -112,7 +112,7 @@ def _clipped(segment: Segment, loads: Iterable[tuple[int, int, int]]) -> Iterato
 
 
 def ranges_by_size(loads: Loads, within: HashRange, size: int) -> list[HashRange]:
-    """Cut `within` into ranges of as many bytes each, `size` at most; what one hash has is not cut."""
+    """Split `within` into ranges of equal bytes, at most `size` each; a single hash is never split."""
     start, width, sizes = loads.parts(within)
     total, hashes = float(sizes.sum()), within.high - within.low + 1
     count = max(1, min(int(-(-total // max(1, size))), hashes))

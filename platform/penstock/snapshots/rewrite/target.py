@@ -1,7 +1,7 @@
-"""Where a savepoint is written by many tasks: it shows when its manifest does, and what does not count is removed.
+"""The folder of a savepoint that many tasks write: it exists once its manifest does, and stray files are removed.
 
-A value that travels to the tasks. All files of one write have its token in their names, so those of tries that failed,
-or came second, are told from those that the manifest names. Called by `snapshots.rewrite.parts`.
+A value that travels to the tasks. All files of one write have its token in their names, so that files of failed or
+duplicate attempts differ from those in the manifest. Called by `snapshots.rewrite.parts`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import KeyedStateSnapshot
 
 _CLAIM = "claimed.json"
-#: Files of a write that was given up without being able to remove them.
+#: Files of a write that was aborted without being able to remove them.
 _REMAINS = re.compile(r"(?:[^/]+/[^/]+/part|pending/chunk)-[0-9a-f]{12}-[^/]+")
-#: Files of a savepoint that anything else of ours has written, by the operator's uid: a write that has replaced it died
-#: before it could remove them.
+#: Files of a savepoint by any other writer of penstock, by the operator's uid. A write that replaced it may have died
+#: before removing them.
 _REPLACED = re.compile(r"(?:([^/]+)/[^/]+/part-[\w-]*\d{5}\.parquet|pending/chunk-[\w-]*\d{5}\.arrow)")
 
 
@@ -39,31 +39,31 @@ class Target:
     """The folder of a savepoint, as it was when the write began."""
 
     uri: str
-    #: Twelve hex digits, of this write alone.
+    #: Twelve hex digits, unique to this write.
     token: str
-    #: Version of the manifest that is to be replaced; empty: there is none.
+    #: Version of the manifest to replace; empty: there is none.
     replaces: str = ""
-    #: Files that an earlier write has left.
+    #: Files left by an earlier write.
     remains: tuple[str, ...] = ()
 
     @property
     def store(self) -> ObjectStore:
-        """The folder, opened."""
+        """Return the folder's store."""
         return open_store(self.uri)
 
     def writer(self, name: str, source: ObjectStore | None = None) -> SavepointWriter:
-        """Return what writes files; no two have one `name`."""
+        """Return a writer of files; each needs its own `name`."""
         store = self.store
         return SavepointWriter(source or store, store, f"{self.token}-{name}-")
 
     def require_open(self, written: Iterable[KeyedStateSnapshot]) -> None:
-        """Take a task's files back when the write has ended without it.
+        """Remove a task's files if the write has ended without it.
 
-        Asked behind the last file and before the task ends: either whoever ended the write has seen the files and
-        removed them, or this sees that it has ended.
+        Called after the last file and before the task ends. If the write ends, either its clean-up finds the files, or
+        this call finds that it has ended.
 
         Raises:
-            StorageError: it has, or the place was given another savepoint.
+            StorageError: it has, or another savepoint was written to the folder.
         """
         store = self.store
         if _version(store) == self.replaces:
@@ -71,21 +71,21 @@ class Target:
         for state in written:
             for segment in state.segments:
                 store.delete(segment.file.path)
-        msg = f"{self.uri} was given a savepoint while a task was writing to it"
-        raise StorageError(msg, hint="a try that came too late does no harm; else write to another folder")
+        msg = f"another savepoint was written to {self.uri} while a task was writing there"
+        raise StorageError(msg, hint="a late attempt of a task does no harm; otherwise write to another folder")
 
     def publish(self, manifest: Manifest) -> None:
-        """Make the savepoint exist, then remove what it has replaced and what tries that do not count have left.
+        """Write the manifest, then remove the replaced savepoint and the files of unused attempts.
 
         Raises:
-            StorageError: the place was given another savepoint meanwhile, or cannot be written.
-            SavepointInUseError: a job was started from the one that was to be replaced.
+            StorageError: another savepoint was written to the folder meanwhile, or it cannot be written.
+            SavepointInUseError: a job was started from the savepoint to be replaced.
         """
         store = self.store
         old: set[str] = set()
         if self.replaces:
             _require_unclaimed(store)
-            with contextlib.suppress(FileNotFoundError):  # then it cannot be replaced either, which is said below
+            with contextlib.suppress(FileNotFoundError):  # then it cannot be replaced either, which is reported below
                 old = files_of(decode_manifest(store.read(SAVEPOINT_MANIFEST)))
         SavepointWriter(store, store).manifest(manifest, replaces=self.replaces)
         for key in sorted({*old, *self.remains} - files_of(manifest)):
@@ -93,7 +93,7 @@ class Target:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove the files of this write that the savepoint does not name: all of them when there is none."""
+        """Remove the files of this write that the savepoint does not name: all of them if there is none."""
         store = self.store
         named: set[str] = set()
         with contextlib.suppress(FileNotFoundError):
@@ -105,15 +105,16 @@ class Target:
 
 
 def new_target(uri: str, token: str) -> Target:
-    """Return an empty place; raises UsageError where something lies there."""
+    """Return an empty folder as target; raises UsageError if it is not empty."""
     return Target(open_target(uri).uri, token)
 
 
 def replaced_target(uri: str, token: str) -> Target:
-    """Return a place that is empty, or holds a savepoint or what a write to it has left: it will be replaced.
+    """Return a folder that is empty, or holds a savepoint or files of a write to it, and will be replaced.
 
     Raises:
-        UsageError: something else lies there. SavepointInUseError: a job was started from the savepoint.
+        UsageError: the folder has other content.
+        SavepointInUseError: a job was started from the savepoint.
     """
     store = open_store(uri.rstrip("/"))
     keys = store.list("")
@@ -125,7 +126,7 @@ def replaced_target(uri: str, token: str) -> Target:
         try:
             manifest = decode_manifest(store.read(SAVEPOINT_MANIFEST))
         except msgspec.MsgspecError as error:
-            msg = f"{store.uri}/{SAVEPOINT_MANIFEST} is not a savepoint's: {error}"
+            msg = f"{store.uri}/{SAVEPOINT_MANIFEST} is not the manifest of a savepoint: {error}"
             raise UsageError(msg, hint="give a new folder") from error
         named = {*files_of(manifest), SAVEPOINT_MANIFEST}
         uids = {None, *manifest.operators}
@@ -133,8 +134,8 @@ def replaced_target(uri: str, token: str) -> Target:
     for key in rest:
         replaced = _REPLACED.fullmatch(key)
         if not _REMAINS.fullmatch(key) and (replaced is None or replaced[1] not in uids):
-            msg = f"{store.uri} holds {key}, which is no part of a savepoint"
-            raise UsageError(msg, hint="nothing is replaced there: give another folder")
+            msg = f"{store.uri} holds {key}, which does not belong to a savepoint"
+            raise UsageError(msg, hint="such a folder is never replaced: use another one")
     return Target(store.uri, token, version, tuple(rest))
 
 
@@ -147,5 +148,5 @@ def _version(store: ObjectStore) -> str:
 
 def _require_unclaimed(store: ObjectStore) -> None:
     if store.list(_CLAIM):
-        msg = f"a job was started from the savepoint {store.uri}, and may still read its files"
+        msg = f"a job was started from the savepoint {store.uri} and may still read its files"
         raise SavepointInUseError(msg, hint="give another folder, or dispose of this one")

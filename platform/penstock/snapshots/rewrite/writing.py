@@ -25,12 +25,12 @@ from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
 
-#: What a snapshot that no job took calls its job; no job's folder has the name of a run.
+#: The job name of a snapshot that no job took; no job's folder has the name of a run.
 _ORIGIN = "bootstrap"
 
 
 class Job(Protocol):
-    """What builds a job: a `ps.Environment`."""
+    """Builds a job: a `ps.Environment`."""
 
     def job_graph(self) -> JobGraph:
         """Return the job as it is submitted."""
@@ -41,15 +41,15 @@ def write(
 ) -> str:
     """Write a savepoint whose states are tables, and return its URI; `penstock run --from` starts the job from it.
 
-    `states` maps (uid, state) to its rows, with the columns that `ps.snapshots.read` shows: key columns, `__namespace`
-    (of windows and timers: the pane's start or the timer's time in microseconds; else it may be left out), value
-    columns. Of a running aggregate and of a window these are the accumulators (`__rows`, `sum_amount`...), of a process
-    function's value its fields. `job` (a `ps.Environment` with the job built on it) says what there must be: columns
-    are cast to its types where nothing is lost. Every other state begins empty, sources begin at their start.
+    `states` maps (uid, state) to its rows, with the columns of `ps.snapshots.read`: key columns, `__namespace` (of
+    windows and timers: the pane's start or the timer's time in microseconds; otherwise optional), value columns. For a
+    running aggregate or a window these are the accumulators (`__rows`, `sum_amount`...), for a process function's value
+    its fields. `job` (a `ps.Environment` with the job built on it) defines the states: columns are cast to its types if
+    nothing is lost. Every other state begins empty, and sources begin at their start.
 
     Raises:
         UsageError: `uri` is not empty; the job has no such state; a column is missing, unknown or of another type; or
-            two rows have one key.
+        two rows have one key.
         StorageError: `uri` cannot be written.
     """
     graph = with_states(job if isinstance(job, JobGraph) else job.job_graph())
@@ -71,7 +71,7 @@ def write(
 
 
 def bootstrap_manifest(graph: JobGraph, uri: str, subtasks: tuple[SubtaskSnapshot, ...] = ()) -> Manifest:
-    """Return the manifest of a savepoint at `uri` that no job took: what is not in `subtasks` begins empty."""
+    """Return the manifest of a savepoint at `uri` that no job took: state that is not in `subtasks` begins empty."""
     run = f"{_ORIGIN}-{SystemRand().token(12)}"
     return Manifest(
         kind="savepoint",
@@ -94,7 +94,7 @@ def bootstrap_manifest(graph: JobGraph, uri: str, subtasks: tuple[SubtaskSnapsho
 
 
 class _Part:
-    """One subtask of a vertex and the hashes it owns."""
+    """One subtask of a vertex and its hash range."""
 
     def __init__(self, vertex: JobVertex, subtask: int, hashes: HashRange) -> None:
         self.vertex, self.subtask, self.hashes = vertex, subtask, hashes
@@ -103,7 +103,7 @@ class _Part:
 def _cut(
     writer: SavepointWriter, part: _Part, place: tuple[str, str], prepared: tuple[str, pa.Table]
 ) -> KeyedStateSnapshot:
-    """Write the rows of one state that one subtask owns."""
+    """Write the rows of one state for one subtask."""
     schema, table = prepared
     hashes = table.column(KEY_HASH).to_numpy()
     first = int(np.searchsorted(hashes, part.hashes.low, side="left"))
@@ -121,5 +121,5 @@ def _table(rows: Any) -> pa.Table:
         return rows.to_arrow()
     if isinstance(rows, pa.Table):
         return rows
-    msg = f"snapshots.write: {type(rows).__name__} is no table"
-    raise UsageError(msg, hint="give a Polars frame or a pyarrow.Table")
+    msg = f"snapshots.write: {type(rows).__name__} is not a table"
+    raise UsageError(msg, hint="pass a Polars frame or a pyarrow.Table")
