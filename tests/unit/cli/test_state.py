@@ -199,7 +199,7 @@ def test_a_setting_of_spark_that_makes_no_sense_is_told_whoever_does_the_work(ro
 
 def test_without_spark_a_repartition_is_done_here_unless_spark_was_asked_for(root, penstock, tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    missing = f"Spark needs Java, but JAVA_HOME={tmp_path}"
+    missing = f"Spark needs Java, but JAVA_HOME={tmp_path} contains none"
     much = ["--spark-above", "0"]
     rekeyed = penstock("rekey", root / "words", tmp_path / "a", *COMMANDS[1][1:], *much, code=2)
     assert missing in rekeyed, "it would be in memory whole"
