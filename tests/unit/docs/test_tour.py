@@ -1,0 +1,30 @@
+"""The tour names files and functions that exist."""
+
+import ast
+
+import pytest
+from documents import ROOT, rows
+
+PAGE = "docs/explanation/tour.md"
+PATHS = ("A record", "A checkpoint", "A failure", "A rescale")
+
+
+def names_in(path):
+    """Return the functions, classes and methods of a module."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+            methods = [one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found |= {f"{node.name}.{name}" for name in methods}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+    return found
+
+
+@pytest.mark.parametrize("heading", PATHS)
+def test_files_and_names_exist(heading):
+    for _, file, names in rows(PAGE, heading):
+        base = "connectors/penstock_connectors" if file.startswith("kafka/") else "platform/penstock"
+        missing = set(names.split(", ")) - names_in(ROOT / base / file)
+        assert not missing, f"{file}: {missing}"
