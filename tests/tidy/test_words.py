@@ -1,0 +1,64 @@
+"""Phrases that the field does not use: their number in code, messages and documentation only falls.
+
+`docs/reference/glossary.md` has the terms to use. Identifiers are not looked at; the changelog and the archive neither.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CODE = ("platform", "connectors", "operators", "dags", "infra")
+#: Use after or downstream; is notified or prints; a noun; no process or no user; uncommitted; again; any; the caller;
+#: own or separate; continues or resumes; arrived; is in; no longer.
+PHRASES = (
+    r"\bbehind\b",
+    r"\btold\b",
+    r"\A\s*What\b",
+    r"\b[Nn]obody\b",
+    r"\b[Ss]omebody\b",
+    r"\bow(?:ed|es)\b",
+    r"\banew\b",
+    r"\b[Ww]hatever\b",
+    r"\b[Ww]hoever\b",
+    r"\bof (?:its|their|your|his) own\b",
+    r"\b(?:go|goes|went|gone) on\b",
+    r"\bha(?:s|ve) come\b",
+    r"\bcame in\b",
+    r"\b(?:lies?|stands?) (?:in|there|before|on)\b",
+    r"\bno more\b",
+)
+#: Where such a word is the right one ("12 s behind"), and no more of them than there are now.
+MOST = 60
+
+
+def texts_of(path):
+    """Return the strings and comments of a module, or the prose of a page."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return [re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)]
+    strings = [
+        node.value
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    comments = [
+        token.string.lstrip("#: ")
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    return [*strings, *comments]
+
+
+def test_few_phrases_that_the_field_does_not_use():
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if "archive" not in page.parts and page.stem != "changelog"]
+    found = Counter()
+    for path in [*pages, *(module for folder in CODE for module in (ROOT / folder).rglob("*.py"))]:
+        for text in texts_of(path):
+            for phrase in PHRASES:
+                for match in re.finditer(phrase, text):
+                    found[f"{path.relative_to(ROOT)}: {match[0].strip()}"] += 1
+    assert found.total() <= MOST, "\n".join(f"{count} x {where}" for where, count in found.most_common(200))
