@@ -10,6 +10,7 @@ there.
 from __future__ import annotations
 
 import inspect
+import io
 import itertools
 import pickle
 import traceback
@@ -23,6 +24,7 @@ from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import PenstockError
 from penstock.core.names import misuse
 from penstock.core.schema import schema_from_text
+from penstock.functions.moved_modules import MOVED
 from penstock.operators.operator import Operator
 from penstock.operators.rows.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
 from penstock.operators.rows.garbage import collector_paused
@@ -76,6 +78,14 @@ def _in_a_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:_MOST_TEXT]
 
 
+class _Unpickler(pickle.Unpickler):
+    """Finds classes of ours by the path that an earlier version had for them, too."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Return a class or function by name."""
+        return super().find_class(MOVED.get(module_name, module_name), global_name)
+
+
 def load_function(payload: bytes, where: str) -> Any:
     """Return what the job has pickled of a function.
 
@@ -83,7 +93,7 @@ def load_function(payload: bytes, where: str) -> Any:
         FunctionLoadError: the worker cannot load it.
     """
     try:
-        return pickle.loads(payload)
+        return _Unpickler(io.BytesIO(payload)).load()
     except Exception as error:
         msg = f"{where}: the function cannot be loaded: {type(error).__name__}: {error}"
         raise FunctionLoadError(msg, hint=LOAD_HINT) from error
