@@ -221,5 +221,5 @@ def test_a_bounded_job_on_spark_gives_what_the_embedded_engine_gives(console):
 
 def test_a_job_without_an_end_is_refused(console):
     said = console("run", console.job("endless", rows=None, rate=None), "--engine", "spark", "--master", MASTER, code=2)
-    assert "does not" in said
+    assert "needs a bounded job" in said
     assert "--provider spark" in said

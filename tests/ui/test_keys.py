@@ -12,13 +12,13 @@ import pytest
 from playwright.sync_api import expect
 from tests.ui.browser import Visit
 
-from penstock import rest
 from penstock.core.errors import UsageError
+from penstock.rest import server
 from penstock.state.keys.key_text import json_value, parse_key
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
-UI = Path(rest.__file__).parent / "ui"
+UI = Path(server.__file__).parent / "ui"
 HOST = "http://penstock.test"
 PAGE = """<!doctype html><html lang="en"><title>state</title><main></main><script type="module">
 import { render } from "./dom.js";

@@ -182,7 +182,7 @@ def test_from_when_on_events_are_told_is_kept_before_there_is_one(monkeypatch, u
 
 @pytest.mark.parametrize("wrong", [{"events": ["nothing"]}, {"events": []}, {"window_seconds": 0}])
 def test_events_there_are_not(wrong):
-    with pytest.raises(ValueError, match="there are savepoint, failed, window"):
+    with pytest.raises(ValueError, match="events are savepoint, failed, window"):
         JobEventTrigger(job="j", **wrong)
 
 
