@@ -294,7 +294,7 @@ class PaneMemory:
         )
         out = self._room(int(count(self._cells, pages)))
         taken = take(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
-        if taken < len(out.slots):  # deletions have no cell to copy
+        if taken < len(out.slots):  # a whole freeze leaves deletions out
             out = Rows(out.slots[:taken], out.panes[:taken], out.cells[:taken])
         frozen.copied.append(out)
         frozen.memory_bytes += out.memory_bytes
