@@ -73,7 +73,7 @@ def table_to_rows(spec: PaneTableSpec, table: pa.Table, heap: ValueHeap) -> tupl
     wanted = spec.segment_schema
     if table.schema.names != wanted.names or table.schema.types != wanted.types:
         raise StateMismatchError(
-            f"saved state has columns ({_describe(table.schema)}), the job declares ({_describe(wanted)})",
+            f"saved state has columns ({_describe(table.schema)}), the job keeps ({_describe(wanted)})",
             hint="keep key columns and aggregates as they were, or give the operator a new uid",
         )
     batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]

@@ -57,7 +57,7 @@ class InPieces(Protocol):
         """Yield the rows as columns of a segment, sorted by hash, in batches of about `rows`; any thread."""
 
     def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the rows in some hash ranges, copied or still in memory; the owner's thread."""
+        """Yield the rows copied so far in some hash ranges; the owner's thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`EntryTable`: a list or a map by key, the state behind a `ListState` or `MapState`.
+"""`EntryTable`: a list or a map by key, the state of a `ListState` or `MapState`.
 
 Functions use Python lists and dicts, one for each slot that has elements, kept between batches: repeated reads need no
 decoding. Changes are written to a log as columns after every batch, so a barrier has nothing left to encode. Owned by
@@ -212,7 +212,7 @@ class EntryTable:
     def load(self, table: pa.Table, *, anew: bool = False) -> None:
         """Add restored rows, newest last; until `loaded` a list is a dict by index.
 
-        `anew`: no segment has them with the current columns, so all of them have to be saved.
+        The flag says that no segment has them with the current columns, so that all of them have to be saved.
         """
         batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
         keys = key_columns(batch, tuple(self.spec.key_schema.names))

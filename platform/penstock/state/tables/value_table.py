@@ -1,4 +1,4 @@
-"""`RowTable`: one value by key, the state behind a `ValueState`.
+"""`RowTable`: one value by key, the state of a `ValueState`.
 
 It is a log of rows in memory: a write appends, `where` has the newest row of a slot, and no row is overwritten. So a
 freeze keeps references and copies no rows, regardless of their number. When the log is full, superseded rows that are
