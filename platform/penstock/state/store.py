@@ -98,7 +98,7 @@ class KeyedState:
 
         Raises:
             GraphError: declared twice.
-            StateMismatchError: the snapshot's columns are others than the spec's.
+            StateMismatchError: the snapshot's columns differ from the spec's.
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
         return self._declare(

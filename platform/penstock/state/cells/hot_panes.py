@@ -125,5 +125,5 @@ def canonical(spec: PaneTableSpec, arrays: list[pa.Array]) -> KeyColumns:
 def overflow(what: str) -> PenstockError:
     """Return the error of an integer sum that does not fit."""
     return PenstockError(
-        f"{what}: an integer sum left the range of 64 bits", hint="sum a float64 column instead, or use smaller windows"
+        f"{what}: an integer sum does not fit 64 bits", hint="sum a float64 column instead, or use smaller windows"
     )

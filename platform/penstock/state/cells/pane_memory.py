@@ -304,7 +304,7 @@ class PaneMemory:
         if frozen.left == 0:
             del self._frozen[frozen.number]
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- pages ------------------------------------------------------------------------------------------------------
 
     def _room(self, rows: int) -> Rows:
         return Rows(np.empty(rows, np.int32), np.empty(rows, np.int64), np.empty((rows, self._width), np.int64))

@@ -68,7 +68,7 @@ def table_to_rows(spec: PaneTableSpec, table: pa.Table, heap: ValueHeap) -> tupl
     Values of any length are put into `heap`.
 
     Raises:
-        StateMismatchError: the file holds other columns than the job's operator keeps.
+        StateMismatchError: the file's columns differ from those of the job's operator.
     """
     wanted = spec.segment_schema
     if table.schema.names != wanted.names or table.schema.types != wanted.types:

@@ -60,7 +60,7 @@ class Partials:
     ) -> PartialRows | None:
         """Return the groups of a batch (with at least one row).
 
-        None if there are more than `limit`, if times are too far apart or impossible, or if a sum overflows; then the
+        None if there are more than `limit`, if times are too far apart or impossible, or if a sum overflows. Then the
         rows are sent uncombined.
         """
         first, last = int(times.min()), int(times.max())

@@ -2,8 +2,8 @@
 
 A cell holds the address of a value in words of a `ValueHeap` (their form: `kernels.aggregates.values`). Values are
 never changed or moved in place: a reader that copies cells keeps `pinned` as well. Values without a reference are
-dropped when the table compacts the heap: when its size has doubled, when memory is full and when keys are evicted.
-Owned by one thread.
+dropped when the table compacts the heap. It does so when its size has doubled, when memory is full and when keys are
+evicted. Owned by one thread.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def take_values(addresses: I64, data_type: pa.DataType) -> pa.Array:
 def _bytes_of(array: pa.Array) -> BytesColumn:
     """Return values as bytes that sort like the values."""
     column = key_column(array)
-    assert isinstance(column, BytesColumn)  # noqa: S101 - other types never come here
+    assert isinstance(column, BytesColumn)  # noqa: S101 - callers pass no other types
     if column.decimal:
         column = BytesColumn(_signed(_turned(column.data)), column.offsets, column.bitmap, column.bit_offset)
     return column

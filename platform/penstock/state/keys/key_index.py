@@ -1,7 +1,7 @@
 """The key index of a table: key columns -> dense slot numbers, append-only until it is rebuilt.
 
 Slots are numbered in order of first arrival. The 64-bit hash finds a candidate, the full key decides. Arrays only grow
-at their end and are replaced, never moved in place: a `KeyView` taken at a freeze stays valid while the owner
+at their end and are replaced, never moved in place. So a `KeyView` taken at a freeze stays valid while the owner
 continues. Called by `PaneTable` in the owner's thread; views are read by any thread.
 """
 

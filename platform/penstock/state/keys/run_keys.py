@@ -1,7 +1,7 @@
 """`RunKeys`: the keys of rows in a spilled file, numbered in hash order.
 
 Rows of joins in memory refer to keys by slots of the operator's index. A spilled file contains its keys, so that none
-of them has to be in memory: requested keys are found by hash and then compared. Used by `state.spill.join_spill` and
+of them has to be in memory. Requested keys are found by hash and then compared. Used by `state.spill.join_spill` and
 `state.tables.join_buffer`; any thread.
 """
 

@@ -30,7 +30,7 @@ from penstock.state.log.segment_columns import (
 if TYPE_CHECKING:
     from penstock.state.log.migration import Migration
 
-#: Prefix of the names of states that hold timers.
+#: Prefix of the names of timer states.
 TIMERS = "__timers_"
 #: The entry column of a list or of a map with plain keys; prefix of the names for other maps.
 ENTRY = "__entry"

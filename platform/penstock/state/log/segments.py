@@ -149,7 +149,7 @@ def mapped(path: Path) -> bytes:
     """Map a file that is not empty: its bytes belong to the page cache, also after it is removed.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: the file does not exist.
     """
     with path.open("rb") as file:
         return _mapped(file)

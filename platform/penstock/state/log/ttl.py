@@ -1,6 +1,6 @@
 """Time-to-live of row state: rows expire when they were not written (or read) for a given time.
 
-The clock is the machine's clock made monotonic: a step back holds it still, so state can live longer but never shorter,
+The clock is the machine's clock made monotonic: a step back holds it still. So state can live longer but never shorter,
 and expired rows stay expired. After a restore it starts at the newest time in the state. Used by the tables of row
 state, in the owner's thread.
 """

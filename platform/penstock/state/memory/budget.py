@@ -54,5 +54,5 @@ class MemoryBudget:
         return self.used_bytes > self.limit_bytes
 
     def should_shrink(self, holder: str) -> bool:
-        """Whether the limit is exceeded and `holder` holds at least its fair share."""
+        """Return whether the limit is exceeded and `holder` has at least its fair share."""
         return self.exceeded and self._held.get(holder, 0) * len(self._held) >= self.limit_bytes

@@ -59,7 +59,7 @@ class StateLimits:
     #: A sweep checks one cold key per this many keys in memory.
     cold_sweep_part: int = 16
 
-    # --- keys that leave memory -------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
     #: Keys in memory above which keys are evicted, regardless of their bytes; production bounds only the bytes.
     hot_keys: int = _UNLIMITED

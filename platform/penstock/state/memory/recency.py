@@ -1,9 +1,9 @@
 """Eviction policy: when a row state is full, and which keys stay in memory.
 
 Keys and states of an operator in memory may take half of an even share of a slot's managed memory. The rest is for
-temporary data: changes that are frozen or being encoded, larger arrays while tables grow, and the new index during an
-eviction. No I/O and no side effects. Used by `state.tables.row_state`, `state.panes.session_table` and, for values of
-any length, `state.panes.pane_table` in the owner's thread.
+temporary data: frozen changes, larger arrays while tables grow, and the new index during an eviction. No I/O and no
+side effects. Used by `state.tables.row_state`, `state.panes.session_table` and, for values of any length,
+`state.panes.pane_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Recency:
         self._touches.touch(slots, count)
 
     def full(self, hot_bytes: int, keys: int) -> bool:
-        """Whether `hot_bytes` or `keys` exceeds its limit."""
+        """Return whether `hot_bytes` or `keys` exceeds its limit."""
         return keys > self.limits.hot_keys or past_part(self.budget, self.holder, hot_bytes)
 
     def staying(self, count: int) -> np.ndarray:

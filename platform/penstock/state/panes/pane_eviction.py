@@ -1,9 +1,8 @@
 """Memory bounds and eviction of a table of one pane with a cold file.
 
 The hot part of a table may take a third of its share of managed memory. The rest is for temporary data: copies of
-frozen rows until they are durable, encoding them, larger arrays during growth, and the new table during an eviction.
-Rows are processed in batches so small that none of these grows with the input batch or with the state. Called by
-`pane_table` in the owner's thread.
+frozen rows, encoding, larger arrays during growth, and the new table during an eviction. Rows are processed in batches
+so small that none of these grows with the input batch or with the state. Called by `pane_table` in the owner's thread.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class PaneTable:
         """Add a batch: one key, hash and pane start per row, one input per accumulator (None: no input).
 
         Raises:
-            PenstockError: an integer sum left 64 bits, or the state left its memory (hashmap backend).
+            PenstockError: an integer sum overflows, or the state does not fit the managed memory (hashmap backend).
         """
         cell = self._cells_of(keys, hashes, panes)
         overflowed = add_rows(self.spec, (self._hot.memory.cells, self._hot.memory.float_cells), cell, inputs)
@@ -125,7 +125,7 @@ class PaneTable:
         return counts.late, counts.wild
 
     def panes(self) -> list[int]:
-        """Return the starts of all panes that hold rows, ascending."""
+        """Return the starts of all panes with rows, ascending."""
         hot = self._hot.memory.panes
         return hot if self._cold is None else sorted({*hot, *self._cold.panes})
 

@@ -80,7 +80,7 @@ class RunningTable(PaneTable):
         """Return a mask of the rows that replace their key's row; the one accumulator is the kept row's order.
 
         Raises:
-            PenstockError: the state left its memory (hashmap backend).
+            PenstockError: the state does not fit the managed memory (hashmap backend).
         """
         cell = self._cells_of_one_pane(keys, hashes)
         kept = np.empty(len(cell), np.uint8)

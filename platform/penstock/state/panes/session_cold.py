@@ -1,8 +1,8 @@
 """Sessions of evicted keys: one record per key in the cold store, and an entry by the time it is due.
 
-A key is loaded for a row, when the watermark closes one of its sessions, or when it closes a pane that a longer session
-still uses: then the pane's rows have to move to a newer pane. Changes are in a segment before their key is evicted.
-Used by `state.panes.session_table` in the owner's thread.
+A key is loaded for a row, or when the watermark closes one of its sessions. It is also loaded when a pane is closed
+that a longer session uses: the pane's rows have to move to a newer one. Changes are in a segment before their key is
+evicted. Used by `state.panes.session_table` in the owner's thread.
 """
 
 from __future__ import annotations

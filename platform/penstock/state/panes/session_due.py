@@ -1,6 +1,6 @@
 """Due times of sessions with remote state: timers by key, in a separate log.
 
-For a key that is not in memory the log has a timer that is due no later than any of its sessions, so that a watermark
+The log has a timer for each key that is not in memory, due no later than any of the key's sessions. So a watermark
 reads only the keys that it closes. When a session continues, its timer stays. When the timer is due, the key is
 checked, and gets another timer at the next barrier or eviction. Used by `state.panes.session_table` in the owner's
 thread.

@@ -2,7 +2,7 @@
 
 All rows of a key in one pane belong to one session, so adding rows is the same as for other windows. The panes of a
 session are found when the watermark advances. An open session that would keep an old pane alive is moved into its
-newest pane, so a session takes a few cells for any length. With a cold store, the least recently used keys are evicted
+newest pane. So a session takes a few cells for any length. With a cold store, the least recently used keys are evicted
 with all their sessions (`state.panes.session_cold`). Owned by one subtask thread.
 """
 
@@ -194,7 +194,7 @@ class SessionTable(PaneTable):
         blank[:, 0] = 1
         self._hot.memory.rewrite(cell, blank)
 
-    # --- keys that leave memory -------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
     @property
     def most_rows(self) -> int:

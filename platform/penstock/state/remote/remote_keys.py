@@ -1,9 +1,9 @@
 """Remote keys of a process function: kept in the object store until their first use.
 
 As with other backends a key is completely in memory or completely in the local cold store. The hashes are also split
-into fetch ranges: keys of a range that is not local, and not in memory, are only in the log. The first use of such a
-key fetches its range, of all states, into the cold store. A range may be dropped at any time: each eviction first
-freezes changes, so they are in a durable segment or in one that waits for its upload, and both are read. Called by
+into fetch ranges. If a range is not local, its keys outside memory are only in the log. The first use of such a key
+fetches its range, of all states, into the cold store. A range may be dropped at any time, because each eviction first
+freezes changes. They are in a durable segment or in one that waits for its upload, and both are read. Called by
 `state.tables.row_state` in the owner's thread.
 """
 

@@ -1,10 +1,10 @@
 """Cold rows in the object store that are fetched on demand: the cold side of a table with the remote backend.
 
 The hashes are split into fetch ranges. A restore reads the footers of the segments. The first lookup of a key that is
-not in memory fetches its range from all segments into a local store, which is used like the cold store of other
-backends. A local range may be dropped whenever local space is short. Evicted rows are also in a segment of the log, in
-a frozen one that waits for its upload, or in the file of changes since the last freeze, and are read from there. Called
-by `PaneTable` in the owner's thread.
+not in memory fetches its range from all segments into a local store. From then on the local store is used like the cold
+store of other backends. A local range may be dropped whenever local space is short, because its rows can be read again.
+They are in a segment, durable or waiting for its upload, or in the file of changes since the last freeze. Called by
+`PaneTable` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class RemoteRows:
         if fetched.rows is not None and len(pieces):
             self._install(fetched.rows, pieces)
 
-    # --- pieces -----------------------------------------------------------------------------------------------------
+    # --- fetch ranges -----------------------------------------------------------------------------------------------
 
     def _bring(self, pieces: I64) -> None:
         step = self._limits.fetched_pieces

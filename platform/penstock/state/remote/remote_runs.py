@@ -1,10 +1,10 @@
 """Remote rows of joins, fetched from the object store on demand for `state.tables.join_buffer`.
 
-Rows of a side are numbered in order of arrival. Rows below a certain number belong to the log: they are local if the
-fetch range of their hash was fetched, and may be dropped again. Later rows are in memory or in the table's own files.
-Above the disk limit, rows that are already durable are dropped locally and re-read from the log. A range is fetched for
-both sides, when one of its keys is used or when rows of a time are requested that it may have. Called by
-`state.tables.join_buffer` and `state.tables.row_state` in the owner's thread.
+Rows of a side are numbered in order of arrival. Rows below a certain number belong to the log. They are local if their
+fetch range was fetched, and may be dropped again. Later rows are in memory or in the table's own files. Above the disk
+limit, rows that are already durable are dropped locally and re-read from the log. A range is fetched for both sides,
+when one of its keys is used or rows of one of its times are requested. Called by `state.tables.join_buffer` and
+`state.tables.row_state` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ class RemoteRuns:
         for area in self.areas:
             area.close()
 
-    # --- pieces -----------------------------------------------------------------------------------------------------
+    # --- fetch ranges -----------------------------------------------------------------------------------------------
 
     def _area(self) -> SpillArea:
         return SpillArea(self._folder, self._limits.region_file_bytes, _LARGER, limits=self._limits)

@@ -1,6 +1,6 @@
 """Remote timers: kept in the object store until shortly before they are due.
 
-Timers are requested by time, not by key, so the local part is a span of time: all timers before `reached` are in memory
+Timers are requested by time, not by key, so the local part is a span of time. All timers before `reached` are in memory
 or in the local cold store, and later ones are in the log. Footers list the first and last time of a row group. When the
 requested time reaches remote timers, the row groups with the next timers are read, of all keys. Segments of timers have
 a span of time per row group, so that these are few. Changes since a segment was written are later in the log, or in

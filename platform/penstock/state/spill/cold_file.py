@@ -108,7 +108,7 @@ class _File:
     def get(self, heads: I64, order: I64, target: tuple[I64, I64]) -> None:
         """Copy cells to `target` as `kernels.cold_get` does.
 
-        If the file may not stay mapped, records are read instead: a page fault maps the pages around a record too, and
+        If the file may not stay mapped, records are read instead. A page fault maps the pages around a record too, and
         each would have to be unmapped again.
         """
         done = 0

@@ -1,6 +1,6 @@
 """The cold side of a pane table: its rows on disk (`ColdRows`), and which panes have any (`ColdPanes`).
 
-The hashmap backend has no cold side. With the rocksdb backend, rows are in RocksDB (`state.spill.rocksdb`); rows of
+The hashmap backend has no cold side. With the rocksdb backend, rows are in RocksDB (`state.spill.rocksdb`). Rows of
 tables without windows are in a separate file if keys and values have a fixed width (`state.spill.cold_file`). A cold
 store is a spill area: it starts empty and is never recovered, because the checkpoint is authoritative. Called by
 `PaneTable` in the owner's thread.

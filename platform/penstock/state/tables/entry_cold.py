@@ -1,7 +1,7 @@
 """Lists and maps of evicted keys: conversion of Python objects to rows of the cold store and back.
 
 One record holds all elements of a list (with their indices) or all entries of a map, with their times of last access. A
-list that expires here is also cleared in the log: the indices of a new list of its key start at 0 again, and must not
+list that expires here is also cleared in the log. The indices of a new list of its key start at 0 again, and must not
 mix with saved elements. Used by `state.tables.entry_table` in the owner's thread.
 """
 

@@ -308,7 +308,7 @@ class EntryTable:
             self._waiting.add(self._cold.freeze_expired(self.source.log), home)
         self._waiting.add(self._log.freeze(self._state.index.view()), home)
 
-    # --- keys that leave memory -------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
     def save_changes(self, home: ColdHome) -> None:
         """Freeze all unsaved changes into a segment."""
@@ -345,7 +345,7 @@ class EntryTable:
         self.changed(np.array([found.slot for found in warmed], np.int32), containers)
         self._text += text
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------------------------
 
     def mark_used(self, used: np.ndarray) -> None:
         """Set the slots that have elements or unsaved changes."""

@@ -267,7 +267,7 @@ class TimedRows:
         self._runs, self._added, self._looked_at = [], [], []
         self._added_bytes = 0
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------------------------
 
     def mark_used(self, used: np.ndarray) -> None:
         """Set the slots that have a row in memory, saved or not."""
@@ -343,7 +343,7 @@ class TimedRows:
         new.stop = self._next_row
         self._runs.append(new)
 
-    # --- rows that become the log's ---------------------------------------------------------------------------------
+    # --- rows that the log takes over -------------------------------------------------------------------------------
 
     @property
     def own_bytes(self) -> int:

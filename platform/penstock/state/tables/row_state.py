@@ -89,7 +89,7 @@ class RowState:
         self._numbers: I32 = np.zeros(0, np.int32)
         self._check_dead_at = self._limits.dead_keys
 
-    # --- what there is ----------------------------------------------------------------------------------------------
+    # --- declarations -----------------------------------------------------------------------------------------------
 
     def value(
         self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None, migration: Migration | None = None

@@ -119,7 +119,7 @@ class TimerTable:
         """Return the next `most` timers of one key; see `state.store.StateTable`.
 
         Raises:
-            UsageError: too many timers of other keys that left memory are before them.
+            UsageError: too many timers of other evicted keys are before them.
         """
         view, slots, here = self._state.find(keys, hashes)
         times = set[int]() if self._cold is None else set(self._cold.look_up(view, slots, most))
@@ -276,7 +276,7 @@ class TimerTable:
         """Drop waiting segments."""
         self._waiting.clear()
 
-    # --- keys that leave memory -------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
     def save_changes(self, home: ColdHome) -> None:
         """Freeze all unsaved changes into a segment."""
@@ -308,7 +308,7 @@ class TimerTable:
     def bring_in(self, keys: KeyView, slots: I32) -> None:
         """Do nothing: timers are loaded when they are due."""
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------------------------
 
     def mark_used(self, used: np.ndarray) -> None:
         """Set the slots that have a timer or an unsaved change."""

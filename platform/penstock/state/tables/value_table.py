@@ -267,7 +267,7 @@ class RowTable:
         """Return whether frozen rows are still in the table's own memory."""
         return rows.base is self._slots
 
-    # --- keys that leave memory -------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
     def save_changes(self, home: ColdHome) -> None:
         """Freeze all unsaved changes into a segment."""
@@ -288,7 +288,7 @@ class RowTable:
         if taken is not None:
             self._put(taken.slots, taken.columns, clean=True)
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------------------------
 
     def mark_used(self, used: np.ndarray) -> None:
         """Set the slots that have a value or an unsaved change."""
