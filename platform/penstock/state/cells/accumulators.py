@@ -133,7 +133,7 @@ class PaneTableSpec:
     single_pane: bool = False
     #: Whether the last word of a cell is the time of its last access.
     expires: bool = False
-    #: Whether its aggregates may change between versions of a job; then with their inputs and window.
+    #: Whether its aggregates may change between versions of a job; `parts` and `window` describe them then.
     evolves: bool = False
     parts: tuple[Part, ...] = ()
     window: str = ""

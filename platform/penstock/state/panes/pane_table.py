@@ -109,7 +109,7 @@ class PaneTable:
     def add(
         self, keys: KeyColumns, times: I64, window: I64, inputs: Sequence[AccumulatorInput | None]
     ) -> tuple[int, int]:
-        """Add a batch as `update` does, by event times; return how many were late or had an invalid time.
+        """Add a batch by event times, as `update` does; skip late and impossible rows and return their numbers.
 
         `window` = [length of a pane, offset, first open start, latest possible time].
 

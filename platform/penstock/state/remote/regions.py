@@ -45,7 +45,7 @@ class Regions(Protocol):
         """Drop a region's rows."""
 
     def expect(self, rows: int) -> None:
-        """Prepare for `rows` rows in all."""
+        """Set the expected number of rows in all."""
 
     @property
     def in_file(self) -> bool:
@@ -93,7 +93,7 @@ class FileRegions:
         return self._files[region].disk_bytes
 
     def expect(self, rows: int) -> None:
-        """Create each file with room for its part of this many rows."""
+        """Set the number of rows for which each file is allocated: its part of `rows`."""
         for file in self._files:
             file.expect(rows // len(self._files))
 

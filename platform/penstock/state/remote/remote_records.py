@@ -116,7 +116,7 @@ class RemoteRecords:
 
 
 def in_memory(view: KeyView, count: int, ranges: Sequence[HashRange]) -> tuple[KeyView, np.ndarray]:
-    """Return the view and which of the first `count` keys are in some hash ranges."""
+    """Return the view and the slots of the first `count` keys that are in some hash ranges."""
     return view, np.flatnonzero(inside(view.hashes[:count], ranges)).astype(np.int32)
 
 

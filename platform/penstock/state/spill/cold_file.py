@@ -208,7 +208,7 @@ class FileRows:
         self._file: _File | None = None
 
     def expect(self, rows: int) -> None:
-        """Create the file with room for this many rows.
+        """Set the number of rows for which the file is allocated at first.
 
         Otherwise rows in hash order would fill its front, and searches would take long probes.
         """
