@@ -49,7 +49,7 @@ class Regions(Protocol):
 
     @property
     def in_file(self) -> bool:
-        """See `cold.ColdRows`, also for the methods below."""
+        """See `cold_panes.ColdRows`, also for the methods below."""
 
     def rows_of(self, pane: int) -> int: ...
 

@@ -35,7 +35,7 @@ _MANY_ROWS = 1 << 20
 
 
 class RemoteRows:
-    """The cold rows of one table (`cold.ColdRows`), a part of which is on the local disk."""
+    """The cold rows of one table (`cold_panes.ColdRows`), a part of which is on the local disk."""
 
     _changes: UndurableRows
 

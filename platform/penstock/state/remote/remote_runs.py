@@ -46,7 +46,7 @@ _ROW_BYTES = 128
 
 
 class JoinTable(Protocol):
-    """The join side's own rows, and properties of all its rows (`timed_rows.TimedRows`)."""
+    """The join side's own rows, and properties of all its rows (`join_buffer.TimedRows`)."""
 
     @property
     def source(self) -> FrozenSource:

@@ -186,7 +186,7 @@ class _File:
 
 
 class FileRows:
-    """The cold rows of one table (`cold.ColdRows`); its only pane starts at 0."""
+    """The cold rows of one table (`cold_panes.ColdRows`); its only pane starts at 0."""
 
     in_file = True
 

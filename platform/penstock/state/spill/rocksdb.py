@@ -47,7 +47,7 @@ def _shared_memory(library: Any, memory_bytes: int) -> tuple[Any, Any]:
 
 
 class RocksStore:
-    """One database in a separate folder (`cold.ColdStore`)."""
+    """One database in a separate folder (`cold_panes.ColdStore`)."""
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         """Open an empty store; `memory_bytes` bounds cache and memtables, shared by all stores of the process.
