@@ -1,4 +1,4 @@
-"""What becomes of a snapshot's columns in a job whose state has others: a spec with their field ids, or a migration.
+"""Adaptation of restored columns to the job's state: a spec with their field ids, or a migration.
 
 Called by `penstock.state.store` when a state is declared.
 """
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Migrating:
-    """A migration that is registered for what snapshots hold."""
+    """A migration that applies to the restored snapshots."""
 
     migration: Migration
-    #: The columns of the snapshots; files of theirs from before an evolution have others.
+    #: The columns of the snapshots; files from before an evolution have other columns.
     saved: pa.Schema
 
     def rows(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Return rows of any of the snapshots' files with the columns of today."""
+        """Convert rows of any of the snapshots' files to the current columns."""
         return self.migration.rows(conform(table, self.saved), schema)
 
 
 def migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> Migrating | None:
-    """Return the migration that is registered for what the snapshots hold, if one is."""
+    """Return the migration registered for the columns of the snapshots, if there is one."""
     migration = spec.migration if isinstance(spec, RowSpec) else None
     if migration is None or not snapshots:
         return None
@@ -47,7 +47,7 @@ def migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> Migrat
 
 
 def fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:
-    """Return the spec with the field ids that the snapshot's columns have.
+    """Return the spec with the field ids of the snapshot's columns.
 
     Raises:
         StateMismatchError: rows of these columns cannot become those of the spec.

@@ -1,7 +1,7 @@
-"""What the task and the operators know of keyed state: the store of one operator, and the frozen state of one barrier.
+"""Protocols of keyed state for the task and the operators: the store of one operator, and the frozen state.
 
-Implemented by `penstock.state.store`. Everything but `encode` and `CompactionJob.run` is called in the subtask's own
-thread.
+Implemented by `penstock.state.store`. All methods except `encode` and `CompactionJob.run` are called in the subtask's
+own thread.
 """
 
 from __future__ import annotations
@@ -25,98 +25,98 @@ if TYPE_CHECKING:
 
 
 class FrozenState(Protocol):
-    """One state as of one barrier.
+    """One state at one barrier.
 
-    Pages are copied by the owner's thread, piece by piece; encoding happens in the background.
+    Pages are copied by the owner's thread in steps; encoding runs in the background.
     """
 
     def copy_pages(self, limit: int) -> bool:
-        """Copy up to `limit` frozen pages that were not yet copied by a write.
+        """Copy up to `limit` frozen pages that no write has copied yet.
 
         True when none is left and `encode` may start.
         """
 
     def encode(self) -> tuple[EncodedSegment, ...]:
-        """Return all segments up to this barrier that are not durable yet, earlier failed uploads too. Any thread."""
+        """Return all segments up to this barrier that are not durable, also of failed uploads. Any thread."""
 
     def durable(self, files: Mapping[int, FileRef]) -> None:
-        """The segments at these positions are written and verified."""
+        """Record that the segments at these positions are written and verified."""
 
     def failed(self) -> None:
-        """The upload was given up; the segments stay in the log and are offered again by the next frozen state."""
+        """Handle an abandoned upload: the segments stay in the log, and the next frozen state offers them again."""
 
     def snapshot(self) -> KeyedStateSnapshot:
         """Return base and all segments up to the barrier. Only legal when all of them are durable."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes held for this frozen state, counted against the managed memory."""
+        """The bytes held for this frozen state, counted in the managed memory."""
 
 
 class CompactionJob(Protocol):
-    """Merges committed segments of one tier.
+    """A merge of committed segments of one tier.
 
-    `run` in the background, then `KeyedStateStore.compacted` in the owner's thread.
+    Call `run` in the background, then `KeyedStateStore.compacted` in the owner's thread.
     """
 
     @property
     def state(self) -> str:
-        """Name of the state whose log it is of."""
+        """The name of the state."""
 
     @property
     def inputs(self) -> tuple[Segment, ...]:
         """The segments that are merged."""
 
     def run(self, read: Callable[[FileRef], bytes]) -> EncodedSegment:
-        """Read, merge (last by order wins, tombstones applied), encode."""
+        """Read, merge (the last row wins, tombstones are applied) and encode."""
 
 
 class PrefetchJob(Protocol):
-    """Rows fetched before anybody asks: `run` in the background, then `install` in the owner's thread."""
+    """A prefetch of remote rows: `run` in the background, then `install` in the owner's thread."""
 
     def run(self) -> None:
         """Read the rows."""
 
     def install(self) -> None:
-        """Put them in."""
+        """Store the fetched rows."""
 
 
 class KeyedStateStore(Protocol):
     """All keyed state of one operator of one subtask."""
 
     def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
-        """Declare (once, in `open`) a table of accumulators by pane; restored rows are in it when this returns."""
+        """Declare (once, in `open`) a table of accumulators by pane; it is restored when this returns."""
 
     def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
-        """Declare (once, in `open`) a table of accumulators by key; restored rows are in it when this returns."""
+        """Declare (once, in `open`) a table of accumulators by key; it is restored when this returns."""
 
     def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
-        """Declare (once, in `open`) a table of sessions; restored rows are in it when this returns."""
+        """Declare (once, in `open`) a table of sessions; it is restored when this returns."""
 
     def row_state(self, key_schema: pa.Schema, *, leaves: bool = False) -> RowState:
-        """Declare (once, in `open`) values, rows and timers by key; `leaves`: keys may leave memory."""
+        """Declare (once, in `open`) values, rows and timers by key; `leaves`: keys may be evicted."""
 
     def check_all_declared(self) -> None:
-        """Check that nothing of the snapshot is left undeclared."""
+        """Check that every state of the snapshot was declared."""
 
     def freeze(self, checkpoint_id: int | None = None) -> tuple[FrozenState, ...]:
-        """Freeze all declared states: bump the epoch, keep references, copy nothing yet."""
+        """Freeze all declared states: advance the epoch, keep references, copy no data yet."""
 
     def completed(self, checkpoint_id: int) -> None:
-        """The checkpoint frozen under that id is complete: what it names may be compacted."""
+        """Record that the checkpoint frozen under that id is complete: its segments may be compacted."""
 
     def compaction(self) -> CompactionJob | None:
-        """Return work for the background when a tier is full and none is running."""
+        """Return a compaction for the background when a tier is full and none is running."""
 
     def compacted(self, job: CompactionJob, file: FileRef | None) -> None:
-        """The merged segment is durable (None: given up); it replaces its inputs in later snapshots."""
+        """Replace the inputs by the merged segment, which is durable (None: abandoned), in later snapshots."""
 
     def prefetch(self) -> PrefetchJob | None:
-        """Return rows for the background to fetch, while there are such and local space allows."""
+        """Return the next prefetch for the background, if one is left and local space allows it."""
 
     @property
     def memory_bytes(self) -> int:
-        """Managed bytes held: hot tables, frozen pages, open segments."""
+        """The managed bytes held: hot tables, frozen pages, open segments."""
 
     def close(self) -> None:
         """Free memory and local files."""

@@ -1,4 +1,4 @@
-"""What the task gives when it opens the keyed state of an operator (`state.store`)."""
+"""The task's request to open the keyed state of an operator (`state.store`)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedStateRequest:
-    """What the task knows when it opens an operator's state."""
+    """The data that the task passes to open an operator's state."""
 
     uid: str
     #: Snapshots of this operator, clipped to `hash_range` by the job.
     snapshots: tuple[KeyedStateSnapshot, ...]
     hash_range: HashRange
     settings: JobSettings
-    #: Reads a file of a snapshot or a part of it, verified where the reference has a checksum.
+    #: Reads a file of a snapshot or a part of it, verified if the reference has a checksum.
     read: Callable[[FileRef], bytes]
-    #: A folder of this subtask attempt's own, for spilled and cold rows; made when needed.
+    #: The folder of this subtask attempt for spilled and cold rows; created when needed.
     directory: Path
     #: `<run>/<vertex>/<subtask>/<attempt>`.
     writer: str
     budget: MemoryBudget
-    #: Does several reads at a time.
+    #: Runs several reads in parallel.
     gather: Gather = one_by_one
-    #: Sizes of tables, logs and files.
+    #: Size limits of tables, logs and files.
     limits: StateLimits = PRODUCTION

@@ -1,4 +1,4 @@
-"""Where the states of one operator go when memory runs out, or come from when they are asked for, by backend.
+"""State backend of one operator: the stores of evicted keys, or the remote state that is fetched on demand.
 
 Made by `state.store`, which closes it with the operator.
 """
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.spill.cold_panes import ColdRows, ColdStore
 
-#: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
+#: RocksDB's cache and memtables get one part in this many of the managed memory, hot tables the rest.
 _COLD_SHARE = 4
 
 
 class ColdPlaces:
-    """Opened for one attempt of one operator of one subtask."""
+    """The stores of one attempt of one operator of one subtask."""
 
     def __init__(self, request: KeyedStateRequest) -> None:
-        """Nothing is opened yet."""
+        """Open nothing yet."""
         self._request = request
         self._share = request.settings.managed_memory_bytes // _COLD_SHARE
         self._opened: list[ColdRows | ColdHome | SpillArea | RemoteRuns] = []
-        #: What stays in the object store and may be fetched before anybody asks.
+        #: The remote states, for prefetches.
         self.remote: list[RemoteRows | RemoteKeys | RemoteRuns] = []
 
     def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdRows | None:
-        """Return the cold side of a table of panes; None: it stays in memory.
+        """Return the cold side of a pane table; None: all rows stay in memory.
 
         Raises:
             UsageError: the backend's library is not installed.
             StorageError: the object store cannot be read (remote backend).
         """
         backend = self._request.settings.state_backend
-        if isinstance(source.spec, PaneTableSpec):  # with the field ids of the snapshot it is restored from
+        if isinstance(source.spec, PaneTableSpec):  # with the field ids of the restored snapshot
             spec = source.spec
         if backend == "hashmap":
             return None
@@ -67,9 +67,9 @@ class ColdPlaces:
         return rows
 
     def keys(self, name: str = "rows") -> KeyTiers | None:
-        """Return where keys go with all their values, or come to from the object store; None: they stay in memory.
+        """Return the stores of evicted or remote keys; None: all keys stay in memory.
 
-        Each has a name of its own.
+        Each needs a different name.
 
         Raises:
             UsageError: the backend's library is not installed.
@@ -89,7 +89,7 @@ class ColdPlaces:
         return KeyTiers(home, fetches)
 
     def runs(self) -> RunTiers | None:
-        """Return where rows of joins go, or come to from the object store; None: they stay in memory."""
+        """Return the stores of spilled or remote join rows; None: all rows stay in memory."""
         request = self._request
         if request.settings.state_backend == "hashmap":
             return None
@@ -104,7 +104,7 @@ class ColdPlaces:
         return RunTiers(area, fetches)
 
     def close(self) -> None:
-        """Give the local disk back; idempotent."""
+        """Free the local disk; idempotent."""
         for place in self._opened:
             place.close()
         self._opened = []
@@ -116,7 +116,7 @@ class ColdPlaces:
 
     @property
     def _local_bytes(self) -> int:
-        """What fetched state of this subtask may take on the local disk."""
+        """Return the local disk limit for fetched state of this subtask."""
         settings = self._request.settings
         return settings.remote_local_bytes * self._request.budget.limit_bytes // settings.managed_memory_bytes
 

@@ -1,7 +1,7 @@
 """`open_keyed_state`: the keyed state of one operator of one subtask (`keyed.KeyedStateStore`).
 
-Called by `penstock.task` when it opens a chain. Tables restore themselves when they are declared; their logs go on from
-the segments they were restored from.
+Called by `penstock.task` when it opens a chain. Tables are restored when they are declared; their logs continue after
+the restored segments.
 """
 
 from __future__ import annotations
@@ -53,40 +53,40 @@ _MAX_OPEN_VIEWS = 64
 
 
 class StateTable(Protocol):
-    """What the store asks of each of its states, whatever it holds."""
+    """The interface of every state of a store."""
 
     @property
     def source(self) -> FrozenSource:
-        """Names the state, its log and its spec."""
+        """The state's names, its log and its spec."""
 
     def freeze(self) -> FrozenTable:
-        """Freeze the table as it is."""
+        """Freeze the table."""
 
     def load(self, table: pa.Table) -> None:
-        """Put restored rows in, newest last."""
+        """Add restored rows, newest last."""
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-        """Return the live rows of the one key given, at most `most`, as columns of a segment; nothing changes."""
+        """Return at most `most` live rows of the single given key as columns of a segment; changes no state."""
 
     def counts(self) -> KeyCounts:
-        """Return how many rows every key has in memory."""
+        """Return the number of rows of every key in memory."""
 
     @property
     def memory_bytes(self) -> int:
-        """Managed bytes held."""
+        """The managed bytes held."""
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
 
 
 TableT = TypeVar("TableT", bound=StateTable)
 
 
 class KeyedState:
-    """All tables of one operator."""
+    """The tables of one operator."""
 
     def __init__(self, request: KeyedStateRequest) -> None:
-        """Nothing is read before a table is declared."""
+        """Prepare; a state is read when it is declared."""
         self._request = request
         self._tables: dict[str, StateTable] = {}
         self._rows: RowState | None = None
@@ -98,7 +98,7 @@ class KeyedState:
 
         Raises:
             GraphError: declared twice.
-            StateMismatchError: the snapshot's columns are others than the spec's.
+            StateMismatchError: the snapshot's columns differ from the spec's.
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
         return self._declare(
@@ -106,15 +106,15 @@ class KeyedState:
         )
 
     def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
-        """Declare a table without windows and restore it; `ttl` where the spec says that rows expire."""
+        """Declare a table without windows and restore it; `ttl` is given if the spec says that rows expire."""
         return self._declare(
             name, spec, lambda source: RunningTable(source, spec, self._home(self._cold.rows(source, spec)), ttl)
         )
 
     def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
-        """Declare a table of sessions and restore it; with the rocksdb backend keys leave memory when it is full.
+        """Declare a table of sessions and restore it; with the rocksdb backend full memory evicts keys.
 
-        With the remote backend keys are fetched when they are touched or due. Raises as `pane_table`.
+        With the remote backend keys are fetched when they are used or due. Raises as `pane_table`.
         """
         leaves = self._cold.keys()
         due = LoggedDue(self.row_state(spec.key_schema, leaves=True, place="due"))
@@ -127,10 +127,10 @@ class KeyedState:
         return table
 
     def row_state(self, key_schema: pa.Schema, *, leaves: bool = False, place: str = "rows") -> RowState:
-        """Declare the row path's state: values and timers by one set of keys, which are restored when declared.
+        """Declare the row path's state: values and timers with a shared key index, restored when declared.
 
-        With `leaves` keys leave memory when it is full (rocksdb), or are fetched when they are touched (remote);
-        `place` names where they go.
+        With `leaves`, full memory evicts keys (rocksdb), or keys are fetched on use (remote); `place` names their
+        store.
 
         Raises:
             GraphError: declared twice.
@@ -146,16 +146,16 @@ class KeyedState:
 
     @property
     def uid(self) -> str:
-        """The operator's."""
+        """The operator's uid."""
         return self._request.uid
 
     @property
     def tables(self) -> Mapping[str, StateTable]:
-        """Every state that was declared, by its name."""
+        """The declared states by name."""
         return self._tables
 
     def declared(self) -> dict[str, pa.Schema]:
-        """Return the columns of every state that was declared, by its name."""
+        """Return the columns of every declared state by its name."""
         specs = {name: table.source.spec for name, table in self._tables.items()}
         return {
             name: spec.declared_schema if isinstance(spec, RowSpec) else spec.segment_schema
@@ -173,12 +173,12 @@ class KeyedState:
             if snapshot.uid == request.uid and snapshot.state not in self._tables and snapshot.segments:
                 declared = ", ".join(self._tables)
                 raise StateMismatchError(
-                    f"the snapshot of {request.uid} holds the state {snapshot.state!r}, the job declares {declared}",
+                    f"the snapshot of {request.uid} has the state {snapshot.state!r}, the job declares {declared}",
                     hint="declare it again, give the operator a new uid, or start with --fresh",
                 )
 
     def freeze(self, checkpoint_id: int | None = None) -> tuple[FrozenState, ...]:
-        """Freeze every table; with an id, `completed` will know what was committed by it."""
+        """Freeze every table; with an id, `completed` can later mark its content as committed."""
         frozen: tuple[FrozenTable, ...] = tuple(table.freeze() for table in self._tables.values())
         if checkpoint_id is not None:
             logs = [table.source.log for table in self._tables.values()]
@@ -188,7 +188,7 @@ class KeyedState:
         return frozen
 
     def completed(self, checkpoint_id: int) -> None:
-        """The checkpoint is complete: what it names may be compacted."""
+        """Record that the checkpoint is complete: its segments may be compacted."""
         for known in sorted(c for c in self._views if c <= checkpoint_id):
             views = self._views.pop(known)
             if known == checkpoint_id:
@@ -196,7 +196,7 @@ class KeyedState:
                     log.completed(view)
 
     def compaction(self) -> CompactionJobProtocol | None:
-        """Return work for the background when a tier of a log is full."""
+        """Return a compaction for the background when a tier of a log is full."""
         for table in self._tables.values():
             work = table.source.log.compaction()
             if work is not None:
@@ -204,7 +204,7 @@ class KeyedState:
         return None
 
     def compacted(self, job: CompactionJobProtocol, file: FileRef | None) -> None:
-        """Enter the merged segment in place of its inputs; None: given up, it will be offered again."""
+        """Replace the inputs by the merged segment; None: abandoned, it will be offered again."""
         if not isinstance(job, CompactionJob):
             raise TypeError(f"{type(job).__name__} was not made by this store")
         log = self._tables[job.state].source.log
@@ -214,12 +214,12 @@ class KeyedState:
             log.compacted(job.inputs, segment_of(job.result, file, self._request.writer))
 
     def prefetch(self) -> PrefetchJob | None:
-        """Return rows for the background to fetch from the object store."""
+        """Return the next prefetch from the object store for the background."""
         return next((job for rows in self._cold.remote if (job := rows.next_fetch()) is not None), None)
 
     @property
     def memory_bytes(self) -> int:
-        """Managed bytes held by all tables."""
+        """The managed bytes held by all tables."""
         rows = 0 if self._rows is None else self._rows.index.memory_bytes
         return rows + sum(table.memory_bytes for table in self._tables.values())
 
@@ -233,7 +233,7 @@ class KeyedState:
         self._tables = {}
 
     def _declare(self, name: str, spec: StateSpec, make: Callable[[FrozenSource], TableT]) -> TableT:
-        """Make a table and restore it."""
+        """Create a table and restore it."""
         request = self._request
         if name in self._tables:
             raise GraphError(f"state {name!r} of {request.uid} is declared twice", hint="declare it once, in open")
@@ -247,9 +247,9 @@ class KeyedState:
         table = make(FrozenSource(request.uid, name, spec, log, request.writer))
         self._tables[name] = table
         if migration is not None and table.source.remote:
-            msg = f"state {name!r} of {request.uid} has a function that migrates its values, which reads all of them"
-            raise StateMismatchError(msg, hint="restore once with state_backend='rocksdb', then go back to 'remote'")
-        if not table.source.remote:  # else its rows come when they are asked for
+            msg = f"state {name!r} of {request.uid} has a migration function, which has to read all values"
+            raise StateMismatchError(msg, hint="restore once with state_backend='rocksdb', then return to 'remote'")
+        if not table.source.remote:  # otherwise its rows are fetched on demand
             segments = [e.segment for e in saved.entries if e.segment is not None]
             self._restore(table, segments, saved.tombstones, migration)
         return table
@@ -266,7 +266,7 @@ class KeyedState:
         tombstones: tuple[Tombstone, ...],
         migration: Migrating | None,
     ) -> None:
-        """Load segments oldest first, so that newer rows overwrite older ones; a few row groups in memory at a time."""
+        """Load segments oldest first, so that newer rows overwrite older ones, a few row groups at a time."""
         schema = table.source.spec.segment_schema
         for segment in segments:
             if clip_of(segment, self._request.hash_range) is None:
@@ -282,12 +282,12 @@ class KeyedState:
 
 
 def open_keyed_state(request: KeyedStateRequest) -> KeyedState:
-    """Return the keyed state of one operator; declare its tables to have them restored."""
+    """Return the keyed state of one operator; declaring its tables restores them."""
     return KeyedState(request)
 
 
 def close_stores(stores: Iterable[KeyedState]) -> list[Exception]:
-    """Close them all, whatever one of them raises; return what they raised."""
+    """Close all stores, even if some raise; return the raised errors."""
     errors: list[Exception] = []
     for store in stores:
         try:

@@ -280,7 +280,7 @@ class Wider(Counting):
 def test_state_that_does_not_fit_is_refused_and_a_new_state_begins_empty(world):
     op = world.open(Counting())
     op.rows((1, 0, 1))
-    with pytest.raises(StateMismatchError, match="holds the state 'count', the job declares counted"):
+    with pytest.raises(StateMismatchError, match="has the state 'count', the job declares counted"):
         op.restored(Renamed())
     with pytest.raises(StateMismatchError, match="value was int64 and is double, which cannot hold all its values"):
         op.restored(Retyped())

@@ -65,15 +65,15 @@ def test_parts_may_be_null_as_json():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["7"], "the key has 2 columns (user int64, name string), and 1 values are given"),
-        (["7", "x", "y"], "and 3 values are given"),
-        (["x", "7"], "key column user is int64, which 'x' is not"),
-        (["[7, 8]"], "key column name is string, which 8 is not"),
-        (['[true, "x"]'], "key column user is int64, which True is not"),
-        (['[[1], "x"]'], "key column user is int64, which [1] is not"),
+        (["7"], "the key has 2 columns (user int64, name string), but 1 values are given"),
+        (["7", "x", "y"], "but 3 values are given"),
+        (["x", "7"], "key column user has type int64, and 'x' is no value of it"),
+        (["[7, 8]"], "key column name has type string, and 8 is no value of it"),
+        (['[true, "x"]'], "key column user has type int64, and True is no value of it"),
+        (['[[1], "x"]'], "key column user has type int64, and [1] is no value of it"),
         (['{"user": 7, "nam": "x"}'], "the key has no column 'nam'"),
-        (['{"user": 7}'], "the key has a column 'name', which is not given"),
-        (["9223372036854775808", "x"], "key column user is int64"),
+        (['{"user": 7}'], "the key has a column 'name', which is missing"),
+        (["9223372036854775808", "x"], "key column user has type int64"),
     ],
 )
 def test_what_does_not_fit_is_refused(texts, message):
@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_refused(texts, message):
     ],
 )
 def test_what_is_no_value_of_its_column_is_refused(kind, text):
-    with pytest.raises(UsageError, match="key column k is"):
+    with pytest.raises(UsageError, match="key column k has type"):
         one(kind, text)
 
 

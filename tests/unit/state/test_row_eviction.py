@@ -339,7 +339,7 @@ def test_timers_of_keys_that_left_are_found_in_order_among_those_in_memory(tmp_p
     assert times(5000) == []
     rows.cold.limits = StateLimits(searched_timers=3000)
     assert times(9, 1) == [20_000_000]
-    with pytest.raises(UsageError, match=r"do not tell all of this key.*savepoint"):
+    with pytest.raises(UsageError, match=r"do not include enough of this key.*savepoint"):
         times(9)
     store.close()
 

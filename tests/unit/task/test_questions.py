@@ -54,7 +54,7 @@ def ask(job, what="state", stores=None, **given):
     [
         ({"uid": "other"}, "not-found", "operator 'other' keeps no state by key"),
         ({"state": "number"}, "not-found", "'op' has no state 'number'"),
-        ({"key": ("a", "b")}, "usage", "the key has 1 columns (k string), and 2 values are given"),
+        ({"key": ("a", "b")}, "usage", "the key has 1 columns (k string), but 2 values are given"),
     ],
 )
 def test_a_wrong_question_is_answered_with_what_is_wrong(job, given, kind, error):

@@ -1,6 +1,4 @@
-"""What a pane table stores.
-
-The key's schema and a list of accumulators, and how both look as words and as columns of a segment.
+"""Layout of a pane table: key columns and accumulators, as words of a cell and as columns of a segment.
 
 A cell is a row of 64-bit words. Word 0 is the number of rows (doubled, plus the dirty bit); every accumulator has one
 to three words, or 64. Made by `operators.windows.window_aggregate`, read by `PaneTable`, the segment writer and
@@ -25,13 +23,13 @@ from penstock.kernels.compiler.compile import F64, I64, U8
 from penstock.state.log.segment_columns import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ, segment_field
 
 Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last", "registers"]
-#: What keeps a value by the time of its row.
+#: Combines that keep a value by the time of its row.
 TIMED = ("first", "last")
 Dtype: TypeAlias = Literal["int64", "float64", "value"]
 
-#: The number of rows of a cell, in a segment.
+#: Column of the number of rows of a cell, in a segment.
 ROWS = "__rows"
-#: Words of the registers of `approx_count_distinct`.
+#: Number of words of the registers of `approx_count_distinct`.
 _REGISTER_WORDS = 64
 _OPS: dict[tuple[str, str], int] = {
     ("sum", "int64"): merge.SUM_I,
@@ -51,7 +49,7 @@ _OPS: dict[tuple[str, str], int] = {
     ("first", "value"): merge.FIRST,
     ("last", "value"): merge.LAST,
 }
-#: What the one-pass kernel does with a row; the others (moments, first, last) are none of its business.
+#: Operation numbers of the one-pass kernel; it does not handle the others (moments, first, last).
 _ROW_OPS: dict[tuple[str, str], int] = {
     ("sum", "int64"): accumulate.SUM_I,
     ("min", "int64"): accumulate.MIN_I,
@@ -66,25 +64,24 @@ _ROW_OPS: dict[tuple[str, str], int] = {
 class AccumulatorSpec:
     """One accumulator; `moments` is (count, mean, squared deviations), `first`/`last` are (event time, value).
 
-    `registers` are those of HyperLogLog, eight to a word (`operators.aggregates.distinct`).
-
-    Of `value` the word is an address in the table's `ValueHeap`.
+    `registers` are those of HyperLogLog, eight to a word (`operators.aggregates.distinct`). For `value` the word is an
+    address in the table's `ValueHeap`.
     """
 
     name: str
     dtype: Dtype
     combine: Combine
-    #: Of a value of any length: what it is in Arrow.
+    #: Arrow type of a value of any length.
     value: pa.DataType | None = None
 
     @property
     def op(self) -> int:
-        """The kernel's number of (combine, dtype)."""
+        """The kernel's number for (combine, dtype)."""
         return _OPS[self.combine, self.dtype]
 
     @property
     def columns(self) -> tuple[tuple[str, Dtype], ...]:
-        """Name and type of each word's column in a segment."""
+        """The name and type of each word's column in a segment."""
         if self.combine == "moments":
             return ((f"{self.name}.count", "float64"), (f"{self.name}.mean", "float64"), (f"{self.name}.m2", "float64"))
         if self.combine == "registers":
@@ -95,7 +92,7 @@ class AccumulatorSpec:
 
     @property
     def initial(self) -> tuple[int | float, ...]:
-        """The words of an accumulator that saw nothing."""
+        """The words of an empty accumulator."""
         if self.combine == "moments":
             return (0.0, 0.0, 0.0)
         if self.combine == "registers":
@@ -115,7 +112,7 @@ class AccumulatorSpec:
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorInput:
-    """A batch's values for one accumulator: int64 or float64 by its dtype, None counts the valid rows.
+    """A batch's values for one accumulator: int64 or float64 by its dtype; None counts the valid rows.
 
     `times` for first/last.
     """
@@ -128,26 +125,26 @@ class AccumulatorInput:
 
 @dataclass(frozen=True)
 class PaneTableSpec:
-    """Key columns and accumulators of one table."""
+    """The key columns and accumulators of one table."""
 
     key_schema: pa.Schema
     accumulators: tuple[AccumulatorSpec, ...]
-    #: Without windows: one pane, which starts at 0 and never closes.
+    #: Whether the table has no windows, but one pane that starts at 0 and never closes.
     single_pane: bool = False
     #: Whether the last word of a cell is the time of its last access.
     expires: bool = False
-    #: Whether its aggregates may change from one version of a job to the next; what they are made of, and their window.
+    #: Whether its aggregates may change between versions of a job; `parts` and `window` describe them then.
     evolves: bool = False
     parts: tuple[Part, ...] = ()
     window: str = ""
-    #: As in `RowSpec`: field ids where a snapshot has them already, the highest ever given, what columns say besides.
+    #: As in `RowSpec`: field ids from a snapshot, the highest id ever assigned, further column metadata.
     ids: tuple[int, ...] = ()
     last_id: int = 0
     carried: tuple[dict[bytes, bytes], ...] = ()
 
     @cached_property
     def words(self) -> tuple[int, ...]:
-        """First word of each accumulator."""
+        """The first word of each accumulator."""
         starts, at = [], 1
         for accumulator in self.accumulators:
             starts.append(at)
@@ -156,7 +153,7 @@ class PaneTableSpec:
 
     @cached_property
     def width(self) -> int:
-        """Words of a cell."""
+        """The number of words of a cell."""
         return 1 + sum(len(a.columns) for a in self.accumulators) + self.expires
 
     @cached_property
@@ -167,7 +164,7 @@ class PaneTableSpec:
 
     @cached_property
     def initial(self) -> I64:
-        """A cell that saw nothing."""
+        """An empty cell."""
         cell = np.zeros(self.width, np.int64)
         for accumulator, word in zip(self.accumulators, self.words, strict=True):
             for k, (value, (_, dtype)) in enumerate(zip(accumulator.initial, accumulator.columns, strict=True)):
@@ -182,7 +179,7 @@ class PaneTableSpec:
 
     @cached_property
     def value_words(self) -> dict[int, pa.DataType]:
-        """Words that are addresses of values, and what these are in Arrow."""
+        """The words that are addresses of values, with their Arrow types."""
         return {
             word + len(a.columns) - 1: a.value
             for a, word in zip(self.accumulators, self.words, strict=True)
@@ -191,7 +188,7 @@ class PaneTableSpec:
 
     @cached_property
     def exact(self) -> bool:
-        """Whether the order in which rows and cells are added makes no difference."""
+        """Whether the result is independent of the order in which rows and cells are added."""
         return not any(
             a.combine == "moments" or (a.combine == "sum" and a.dtype == "float64") for a in self.accumulators
         )
@@ -202,7 +199,7 @@ class PaneTableSpec:
         return any(a.combine in TIMED for a in self.accumulators)
 
     def row_inputs(self, inputs: Sequence[AccumulatorInput | None]) -> I64:
-        """Return a batch's inputs as the one-pass kernel takes them: addresses, valid as long as the inputs live."""
+        """Return a batch's inputs in the one-pass kernel's form: addresses, valid while the inputs exist."""
         rows = []
         for accumulator, word, given in zip(self.accumulators, self.words, inputs, strict=True):
             if given is None:
@@ -217,13 +214,13 @@ class PaneTableSpec:
 
     @cached_property
     def value_columns(self) -> tuple[tuple[str, Dtype], ...]:
-        """Name and type of every word's column, the number of rows first."""
+        """The name and type of every word's column, the number of rows first."""
         age: tuple[tuple[str, Dtype], ...] = ((LAST_ACCESS, "int64"),) if self.expires else ()
         return ((ROWS, "int64"), *(column for a in self.accumulators for column in a.columns), *age)
 
     @cached_property
     def segment_schema(self) -> pa.Schema:
-        """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
+        """The columns of this state's Parquet files; field ids are in the metadata `id` and in Parquet's own."""
         fixed = [(KEY_HASH, pa.int64(), 1), (NAMESPACE, pa.int64(), 2)]
         tail = [(DELETED, pa.bool_(), 3), (SEQ, pa.int64(), 4)]
         columns = self.value_columns[: self.width - self.expires]
@@ -245,7 +242,7 @@ class PaneTableSpec:
         )
 
     def _more(self, word: int, dtype: Dtype) -> dict[bytes, bytes]:
-        """Return what a column says for the jobs to come: what an accumulator is that has seen nothing."""
+        """Return the column's default (an empty accumulator), kept for later schema evolution."""
         if dtype == "value":
             return {NULL: b"1"}
         first = self.initial[word : word + 1].view(np.dtype(dtype))[0].item()
@@ -253,5 +250,5 @@ class PaneTableSpec:
 
 
 def address_of(array: I64 | F64 | U8) -> int:
-    """Return where an array's first element lies."""
+    """Return the address of an array's first element."""
     return int(array.__array_interface__["data"][0])

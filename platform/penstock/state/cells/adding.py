@@ -1,4 +1,4 @@
-"""Adds rows to cells, wherever the cells lie: one loop an accumulator.
+"""Adding rows to cells, in any array of cells: one loop per accumulator.
 
 Called by `PaneTable` for its own cells, and by `state.cells.partials` for those of one batch.
 """
@@ -36,7 +36,7 @@ _SUMS = {
 def add_rows(
     spec: PaneTableSpec, cells: tuple[I64, F64], cell: I64, inputs: Sequence[AccumulatorInput | None]
 ) -> str | None:
-    """Add row i to cell `cell[i]` (`cells` twice, as integers and as floats); the name of a sum that overflowed."""
+    """Add row i to cell `cell[i]` (`cells` as integers and as floats); return the name of a sum that overflowed."""
     integers, floats = cells
     aggregate.add_rows(integers, cell)
     for accumulator, word, values in zip(spec.accumulators, spec.words, inputs, strict=True):
@@ -50,7 +50,7 @@ def add_rows(
 def run_input(
     spec: AccumulatorSpec, target: tuple[PaneMemory, I64], word: int, cell: I64, values: AccumulatorInput
 ) -> int:
-    """Add one input and write the accumulator's words as of each row; returns how many additions overflowed."""
+    """Add one input and write the accumulator's words after each row; return the number of overflows."""
     memory, words = target
     bitmap, offset = values.bitmap, values.bit_offset
     if spec.combine in TIMED:
@@ -71,7 +71,7 @@ def run_input(
 
 
 def _add(spec: AccumulatorSpec, cells: I64 | F64, word: int, cell: I64, values: AccumulatorInput) -> int:
-    """Add one input; returns how many additions overflowed."""
+    """Add one input; return the number of additions that overflowed."""
     bitmap: U8 = values.bitmap
     if spec.combine in TIMED:
         kernel = aggregate.first_i64 if spec.combine == "first" else aggregate.last_i64

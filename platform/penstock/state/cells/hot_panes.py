@@ -1,6 +1,6 @@
-"""The part of a pane table that is in memory.
+"""The part of a pane table in memory: key index, pages, and the values that cells refer to.
 
-Key index, pages and the values that cells refer to. Used by `PaneTable`, also to merge cold rows with hot ones.
+Used by `PaneTable`, also to merge cold rows with hot ones.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import PaneTableSpec
 
-#: Most rows of one piece of output.
+#: Most rows of one table of output.
 CHUNK = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """Keys with their accumulators over the panes of one window; word 0 is the number of rows."""
+    """Keys with their merged accumulators over the panes of one window; word 0 is the number of rows."""
 
     keys: list[pa.Array]
     hashes: I64
@@ -42,9 +42,9 @@ class HotPanes:
     """Keys and cells in memory."""
 
     def __init__(self, spec: PaneTableSpec, *, small: bool = False, heap: ValueHeap | None = None) -> None:
-        """Start empty; `small`: see the index; `heap`: where values lie already."""
+        """Start empty; `small`: see `KeyIndex`; `heap`: an existing heap to use."""
         self.spec = spec
-        #: What the words of strings and the like refer to.
+        #: The values that words of strings, binaries and long decimals refer to.
         self.heap = ValueHeap() if heap is None else heap
         self.index = KeyIndex(spec.key_schema, small=small)
         self.memory = PaneMemory(spec)
@@ -52,11 +52,11 @@ class HotPanes:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of index, pages and values."""
+        """The bytes of index, pages and values."""
         return self.index.memory_bytes + self.memory.memory_bytes + self.heap.memory_bytes
 
     def bytes_with(self, count: int) -> int:
-        """Return how many bytes a table of one pane takes with `count` keys, if these are not fewer than now."""
+        """Return the bytes of a table of one pane with `count` keys, which must not be fewer than now."""
         return self.index.bytes_with(count) + self.memory.bytes_with(count)
 
     def put(self, keys: KeyColumns, hashes: I64, panes: I64, cells: I64) -> None:
@@ -65,7 +65,7 @@ class HotPanes:
         self.memory.put(slots, panes, cells, self.index.count)
 
     def fire(self, panes: list[int]) -> Iterator[Fired]:
-        """Yield every key with a row in these panes, merged, in pieces; nothing may be written between pieces."""
+        """Yield every key with a row in these panes, merged, in chunks; do not write between chunks."""
         pages = self.memory.window_pages(panes)
         if len(pages) == 0:
             return
@@ -83,14 +83,14 @@ class HotPanes:
                 yield Fired(keys.gather(found), keys.hashes[found], cells[:count].copy())
 
     def rows_at(self, slots: I32) -> Rows:
-        """Return the rows of these slots in a table of one pane, dirty bits included."""
+        """Return the rows of these slots in a table of one pane, with their dirty bits."""
         cells = self.memory.cells[self.memory.find(slots, 0)]
         there = cells[:, 0] != 0
         slots = slots[there]
         return Rows(slots, np.zeros(len(slots), np.int64), cells[there])
 
     def rebuilt_in_pieces(self, kept: I32, piece: int) -> HotPanes:
-        """As `rebuilt`, for a table of one pane: beside both tables only so many rows are in memory."""
+        """Return a compacted copy as `rebuilt` does, for a table of one pane, copying `piece` rows at a time."""
         keys, copy = self.index.view(), HotPanes(self.spec, small=True, heap=self.heap)
         for first in range(0, len(kept), piece):
             slots = kept[first : first + piece]
@@ -101,9 +101,9 @@ class HotPanes:
         return copy
 
     def rebuilt(self, kept: I32) -> HotPanes:
-        """Return a copy with the kept keys alone, numbered anew in the same order.
+        """Return a copy with only the kept keys, renumbered in the same order.
 
-        Nothing of `self` may be frozen and uncopied.
+        No page may be frozen and uncopied.
         """
         rows, keys = self.memory.present(), self.index.view()
         copy = HotPanes(self.spec, heap=self.heap)
@@ -118,12 +118,12 @@ class HotPanes:
 
 
 def canonical(spec: PaneTableSpec, arrays: list[pa.Array]) -> KeyColumns:
-    """Return key columns as kernels take them."""
+    """Return key columns in the kernels' form."""
     return tuple(key_column(array, name) for array, name in zip(arrays, spec.key_schema.names, strict=True))
 
 
 def overflow(what: str) -> PenstockError:
     """Return the error of an integer sum that does not fit."""
     return PenstockError(
-        f"{what}: an integer sum left the range of 64 bits", hint="sum a float64 column instead, or use smaller windows"
+        f"{what}: an integer sum does not fit 64 bits", hint="sum a float64 column instead, or use smaller windows"
     )

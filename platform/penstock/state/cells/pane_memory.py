@@ -1,9 +1,7 @@
-"""Memory of a pane table.
+"""Memory of a pane table: pages of cells per (pane, 4096 slots), with copy-on-write freezing.
 
-Pages of cells per (pane, 4096 slots), freezing them without copying, copying them before they change.
-
-Owned and called by one thread. A frozen page is copied (its changed cells only) by the first write after the freeze or
-by `copy_frozen` in between; a page of a dropped pane that is still frozen waits as an orphan until it was copied.
+Owned and called by one thread. A frozen page is copied (only its changed cells) by the first write after the freeze or
+by `copy_frozen` in between. A page of a dropped pane that is still frozen waits as an orphan until it is copied.
 """
 
 from __future__ import annotations
@@ -38,24 +36,24 @@ class Rows:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the arrays."""
+        """The bytes of the arrays."""
         return int(self.slots.nbytes + self.panes.nbytes + self.cells.nbytes)
 
     def chosen(self, at: NDArray[np.bool_] | I64) -> Rows:
-        """Return a copy of some: those that a mask has, or by their numbers."""
+        """Return a copy of the rows that a mask or an array of row numbers selects."""
         return Rows(self.slots[at], self.panes[at], self.cells[at])
 
 
 @dataclass(slots=True)
 class FrozenRows:
-    """The changed cells of one freeze: pages still to be copied, and what was copied so far; `keys` names the slots."""
+    """The changed cells of one freeze: pages to copy, and the copies so far; `keys` has the keys of slots."""
 
     number: int
     keys: KeyView
     pages: I64
-    #: All cells with rows, not only the changed ones.
+    #: Whether it has all cells with rows, not only the changed ones.
     whole: bool = False
-    #: Pages from here on were not looked at by `copy_frozen`; writes may have had them copied already.
+    #: `copy_frozen` has not visited pages from this one on; writes may have copied some already.
     cursor: int = 0
     left: int = 0
     copied: list[Rows] = field(default_factory=list)
@@ -64,10 +62,10 @@ class FrozenRows:
 
 
 class RowCounts(NamedTuple):
-    """What was not added, and what did not fit."""
+    """The rows that were not added, and the sums that overflowed."""
 
     late: int
-    #: Rows of an impossible event time.
+    #: Rows with an impossible event time.
     wild: int
     overflowed: int
 
@@ -94,7 +92,7 @@ class PaneMemory:
 
     @property
     def cells(self) -> I64:
-        """All cells; replaced when memory grows."""
+        """The cells; replaced when memory grows."""
         return self._cells
 
     @property
@@ -104,24 +102,24 @@ class PaneMemory:
 
     @property
     def panes(self) -> list[int]:
-        """Pane starts that have a page, ascending."""
+        """The pane starts that have a page, ascending."""
         return sorted(self._pane_rows)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the pages in use, and of the tables that find them."""
+        """The bytes of the pages in use, and of the tables that find them."""
         used = len(self._free) - self._free_count
         return used * kernels.PAGE_ROWS * self._width * 8 + int(self._page_table.nbytes + self._meta.nbytes)
 
     def bytes_with(self, count: int) -> int:
-        """Return how many bytes cells take with `count` slots in the table's one pane, if not fewer than now."""
+        """Return the bytes of cells with `count` slots in the table's one pane, not fewer than now."""
         pages = len(self._free)
         while pages * kernels.PAGE_ROWS < count:
             pages *= 2
         return pages * kernels.PAGE_ROWS * self._width * 8
 
     def locate(self, slots: I32, panes: I64, slot_count: int) -> I64:
-        """Return the cell of every row, made where missing, ready to be written; reused by the next call."""
+        """Return the cell of every row, created where missing, ready for writing; the next call reuses the array."""
         if len(slots) > len(self._cell):
             self._cell = np.empty(max(len(slots), 2 * len(self._cell)), np.int64)
         self._fit_slots(slot_count)
@@ -144,13 +142,13 @@ class PaneMemory:
 
     @property
     def frozen(self) -> bool:
-        """Whether pages wait to be copied for a freeze."""
+        """Whether any page waits to be copied for a freeze."""
         return bool(self._frozen)
 
     def accumulate(
         self, rows: tuple[I32, I64], window: I64, inputs: Sequence[AccumulatorInput | None], slot_count: int
     ) -> RowCounts:
-        """Add rows (slots, event times) in one pass; nothing may be frozen. `window`: see the kernel."""
+        """Add rows (slots, event times) in one pass; no page may be frozen. `window`: see the kernel."""
         self._fit_slots(slot_count)
         work = (self.spec.initial, self.spec.row_inputs(inputs))  # addresses: `inputs` must outlive the calls
         state = np.array([0, 0, self._free_count, 0, 0, one_pass.DONE, 0], np.int64)
@@ -178,7 +176,7 @@ class PaneMemory:
         self._meta[np.unique(dirty >> kernels.PAGE_BITS), kernels.DIRTY] = 1
 
     def rewrite(self, cell: I64, cells: I64) -> None:
-        """Overwrite cells that exist; what a freeze still waits for is copied before."""
+        """Overwrite existing cells; pages that a freeze still needs are copied first."""
         if len(cell) == 0:
             return
         pages = np.unique(cell >> kernels.PAGE_BITS)
@@ -200,7 +198,7 @@ class PaneMemory:
         return np.where(pages < 0, -1, (pages << kernels.PAGE_BITS) + (slots & (kernels.PAGE_ROWS - 1)))
 
     def drop(self, panes: list[int]) -> None:
-        """Forget panes; their pages are free at once, or when they were copied for a freeze."""
+        """Drop panes; their pages become free immediately, or after they were copied for a freeze."""
         for pane in panes:
             row = self._pane_rows.pop(pane)
             pages = self._page_table[row][self._page_table[row] >= 0].astype(np.int64)
@@ -214,25 +212,25 @@ class PaneMemory:
             self._index_panes()
 
     def window_pages(self, panes: list[int]) -> I32:
-        """Return the pages of these panes, a row per pane that exists."""
+        """Return the pages of these panes, one row per existing pane."""
         rows = [self._pane_rows[p] for p in panes if p in self._pane_rows]
         return np.ascontiguousarray(self._page_table[rows])
 
     def cells_in_use(self) -> I64:
-        """Return the numbers of all cells that pages in use have."""
+        """Return the numbers of all cells in used pages."""
         pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
         every = (pages[:, np.newaxis] << kernels.PAGE_BITS) + np.arange(kernels.PAGE_ROWS)
         return np.ascontiguousarray(every.reshape(-1))
 
     def present(self) -> Rows:
-        """Return copies of all used cells, dirty bits included."""
+        """Return copies of all used cells, with their dirty bits."""
         pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
         out = self._room(int(kernels.count_present(self._cells, pages)))
         kernels.take_present(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
         return out
 
     def counts(self, slots: int) -> I64:
-        """Return how many panes each of the first slots has a row in."""
+        """Return the number of panes in which each of the first slots has a row."""
         found = np.zeros((-(-slots // kernels.PAGE_ROWS), kernels.PAGE_ROWS), np.int64)
         rows = self._cells[:, 0].reshape(-1, kernels.PAGE_ROWS)
         for row in self._pane_rows.values():
@@ -258,7 +256,7 @@ class PaneMemory:
             return None
         if whole:
             pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
-        # a page that an earlier freeze still waits for was not written since, or it would have been copied
+        # a page that an earlier freeze still needs was not written since, or it would have been copied
         self._meta[pages, kernels.FROZEN] = number
         self._meta[pages, kernels.DIRTY] = 0
         frozen = FrozenRows(number, keys, pages, whole, 0, len(pages))
@@ -279,7 +277,7 @@ class PaneMemory:
         return True
 
     def copy_all_frozen(self) -> None:
-        """Copy whatever waits, before pages are moved."""
+        """Copy all frozen pages, before pages are moved."""
         if self._frozen:
             self.copy_frozen(len(self._free), max(self._frozen))
 
@@ -296,7 +294,7 @@ class PaneMemory:
         )
         out = self._room(int(count(self._cells, pages)))
         taken = take(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
-        if taken < len(out.slots):  # of deletions nothing is left to be said
+        if taken < len(out.slots):  # a whole freeze leaves deletions out
             out = Rows(out.slots[:taken], out.panes[:taken], out.cells[:taken])
         frozen.copied.append(out)
         frozen.memory_bytes += out.memory_bytes
@@ -306,7 +304,7 @@ class PaneMemory:
         if frozen.left == 0:
             del self._frozen[frozen.number]
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- pages ------------------------------------------------------------------------------------------------------
 
     def _room(self, rows: int) -> Rows:
         return Rows(np.empty(rows, np.int32), np.empty(rows, np.int64), np.empty((rows, self._width), np.int64))

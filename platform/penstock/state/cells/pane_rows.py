@@ -1,4 +1,7 @@
-"""Cells of a pane table as columns of a segment, and back. Called by freeze, restore and remote state; any thread."""
+"""Conversion between cells of a pane table and columns of a segment.
+
+Called by freeze, restore and remote state; any thread.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
 
 
 def rows_to_tables(spec: PaneTableSpec, keys: KeyView, rows: Rows, most: int) -> Iterator[pa.Table]:
-    """Yield the same in pieces of so many rows: all columns of a million rows at once would be new memory each time."""
+    """Yield cells as columns of a segment in tables of `most` rows, which bounds the memory for columns."""
     hashes = keys.hashes[rows.slots]
     order = hash_order(hashes)
     for first in range(0, len(order), most):
@@ -53,19 +56,19 @@ def _arranged(spec: PaneTableSpec, keys: KeyView, rows: Rows, hashes: I64, order
         *keys.gather(out[1]),
         pa.array(panes),
         *values,
-        pa.array(words[0] == 0),  # a cell that was emptied on its own, not under a tombstone
+        pa.array(words[0] == 0),  # a single cell that was cleared, not by a tombstone
         pa.array(np.arange(count)),
     ]
     return pa.Table.from_arrays(columns, schema=spec.segment_schema)
 
 
 def table_to_rows(spec: PaneTableSpec, table: pa.Table, heap: ValueHeap) -> tuple[KeyColumns, I64, I64, I64]:
-    """Return (keys, hashes, panes, cells) of rows read from a segment; a deleted row has a cell without rows.
+    """Return (keys, hashes, panes, cells) of rows read from a segment; a deleted row gives an empty cell.
 
     Values of any length are put into `heap`.
 
     Raises:
-        StateMismatchError: the file holds other columns than the job's operator keeps.
+        StateMismatchError: the file's columns differ from those of the job's operator.
     """
     wanted = spec.segment_schema
     if table.schema.names != wanted.names or table.schema.types != wanted.types:

@@ -1,7 +1,7 @@
-"""Partial aggregates of one batch: its rows of each key and pane as one cell.
+"""Partial aggregates of one batch: its rows of each key and pane combined into one cell.
 
-Nothing of a batch is kept for the next one but numbers of keys, which are a matter of speed alone. Called by
-`operators.aggregates.combine` in the sending subtask's thread.
+Only key numbers are kept between batches, to be faster. Called by `operators.aggregates.combine` in the sending
+subtask's thread.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
 
-#: Keys that are remembered from batch to batch; a batch may bring some more before they are forgotten.
+#: Most keys that are kept between batches; one batch may exceed it before they are dropped.
 _MOST_KEYS = 1 << 15
-#: Panes that the rows of a batch may lie in, and places for (key, pane).
+#: Most panes of a batch, and most numbers for (key, pane).
 _MOST_PANES, _MOST_PLACES = 64, 1 << 20
-#: Integer keys that need no more places are numbered by themselves: these lie in the second-level cache.
+#: Integer keys with a span of at most this are their own numbers; the array fits the second-level cache.
 _NEAR_PLACES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class PartialRows:
-    """One row a group, in order of the groups' first rows."""
+    """One row per group, in order of the groups' first rows."""
 
-    #: The group's first row in the batch, which has its key.
+    #: The group's first row in the batch, which supplies its key.
     first_rows: I64
     panes: I64
     cells: I64
 
 
 class Partials:
-    """Reduces batches, one at a time."""
+    """A combiner of rows, one batch at a time."""
 
     def __init__(self, spec: PaneTableSpec, pane: int, offset: int) -> None:
-        """Panes of length `pane`, beginning at multiples of it and `offset` (microseconds)."""
+        """Combine by panes of length `pane` that start at multiples of it plus `offset` (microseconds)."""
         self._spec = spec
         self._pane = pane
         self._offset = offset
@@ -60,7 +60,8 @@ class Partials:
     ) -> PartialRows | None:
         """Return the groups of a batch (with at least one row).
 
-        None: more than `limit`, too far apart, of an impossible time, or a sum does not fit; the rows go as they are.
+        None if there are more than `limit`, if times are too far apart or impossible, or if a sum overflows. Then the
+        rows are sent uncombined.
         """
         first, last = int(times.min()), int(times.max())
         if first <= -TIME_LIMIT or last >= TIME_LIMIT:
@@ -87,7 +88,7 @@ class Partials:
         return PartialRows(first_rows[:groups], starts[:groups], cells)
 
     def _numbered(self, keys: KeyColumns, rows: int, panes: int) -> tuple[I32, int]:
-        """Return a number for the key of each row, and what all numbers are below."""
+        """Return a number for the key of each row, and the exclusive upper bound of the numbers."""
         near = numbers_of_near_keys(keys, _NEAR_PLACES // panes)
         if near is not None:
             return near
@@ -95,7 +96,7 @@ class Partials:
             self._index = KeyIndex(self._spec.key_schema)
         remembered = self._index.count
         slots = self._index.slots_of(keys, rows)
-        if remembered and self._index.count * panes > _MOST_PLACES:  # without the keys of earlier batches it may do
+        if remembered and self._index.count * panes > _MOST_PLACES:  # retry without the keys of earlier batches
             self._index = KeyIndex(self._spec.key_schema)
             slots = self._index.slots_of(keys, rows)
         return slots, self._index.count

@@ -1,9 +1,9 @@
-"""Values of any length that cells refer to: strings, binaries and long decimals of `min`, `max`, `first` and `last`.
+"""Heap of the variable-length values that cells refer to: results of `min`, `max`, `first` and `last`.
 
 A cell holds the address of a value in words of a `ValueHeap` (their form: `kernels.aggregates.values`). Values are
-never changed and never move under anybody: who copies cells holds `pinned`, too. What no cell refers to any more is
-left behind when the table compacts the heap: when it is twice what it was after the last time, when memory is full and
-when keys leave. Owned by one thread.
+never changed or moved in place: a reader that copies cells keeps `pinned` as well. Values without a reference are
+dropped when the table compacts the heap. It does so when its size has doubled, when memory is full and when keys are
+evicted. Owned by one thread.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I64, U8
 
-#: Words of a piece of memory, if a batch does not need more; a heap is not compacted below that many.
+#: Words of a memory block, unless a batch needs more; below the second number a heap is not compacted.
 _PIECE, _LEAST = 1 << 16, 1 << 20
 _DECIMAL_BYTES = 16
 
 
 class ValueHeap:
-    """Memory of values."""
+    """The memory of values."""
 
     def __init__(self, least: int = _LEAST) -> None:
         """Start empty; the heap of fewer than `least` words is never full."""
         self._pieces: list[I64] = []
         self._room: I64 = np.empty(0, np.int64)
         self._least = least
-        #: Words that were taken, and how many there may be.
+        #: Words in use, and their number that starts a compaction.
         self._used, self._most = 0, least
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all values, also of those that nothing refers to."""
+        """The bytes of all values, also of unreferenced ones."""
         return 8 * self._used
 
     @property
     def full(self) -> bool:
-        """Whether it is time to compact."""
+        """Whether the heap should be compacted."""
         return self._used > self._most
 
     @property
     def pinned(self) -> tuple[I64, ...]:
-        """Memory that the addresses given so far lie in."""
+        """The memory blocks that contain the addresses returned so far."""
         return tuple(self._pieces)
 
     def put(self, array: pa.Array) -> I64:
-        """Take up values; returns the address of each, 0 for null."""
+        """Store values; return the address of each, 0 for null."""
         addresses = np.empty(len(array), np.int64)
         column = _bytes_of(array)
         need = 2 * len(array) + int(column.offsets[-1] - column.offsets[0]) // 8 + 1
@@ -65,7 +65,7 @@ class ValueHeap:
         return addresses
 
     def take_up(self, words: I64) -> int:
-        """Take up values that lie one behind the other, in words; returns the address of the first."""
+        """Store packed values, one after the other in words; return the address of the first."""
         self._make_room(len(words))
         self._room[: len(words)] = words
         address = address_of(self._room)
@@ -73,14 +73,14 @@ class ValueHeap:
         return address
 
     def compact(self, addresses: I64) -> I64:
-        """Leave all values behind that these addresses, a row for each cell, do not name; returns the new ones.
+        """Keep only the values at these addresses, one row for each cell; return the new addresses.
 
-        What is equal within a row is there once afterwards: `min`, `max`, `first` and `last` of one column often are.
+        Equal values within a row are stored once: `min`, `max`, `first` and `last` of one column are often equal.
         """
         flat, width = np.ascontiguousarray(addresses).reshape(-1), addresses.shape[1]
         sizes, found = np.zeros(2, np.int64), np.empty(len(flat), np.int64)
         kernels.size_of_values(flat, width, sizes)
-        before = self.pinned  # to be read until all is moved
+        before = self.pinned  # keeps the old memory until all values are moved
         self._pieces, self._room, self._used = [], np.empty(0, np.int64), 0
         self._make_room(int(sizes[1]))
         self._take(int(kernels.move_values(flat, width, address_of(self._room), (self._room, found))))
@@ -99,7 +99,7 @@ class ValueHeap:
 
 
 def take_values(addresses: I64, data_type: pa.DataType) -> pa.Array:
-    """Return the values at these addresses as an array of the type they came of; 0 gives null."""
+    """Return the values at these addresses as an array of their type; 0 gives null."""
     addresses, sizes = np.ascontiguousarray(addresses), np.zeros(2, np.int64)
     kernels.size_of_values(addresses, 1, sizes)
     data, offsets = np.empty(int(sizes[0]), np.uint8), np.empty(len(addresses) + 1, np.int64)
@@ -110,21 +110,21 @@ def take_values(addresses: I64, data_type: pa.DataType) -> pa.Array:
 
 
 def _bytes_of(array: pa.Array) -> BytesColumn:
-    """Return values as bytes whose order is that of the values."""
+    """Return values as bytes that sort like the values."""
     column = key_column(array)
-    assert isinstance(column, BytesColumn)  # noqa: S101 - other types never come here
+    assert isinstance(column, BytesColumn)  # noqa: S101 - callers pass no other types
     if column.decimal:
         column = BytesColumn(_signed(_turned(column.data)), column.offsets, column.bitmap, column.bit_offset)
     return column
 
 
 def _turned(data: U8) -> U8:
-    """Turn 16-byte numbers from little to big-endian, or back."""
+    """Convert 16-byte numbers from little to big-endian, or back."""
     return np.ascontiguousarray(data.reshape(-1, _DECIMAL_BYTES)[:, ::-1]).reshape(-1)
 
 
 def _signed(data: U8) -> U8:
-    """Let negative numbers stand before the others, or take that back."""
+    """Flip the sign bits, so that negative numbers sort first, or flip them back."""
     rows = data.reshape(-1, _DECIMAL_BYTES).copy()
     rows[:, 0] ^= 0x80
     return rows.reshape(-1)

@@ -1,4 +1,4 @@
-"""Several ranges of hashes at a time: which of many hashes lie in them. Used by remote state and by what it reads."""
+"""Operations on several hash ranges at a time; used by remote state and its readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def inside(hashes: I64, ranges: Sequence[HashRange]) -> np.ndarray:
-    """Return which hashes lie in one of the ranges, which are ascending and do not overlap."""
+    """Return a mask of the hashes that are in one of the ranges, which are ascending and do not overlap."""
     if not ranges:
         return np.zeros(len(hashes), np.bool_)
     lows = np.array([r.low for r in ranges], np.int64)
@@ -25,6 +25,6 @@ def inside(hashes: I64, ranges: Sequence[HashRange]) -> np.ndarray:
 
 
 def even_parts(whole: HashRange, parts: int) -> list[HashRange]:
-    """Cut a range into so many of the same size, fewer where it has not so many hashes."""
+    """Split a range into `parts` ranges of the same size; fewer if it does not have so many hashes."""
     step = -(-(whole.high - whole.low + 1) // parts)
     return [HashRange(low, min(low + step - 1, whole.high)) for low in range(whole.low, whole.high + 1, step)]

@@ -1,4 +1,4 @@
-"""How much every key of a table holds, what that makes by key group, which keys there are: asked while the job runs.
+"""Rows per key and per key group of a table, and the keys themselves; queried while the job runs.
 
 Returned by the tables of `penstock.state`; added up by `penstock.task.drive.state_queries`.
 """
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I64
     from penstock.state.keys.run_keys import Keys
 
-#: Columns of `KeyCounts.page` behind those of the key.
+#: Columns of `KeyCounts.page` after those of the key.
 HASH, ROWS = "__hash", "__rows"
 
-#: Keys that are looked at; of more, every so many-th.
+#: Most keys that are counted; of more, an even sample.
 MOST_KEYS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class KeyCounts:
-    """Rows by key: the signed hash of each key, and how many rows it has (booleans count as 0 and 1)."""
+    """Rows per key: the signed hash of each key, and its number of rows (booleans count as 0 and 1)."""
 
     hashes: I64
     rows: np.ndarray
-    #: Where the keys themselves are, and how many, in the order of `hashes`; a key that is in several is named by each.
+    #: The key stores and their sizes, in the order of `hashes`; a key in several stores is in each of them.
     places: tuple[tuple[Keys, int], ...] = ()
 
     def by_group(self, key_groups: int, most: int = MOST_KEYS) -> dict[int, int]:
-        """Return the rows of every key group that has any; of more than `most` keys from a part of them."""
+        """Return the rows of every key group that has any; of more than `most` keys, estimated from a sample."""
         step = max(1, -(-len(self.hashes) // most))
         hashes, rows = self.hashes[::step], self.rows[::step]
         groups = (((hashes >> 32) + (1 << 31)) * key_groups) >> 32
@@ -45,14 +45,14 @@ class KeyCounts:
 
     @property
     def total(self) -> int:
-        """Rows of all keys."""
+        """The rows of all keys."""
         return int(self.rows.sum(dtype=np.int64))
 
     def page(self, between: HashRange, most: int) -> tuple[pa.Table, bool]:
-        """Return the first `most` keys that have rows within a range of hashes, in the order of these: a row a key.
+        """Return the first `most` keys with rows in a hash range, in hash order, one row a key.
 
-        Keys of the last one's hash come together, so there may be more; columns: the key's, `HASH` and `ROWS`. With
-        them comes whether others are left behind the last one's hash.
+        All keys with the last hash are returned, so there may be more than `most`. The columns are the key's, `HASH`
+        and `ROWS`. The second result is whether keys with higher hashes remain.
         """
         inside = np.flatnonzero((self.rows > 0) & (self.hashes >= between.low) & (self.hashes <= between.high))
         count = len(inside)

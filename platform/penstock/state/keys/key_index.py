@@ -1,8 +1,8 @@
 """The key index of a table: key columns -> dense slot numbers, append-only until it is rebuilt.
 
-Slots are numbered in order of first arrival. The 64-bit hash finds a candidate, the full key decides. Arrays only ever
-grow at their end and are replaced, never moved in place: a `KeyView` taken at a freeze stays valid while the owner goes
-on. Called by `PaneTable` in the owner's thread; views are read by any thread.
+Slots are numbered in order of first arrival. The 64-bit hash finds a candidate, the full key decides. Arrays only grow
+at their end and are replaced, never moved in place. So a `KeyView` taken at a freeze stays valid while the owner
+continues. Called by `PaneTable` in the owner's thread; views are read by any thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.state.keys.dense_keys import DenseKeys
 _FIRST_SLOTS = 1024
 _FIRST_BYTES = 16 * _FIRST_SLOTS
 _ENTRIES_A_SLOT = 4
-#: A batch is better off without the table of near keys if more than one in so many of its rows has another key.
+#: The dense table is dropped if more than one in this many rows of a batch has a key outside it.
 _FAR_PART = 8
 
 
@@ -63,7 +63,7 @@ class _FixedStore:
 
 @dataclass(slots=True)
 class _BytesStore:
-    """Keys of any length by slot, one behind the other."""
+    """Keys of any length by slot, one after the other."""
 
     data: U8
     starts: I64
@@ -124,7 +124,7 @@ class KeyIndex:
     """Key columns -> slot numbers 0, 1, 2..."""
 
     def __init__(self, schema: pa.Schema, *, small: bool = False) -> None:
-        """`schema` has the key columns alone; dictionary columns count as their values.
+        """Create an index for the key columns in `schema`; dictionary columns count as their values.
 
         `small` takes a third less memory, and more probes.
         """
@@ -141,12 +141,12 @@ class KeyIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of tables, hashes and keys."""
+        """The bytes of tables, hashes and keys."""
         tables = int(self._table.nbytes + self._hashes.nbytes + self._dense.places.nbytes)
         return tables + sum(s.memory_bytes for s in self._stores)
 
     def bytes_with(self, count: int) -> int:
-        """Return how many bytes it takes with `count` slots, if these are not fewer than now."""
+        """Return the bytes of an index with `count` slots, which must not be fewer than now."""
         have = capacity = len(self._hashes)
         while capacity <= count:
             capacity *= 2
@@ -183,7 +183,10 @@ class KeyIndex:
         return slots
 
     def slots_of(self, keys: KeyColumns, rows: int) -> I32:
-        """As `upsert`, hashing the keys too: of one integer key in the same pass. The array is reused by the next."""
+        """Hash the keys and return their slots as `upsert` does; one integer key takes a single pass.
+
+        The array is reused by the next call.
+        """
         if not self._hash_decides(keys):
             return self.upsert(keys, hash_key_columns(keys, rows))
         self._reserve(rows)
@@ -200,7 +203,7 @@ class KeyIndex:
         return slots
 
     def leave_out_near_keys(self) -> bool:
-        """Give back what makes keys close together faster, for a while; False: there was nothing."""
+        """Drop the table of dense integer keys for a while; return False if there was none."""
         return self._dense.leave_out()
 
     def _probe_integers(self, values: I64, slots: I32, state: I64) -> int:
@@ -210,7 +213,7 @@ class KeyIndex:
         return int(integer_keys.probe_integers((self._table, self._hashes), values, slots, self._created, state))
 
     def find(self, keys: KeyColumns, hashes: I64) -> I32:
-        """Return the slot of the one key given, nothing where it has none: unlike `upsert` this makes no slot."""
+        """Return the slot of the one given key, or no slot; unlike `upsert` this creates none."""
         places, low, wanted = len(self._table) - 1, len(self._table) // 2 - 1, int(hashes[0])
         row, at = np.zeros(1, np.int32), int(hashes[0]) & places
         while entry := int(self._table[at]):
@@ -221,7 +224,7 @@ class KeyIndex:
         return np.empty(0, np.int32)
 
     def _resolve(self, keys: KeyColumns, hashes: I64, slots: I32) -> None:
-        """Move rows that share a hash with another key on, until every row's slot holds its own key."""
+        """Probe on for rows whose slot has another key of the same hash, until every slot holds the row's key."""
         rows = self._every_row[: len(slots)]
         while True:
             rows = self._unequal(keys, rows, slots)
@@ -242,13 +245,13 @@ class KeyIndex:
         return rows[kernels.places(bad)] if found else rows[:0]
 
     def _hash_decides(self, keys: KeyColumns) -> bool:
-        """One int64 key: the hash is a bijection, unless a null (the bare seed) is about."""
+        """Return whether the hash identifies the key: one int64 column (the hash is a bijection) without nulls."""
         return (
             len(keys) == 1 and isinstance(keys[0], FixedColumn) and not keys[0].nullable and self._stores[0].nulls == 0
         )
 
     def _store_new(self, keys: KeyColumns, state: I64, *, full: bool = True) -> None:
-        """Store the keys of the slots just made; when the table is full, double it."""
+        """Store the keys of the slots just created; when the table is full, double it."""
         first, count = self.count, int(state[1])
         rows = self._created[: count - first]
         if count > first:

@@ -1,7 +1,7 @@
-"""A key of a state, typed by a person or sent by a program, and what a state holds as JSON.
+"""Parsing of a key that a user or a program gives as text, and state values as JSON.
 
-A key is given as one text a key column (`?key=7&key=abc`), or as one text that is a JSON array or object, which is the
-way to give null, or a string that looks like JSON. Called by `penstock.task.drive.state_queries` in the worker, where
+A key is given as one text per key column (`?key=7&key=abc`), or as one text that is a JSON array or object. Only JSON
+can express null, or a string that looks like JSON. Called by `penstock.task.drive.state_queries` in the worker, where
 the columns are known.
 """
 
@@ -38,15 +38,15 @@ def parse_key(texts: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
     """
     parts = _parts(texts, schema)
     if len(parts) != len(schema):
-        msg = f"the key has {len(schema)} columns ({_shown(schema)}), and {len(parts)} values are given"
-        raise UsageError(msg, hint="give one value a column, in this order, or a JSON object")
+        msg = f"the key has {len(schema)} columns ({_shown(schema)}), but {len(parts)} values are given"
+        raise UsageError(msg, hint="give one value per column, in this order, or a JSON object")
     return pa.record_batch([_column(part, field) for part, field in zip(parts, schema, strict=True)], schema=schema)
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON has it.
+    """Return a value in a form that JSON can express.
 
-    Times are ISO 8601, decimals their digits, bytes base64; what is not a number of JSON (NaN, infinities) is a text.
+    Times become ISO 8601, decimals their digits, bytes base64; NaN and infinities become text.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -66,7 +66,7 @@ def json_value(value: Any) -> Any:
 
 
 def _parts(texts: Sequence[str], schema: pa.Schema) -> list[Any]:
-    """Return the key's parts: texts, or what JSON makes of a single one that is an array or object."""
+    """Return the key's parts: the texts, or the parsed value if the only text is a JSON array or object."""
     if len(texts) != 1 or texts[0].lstrip()[:1] not in ("[", "{"):
         return list(texts)
     try:
@@ -78,7 +78,7 @@ def _parts(texts: Sequence[str], schema: pa.Schema) -> list[Any]:
     unknown = [name for name in found if name not in schema.names]
     missing = [name for name in schema.names if name not in found]
     if unknown or missing:
-        what = f"no column {unknown[0]!r}" if unknown else f"a column {missing[0]!r}, which is not given"
+        what = f"no column {unknown[0]!r}" if unknown else f"a column {missing[0]!r}, which is missing"
         raise UsageError(f"the key has {what}", hint=f"it has: {_shown(schema)}")
     return [found[name] for name in schema.names]
 
@@ -87,16 +87,16 @@ def _column(part: Any, field: pa.Field) -> pa.Array:
     kind = field.type
     try:
         found = pa.array([None if part is None else _value(part, kind)], kind)
-        found.to_pylist()  # a time that Python cannot show is refused here, with its column
+        found.to_pylist()  # refuse a time outside Python's range here, where the column is known
     except (ValueError, TypeError, OverflowError, InvalidOperation, binascii.Error, pa.ArrowException) as error:
-        msg = f"key column {field.name} is {kind}, which {part!r} is not"
+        msg = f"key column {field.name} has type {kind}, and {part!r} is no value of it"
         raise UsageError(msg, hint=_hint(kind)) from error
     return found
 
 
 def _value(part: Any, kind: pa.DataType) -> Any:
     if isinstance(part, (list, dict)):
-        raise TypeError("a key column is no list or object")
+        raise TypeError("a key column cannot be a list or object")
     if pt.is_boolean(kind):
         return _BOOLEANS.index(str(part).lower()) == 1
     if isinstance(part, bool):
@@ -117,14 +117,14 @@ def _value(part: Any, kind: pa.DataType) -> Any:
 
 
 def _whole(text: str) -> int:
-    """Return a whole number that is written as JSON writes it, with or without a sign."""
+    """Parse an integer in decimal digits, with or without a sign."""
     if not _WHOLE.fullmatch(text):
         raise ValueError(text)
     return int(text)
 
 
 def _time(part: Any, kind: pa.DataType) -> Any:
-    """Return a timestamp, date, time or duration: ISO 8601, or a number in the units of the column (not of a date)."""
+    """Return a timestamp, date, time or duration: ISO 8601, or (except for dates) a number in the column's units."""
     text = str(part)
     if pt.is_date(kind):
         return dt.date.fromisoformat(text)
@@ -141,7 +141,7 @@ def _time(part: Any, kind: pa.DataType) -> Any:
 
 
 def _zone(name: str) -> dt.tzinfo:
-    """Return the zone of a column: a name, or an offset such as `+01:00`."""
+    """Return the time zone of a column: a name, or an offset such as `+01:00`."""
     return zoneinfo.ZoneInfo(name) if name[0] not in "+-" else dt.datetime.strptime(name, "%z").tzinfo or dt.UTC
 
 
@@ -149,14 +149,14 @@ def _hint(kind: pa.DataType) -> str:
     if pt.is_date(kind):
         return "give it in ISO 8601, such as 2026-01-31"
     if pt.is_string(kind) or pt.is_large_string(kind):
-        return 'a text that looks like JSON is written as JSON: ["[7]"]; so is null: [null]'
+        return 'write a text that looks like JSON, or null, as a JSON array: ["[7]"], [null]'
     if pt.is_timestamp(kind) or pt.is_time(kind):
         return "give it in ISO 8601, such as 2026-01-31T12:00:00Z or 12:00:00, or as a number in the column's units"
     if pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind):
         return "give bytes in base64"
     if pt.is_boolean(kind):
         return "give true or false"
-    return "give a value of the column's type; null is written as JSON: [null]"
+    return "give a value of the column's type; write null as JSON: [null]"
 
 
 def _shown(schema: pa.Schema) -> str:

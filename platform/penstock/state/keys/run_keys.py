@@ -1,8 +1,8 @@
-"""`RunKeys`: the keys of rows that lie in a file of their own, numbered in the order of their hashes.
+"""`RunKeys`: the keys of rows in a spilled file, numbered in hash order.
 
-Rows of joins in memory name their keys by slots of the operator's index. Those in a file bring their keys with them, so
-that none of these has to be in memory: the keys that ask are looked up by hash, and compared. Used by
-`state.spill.join_spill` and `state.tables.join_buffer`; any thread.
+Rows of joins in memory refer to keys by slots of the operator's index. A spilled file contains its keys, so that none
+of them has to be in memory. Requested keys are found by hash and then compared. Used by `state.spill.join_spill` and
+`state.tables.join_buffer`; any thread.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Keys(Protocol):
 
     @property
     def hashes(self) -> I64:
-        """The hash of each."""
+        """The hash of each key."""
 
     def gather(self, slots: I32) -> list[pa.Array]:
-        """Return the key columns of numbers."""
+        """Return the key columns of the given key numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """Keys, each once, in ascending order of their hashes."""
+    """Distinct keys in ascending order of their hashes."""
 
     schema: pa.Schema
     hashes: I64
@@ -47,29 +47,29 @@ class RunKeys:
 
     @classmethod
     def of(cls, keys: Keys, slots: I32) -> tuple[RunKeys, I32]:
-        """Return the keys of rows, and which of them each row has."""
+        """Return the distinct keys of rows, and the key number of each row."""
         distinct, places = in_order(keys, slots)
         return cls(keys.schema, keys.hashes[distinct], keys.gather(distinct)), places
 
     def gather(self, slots: I32) -> list[pa.Array]:
-        """Return the key columns of numbers."""
+        """Return the key columns of the given key numbers."""
         chosen = pa.array(slots)
         return [array.take(chosen) for array in self.arrays]
 
     def between(self, part: HashRange) -> tuple[int, int]:
-        """Return the first number in a range of hashes, and the first one behind it."""
+        """Return the first key number in a range of hashes, and the first one after it."""
         first = np.searchsorted(self.hashes, part.low)
         return int(first), int(np.searchsorted(self.hashes, part.high, side="right"))
 
     def numbers_of(self, keys: Keys, slots: I32) -> I32:
-        """Return the number of each of some keys, in ascending order of their hashes; -1: it is not among these."""
+        """Return the number of each of some keys, in hash order; -1: the key is not in this file."""
         numbers = np.full(len(slots), -1, np.int32)
         hashes = keys.hashes[slots]
         first, stop = np.searchsorted(hashes, self.hashes[0]), np.searchsorted(hashes, self.hashes[-1], side="right")
         asking, hashes = slots[first:stop], hashes[first:stop]
         firsts = np.searchsorted(self.hashes, hashes)
         counts = np.searchsorted(self.hashes, hashes, side="right") - firsts
-        for further in range(int(counts.max(initial=0))):  # more than one: of keys whose hashes are the same
+        for further in range(int(counts.max(initial=0))):  # several candidates if keys share a hash
             some = np.flatnonzero(counts > further)
             found = (firsts[some] + further).astype(np.int32)
             same = _same(keys, asking[some], self, found)
@@ -78,7 +78,7 @@ class RunKeys:
 
 
 def in_order(keys: Keys, slots: I32) -> tuple[I32, I32]:
-    """Return the distinct keys of rows in ascending order of their hashes, and which of these each row has."""
+    """Return the distinct keys of rows in ascending order of their hashes, and each row's position among them."""
     distinct, places = np.unique(slots, return_inverse=True)
     order = np.argsort(keys.hashes[distinct], kind="stable")
     number = np.empty(len(order), np.int32)
@@ -87,13 +87,13 @@ def in_order(keys: Keys, slots: I32) -> tuple[I32, I32]:
 
 
 def columns_of(keys: Keys, slots: I32) -> KeyColumns:
-    """Return the key columns of numbers as an index takes them."""
+    """Return the key columns of the given key numbers in the form that an index takes."""
     arrays = zip(keys.gather(slots), keys.schema.names, strict=True)
     return tuple(key_column(array, name) for array, name in arrays)
 
 
 def _same(keys: Keys, slots: I32, others: Keys, found: I32) -> np.ndarray:
-    """Return which keys equal those opposite, which have the same hashes."""
+    """Return a mask of the keys that equal the key of the same hash at the same position in `found`."""
     index, hashes = KeyIndex(keys.schema), others.hashes[found]
     own = index.upsert(columns_of(keys, slots), hashes).copy()
     return np.asarray(own == index.upsert(columns_of(others, found), hashes))

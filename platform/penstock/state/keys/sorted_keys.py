@@ -1,9 +1,7 @@
-"""Rows as keys and values of a cold store.
-
-`pane | hash | key columns` -> words, in an order in which panes and hashes are ranges.
+"""Byte keys of a cold store: `pane | hash | key columns`, ordered so that panes and hashes are ranges.
 
 Pane and hash are big-endian with the sign bit flipped; fixed-width key columns follow as (valid, 8 bytes), then bytes
-as (length, data). Used by `state.spill.cold_panes` alone.
+as (length, data). Used by the cold stores of `state.spill` and by `state.tables.entry_cold`.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def bound(pane: int, key_hash: int = -(1 << 63)) -> bytes:
-    """Return the least key of a pane and hash."""
+    """Return the lowest store key of a pane and hash."""
     return struct.pack(">QQ", (pane + (1 << 63)) & ((1 << 64) - 1), (key_hash + (1 << 63)) & ((1 << 64) - 1))
 
 
@@ -44,7 +42,7 @@ def _from_big_endian(columns: U8) -> I64:
 
 
 def encode_keys(keys: KeyView, slots: I32, panes: I64) -> list[bytes]:
-    """Return the store's key of every (slot, pane)."""
+    """Return the store key of every (slot, pane)."""
     arrays = keys.gather(slots)
     fixed = [fixed_column(a) for a in arrays if is_fixed(a.type)]
     rows = np.zeros((len(slots), _PREFIX + _FIXED * len(fixed)), np.uint8)
@@ -68,7 +66,7 @@ def encode_keys(keys: KeyView, slots: I32, panes: I64) -> list[bytes]:
 
 
 def hashes_of(keys: list[bytes]) -> I64:
-    """Return the hashes of keys of the store."""
+    """Return the hashes of store keys."""
     return _from_big_endian(np.frombuffer(b"".join(key[8:_PREFIX] for key in keys), np.uint8).reshape(-1, 8))
 
 
@@ -81,7 +79,7 @@ def _as_bytes(array: pa.Array) -> list[bytes | None]:
 
 
 def decode_keys(schema: pa.Schema, keys: list[bytes]) -> tuple[KeyColumns, I64, I64]:
-    """Return (key columns, hashes, panes) of keys of the store."""
+    """Return (key columns, hashes, panes) of store keys."""
     fixed_count = sum(is_fixed(f.type) for f in schema)
     head = _PREFIX + _FIXED * fixed_count
     rows = np.frombuffer(b"".join(k[:head] for k in keys), np.uint8).reshape(len(keys), head)

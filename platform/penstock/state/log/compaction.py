@@ -1,4 +1,4 @@
-"""Merging a run of committed segments of one state in the background, in bounded memory. Made by `state.store`."""
+"""Background compaction: merges a run of committed segments of one state in bounded memory. Made by `state.store`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CompactionJob:
     """A run of committed segments to be merged; see `keyed.CompactionJob`."""
 
     def __init__(self, source: FrozenSource, inputs: tuple[Segment, ...], tier: int, folder: Path) -> None:
-        """Remember the tombstones as of now: later ones hide rows of the merged segment by their position."""
+        """Record the tombstones of this moment; later ones hide rows of the merged segment by their position."""
         self.state = source.state
         self._folder = folder
         self._limits = source.limits
@@ -39,7 +39,7 @@ class CompactionJob:
         return self._inputs
 
     def run(self, read: Callable[[FileRef], bytes]) -> EncodedSegment:
-        """Read, merge, encode, a range of hashes at a time; the result stands at the position of the newest input."""
+        """Read, merge and encode, one hash range at a time; the result gets the position of the newest input."""
         files = [SegmentFile(segment, read, self._limits) for segment in self._inputs]
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{self.state}-{self._inputs[-1].position}.merging"

@@ -1,4 +1,4 @@
-"""`EncodedSegment`: a segment on its way to the object store, and the form in which a manifest names it then.
+"""`EncodedSegment`: a segment before its upload, and its conversion to the form in the manifest.
 
 Made by the segment writer; passed on by frozen states, compaction and the savepoint writer, in any thread.
 """
@@ -11,7 +11,7 @@ from penstock.core.snapshot import FileRef, Segment
 
 
 class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A Parquet file in memory, on its way to the object store; `position` is its place in the log."""
+    """A Parquet file in memory that is ready for upload; `position` is its place in the log."""
 
     position: int
     data: bytes
@@ -21,17 +21,17 @@ class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
     namespace_min: int
     namespace_max: int
     tier: int = 0
-    #: The file's last bytes, from behind the last row group, and their checksum.
+    #: Length and checksum of the file's last bytes, from the end of the last row group.
     footer_length: int = 0
     footer_checksum: str = ""
 
     def with_data(self, data: bytes) -> EncodedSegment:
-        """Return the same with other bytes."""
+        """Return a copy with other bytes."""
         return msgspec.structs.replace(self, data=data)
 
 
 def segment_of(encoded: EncodedSegment, file: FileRef, writer: str) -> Segment:
-    """Return the manifest's form of an encoded segment that lies in `file`."""
+    """Return the manifest entry of an encoded segment that is stored in `file`."""
     return Segment(
         file=file,
         position=encoded.position,

@@ -1,7 +1,7 @@
-"""Which rows of a list or a map count: the last one of every entry, and none that stands before its key was cleared.
+"""Selection of the rows of a list or map that count: the last row of every entry since its key was cleared.
 
-A row whose first entry column is null clears all entries of its key and namespace that stand before it. Called by the
-log of a table in memory, by compaction and by the savepoint writer; any thread.
+A row whose first entry column is null clears all earlier entries of its key and namespace. Called by the log of a table
+in memory, by compaction and by the savepoint writer; any thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OWNER = "__owner"
 
 
 def last_entries(owners: I32, entries: Sequence[pa.Array]) -> I64:
-    """Return the places of the rows that count, ascending; deletions and the last clearing of an owner are among them.
+    """Return the positions of the rows that count, ascending, with deletions and the last clearing of an owner.
 
     Args:
         owners: of each row a small number that stands for its key and namespace; rows come in order.
@@ -42,7 +42,7 @@ def last_entries(owners: I32, entries: Sequence[pa.Array]) -> I64:
     index = KeyIndex(pa.schema(fields))
     ids = index.upsert(columns, hash_key_columns(columns, rows))
     last = np.empty(index.count, np.int64)
-    last[ids] = np.arange(rows)  # of equal ids the last assignment stays
+    last[ids] = np.arange(rows)  # for equal ids the last assignment wins
     last.sort()
     if entries[0].null_count:
         clearing = np.flatnonzero(entries[0].is_null().to_numpy(zero_copy_only=False))

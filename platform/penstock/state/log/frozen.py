@@ -1,7 +1,6 @@
-"""The frozen state of one barrier: what the task copies piece by piece, encodes in the background and names in its ack.
+"""The frozen state of one barrier: the task copies it in steps, encodes it in the background and acknowledges it.
 
-Made by a table's `freeze` in the owner's thread; `encode` alone may run elsewhere, after `copy_pages` has returned
-True.
+Made by a table's `freeze` in the owner's thread; only `encode` may run elsewhere, after `copy_pages` has returned True.
 """
 
 from __future__ import annotations
@@ -29,51 +28,51 @@ if TYPE_CHECKING:
     from penstock.state.memory.budget import MemoryBudget
 
 
-#: Slot, hash, place in order and a copy of it while a frozen row waits to be encoded.
+#: Bytes of a frozen row before it is encoded: slot, hash, position in the order and a copy of it.
 _ORDER_BYTES = 4 + 3 * 8
-#: A value of a piece: as a cell, as a word, as a column, and in the encoder.
+#: Bytes of a value in a batch that is being encoded: as a cell, as a word, as a column, and in the encoder.
 _CELL_BYTES = 4 * 8
 
 
 class FrozenContent(Protocol):
-    """Rows frozen at one position, as their table keeps them."""
+    """The rows frozen at one position, in the form their table keeps them."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes held in memory."""
+        """The bytes held in memory."""
 
     def whole(self) -> Iterator[pa.Table]:
-        """Yield all rows as columns of a segment, sorted by hash, at once or in pieces; any thread."""
+        """Yield all rows as columns of a segment, sorted by hash, in one or more tables; any thread."""
 
 
 @runtime_checkable
 class InPieces(Protocol):
-    """Frozen content that need not be made into columns at once."""
+    """Frozen content that can be converted to columns in batches."""
 
     @property
     def ordered_rows(self) -> int:
-        """Rows in memory that are put in order before the first piece."""
+        """The rows in memory that are sorted before the first batch."""
 
     def tables(self, rows: int) -> Iterator[pa.Table]:
-        """Yield the rows as columns of a segment, sorted by hash, in pieces of about so many; any thread."""
+        """Yield the rows as columns of a segment, sorted by hash, in batches of about `rows`; any thread."""
 
     def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the rows in some ranges of hashes, what was copied of them so far; the owner's thread."""
+        """Yield the rows copied so far in some hash ranges; the owner's thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeRoom:
-    """Encoding in bounded memory: pieces of rows, a local file for the result, and a budget that is told."""
+    """Resources for encoding in bounded memory: the batch size, a local file for the result, and the memory budget."""
 
     directory: Path
-    #: Names the file, and what the budget is told.
+    #: Name of the file and of the holder in the budget.
     name: str
-    #: Rows of a piece.
+    #: Rows of a batch.
     rows: int
     budget: MemoryBudget
 
     def tell(self, ordered: int, piece: int, columns: int) -> None:
-        """Say how many rows are in order, and how many in the piece that is being written."""
+        """Report the memory for `ordered` sorted rows and a batch of `piece` rows to the budget."""
         held = ordered * _ORDER_BYTES + piece * columns * _CELL_BYTES
         self.budget.work(f"{self.name}/encode", held)
 
@@ -91,7 +90,7 @@ class FrozenSegment:
         wide: bool = True,
         limits: StateLimits = PRODUCTION,
     ) -> None:
-        """Hold `rows`; with `room` they are encoded in bounded memory, not `wide` in small row groups."""
+        """Hold `rows`; with `room` they are encoded in bounded memory, without `wide` in small row groups."""
         self.position = position
         self._wide = wide
         self._limits = limits
@@ -100,31 +99,31 @@ class FrozenSegment:
         self._rows: FrozenContent | None = rows
         self._spilled: Path | None = None
         self._about: EncodedSegment | None = None
-        #: The spilled file, once something of it was read.
+        #: The spilled file, opened by the first read.
         self._opened: SegmentFile | None = None
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes held in memory."""
+        """The bytes held in memory."""
         return 0 if self._rows is None else self._rows.memory_bytes
 
     @property
     def about(self) -> EncodedSegment | None:
-        """What is known of the file, without its bytes; None: it was not encoded yet."""
+        """Description of the encoded file, without its bytes; None: it was not encoded yet."""
         return self._about
 
     @property
     def in_memory(self) -> bool:
-        """Whether the rows are not encoded on the local disk."""
+        """Whether the rows are still in memory, not encoded on the local disk."""
         return self._rows is not None
 
     @property
     def durable(self) -> bool:
-        """Whether nothing is held any more."""
+        """Whether the segment is durable, so that no rows are held."""
         return self._rows is None and self._spilled is None
 
     def encode(self) -> EncodedSegment | None:
-        """Return the Parquet file, None when it became durable meanwhile."""
+        """Return the Parquet file; None if the segment has become durable."""
         rows, spilled, about = self._rows, self._spilled, self._about
         if spilled is not None and about is not None:
             try:
@@ -159,14 +158,14 @@ class FrozenSegment:
             room.tell(0, 0, 0)
 
     def spill(self, path: Path) -> None:
-        """Encode now and keep the file on the local disk instead of the rows in memory."""
+        """Encode now and replace the rows in memory by a file on the local disk."""
         encoded = self.encode()
         if encoded is not None:
             path.write_bytes(encoded.data)
             self._spilled, self._rows = path, None
 
     def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the rows in some ranges of hashes, while they are not durable; the owner's thread."""
+        """Yield the rows in some hash ranges, until they are durable; the owner's thread."""
         rows, spilled, about = self._rows, self._spilled, self._about
         if spilled is not None and about is not None:
             if self._opened is None:
@@ -177,10 +176,10 @@ class FrozenSegment:
             yield from rows.within(ranges)
 
     def named(self, file: FileRef, writer: str) -> Segment:
-        """Return the segment as a manifest names it, and forget the rows."""
+        """Return the manifest entry of the segment, and release the rows."""
         about = self._about
         if about is None:
-            raise RuntimeError(f"segment {self.position} was declared durable before it was encoded")
+            raise RuntimeError(f"segment {self.position} was marked durable before it was encoded")
         self._rows = self._opened = None
         if self._spilled is not None:
             self._spilled.unlink(missing_ok=True)
@@ -193,10 +192,10 @@ def _opened(about: EncodedSegment, data: bytes, limits: StateLimits) -> SegmentF
 
 
 class FrozenTable:
-    """A table as of one barrier (`keyed.FrozenState`)."""
+    """One table at one barrier (`keyed.FrozenState`)."""
 
     def __init__(self, source: FrozenSource, view: LogView, segments: tuple[FrozenSegment, ...]) -> None:
-        """`segments` are those of the view that were not durable at the barrier."""
+        """Take the log's view; `segments` are those of it that were not durable at the barrier."""
         self._source = source
         self._view = view
         self._segments = segments
@@ -209,7 +208,7 @@ class FrozenTable:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of copied pages."""
+        """The bytes of the copied pages."""
         return sum(s.memory_bytes for s in self._segments)
 
     def copy_pages(self, limit: int) -> bool:
@@ -221,17 +220,17 @@ class FrozenTable:
         return tuple(e for s in self._segments if (e := s.encode()) is not None)
 
     def durable(self, files: Mapping[int, FileRef]) -> None:
-        """Enter the files into the log."""
+        """Record the stored files in the log."""
         for segment in self._segments:
             if segment.position in files and not segment.durable:
                 named = segment.named(files[segment.position], self._source.writer)
                 self._source.log.uploaded(segment.position, named)
 
     def failed(self) -> None:
-        """The upload was given up: the segments stay in the log, the next freeze offers them again."""
+        """Handle an abandoned upload: the segments stay in the log, and the next freeze offers them again."""
 
     def snapshot(self) -> KeyedStateSnapshot:
-        """Return what the ack names."""
+        """Return the snapshot for the acknowledgement."""
         segments, tombstones = self._view.named()
         source = self._source
         return KeyedStateSnapshot(
@@ -246,34 +245,34 @@ class FrozenTable:
 
 
 class FrozenMemory(Protocol):
-    """The memory of a table: what it froze may have to be copied, piece by piece."""
+    """The memory of a table whose frozen pages have to be copied in steps."""
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
         """Copy up to `limit` pages of the freezes numbered at most `up_to`; True when none is left."""
 
 
 class FrozenSource:
-    """What a frozen table needs of its table; `memory` is replaced when the table is rebuilt."""
+    """The properties of a table that its frozen state uses; `memory` is replaced when the table is rebuilt."""
 
     def __init__(self, uid: str, state: str, spec: StateSpec, log: SegmentLog, writer: str) -> None:
-        """Name the table, its log and the writer of its segments."""
+        """Set the table's names, its log and the writer of its segments."""
         self.uid = uid
         self.state = state
         self.spec = spec
         self.log = log
         self.writer = writer
-        #: Whether its rows may be read a few at a time, by remote state.
+        #: Whether remote state reads the rows a few at a time.
         self.remote = False
-        #: When its rows expire, if they do.
+        #: The time-to-live of its rows, if they have one.
         self.ttl: Ttl | None = None
         self.memory: FrozenMemory
 
     @property
     def hash_range(self) -> HashRange:
-        """The subtask's range."""
+        """The hash range of the subtask."""
         return self.log.hash_range
 
     @property
     def limits(self) -> StateLimits:
-        """The store's sizes."""
+        """The size limits of the store."""
         return self.log.limits

@@ -1,7 +1,7 @@
-"""A migration registered for a state: values as an older version of the job kept them become those of today.
+"""A user-defined migration: converts values that an older version of the job saved to the current form.
 
-Declared with `ps.migrate`, made by `penstock.functions.migration`, applied by `penstock.state.store` to the rows that
-it restores. What was migrated is saved anew by the next checkpoint, so that no snapshot names rows of both kinds.
+Declared with `ps.migrate`, built by `penstock.functions.migration`, applied by `penstock.state.store` to the rows that
+it restores. The next checkpoint saves all migrated rows again, so that no snapshot contains rows of both forms.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Migration:
-    """What becomes of values with the columns `was`."""
+    """The conversion of values with the columns `was`."""
 
-    #: Columns that the values had, as they stand in the segments of that time.
+    #: Columns of the old values, as in the segments of that version.
     was: pa.Schema
     #: The function's name.
     by: str
-    #: The names of the fields, where a segment has others because of a key column.
+    #: Names of the fields; a segment has other names for those that clash with a key column.
     fields: tuple[str, ...]
-    #: Values as dictionaries -> which of them stay, and the columns of these if there are any.
+    #: Values as dictionaries -> a mask of those to keep, and their new columns if there are any.
     convert: Callable[[list[dict[str, Any]]], tuple[np.ndarray, list[pa.Array]]]
 
     def rows(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Return rows with the columns of their snapshot as rows of today; deleted ones stay so, as do those that go.
+        """Convert rows with the snapshot's columns to the current columns; dropped rows become deletions.
 
-        A file that is older than the snapshot may have others: `evolution.conform` comes before.
+        A file that is older than the snapshot may have other columns; call `evolution.conform` first.
         """
         saved = [table.schema.names[place] for place, field in enumerate(table.schema) if is_value(field)]
         deleted = table.column("__deleted").to_numpy(zero_copy_only=False).copy()
@@ -55,5 +55,5 @@ class Migration:
 
 
 def is_value(field: pa.Field) -> bool:
-    """Whether a column of a segment is one of a value."""
+    """Return whether a column of a segment belongs to the value."""
     return field_id(field) >= FIRST_VALUE_ID

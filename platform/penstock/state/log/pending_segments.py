@@ -1,6 +1,6 @@
-"""What a table of row state has frozen and nobody has saved yet: kept until it is durable, offered at every barrier.
+"""Segments of a row state that are frozen but not durable: kept, and offered again at every barrier.
 
-Used by the tables in the owner's thread; what is frozen here may be encoded by any.
+Used by the tables in the owner's thread; frozen rows may be encoded in any thread.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class SegmentFolder(Protocol):
-    """The local disk, where segments wait that are not to wait in memory."""
+    """The folder on the local disk for segments that must not wait in memory."""
 
     def spill(self, state: str, segment: FrozenSegment) -> None:
-        """Encode a segment of a state; its file lies here until it is durable."""
+        """Encode a segment of a state to a local file, which stays until the segment is durable."""
 
 
 class WaitingSegments:
-    """Segments of one state's log that are not durable."""
+    """The segments of one state's log that are not durable."""
 
     def __init__(self, source: FrozenSource) -> None:
-        """Nothing waits yet."""
+        """Start without segments."""
         self._source = source
         self._segments: list[FrozenSegment] = []
 
     def add(self, rows: FrozenContent | None, folder: SegmentFolder | None) -> None:
-        """Put rows, if there are any, at the end of the log; with `folder` they are encoded now, and wait there."""
+        """Append rows, if any, to the log as a segment; with `folder` they are encoded to disk now."""
         if rows is None:
             return
         log = self._source.log
@@ -47,18 +47,18 @@ class WaitingSegments:
         self._segments.append(segment)
 
     def frozen(self) -> FrozenTable:
-        """Return the log as it is now, with what of it is still to be saved."""
+        """Return the log at this moment, with the segments that are not durable."""
         return FrozenTable(self._source, self._source.log.view(), tuple(self._undurable()))
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes held in memory."""
+        """The bytes held in memory."""
         return sum(segment.memory_bytes for segment in self._undurable())
 
     def within(self, position: int, ranges: Sequence[HashRange], folder: SegmentFolder) -> Iterator[pa.Table]:
-        """Yield the rows frozen at a position in some ranges of hashes, while they are not durable.
+        """Yield the rows frozen at a position in some hash ranges, until they are durable.
 
-        What is in memory is encoded first, and waits in `folder` from then on.
+        Segments in memory are first encoded into `folder` and stay there.
         """
         for segment in self._undurable():
             if segment.position == position:
@@ -67,7 +67,10 @@ class WaitingSegments:
                 yield from segment.within(ranges)
 
     def spans(self, folder: SegmentFolder) -> Iterator[tuple[int, int, int, int]]:
-        """Yield position, lowest and highest namespace and rows of what is not durable; encoded first, as `within`."""
+        """Yield position, lowest and highest namespace and rows of each segment that is not durable.
+
+        Segments in memory are first encoded into `folder`, as in `within`.
+        """
         for segment in self._undurable():
             if segment.in_memory:
                 folder.spill(self._source.state, segment)
@@ -76,7 +79,7 @@ class WaitingSegments:
                 yield segment.position, about.namespace_min, about.namespace_max, about.rows
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all segments."""
         self._segments = []
 
     def _undurable(self) -> list[FrozenSegment]:

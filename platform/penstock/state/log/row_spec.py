@@ -1,8 +1,8 @@
-"""What a state of the row path stores: the key's columns and the value's, and how both look in a segment.
+"""Key, value and entry columns of a state of the row path, and their columns in a segment.
 
-Made by `penstock.operators.process.keyed_process` from what a process function declares; read by the tables, the
-segment writer and restore. A timer is a row without value columns whose namespace is its time; an element of a list or
-an entry of a map is a row whose entry columns say which.
+Made by `penstock.operators.process.keyed_process` from the declarations of a process function; read by the tables, the
+segment writer and restore. A timer is a row without value columns whose namespace is its time. An element of a list or
+an entry of a map is a row with entry columns: the index or the map key.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from penstock.state.log.segment_columns import (
 if TYPE_CHECKING:
     from penstock.state.log.migration import Migration
 
-#: States of this name and an ending hold timers.
+#: Prefix of the names of timer states.
 TIMERS = "__timers_"
-#: The entry column of a list or of a map with plain keys; with others their names begin with it.
+#: The entry column of a list or of a map with plain keys; prefix of the names for other maps.
 ENTRY = "__entry"
 
 
 @dataclass(frozen=True)
 class RowSpec:
-    """Key columns and value columns of one state."""
+    """The key columns and value columns of one state."""
 
     key_schema: pa.Schema
-    #: Value columns as the function declares them; in a segment each may be null (a deleted row has no value).
+    #: Value columns that the function declares; in a segment all are nullable (a deleted row has no value).
     values: tuple[pa.Field, ...] = ()
-    #: Of a list its index, of a map its key: columns that tell the rows of one key apart.
+    #: Columns that distinguish the rows of one key: the index of a list, the key of a map.
     entries: tuple[pa.Field, ...] = ()
     #: Whether every row has the time of its last access.
     ttl: bool = False
-    #: Whether the value columns may be others than those that were saved (`core.evolution`).
+    #: Whether the value columns may differ from the saved ones (`core.evolution`).
     evolves: bool = False
-    #: Field ids of the values where a snapshot has them already, and the highest that was ever given.
+    #: Field ids of the values that a snapshot already has, and the highest id ever assigned.
     ids: tuple[int, ...] = ()
     last_id: int = 0
-    #: Of each value what its metadata says besides, carried on from that snapshot.
+    #: Further metadata of each value column, copied from that snapshot.
     carried: tuple[dict[bytes, bytes], ...] = ()
-    #: What makes values of an older version's columns those of today, where that is no evolution.
+    #: User-defined migration from an older version's columns, where schema evolution does not apply.
     migration: Migration | None = None
-    #: The definition of the windows that it is the state of, if it is of any.
+    #: The window definition, for state of a window operator.
     window: str = ""
 
     @property
     def stored(self) -> tuple[pa.Field, ...]:
-        """Value columns, and the time of last access behind them."""
+        """The value columns, followed by the time of last access."""
         return (*self.values, pa.field(LAST_ACCESS, pa.int64())) if self.ttl else self.values
 
     @property
@@ -71,7 +71,7 @@ class RowSpec:
 
     @cached_property
     def segment_schema(self) -> pa.Schema:
-        """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
+        """The columns of this state's Parquet files; field ids are in the metadata `id` and in Parquet's own."""
         keys = [segment_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
         ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(self.values))
         carried = self.carried or ({},) * len(self.values)
@@ -90,7 +90,7 @@ class RowSpec:
 
     @property
     def declared_schema(self) -> pa.Schema:
-        """As `segment_schema`, with what `penstock check` has to know of a migration."""
+        """The columns as in `segment_schema`, with the data on migrations that `penstock check` needs."""
         schema, migration = self.segment_schema, self.migration
         if migration is None:
             return schema
@@ -98,14 +98,14 @@ class RowSpec:
         return schema.with_metadata({**(schema.metadata or {}), **more})
 
     def _more(self, field: pa.Field) -> dict[bytes, bytes]:
-        """Return what a value column says for the jobs to come."""
+        """Return the metadata of a value column for later versions of the job."""
         if not self.evolves:
             return {}
         return {**(field.metadata or {}), **({NULL: b"1"} if field.nullable else {})}
 
     @cached_property
     def value_names(self) -> tuple[str, ...]:
-        """The value columns' names in a segment: a key column's name gets an underscore."""
+        """The value columns' names in a segment; the name of a key column gets an underscore."""
         taken = set(self.key_schema.names)
         names = []
         for field in self.values:
@@ -119,15 +119,15 @@ class RowSpec:
 
 @dataclass(frozen=True)
 class TimedSpec:
-    """Key and value columns of a state whose rows are told apart by their time and a number."""
+    """The key and value columns of a state whose rows are distinguished by their time and a number."""
 
     rows: RowSpec
-    #: What the schema says of the join; see `core.join_evolution`.
+    #: The join's metadata in the schema; see `core.join_evolution`.
     join: tuple[tuple[bytes, bytes], ...] = ()
 
     @cached_property
     def segment_schema(self) -> pa.Schema:
-        """Columns of this state's Parquet files: those of a value by key, and `__row` behind the namespace."""
+        """The columns of this state's Parquet files: those of a value by key, and `__row` after the namespace."""
         plain = self.rows.segment_schema
         number = pa.field(ROW, pa.int64(), True, {"id": "5", "PARQUET:field_id": "5"})
         schema = plain.insert(plain.get_field_index(NAMESPACE) + 1, number)

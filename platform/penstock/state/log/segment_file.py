@@ -1,8 +1,8 @@
-"""Reading a segment: the footer first, then row groups as they are asked for, each verified by a checksum of its own.
+"""Segment reader: reads the footer first, then row groups on request, each verified by its own checksum.
 
-Row groups are ranges of the hash, so whoever wants a range of keys reads the bytes of a few groups. A small file is
-read at once, and so is one of an earlier version, whose groups have no checksums. Called by restore, compaction, the
-savepoint writer, the offline tools and remote state; any thread.
+Row groups are hash ranges, so a reader of a key range reads the bytes of a few groups. A small file is read in one
+call, and so is one of an earlier version, whose groups have no checksums. Called by restore, compaction, the savepoint
+writer, the offline tools and remote state; any thread.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
     from penstock.core.snapshot import Segment
 
-#: Name in the file's metadata of `[[offset, length, crc32, first hash, last hash, rows], ...]`, one a row group.
+#: Metadata key of `[[offset, length, crc32, first hash, last hash, rows], ...]`, one element per row group.
 GROUPS = b"penstock.row_groups"
-#: Name in the file's metadata of the namespaces of its rows, `[...]`, if they are few.
+#: Metadata key of the namespaces of the file's rows, `[...]`, if they are few.
 NAMESPACES = b"penstock.namespaces"
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A range of hashes, and where its rows lie in the file."""
+    """A row group: its hash range and its position in the file."""
 
     number: int
     offset: int
@@ -49,10 +49,10 @@ class RowGroup:
 
 
 class SegmentFile:
-    """One segment, opened."""
+    """An open segment."""
 
     def __init__(self, segment: Segment, read: Callable[[FileRef], bytes], limits: StateLimits = PRODUCTION) -> None:
-        """Read the footer, or a small file at once; `read` returns (a part of) a file, and checks a checksum it has.
+        """Read the footer, or all of a small file; `read` returns a file or a part of it, and verifies checksums.
 
         Raises:
             SnapshotDamagedError: the file is missing or damaged.
@@ -71,20 +71,20 @@ class SegmentFile:
 
     @property
     def namespaces(self) -> set[int] | None:
-        """The namespaces of its rows; None: the footer does not name them."""
+        """The namespaces of its rows; None: the footer does not list them."""
         text = (self._metadata.metadata or {}).get(NAMESPACES)
         return None if text is None else set(json.loads(text))
 
     def within(self, wanted: HashRange) -> list[RowGroup]:
-        """Return the row groups that may have rows in a range, in the order of the file."""
+        """Return the row groups that may have rows in a range, in file order."""
         return [g for g in self.groups if g.low <= wanted.high and wanted.low <= g.high]
 
     def namespaces_of(self, group: RowGroup) -> tuple[int, int]:
-        """Return the lowest and the highest namespace of a row group, or of the file where the footer does not say."""
+        """Return the lowest and highest namespace of a row group, or of the file if the footer has no statistics."""
         return self.span(group, NAMESPACE) or (self.segment.namespace_min, self.segment.namespace_max)
 
     def span(self, group: RowGroup, name: str) -> tuple[int, int] | None:
-        """Return the lowest and the highest value of a row group's column; None where the footer does not say."""
+        """Return the lowest and highest value of a row group's column; None if the footer has no statistics."""
         about = self._metadata.row_group(group.number)
         for number in range(about.num_columns):
             column = about.column(number)
@@ -94,7 +94,7 @@ class SegmentFile:
         return None
 
     def tables(self, wanted: HashRange) -> Iterator[pa.Table]:
-        """Yield the rows whose hash lies in the range, a row group at a time; groups outside are not read.
+        """Yield the rows whose hash is in the range, one row group at a time; other groups are not read.
 
         Raises:
             SnapshotDamagedError: the file is missing or damaged.
@@ -107,7 +107,7 @@ class SegmentFile:
                     yield part
 
     def fetch(self, run: Sequence[RowGroup]) -> bytes:
-        """Return the bytes of neighbouring row groups, verified; empty if the file is in memory."""
+        """Return the verified bytes of neighbouring row groups; empty if the file is in memory."""
         if self._data is not None:
             return b""
         file, first, last = self.segment.file, run[0], run[-1]
@@ -118,12 +118,12 @@ class SegmentFile:
             start = group.offset - first.offset
             if zlib.crc32(view[start : start + group.length]) != group.crc:
                 where = f"{file.path} is damaged: row group {group.number} of the part at {file.offset}"
-                msg = f"{where} has another checksum"
+                msg = f"{where} has a wrong checksum"
                 raise SnapshotDamagedError(msg, hint="restore an older savepoint")
         return data
 
     def decode(self, run: Sequence[RowGroup], data: bytes) -> Iterator[pa.Table]:
-        """Yield the rows of row groups from what `fetch` returned for them."""
+        """Yield the rows of row groups from the bytes that `fetch` returned for them."""
         if self._data is not None:
             file = pq.ParquetFile(_whole(self._data))
         else:
@@ -138,7 +138,7 @@ class SegmentFile:
         if places is not None:
             return _groups_at(places)
         if self._data is None:
-            msg = f"{self.segment.file.path} does not say where its row groups are"
+            msg = f"{self.segment.file.path} does not list its row groups"
             raise SnapshotDamagedError(msg, hint="restore an older savepoint")
         groups = []
         for number in range(metadata.num_row_groups):
@@ -151,7 +151,7 @@ class SegmentFile:
 
 
 def groups_of(segment: Segment, read: Callable[[FileRef], bytes]) -> list[RowGroup]:
-    """Return where a segment's row groups lie, of which nothing but the footer is read; none where it does not say.
+    """Return a segment's row groups, reading only the footer; empty if the footer does not list them.
 
     Raises:
         SnapshotDamagedError: the file is missing or damaged.
@@ -173,12 +173,12 @@ def _groups_at(places: bytes) -> list[RowGroup]:
 
 
 def _whole(data: bytes) -> pa.BufferReader:
-    """Return a file in memory, or mapped, to be read without a copy of it."""
+    """Return a buffer over the bytes of a file, in memory or mapped, without a copy."""
     return pa.BufferReader(pa.py_buffer(data))
 
 
 def rows_within(table: pa.Table, wanted: HashRange) -> pa.Table:
-    """Return the rows of a table, sorted by hash, that lie in a range."""
+    """Return the rows in a hash range, from a table sorted by hash."""
     hashes = table.column(KEY_HASH).to_numpy()
     first = int(np.searchsorted(hashes, wanted.low, side="left"))
     stop = int(np.searchsorted(hashes, wanted.high, side="right"))
@@ -186,7 +186,7 @@ def rows_within(table: pa.Table, wanted: HashRange) -> pa.Table:
 
 
 def runs_of(groups: Sequence[RowGroup], most_bytes: int) -> Iterator[list[RowGroup]]:
-    """Cut row groups into runs of neighbours that are worth one read, of at most so many bytes."""
+    """Yield runs of neighbouring row groups, of at most `most_bytes`, to read each in one call."""
     run: list[RowGroup] = []
     size = 0
     for group in groups:
@@ -200,7 +200,7 @@ def runs_of(groups: Sequence[RowGroup], most_bytes: int) -> Iterator[list[RowGro
 
 
 def _part(data: bytes, start: int) -> Callable[[int, int], bytes]:
-    """Return what fetches ranges of a file of which only `data`, from `start` on, is there."""
+    """Return a function that reads byte ranges of a file of which only `data`, from `start` on, is present."""
 
     def fetch(offset: int, length: int) -> bytes:
         first, stop = offset - start, offset - start + length

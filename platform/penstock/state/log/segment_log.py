@@ -1,8 +1,8 @@
-"""The log of one state of one subtask attempt: a pure decider over positions (PROTOCOLS 3).
+"""The log of one state of one subtask attempt: pure logic over positions (PROTOCOLS 3).
 
-Once frozen, a segment belongs to the log, whatever becomes of a checkpoint. A view (what an ack names) is base and all
-segments up to its barrier, with the tombstones as they stood then. Compaction replaces a run of committed segments in
-later views only. Called by `penstock.state.store` in the owner's thread.
+A frozen segment belongs to the log, regardless of the checkpoint's outcome. A view (the content of an acknowledgement)
+is the base and all segments up to its barrier, with the tombstones of that moment. Compaction replaces a run of
+committed segments in later views only. Called by `penstock.state.store` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIERS = 4
 
 @dataclass(slots=True)
 class Entry:
-    """A place in the log; `segment` is None until it is durable."""
+    """A position in the log; `segment` is None until it is durable."""
 
     position: int
     segment: Segment | None = None
@@ -30,18 +30,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """What stood in the log at one barrier; entries become durable later, nothing else in a view changes."""
+    """The log at one barrier; its entries can become durable later, and nothing else in it changes."""
 
     entries: tuple[Entry, ...]
     tombstones: tuple[Tombstone, ...]
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Positions that are not durable yet."""
+        """The positions that are not durable yet."""
         return tuple(e.position for e in self.entries if e.segment is None)
 
     def named(self) -> tuple[tuple[Segment, ...], tuple[Tombstone, ...]]:
-        """Return the segments and tombstones an ack of this barrier names.
+        """Return the segments and tombstones for the acknowledgement of this barrier.
 
         Raises:
             RuntimeError: a segment of the view is not durable.
@@ -63,12 +63,12 @@ class SegmentLog:
     tombstones: tuple[Tombstone, ...] = ()
     limits: StateLimits = PRODUCTION
     _last: int = 0
-    #: Positions up to here are named by a complete checkpoint (or were restored from one).
+    #: Positions up to this one are in a completed checkpoint (or were restored from one).
     _committed: int = 0
     _compacting: bool = False
 
     def restore(self, segments: Iterable[Segment], tombstones: Iterable[Tombstone]) -> None:
-        """Begin with what a checkpoint names; new positions stand above all of it."""
+        """Start with the content of a checkpoint; new positions are above all of its positions."""
         ordered = sorted(segments, key=lambda s: (s.position, s.writer, s.clip_low))
         self.entries = [Entry(s.position, s) for s in ordered]
         self.tombstones = tuple(sorted(tombstones, key=lambda t: t.position))
@@ -77,35 +77,35 @@ class SegmentLog:
 
     @property
     def rows(self) -> int:
-        """Rows of all durable segments, about: of a clipped one its part."""
+        """The approximate rows of all durable segments; a clipped one counts in part."""
         return sum(_rows_of(e.segment) for e in self.entries if e.segment is not None)
 
     def next_position(self) -> int:
-        """Take the next place in order."""
+        """Reserve and return the next position."""
         self._last += 1
         return self._last
 
     def append(self, position: int) -> None:
-        """A segment was frozen at the place just taken."""
+        """Append a segment that was frozen at the position just reserved."""
         self.entries.append(Entry(position))
 
     def view(self) -> LogView:
-        """A barrier passes: everything frozen so far belongs before it."""
+        """Return the view for a barrier: everything frozen so far."""
         return LogView(tuple(self.entries), self.tombstones)
 
     def uploaded(self, position: int, segment: Segment) -> None:
-        """The segment at `position` is durable; a second upload of it changes nothing."""
+        """Record that the segment at `position` is durable; repeated calls change nothing."""
         for entry in self.entries:
             if entry.position == position and entry.segment is None:
                 entry.segment = segment
-        self._prune()  # no later view names what a tombstone covers meanwhile, so its file will be deleted
+        self._prune()  # a tombstone may cover the segment by now: no later view has it, so its file is deleted
 
     def completed(self, view: LogView) -> None:
-        """A checkpoint that names the view is complete: its segments may be compacted."""
+        """Record that the checkpoint with the view is complete, so its segments may be compacted."""
         self._committed = max([self._committed, *(e.position for e in view.entries)])
 
     def add_tombstone(self, hidden: HashRange, namespace_low: int, namespace_high: int) -> None:
-        """Hide all that stands so far in the ranges; what a newer tombstone hides as well needs no older one."""
+        """Hide all earlier rows in the ranges; drop older tombstones that the new one subsumes."""
         new = Tombstone(
             position=self.next_position(),
             hash_low=hidden.low,
@@ -119,7 +119,7 @@ class SegmentLog:
     def compaction(self) -> tuple[tuple[Segment, ...], int] | None:
         """Return a run of committed segments to merge and the tier of the result.
 
-        When a tier is full and none is running.
+        None unless a tier is full and no compaction is running.
         """
         if self._compacting:
             return None
@@ -129,21 +129,19 @@ class SegmentLog:
             if len(places) >= self.limits.segments_per_tier:
                 stop = places[-1] + 1
                 while stop < len(ready) and ready[stop].position == ready[stop - 1].position:
-                    stop += (
-                        1  # of two writers before a rescale: the merged position must not tie with one of its own rows
-                    )
+                    stop += 1  # two writers before a rescale: the merged position must not tie with one of its rows
                 self._compacting = True
                 return tuple(ready[places[0] : stop]), min(tier + 1, TIERS - 1)
         return None
 
     def compacted(self, inputs: tuple[Segment, ...], merged: Segment | None) -> None:
-        """The merged segment is durable and takes the run's place; None: given up, nothing changes."""
+        """Replace the run by the merged segment, which is durable; None: the compaction was abandoned."""
         self._compacting = False
         if merged is None:
             return
         gone = {id(s) for s in inputs}
         place = next((i for i, e in enumerate(self.entries) if id(e.segment) in gone), None)
-        if place is None:  # the whole run was dropped under a tombstone meanwhile
+        if place is None:  # a tombstone has dropped the whole run in the meantime
             return
         kept = [e for e in self.entries if id(e.segment) not in gone]
         kept.insert(place, Entry(merged.position, merged))
@@ -151,16 +149,16 @@ class SegmentLog:
         self._prune()
 
     def is_oldest(self, inputs: tuple[Segment, ...]) -> bool:
-        """Whether nothing stands before the run, so that deletions in it have nothing left to hide."""
+        """Return whether the run is the oldest, so that its deletions have nothing left to hide."""
         return bool(self.entries) and self.entries[0].segment is inputs[0]
 
     def _prune(self) -> None:
-        """Forget segments that lie wholly under a tombstone, and tombstones that hide nothing.
+        """Forget segments that a tombstone hides completely, and tombstones that hide nothing.
 
         Open views keep theirs.
         """
         self.entries = [e for e in self.entries if e.segment is None or not _covered(e.segment, self.tombstones)]
-        if self._compacting:  # the merged segment may yet bring back what a tombstone has to hide
+        if self._compacting:  # the merged segment may still contain rows that a tombstone has to hide
             return
         self.tombstones = tuple(
             t

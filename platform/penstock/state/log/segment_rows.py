@@ -1,6 +1,6 @@
-"""Rows as columns of a segment: from slots and values in memory, or from columns that are given by name.
+"""Conversion of rows to columns of a segment, from slots and values in memory or from named columns.
 
-Called by what a table freezes, by migrations, and for questions from outside; any thread.
+Called by freezes of tables, by migrations, and by state queries; any thread.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.segment_columns import StateSpec
 
-#: What a row says that no function has written.
+#: System columns of a row that no function wrote.
 _PLAIN = {KEY_HASH: 0, NAMESPACE: 0, DELETED: False}
 
 
 def rows_of(schema: pa.Schema, given: Mapping[str, pa.Array], rows: int) -> pa.Table:
-    """Return `rows` rows of a segment with the given columns; what is left out is null, or as of any live row."""
+    """Return `rows` rows of a segment with the given columns; missing value columns are null."""
     columns = []
     for field in schema:
         if field.name in given:
@@ -45,7 +45,7 @@ def segment_table(
     deleted: np.ndarray,
     namespaces: I64 | None = None,
 ) -> pa.Table:
-    """Return rows, already sorted by hash, as columns of a segment; without `namespaces` they are in namespace 0."""
+    """Return rows, already sorted by hash, as columns of a segment; without `namespaces` in namespace 0."""
     columns = [
         pa.array(keys.hashes[slots]),
         *keys.gather(slots),

@@ -1,8 +1,7 @@
-"""Segments: Parquet files of state rows sorted by `__key_hash`; writing, and merging by order (`segment_file` reads).
+"""Segments, Parquet files of state rows sorted by `__key_hash`: writing and merging (`segment_file` reads them).
 
-Order is (position in the log, `__seq`): of the rows of one (key, namespace) the last one counts, rows that stand before
-a tombstone in whose ranges they lie are gone. Called by freeze, restore, compaction, the savepoint writer and the
-offline tools; any thread.
+Order is (position in the log, `__seq`). The last row of a (key, namespace) counts, and rows before a tombstone that
+covers them are hidden. Called by freeze, restore, compaction, the savepoint writer and the offline tools; any thread.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.kernels.compiler.compile import I64
 
-#: A smaller file is read back instead of mapped.
+#: Smaller files are read back instead of mapped.
 _MAPPED_BYTES = 128 << 10
-#: A file names the namespaces of its rows if they are no more than these.
+#: A file lists the namespaces of its rows if there are at most this many.
 _NAMED = 1024
-#: Hash, namespace, deleted, seq: a state without any others has timers.
+#: Hash, namespace, deleted, seq: a state without other columns besides the key has timers.
 _FIXED_COLUMNS = 4
 _ENTRY_IDS = range(FIRST_ENTRY, FIRST_VALUE_ID)
 
 
 class SegmentWriter:
-    """Writes one segment; rows must come in the order of their hash."""
+    """A writer of one segment; rows must arrive in hash order."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class SegmentWriter:
         self._sink = _Sink(self._out)
         self._writer = pq.ParquetWriter(self._sink, schema, use_dictionary=False, **_layout(schema))
         self._groups: list[tuple[int, ...]] = []
-        #: Of timers a row group has those of a span of time, so that those that are due are few groups.
+        #: For timers a row group is a time span, so that the due ones are in few groups.
         self._times = len(schema) == len(key_names(schema)) + _FIXED_COLUMNS
         self._named: set[int] | None = set()
         self._rows = 0
@@ -78,7 +77,7 @@ class SegmentWriter:
         self._namespaces = [HASH_MAX, HASH_MIN]
 
     def add(self, table: pa.Table) -> None:
-        """Append rows; `__seq` is counted anew."""
+        """Append rows; `__seq` is renumbered."""
         rows = table.num_rows
         if rows == 0:
             return
@@ -91,7 +90,7 @@ class SegmentWriter:
             span[0], span[1] = min(span[0], int(values.min())), max(span[1], int(values.max()))
         if self._named is not None:
             namespaces = table.column(NAMESPACE).to_numpy()
-            several = (namespaces != namespaces[0]).any()  # most tables are of one window
+            several = (namespaces != namespaces[0]).any()  # most tables have one window
             self._named.update(np.unique(namespaces if several else namespaces[:1]).tolist())
             self._named = self._named if len(self._named) <= _NAMED else None
         if self._times and rows > self._group_rows:
@@ -103,9 +102,9 @@ class SegmentWriter:
             self._groups.append((start, self._sink.size - start, self._sink.crc, low, high, group.num_rows))
 
     def finish(self) -> EncodedSegment:
-        """Return the file; without any row its ranges are empty (lowest above highest).
+        """Return the file; if it has no row, its ranges are empty (lowest above highest).
 
-        One under a path has no name any more and is mapped: its bytes are the page cache's, not this process's.
+        A file under a path is unlinked and mapped: its bytes belong to the page cache, not to this process.
         """
         about: dict[bytes, list[Any]] = {GROUPS: self._groups}
         if self._named is not None:
@@ -128,7 +127,7 @@ class SegmentWriter:
         )
 
     def close(self) -> None:
-        """Close the file, also of a segment that was given up; idempotent."""
+        """Close the file, also of an abandoned segment; idempotent."""
         if not self._out.closed:
             self._writer.close()
             self._out.close()
@@ -147,28 +146,28 @@ class SegmentWriter:
 
 
 def mapped(path: Path) -> bytes:
-    """Return a file that is not empty: its bytes are the page cache's, not this process's, also when it is removed.
+    """Map a file that is not empty: its bytes belong to the page cache, also after it is removed.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: the file does not exist.
     """
     with path.open("rb") as file:
         return _mapped(file)
 
 
 def _mapped(file: BinaryIO) -> bytes:
-    return cast("bytes", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # written and sliced as bytes are
+    return cast("bytes", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # used like bytes: written and sliced
 
 
 def _by_time(table: pa.Table, group_rows: int) -> pa.Table:
-    """Return rows, sorted by hash, group by group of the times; the rows of a group are sorted by hash."""
+    """Regroup rows sorted by hash into row groups by time; the rows of a group stay sorted by hash."""
     group = np.empty(table.num_rows, np.int64)
     group[np.argsort(table.column(NAMESPACE).to_numpy(), kind="stable")] = np.arange(table.num_rows) // group_rows
     return table.take(pa.array(np.argsort(group, kind="stable")))
 
 
 class _Sink:
-    """Where a file is written, and the checksum of what came since the last `begin`."""
+    """The output file, with a checksum of the bytes since the last `begin`."""
 
     closed = False
 
@@ -178,33 +177,33 @@ class _Sink:
         self.crc = 0
 
     def begin(self) -> int:
-        """Start a new checksum; returns the place in the file."""
+        """Start a new checksum; return the file position."""
         self.crc = 0
         return self.size
 
     def write(self, data: bytes) -> int:
-        """Write all of it."""
+        """Write all of `data`."""
         self.crc = zlib.crc32(data, self.crc)
         self.size += len(data)
         return self._out.write(data)
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True, as Arrow requires."""
         return True
 
     def tell(self) -> int:
-        """Return the place in the file."""
+        """Return the file position."""
         return self.size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: writes are not buffered here."""
 
     def close(self) -> None:
-        """The file is closed by whoever opened it."""
+        """Do nothing: the caller that opened the file closes it."""
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:
-    """Return encodings and compressions: integers by their differences, the rest by zstd; hashes are noise."""
+    """Return encodings and compressions: integers delta-encoded, other columns zstd, hashes (random) plain."""
     packed = [f.name for f in schema if f.name != KEY_HASH and pt.is_int64(f.type)]
     rest = {f.name: "zstd" for f in schema if f.name != KEY_HASH and not pt.is_int64(f.type)}
     return {
@@ -215,12 +214,12 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 
 
 def key_names(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the key columns of a segment's schema, by their field ids."""
+    """Return the names of the key columns in a segment's schema, by field id."""
     return _names(schema, KEY_IDS)
 
 
 def entry_names(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns that tell a key's elements of a list or entries of a map apart; none for other states."""
+    """Return the names of the columns that distinguish list elements or map entries of a key; else none."""
     return _names(schema, _ENTRY_IDS)
 
 
@@ -229,12 +228,12 @@ def _names(schema: pa.Schema, ids: range) -> tuple[str, ...]:
 
 
 def clip_of(segment: Segment, within: HashRange) -> HashRange | None:
-    """Return the part of `within` that the segment may be read for."""
+    """Return the part of `within` for which the segment may be read."""
     return HashRange(segment.clip_low, segment.clip_high).intersect(within)
 
 
 def visible_rows(hashes: I64, namespaces: I64, position: int, tombstones: Iterable[Tombstone]) -> np.ndarray:
-    """Return which rows of a segment at `position` no tombstone hides."""
+    """Return a mask of the rows of a segment at `position` that no tombstone hides."""
     visible = np.ones(len(hashes), np.bool_)
     for stone in tombstones:
         if stone.position > position:
@@ -245,9 +244,9 @@ def visible_rows(hashes: I64, namespaces: I64, position: int, tombstones: Iterab
 
 
 def read_visible(file: SegmentFile, tombstones: Sequence[Tombstone], within: HashRange) -> Iterator[pa.Table]:
-    """Yield the segment's rows within its clip and the range that no tombstone hides, a row group at a time.
+    """Yield the segment's rows in its clip and the range that no tombstone hides, by row group.
 
-    Deletions are still among them.
+    Deletions are included.
     """
     clip = clip_of(file.segment, within)
     if clip is None:
@@ -276,10 +275,10 @@ def merge_segments(
     keep_deleted: bool,
     expired: int | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the newest visible row of every (key, namespace), sorted by hash, in pieces of bounded size.
+    """Yield the newest visible row of every (key, namespace), sorted by hash, in tables of bounded size.
 
-    Of the files, whose sizes hold, what is read is what a piece needs. With a time-to-live, what was last accessed at
-    `expired` or before is deleted.
+    Only the row groups that a table needs are read. With a time-to-live, rows last accessed at `expired` or before
+    become deletions.
     """
     ordered = sorted(files, key=lambda file: file.segment.position)
     span = _span([file.segment for file in ordered], within)
@@ -311,7 +310,7 @@ def _span(segments: Sequence[Segment], within: HashRange) -> HashRange | None:
 
 
 def _cut(tables: list[pa.Table], most_bytes: int) -> Iterator[list[pa.Table]]:
-    """Yield the rows hash range by hash range, so few that they can be merged; those of one hash stay together.
+    """Yield the rows by hash range, few enough to be merged; rows of one hash stay together.
 
     Each of the tables is sorted by hash.
     """
@@ -332,7 +331,7 @@ def _cut(tables: list[pa.Table], most_bytes: int) -> Iterator[list[pa.Table]]:
 
 
 def _expired(table: pa.Table, until: int) -> pa.Table:
-    """Return the rows with those deleted that were last accessed at `until` or before."""
+    """Return the rows, with those last accessed at `until` or before turned into deletions."""
     old = pc.less_equal(table.column(LAST_ACCESS), until).fill_null(False)
     place = table.schema.get_field_index(DELETED)
     return table.set_column(place, table.schema.field(place), pc.or_(table.column(DELETED), old))
@@ -345,7 +344,7 @@ def newest_rows(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa
     hashes = table.column(KEY_HASH).to_numpy()
     namespaces = table.column(NAMESPACE).to_numpy()
     mixed = hashes ^ (namespaces.view(np.uint64) * np.uint64(0x9E3779B185EBCA87)).view(np.int64)
-    if ROW in names:  # not part of the hash, and the same key may have many
+    if ROW in names:  # `__row` is not part of the hash, and a key may have many rows
         mixed ^= (table.column(ROW).to_numpy().view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)).view(np.int64)
     index = KeyIndex(pa.schema([schema.field(n) for n in names]))
     slots = index.upsert(key_columns(batch, names), mixed)
@@ -354,7 +353,7 @@ def newest_rows(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa
         last = last_entries(slots, entries)
     else:
         last = np.empty(index.count, np.int64)
-        last[slots] = np.arange(len(slots))  # of equal slots the last assignment stays
+        last[slots] = np.arange(len(slots))  # for equal slots the last assignment wins
     if not keep_deleted:
         deleted = table.column(DELETED).to_numpy()
         last = last[~deleted[last]]
@@ -368,11 +367,10 @@ def read_state(
     within: HashRange | None = None,
     limits: StateLimits = PRODUCTION,
 ) -> Iterator[pa.Table]:
-    """Yield the rows a snapshot of one state means, sorted by hash.
+    """Yield the live rows of one state in a snapshot, sorted by hash.
 
-    What a savepoint writes and the offline reader shows.
-
-    `read` returns the bytes of a file or of a part of it, verified where the reference has a checksum.
+    A savepoint writes them, and the offline reader shows them. `read` returns the bytes of a file or of a part of it,
+    verified if the reference has a checksum.
     """
     schema = schema_from_text(snapshot.schema)
     own = HashRange(snapshot.hash_low, snapshot.hash_high)

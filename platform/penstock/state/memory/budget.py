@@ -1,25 +1,24 @@
-"""Managed memory of a slot.
+"""Managed memory of a slot: the bytes that each holder uses, against one limit.
 
-Who holds how much of it, and whether that is too much. Used by the tables of one subtask's thread; the thread that
-encodes a checkpoint says what it works with.
+The tables report from one subtask's thread; the thread that encodes a checkpoint reports its working memory.
 """
 
 from __future__ import annotations
 
 
 class MemoryBudget:
-    """Bytes in use by holder, against one limit."""
+    """The bytes in use by each holder, against one limit."""
 
     def __init__(self, limit_bytes: int) -> None:
-        """A budget of `limit_bytes`."""
+        """Create a budget of `limit_bytes`."""
         self.limit_bytes = limit_bytes
-        #: The most that was held and worked with at a time.
+        #: Peak of the bytes held and the working memory together.
         self.peak_bytes = 0
         self._held: dict[str, int] = {}
         self._work: dict[str, int] = {}
 
     def report(self, holder: str, held_bytes: int) -> None:
-        """Set what `holder` holds now; 0 takes it off the list."""
+        """Set the bytes that `holder` holds; 0 removes the holder."""
         if held_bytes:
             self._held[holder] = held_bytes
         else:
@@ -27,9 +26,9 @@ class MemoryBudget:
         self._note()
 
     def work(self, what: str, size_bytes: int) -> None:
-        """Set what a step that comes and goes takes now (copies of a freeze, eviction, encoding); it shows in the peak.
+        """Set the working memory of a temporary step (copies of a freeze, eviction, encoding); it counts in the peak.
 
-        Tables leave room for it instead of being asked for it. Any thread.
+        Tables leave room for it; it does not count as used bytes. Any thread.
         """
         if size_bytes:
             self._work[what] = size_bytes
@@ -38,7 +37,7 @@ class MemoryBudget:
         self._note()
 
     def share_of(self, holder: str) -> int:
-        """Return the holder's even part of all."""
+        """Return an even share of the limit for `holder`."""
         return self.limit_bytes // max(1, len(self._held.keys() | {holder}))
 
     def _note(self) -> None:
@@ -46,14 +45,14 @@ class MemoryBudget:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes held by all."""
+        """The bytes held by all holders."""
         return sum(tuple(self._held.values()))
 
     @property
     def exceeded(self) -> bool:
-        """Whether more is held than allowed."""
+        """Whether the used bytes are above the limit."""
         return self.used_bytes > self.limit_bytes
 
     def should_shrink(self, holder: str) -> bool:
-        """Whether more is held than allowed, and by `holder` no less than its fair share."""
+        """Return whether the limit is exceeded and `holder` has at least its fair share."""
         return self.exceeded and self._held.get(holder, 0) * len(self._held) >= self.limit_bytes

@@ -1,8 +1,8 @@
-"""`StateLimits`: the tuning sizes of keyed state in one value, which stores, tables, logs and files share.
+"""`StateLimits`: the tuning sizes of keyed state in one value, shared by stores, tables, logs and files.
 
-The defaults are the sizes of production. Tests and the simulator inject others, so that a few rows fill a row group,
-leave memory or start a compaction. No size changes a result. Given by `KeyedStateRequest`, `OperatorContext` and
-`TaskEnvironment`; offline tools write with the defaults.
+The defaults are the production sizes. Tests and the simulator pass smaller ones, so that a few rows fill a row group,
+leave memory or start a compaction. No size changes a result. `KeyedStateRequest`, `OperatorContext` and
+`TaskEnvironment` pass the limits on; offline tools write with the defaults.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ _UNLIMITED: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLimits:
-    """Sizes in rows, keys, bytes or parts; immutable."""
+    """Immutable sizes in rows, keys, bytes or parts."""
 
     # --- segment files ----------------------------------------------------------------------------------------------
 
     #: Rows of a row group, the unit of a read from a segment.
     group_rows: int = 8192
-    #: Rows of a row group in segments that are mostly read as a whole.
+    #: Rows of a row group in segments that are mostly read completely.
     wide_group_rows: int = 65_536
-    #: Rows that are encoded at a time where memory is not bounded.
+    #: Rows that are encoded at a time when memory is not bounded.
     encoded_rows: int = 65_536
     #: Rows that a compaction or a savepoint merges at a time.
     merged_rows: int = 250_000
     #: Bytes of different hashes that are merged at a time; a string column must stay below 2 GiB.
     merged_bytes: int = 1 << 30
-    #: Bytes of a segment file below which it is read as a whole.
+    #: Segment files smaller than this many bytes are read in one call.
     whole_file_bytes: int = 1 << 20
     #: Bytes of neighbouring row groups that one read fetches.
     run_bytes: int = 8 << 20
-    #: Segments of a tier of a log that start a compaction.
+    #: Number of segments in a tier of a log that starts a compaction.
     segments_per_tier: int = 8
 
     # --- tables in memory -------------------------------------------------------------------------------------------
 
-    #: Rows that a value table has room for at first.
+    #: Initial capacity of a value table in rows.
     first_rows: int = 4096
-    #: Keys that a table of lists or maps has room for at first.
+    #: Initial capacity of a table of lists or maps in keys.
     first_slots: int = 1024
-    #: Bytes that a column of strings or binary values has room for at first.
+    #: Initial capacity of a column of strings or binary values in bytes.
     first_bytes: int = 1 << 16
     #: Dead keys below which a key index is not rebuilt.
     dead_keys: int = 65_536
@@ -50,7 +50,7 @@ class StateLimits:
     many_changes: int = 262_144
     #: Bytes of changes to entries after which they are reduced.
     large_changes_bytes: int = 16 << 20
-    #: Bytes of text that lists and maps grow by before they are measured again.
+    #: Bytes of text by which lists and maps grow before they are measured again.
     measured_bytes: int = 16 << 20
     #: Keys per batch whose time-to-live is checked.
     sweep_keys: int = 1024
@@ -59,13 +59,13 @@ class StateLimits:
     #: A sweep checks one cold key per this many keys in memory.
     cold_sweep_part: int = 16
 
-    # --- keys that leave memory -------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
-    #: Keys in memory above which keys leave, whatever bytes they take; production bounds the bytes alone.
+    #: Keys in memory above which keys are evicted, regardless of their bytes; production bounds only the bytes.
     hot_keys: int = _UNLIMITED
-    #: Keys that enter memory at a time at most; production bounds the bytes alone.
+    #: Most keys that enter memory at a time; production bounds only the bytes.
     incoming_keys: int = _UNLIMITED
-    #: Rows of a piece that a table with a cold file takes in or evicts, at least.
+    #: Fewest rows that a table with a cold file adds or evicts at a time.
     piece_rows: int = 1024
     #: An eviction keeps one key of a row state or session table in this many.
     kept_keys_part: int = 2
@@ -77,74 +77,74 @@ class StateLimits:
     evicted_sessions: int = 4096
     #: Cold timers that a search for due timers looks at.
     searched_timers: int = 131_072
-    #: Bytes of a cold file per written record above which each record is written in its place.
+    #: Bytes of a cold file per written record above which each record is written at its own position.
     sparse_bytes: int = 4 << 10
     #: Bytes of a cold file that are rewritten at a time.
     stretch_bytes: int = 1 << 20
 
     # --- remote state -----------------------------------------------------------------------------------------------
 
-    #: Ranges of hashes whose local copy is dropped as a whole.
+    #: Number of regions: hash ranges whose local copy is dropped as a unit.
     regions: int = 32
-    #: Pieces of a pane table that are fetched at a time.
+    #: Fetch ranges of a pane table that are fetched at a time.
     fetched_pieces: int = 32
-    #: Rows of a row state, a join side or timers that are fetched at a time, about.
+    #: Approximate number of rows of a row state, a join side or timers that are fetched at a time.
     fetched_rows: int = 262_144
-    #: Rows that are fetched at a time in the background, about.
+    #: Approximate number of rows that are fetched at a time in the background.
     prefetched_rows: int = 32_768
-    #: Rows that a pane table takes in at a time while most rows need a fetch.
+    #: Rows that a pane table adds at a time while most rows need a fetch.
     few_rows: int = 32
-    #: Pieces that a call may fetch before the next call takes fewer rows.
+    #: Fetch ranges that a call may fetch before the next call receives fewer rows.
     many_pieces: int = 16
     #: Bytes of the first local file of a region of a join side.
     region_file_bytes: int = 4 << 20
 
     # --- rows of joins ----------------------------------------------------------------------------------------------
 
-    #: Part of an operator's memory share that state may fill before rows of joins go to files.
+    #: Part of an operator's memory share that state may fill before rows of joins are spilled to files.
     spill_part: float = 0.6
-    #: Bytes of rows of joins below which nothing goes to a file.
+    #: Rows of joins smaller than this many bytes are not spilled to a file.
     spilled_bytes: int = 256 << 10
-    #: Rows of a run in memory below which it is merged with the next one: asking one more run costs more than sorting
-    #: so few rows again.
+    #: Rows of a run in memory below which it is merged with the next one: searching one more run costs more than
+    #: sorting so few rows again.
     small_run_rows: int = 512
-    #: Files by time that one run of rows becomes, at most.
+    #: Most files, by time, that one run is split into.
     cuts: int = 8
     #: Groups of files that are merged into one.
     fan: int = 4
-    #: Bytes of two fetched runs above which they are not merged.
+    #: Bytes of two fetched runs above which they are not merged; merging needs several times their size.
     halved_bytes: int = 32 << 20
-    #: Bytes of a file of rows that wait for a checkpoint, about.
+    #: Approximate bytes of a file of rows that wait for a checkpoint.
     added_file_bytes: int = 8 << 20
-    #: Pairs of rows that a join makes at a time.
+    #: Pairs of rows that a join produces at a time.
     join_pairs: int = 65_536
 
     # --- operators and uploads --------------------------------------------------------------------------------------
 
-    #: Pairs of rows that a join of windows makes at a time.
+    #: Pairs of rows that a window join produces at a time.
     window_pairs: int = 16_384
-    #: Rows that an operator emits at a time where one batch or watermark may give any number.
+    #: Rows that an operator emits at a time when one batch or watermark can produce any number.
     output_rows: int = 65_536
     #: Timers that fire at a time.
     fired_timers: int = 16_384
-    #: Timers that may fire at the end of input, beside a thousand for each that was known before.
+    #: Timers that may fire at the end of input, besides a thousand for each that was already registered.
     timers_at_end: int = 10_000
     #: Bytes of output held for a checkpoint above which a sink asks for back-pressure.
     held_output_bytes: int = 1 << 30
-    #: Bytes of a file below which it travels in the acknowledgement of its checkpoint.
+    #: Files smaller than this many bytes are sent inside the acknowledgement of their checkpoint.
     inline_state_bytes: int = 32 << 10
-    #: The same of staged output, which every manifest names again until it is published.
+    #: The same limit for staged output; every manifest contains it until it is published.
     inline_staged_bytes: int = 8 << 10
-    #: Bytes waiting for an upload above which a checkpoint's files are refused.
+    #: Bytes waiting for an upload above which the files of a checkpoint are refused.
     queued_bytes: int = 1 << 30
 
     def changed(self, **changes: Any) -> StateLimits:
-        """Return the same sizes but for some."""
+        """Return a copy with some sizes changed."""
         return replace(self, **changes)
 
     @classmethod
     def tiny(cls, **changes: Any) -> StateLimits:
-        """Return sizes at which a few rows or keys cause all that many cause with the defaults; some may be given."""
+        """Return small sizes, so that a few rows reach every limit; `changes` replaces some of them."""
         return replace(_TINY, **changes)
 
 

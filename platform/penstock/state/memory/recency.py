@@ -1,9 +1,9 @@
-"""Which keys of a row state leave memory when it is full, and when that is.
+"""Eviction policy: when a row state is full, and which keys stay in memory.
 
-Of a slot's managed memory the keys and states of an operator in memory get half of an even share. The rest is for what
-comes beside them for a while: changes that are frozen or being encoded, larger arrays while tables grow, and the new
-index while keys leave. A pure decider. Used by `state.tables.row_state`, `state.panes.session_table` and, for values of
-any length, `state.panes.pane_table` in the owner's thread.
+Keys and states of an operator in memory may take half of an even share of a slot's managed memory. The rest is for
+temporary data: frozen changes, larger arrays while tables grow, and the new index during an eviction. No I/O and no
+side effects. Used by `state.tables.row_state`, `state.panes.session_table` and, for values of any length,
+`state.panes.pane_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ if TYPE_CHECKING:
     from penstock.state.memory.budget import MemoryBudget
 
 _HOT = 2
-#: Keys that come in together may take one part in so many of an even share.
+#: Keys that enter memory together may take one part in this many of an even share.
 _INCOMING = 8
 
 
 def past_part(budget: MemoryBudget, holder: str, hot_bytes: int) -> bool:
-    """Return whether so many bytes in memory are more than their part of the holder's share."""
+    """Return whether `hot_bytes` exceeds the part of the holder's share that memory may take."""
     return hot_bytes * _HOT > budget.share_of(holder)
 
 
 @dataclass(slots=True)
 class Recency:
-    """When each slot was touched, and how much may stay in memory."""
+    """The last use of each slot, and the limits for keys in memory."""
 
     budget: MemoryBudget
     holder: str
     limits: StateLimits = PRODUCTION
     _touches: Touches = field(default_factory=Touches)
-    #: Bytes of a key that left, on average; 0: none has left yet.
+    #: Average bytes of an evicted key; 0: none was evicted yet.
     _key_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of what is known of slots."""
+        """The bytes of the LRU clock."""
         return self._touches.nbytes
 
     def touch(self, slots: I32, count: int) -> None:
-        """These were touched now; there are `count` slots."""
+        """Mark `slots` as used now; the table has `count` slots."""
         self._touches.touch(slots, count)
 
     def full(self, hot_bytes: int, keys: int) -> bool:
-        """Whether so many bytes, or so many keys, are too many."""
+        """Return whether `hot_bytes` or `keys` exceeds its limit."""
         return keys > self.limits.hot_keys or past_part(self.budget, self.holder, hot_bytes)
 
     def staying(self, count: int) -> np.ndarray:
-        """Return of each of `count` slots whether it stays: a part of them, those touched last."""
+        """Return a mask of the slots that stay in memory: the most recently used ones of `count`."""
         return self._touches.latest(count, self.limits.kept_keys_part)
 
     def left(self, keys: int, freed_bytes: int) -> None:
-        """So many keys have left memory."""
+        """Record that `keys` keys were evicted, which freed `freed_bytes`."""
         if keys:
-            # where small ones leave, large ones may still be there
+            # the evicted keys may be small while large ones remain, so the average falls slowly
             self._key_bytes = max(1, freed_bytes // keys, self._key_bytes // 2)
 
     def at_once(self, most: int) -> int:
-        """Return how many keys, from 1 to `most`, may come in before it is asked again which are to leave."""
+        """Return how many keys, from 1 to `most`, may enter memory before the next eviction check."""
         most = min(most, self.limits.incoming_keys)
         if not self._key_bytes:
             return most
@@ -73,5 +73,5 @@ class Recency:
         return max(1, min(most, room // self._key_bytes))
 
     def moved(self, kept: I32) -> None:
-        """The slots were numbered anew: there are these alone, in this order."""
+        """Adopt a compacted numbering: the slots `kept`, in this order."""
         self._touches.moved(kept)

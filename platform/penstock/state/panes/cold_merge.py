@@ -1,4 +1,4 @@
-"""Panes of which a part is in memory and a part is cold, together: rows in memory are newer than cold ones.
+"""Merge of panes that are partly in memory and partly cold; rows in memory are newer than cold ones.
 
 Called by `state.panes.pane_table` in the owner's thread.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def fire_with_cold(hot: HotPanes, cold: ColdPanes, panes: list[int], owned: HashRange) -> Iterator[Fired]:
-    """As `HotPanes.fire`, with cold rows: hash range by hash range in a table of their own."""
+    """Yield fired keys as `HotPanes.fire` does, with cold rows, merging one hash range at a time."""
     keys, rows = hot.index.view(), hot.memory.present()
     hashes = keys.hashes[rows.slots]
     of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
@@ -43,7 +43,7 @@ def fire_with_cold(hot: HotPanes, cold: ColdPanes, panes: list[int], owned: Hash
 
 
 def pane_rows(table: tuple[HotPanes, ColdPanes | None], keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-    """Return the rows of one key in the first `most` panes of a table: those in memory are newer than cold ones."""
+    """Return the rows of one key in the first `most` panes of a table; rows in memory override cold ones."""
     hot, cold = table
     found: dict[int, I64] = {}
     slots = hot.index.find(keys, hashes)

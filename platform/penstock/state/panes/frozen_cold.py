@@ -1,4 +1,4 @@
-"""Changed rows that left memory before a barrier, as the content of a segment: read from their file part by part."""
+"""Changed rows evicted before a barrier, as the content of a segment: read from their file in batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PART_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class FrozenCold:
-    """Rows of a file that nobody writes any more, each key once (`frozen.FrozenContent`, `frozen.InPieces`)."""
+    """Rows of a file that is no longer written, each key once (`frozen.FrozenContent`, `frozen.InPieces`)."""
 
     spec: PaneTableSpec
     rows: FileRows
@@ -36,12 +36,12 @@ class FrozenCold:
 
     @property
     def memory_bytes(self) -> int:
-        """They are on disk."""
+        """Return 0: the rows are on disk."""
         return 0
 
     @property
     def ordered_rows(self) -> int:
-        """They lie in order."""
+        """Return 0: the rows are in order."""
         return 0
 
     def whole(self) -> Iterator[pa.Table]:
@@ -49,7 +49,7 @@ class FrozenCold:
         return self.tables(_PART_ROWS)
 
     def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the rows in some ranges of hashes."""
+        """Yield the rows in some hash ranges."""
         for wanted in ranges:
             part = wanted.intersect(self.owned)
             if part is not None:
@@ -57,7 +57,7 @@ class FrozenCold:
                     yield from self._of(list(self.rows.scan(pane, part)), pane)
 
     def tables(self, rows: int) -> Iterator[pa.Table]:
-        """Yield the rows as columns of a segment, a range of hashes at a time."""
+        """Yield the rows as columns of a segment, one hash range at a time."""
         for pane in self.rows.panes:
             for part in parts_of(self.rows.rows_of(pane), self.owned, rows):
                 yield from self._of(list(self.rows.scan(pane, part, most=rows)), pane)
@@ -74,7 +74,7 @@ class FrozenCold:
 
 
 def _stored(pieces: list[KeyColumns], k: int) -> tuple[I64, None, np.ndarray, int]:
-    """Return one key column as an index keeps it: values, none of variable length, which are valid, how many not."""
+    """Return one fixed-width key column as an index stores it: values, no starts, validity, number of nulls."""
     values, valid = [], []
     for piece in pieces:
         column = piece[k]

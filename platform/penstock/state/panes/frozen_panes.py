@@ -1,6 +1,6 @@
-"""Cells of a pane table frozen at a barrier, as the content of a segment (`frozen.FrozenContent`, `frozen.InPieces`).
+"""Cells of a pane table frozen at a barrier, as segment content (`frozen.FrozenContent`, `frozen.InPieces`).
 
-Made by `state.panes.pane_changes` in the owner's thread; encoded by any, when their pages were copied.
+Made by `state.panes.pane_changes` in the owner's thread; encoded in any thread after their pages were copied.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FrozenPanes:
-    """Cells of a pane table; their pages may still have to be copied."""
+    """The frozen cells of a pane table; their pages may still have to be copied."""
 
     spec: PaneTableSpec
     rows: FrozenRows
-    #: Memory that values of any length lie in: nothing but kept.
+    #: Memory of variable-length values, kept only to keep it alive.
     pinned: tuple[I64, ...] = ()
-    #: Rows of a piece where there is memory for all: its columns stay in the cache, and the next takes their place.
+    #: Rows of a batch if memory is not bounded: its columns stay in the cache, and the next batch reuses their memory.
     piece_rows: int = PRODUCTION.encoded_rows
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the copies."""
+        """The bytes of the copies."""
         return self.rows.memory_bytes
 
     @property
     def ordered_rows(self) -> int:
-        """All of them."""
+        """The number of all copied rows."""
         return sum(len(part.slots) for part in self.rows.copied)
 
     def whole(self) -> Iterator[pa.Table]:
-        """Yield the cells as columns of a segment, in pieces of `piece_rows`."""
+        """Yield the cells as columns of a segment, in tables of `piece_rows`."""
         self._check_copied()
         merged = _merged(self.rows.copied, self.spec.width)
         return rows_to_tables(self.spec, self.rows.keys, merged, self.piece_rows)
 
     def tables(self, rows: int) -> Iterator[pa.Table]:
-        """Yield the cells as columns of a segment, a part of the hashes at a time."""
+        """Yield the cells as columns of a segment, sorted by hash, `rows` at a time."""
         self._check_copied()
         parts = self.rows.copied
         slots = np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)])
-        order = hash_order(self.rows.keys.hashes[slots])  # the hashes themselves are free again
+        order = hash_order(self.rows.keys.hashes[slots])  # the array of hashes is freed again
         chosen = np.zeros(len(order), np.bool_)
         for begin in range(0, len(order), rows):
             piece = order[begin : begin + rows]
@@ -69,7 +69,7 @@ class FrozenPanes:
             chosen[piece] = False
 
     def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the cells in some ranges of hashes; what is not copied yet is still in the table's memory as it was."""
+        """Yield the copied cells in some hash ranges; uncopied ones are unchanged in the table's memory."""
         for part in tuple(self.rows.copied):
             found = inside(self.rows.keys.hashes[part.slots], ranges)
             if found.any():
@@ -82,7 +82,7 @@ class FrozenPanes:
 
 
 def _chosen_of(parts: list[Rows], chosen: NDArray[np.bool_], width: int) -> Rows:
-    """Return the chosen rows of several parts, in the order in which they lie there."""
+    """Return the chosen rows of several parts, in their order there."""
     found, first = [], 0
     for part in parts:
         found.append(part.chosen(np.flatnonzero(chosen[first : first + len(part.slots)])))

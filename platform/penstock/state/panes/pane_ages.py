@@ -1,7 +1,7 @@
-"""Time-to-live of the rows of a table with one pane: the last word of a cell is when its row was last written.
+"""Time-to-live of the rows of a table with one pane: the last word of a cell is the time of its last write.
 
-What has expired begins anew when its key has a row, and is removed bit by bit behind every batch. Called by
-`PaneTable`, in the owner's thread.
+An expired row starts empty at the next row of its key; a sweep after every batch removes expired rows in steps. Called
+by `PaneTable`, in the owner's thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.pane_memory import PaneMemory
     from penstock.state.log.ttl import Ttl
 
-#: Keys that are looked at behind every batch, and at a barrier.
+#: Keys that a sweep checks after every batch, and at a barrier.
 SWEEP, SWEEP_AT_FREEZE = 1024, 65_536
 
 
@@ -24,14 +24,14 @@ class PaneAges:
     """The ages of one table's rows."""
 
     def __init__(self, ttl: Ttl, spec: PaneTableSpec) -> None:
-        """`spec` is that of the table."""
+        """Use the layout `spec` of the table."""
         self._ttl = ttl
         self._initial = spec.initial
         self._word = spec.width - 1
         self._swept = 0
 
     def renew(self, memory: PaneMemory, cell: I64) -> None:
-        """Let what has expired of these cells, which are ready to be written, be as if it had never been."""
+        """Reset the expired ones of these cells, which are about to be written, to empty cells."""
         cells = memory.cells
         due = np.unique(cell[(cells[cell, self._word] <= self._ttl.deadline) & (cells[cell, 0] > 1)])
         if len(due):
@@ -40,19 +40,19 @@ class PaneAges:
             cells[due, 0] = changed
 
     def stamp(self, memory: PaneMemory, cell: I64) -> None:
-        """These cells are written now."""
+        """Set the current time as the last write of these cells."""
         memory.cells[cell, self._word] = self._ttl.clock.now
 
     def restored(self, cells: I64) -> None:
-        """Let time go on from the newest of these rows."""
+        """Cap the restored times of these rows, and advance the clock to the newest."""
         cells[:, self._word] = self._ttl.clock.restored(cells[:, self._word])
 
     def leave_out(self, cells: I64) -> None:
-        """Let those of these restored rows that have expired be deleted ones."""
+        """Mark the expired ones of these restored rows as deleted."""
         cells[cells[:, self._word] <= self._ttl.deadline, 0] = 0
 
     def sweep(self, memory: PaneMemory, keys: int, limit: int) -> None:
-        """Look at the next `limit` of so many keys, in turn, and forget the rows that have expired."""
+        """Check the next `limit` of `keys` keys, in turn, and remove expired rows."""
         first = self._swept if self._swept < keys else 0
         self._swept = min(first + limit, keys)
         slots: I32 = np.arange(first, self._swept, dtype=np.int32)

@@ -1,7 +1,7 @@
-"""What of a pane table is not in the object store yet: frozen rows, and changed rows that have left memory.
+"""Changes of a pane table that are not in the object store yet: frozen rows, and evicted changed rows.
 
-Both become segments of the table's log. Called by `PaneTable` in the owner's thread; remote state reads from here what
-it cannot fetch yet.
+Both become segments of the table's log. Called by `PaneTable` in the owner's thread; remote state reads from here the
+rows that it cannot fetch yet.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 
 class Changes:
-    """Changed rows of one table on their way to the object store."""
+    """The changed rows of one table before their upload."""
 
     def __init__(self, source: FrozenSource, spec: PaneTableSpec, folder: Path, bounds: Bounds | None) -> None:
-        """Nothing has changed; with `bounds` rows are encoded in bounded memory."""
+        """Start without changes; with `bounds` rows are encoded in bounded memory."""
         self._source = source
         self._spec = spec
         self._folder = folder
         self._bounds = bounds
         self._waiting: list[FrozenSegment] = []
-        #: Changed rows that left memory since the last freeze.
+        #: Changed rows that were evicted since the last freeze.
         self._evicted: FileRows | None = None
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of rows that wait for an upload."""
+        """The bytes of rows that wait for an upload."""
         return sum(s.memory_bytes for s in self.undurable())
 
     @property
@@ -58,12 +58,12 @@ class Changes:
         return tuple(self._waiting)
 
     def freeze(self, hot: HotPanes, *, whole: bool, pinned: tuple[I64, ...] = ()) -> FrozenSegment | None:
-        """Freeze what has changed in memory, or all of it in place of what was saved before; None: nothing has.
+        """Freeze the changed rows in memory, or all rows to replace saved ones; None if no row has changed.
 
-        `pinned`: the memory of values that cells refer to, to be kept as long.
+        `pinned`: the memory of values that cells refer to, kept as long as the frozen rows.
         """
         log = self._source.log
-        if whole:  # nothing that was saved before counts any more
+        if whole:  # hide all rows that were saved before
             log.add_tombstone(self._source.hash_range, MIN_TIMESTAMP, MAX_TIMESTAMP)
         position = log.next_position()
         rows = hot.memory.freeze(position, hot.index.view(), whole=whole)
@@ -73,7 +73,7 @@ class Changes:
         return self._waits(position, FrozenPanes(self._spec, rows, pinned, self._source.limits.encoded_rows))
 
     def freeze_evicted(self) -> None:
-        """Close the place of the changed rows that left memory: it becomes a segment, older than what is in memory."""
+        """Turn the evicted changed rows into a segment, which is older than the rows in memory."""
         if self._evicted is not None and self._evicted.panes:
             log = self._source.log
             position = log.next_position()
@@ -86,25 +86,25 @@ class Changes:
         segment.spill(self._folder / f"{self._source.state}-{segment.position}.parquet")
 
     def place(self, cold: ColdPanes) -> FileRows:
-        """Return where changed rows go that leave memory now."""
+        """Return the file for changed rows that are evicted now."""
         if self._evicted is None:
             self._evicted = cold.for_changes()
-        assert self._evicted is not None  # noqa: S101 - a file has a place for changes
+        assert self._evicted is not None  # noqa: S101 - cold rows in files support it
         return self._evicted
 
     def frozen_within(self, position: int, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the rows frozen at a position, if they are not in the object store yet, as columns of a segment."""
+        """Yield the rows frozen at a position as columns of a segment, until they are durable."""
         for segment in self._waiting:
             if segment.position == position:
                 yield from segment.within(ranges)
 
     def evicted_within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the changed rows that left memory since the last freeze, as columns of a segment."""
+        """Yield the changed rows evicted since the last freeze, as columns of a segment."""
         if self._evicted is not None:
             yield from FrozenCold(self._spec, self._evicted, self._source.hash_range).within(ranges)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Drop all waiting segments."""
         self._waiting = []
         self._evicted = None
 

@@ -1,9 +1,8 @@
-"""How a table of one pane with a cold file stays within managed memory: what it may hold, and leaving memory in pieces.
+"""Memory bounds and eviction of a table of one pane with a cold file.
 
-Of a slot's managed memory the hot part of a table gets a third. The rest is for what comes beside it for a while:
-copies of frozen rows until they are durable, encoding them, larger arrays while it grows, and the new table while keys
-are evicted. Pieces of rows are so small that none of these grows with the batch or with the state. Called by
-`pane_table` in the owner's thread.
+The hot part of a table may take a third of its share of managed memory. The rest is for temporary data: copies of
+frozen rows, encoding, larger arrays during growth, and the new table during an eviction. Rows are processed in batches
+so small that none of these grows with the input batch or with the state. Called by `pane_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_panes import ColdPanes
 
 _HOT = (1, 3)
-#: Of a piece, so many rows are encoded at a time: as columns they take several times what they take as cells.
+#: Batches for encoding have one part in this many of the rows: columns take several times the memory of cells.
 _ENCODED_PART = 2
-#: A piece has a row for so many bytes of managed memory.
+#: A batch has a row per this many bytes of managed memory.
 _BYTES_PER_ROW = 1024
-#: Bytes that evicting takes for each key that leaves: its slot, its hash, its place in order and a copy.
+#: Bytes that eviction needs for each evicted key: slot, hash, position in the order and a copy.
 _LEAVING_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a table may hold, from the budget it shares with others."""
+    """The memory bounds of a table, from the budget it shares with others."""
 
     budget: MemoryBudget
     holder: str
@@ -43,32 +42,32 @@ class Bounds:
 
     @property
     def piece(self) -> int:
-        """Most rows to be taken in or evicted at a time."""
+        """The most rows to add or evict at a time."""
         return max(self.limits.piece_rows, self.budget.limit_bytes // _BYTES_PER_ROW)
 
     @property
     def encoded(self) -> int:
-        """Most rows to be encoded at a time."""
+        """The most rows to encode at a time."""
         return max(1, self.piece // _ENCODED_PART)
 
     @property
     def hot_bytes(self) -> int:
-        """Most bytes of keys and cells in memory."""
+        """The most bytes of keys and cells in memory."""
         return self.budget.share_of(self.holder) * _HOT[0] // _HOT[1]
 
     def full(self, hot: HotPanes, cold: ColdPanes, rows: int) -> bool:
-        """Whether keys have to leave before so many rows are taken in, all of which may be new keys."""
+        """Return whether keys have to be evicted before `rows` rows are added, all of which may be new keys."""
         count = hot.index.count
         if count > self.limits.hot_keys:
             return True
         return count >= self.piece and hot.bytes_with(count + rows) + cold.memory_bytes > self.hot_bytes
 
     def evict(self, hot: HotPanes, cold: ColdPanes, changes: FileRows) -> HotPanes:
-        """Move the keys that were not touched for longest to the cold file, changed rows to `changes` too.
+        """Move the least recently used keys to the cold file, and their changed rows also to `changes`.
 
-        Nothing may be frozen and uncopied. Returns the table of those that stay.
+        No page may be frozen and uncopied. Return the table of the remaining keys.
         """
-        # the more leave together, the less of the file is read and written for each
+        # a large eviction reads and writes less of the file per key
         keep, keys = cold.recent(hot.index.count, self.limits.kept_rows_part), hot.index.view()
         kept, leaving = (np.flatnonzero(chosen).astype(np.int32) for chosen in (keep, ~keep))
         words = hot.spec.width + len(keys.columns) + 4
@@ -76,7 +75,7 @@ class Bounds:
         self.budget.work(
             f"{self.holder}/evict", max(beside, len(leaving) * _LEAVING_BYTES + self.piece * words * 8 * 4)
         )
-        # by ranges of the hash, so that each piece is written to a stretch of the file of its own
+        # in hash order, so that each batch is written to a separate stretch of the file
         self._write_out(hot, keys, leaving[hash_order(keys.hashes[leaving])], (cold, changes))
         stays = hot.rebuilt_in_pieces(kept, self.piece)
         cold.moved(kept)

@@ -1,8 +1,8 @@
 """`PaneTable`: accumulators by (key, pane), the state of window aggregates.
 
-One key index, dense pages of cells per pane. Owned by one subtask thread. `update` adds a batch, `fire` merges the
-panes of a window, `drop_below` forgets closed panes, `freeze` gives a consistent cut without copying. With a cold
-store, keys that were not seen for long move there when memory runs out.
+It has one key index, and dense pages of cells per pane. Owned by one subtask thread. `update` adds a batch, `fire`
+merges the panes of a window, `drop_below` drops closed panes, `freeze` takes a consistent snapshot without copying.
+With a cold store, the least recently used keys are evicted when memory is full.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class PaneTable:
     """Accumulators by key and pane."""
 
     def __init__(self, source: FrozenSource, spec: PaneTableSpec, home: TableHome) -> None:
-        """An empty table; `load` fills it at a restore."""
+        """Create an empty table; `load` fills it during a restore."""
         self.source = source
-        # with the field ids of the snapshot it is restored from
+        # with the field ids of the restored snapshot
         self.spec = source.spec if isinstance(source.spec, PaneTableSpec) else spec
         self._home = home
         self._limits = source.limits
@@ -55,7 +55,7 @@ class PaneTable:
         self._hot = HotPanes(self.spec, small=in_file)
         source.memory = self._hot.memory
         self._cold = None if home.cold is None else ColdPanes(home.cold)
-        #: Where the table stays within them whatever comes: its cold rows have a file.
+        #: Bounds that the table always obeys, if its cold rows are in a file.
         bounds = Bounds(home.budget, self._holder, self._limits)
         self._bounds = bounds if in_file else None
         encoding = bounds if in_file or self.spec.value_words else None
@@ -67,22 +67,22 @@ class PaneTable:
 
     @property
     def heap(self) -> ValueHeap:
-        """What the words of strings and the like refer to; always the same."""
+        """The heap of values that words of strings, binaries and long decimals refer to; never replaced."""
         return self._hot.heap
 
     @property
     def most_rows(self) -> int:
-        """Most rows to be given to a running table at a time; asked anew each time, as it changes."""
+        """The most rows to pass to a running table at a time; read it before each batch, as it changes."""
         most = _MANY if self._bounds is None else self._bounds.piece
         return most if self._remote is None else min(most, self._remote.next_rows())
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def update(self, keys: KeyColumns, hashes: I64, panes: I64, inputs: Sequence[AccumulatorInput | None]) -> None:
-        """Add a batch: one key, hash and pane start a row, one input an accumulator (None: nothing to add).
+        """Add a batch: one key, hash and pane start per row, one input per accumulator (None: no input).
 
         Raises:
-            PenstockError: an integer sum left 64 bits, or the state left its memory (hashmap backend).
+            PenstockError: an integer sum overflows, or the state does not fit the managed memory (hashmap backend).
         """
         cell = self._cells_of(keys, hashes, panes)
         overflowed = add_rows(self.spec, (self._hot.memory.cells, self._hot.memory.float_cells), cell, inputs)
@@ -91,7 +91,7 @@ class PaneTable:
         self._settle()
 
     def merge(self, keys: KeyColumns, hashes: I64, panes: I64, cells: I64) -> None:
-        """Add rows that were combined before: one key, hash, pane start and cell each.
+        """Add combined rows: one key, hash, pane start and cell each.
 
         Raises:
             PenstockError: as `update`.
@@ -103,13 +103,13 @@ class PaneTable:
 
     @property
     def adds_in_one_pass(self) -> bool:
-        """Whether `add` can be used now: all accumulators are simple, nothing is frozen or cold."""
+        """Whether `add` can be used now: all accumulators are simple, and no page is frozen or cold."""
         return self._cold is None and self.spec.in_one_pass and not self._hot.memory.frozen
 
     def add(
         self, keys: KeyColumns, times: I64, window: I64, inputs: Sequence[AccumulatorInput | None]
     ) -> tuple[int, int]:
-        """As `update`, by event times: leaves out rows that are late or of impossible time and returns how many.
+        """Add a batch by event times, as `update` does; skip late and impossible rows and return their numbers.
 
         `window` = [length of a pane, offset, first open start, latest possible time].
 
@@ -125,15 +125,15 @@ class PaneTable:
         return counts.late, counts.wild
 
     def panes(self) -> list[int]:
-        """Return the starts of all panes that hold rows, ascending."""
+        """Return the starts of all panes with rows, ascending."""
         hot = self._hot.memory.panes
         return hot if self._cold is None else sorted({*hot, *self._cold.panes})
 
     def fire(self, panes: list[int]) -> Iterator[Fired]:
-        """Yield every key with a row in these panes, its accumulators merged, in pieces of at most 65 536 rows.
+        """Yield every key with a row in these panes, its accumulators merged, in chunks of at most 65 536 rows.
 
-        The arrays of a piece are its own, but strings and the like that its words refer to are there until the next.
-        The table must not be written between pieces.
+        The arrays of a chunk are not reused, but the values that its words refer to are only valid until the next
+        chunk. Do not write to the table between chunks.
         """
         if self._cold is not None and self._cold.holds(panes):
             yield from fire_with_cold(self._hot, self._cold, panes, self.source.hash_range)
@@ -141,8 +141,8 @@ class PaneTable:
         yield from self._hot.fire(panes)
 
     def fire_keys(self, keys: KeyColumns, hashes: I64, panes: list[int]) -> Iterator[Fired]:
-        """As `fire`, for the given keys alone (each once in the result)."""
-        # An index of their own: the window may hold more keys than the table has in memory, and must not bring them in.
+        """Yield the given keys as `fire` does, each once."""
+        # A separate index: the window may hold more keys than the table has in memory, and must not load them.
         asked = KeyIndex(self.spec.key_schema)
         asked.upsert(keys, hashes)
         count = asked.count
@@ -153,16 +153,16 @@ class PaneTable:
                 yield Fired([k.filter(mask) for k in piece.keys], piece.hashes[chosen], piece.cells[chosen])
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-        """Return the rows of one key, its first `most` panes; see `state.store.StateTable`."""
+        """Return the rows of one key in its first `most` panes; see `state.store.StateTable`."""
         return pane_rows((self._hot, self._cold), keys, hashes, most)
 
     def counts(self) -> KeyCounts:
-        """Return how many panes every key has in memory."""
+        """Return the number of panes of every key in memory."""
         hashes = self._hot.index.hashes
         return KeyCounts(hashes, self._hot.memory.counts(len(hashes)), ((self._hot.index.view(), len(hashes)),))
 
     def drop_below(self, pane: int) -> None:
-        """Forget all panes that start before `pane`: their pages become free, the log gets one tombstone."""
+        """Drop all panes that start before `pane`: their pages become free, and the log gets one tombstone."""
         gone = [p for p in self._hot.memory.panes if p < pane]
         cold_gone = [] if self._cold is None else [p for p in self._cold.panes if p < pane]
         if not gone and not cold_gone:
@@ -178,13 +178,13 @@ class PaneTable:
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
-        """Freeze the table as it is."""
+        """Freeze the table."""
         self._changes.freeze_evicted()
         self._freeze_dirty()
         return FrozenTable(self.source, self.source.log.view(), self._changes.undurable())
 
     def load(self, table: pa.Table) -> None:
-        """Put restored rows in, newest last."""
+        """Add restored rows, newest last."""
         most = self.most_rows
         for first in range(0, table.num_rows, most):
             self._load(table.slice(first, most))
@@ -204,11 +204,11 @@ class PaneTable:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of index, pages and rows waiting for an upload."""
+        """The bytes of index, pages and rows waiting for an upload."""
         return self._hot_bytes() + self._changes.memory_bytes
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Report the memory as free, and drop waiting segments."""
         self._home.budget.report(self._holder, 0)
         self._home.budget.work(f"{self._holder}/frozen", 0)
         self._changes.close()
@@ -222,7 +222,7 @@ class PaneTable:
         return self._changes.freeze(self._hot, whole=whole, pinned=self.heap.pinned)
 
     def _cells_of(self, keys: KeyColumns, hashes: I64, panes: I64) -> I64:
-        """Return the cell of every row, made or brought in where it is not in memory."""
+        """Return the cell of every row, created or loaded if it is not in memory."""
         slots = self._upsert(keys, hashes)
         cell = self._hot.memory.locate(slots, panes, self._hot.index.count)
         if self._cold is not None:
@@ -230,7 +230,7 @@ class PaneTable:
         return cell
 
     def _upsert(self, keys: KeyColumns, hashes: I64) -> I32:
-        """Return the slot of every row, made where the key is new; the array is reused by the next call."""
+        """Return the slot of every row, created if the key is new; the next call reuses the array."""
         return self._hot.index.upsert(keys, hashes)
 
     # --- memory -----------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class PaneTable:
     def _hot_bytes(self) -> int:
         if self._bounds is None or self._cold is None:
             return self._hot.memory_bytes
-        return self._hot.bytes_with(self._hot.index.count - 1) + self._cold.memory_bytes  # free cells are memory, too
+        return self._hot.bytes_with(self._hot.index.count - 1) + self._cold.memory_bytes  # includes free cells
 
     def _report(self) -> None:
         self._home.budget.report(self._holder, self._hot_bytes())
@@ -246,16 +246,16 @@ class PaneTable:
             self._home.budget.work(f"{self._holder}/frozen", self._changes.memory_bytes)
 
     def _make_room(self, rows: int) -> None:
-        """Let keys leave before so many rows are taken in."""
+        """Evict keys if needed before `rows` rows are added."""
         bounds, cold = self._bounds, self._cold
         if bounds is not None and cold is not None and bounds.full(self._hot, cold, rows):
             self._evict()
 
     def _restored(self, cells: I64) -> None:
-        """These cells are restored."""
+        """Handle restored cells (a hook of subclasses)."""
 
     def _worth_whole(self) -> bool:
-        """Whether all rows are to be saved, in place of older ones."""
+        """Return whether all rows are to be saved, to replace older ones."""
         return False
 
     def _settle(self) -> None:
@@ -278,10 +278,9 @@ class PaneTable:
             )
 
     def _is_full(self) -> bool:
-        """Whether keys have to leave memory.
+        """Return whether keys have to be evicted.
 
-        Leaving values behind that nothing refers to is enough if they will not soon take as much again: it looks at
-        every cell.
+        Compacting the heap, which reads every cell, is enough only if the rest leaves room to grow again.
         """
         full = self._too_many(self._hot_bytes())
         if self.spec.value_words and (full or self.heap.full):
@@ -291,7 +290,7 @@ class PaneTable:
         return full
 
     def _too_many(self, hot_bytes: int) -> bool:
-        """Whether so many bytes of keys and cells are too many; values need as much again while they are moved."""
+        """Return whether keys and cells take too much; values need the same again while they are moved."""
         if self._hot.index.count > self._limits.hot_keys:
             return True
         budget = self._home.budget
@@ -300,14 +299,14 @@ class PaneTable:
         )
 
     def _compact_heap(self) -> None:
-        """Keep the values alone that a cell refers to; cells that are frozen were copied and have the memory pinned."""
+        """Keep only the values that a cell refers to; frozen cells are copied first and pin the old memory."""
         memory = self._hot.memory
         memory.copy_all_frozen()
         named = np.ix_(memory.cells_in_use(), np.array(list(self.spec.value_words)))
         memory.cells[named] = self.heap.compact(memory.cells[named])
 
     def _drop_dead_keys(self) -> None:
-        """Rebuild without the keys that have no row left, if they are at least half of all."""
+        """Rebuild without keys that have no row, if they are at least half of all."""
         count = self._hot.index.count
         alive = np.zeros(count, np.bool_)
         alive[self._hot.memory.present().slots] = True
@@ -319,7 +318,7 @@ class PaneTable:
             self._check_dead_at = count + max(self._limits.dead_keys, count // 2)
 
     def _rebuild(self, keep: np.ndarray) -> None:
-        """Keep these slots alone; what is frozen was copied and has its own view of the old keys."""
+        """Keep only these slots; frozen cells are copied first and have a view of the old keys."""
         self._hot.memory.copy_all_frozen()
         kept = np.nonzero(keep)[0].astype(np.int32)
         self._hot = self._hot.rebuilt(kept)
@@ -330,15 +329,15 @@ class PaneTable:
             self._compact_heap()
 
     def _fetch(self, slots: I32, panes: I64, cell: I64) -> None:
-        """Bring in the cold rows of cells that are about to be written for the first time."""
+        """Load the cold rows of cells that are about to be written for the first time."""
         assert self._cold is not None  # noqa: S101 - for the type checker
         self._cold.note_slots(slots, self._hot.index.count)
         self._cold.fetch(self._hot.index.view(), (slots, panes), (self._hot.memory.cells, cell), self.heap)
 
     def _evict(self) -> None:
-        """Move the keys that were not touched for longest to the cold store.
+        """Move the least recently used keys to the cold store.
 
-        Changed rows are saved for the next barrier first.
+        Changed rows are frozen into a segment first.
         """
         assert self._cold is not None  # noqa: S101
         if self._bounds is not None:

@@ -1,8 +1,8 @@
-"""`RunningTable`: a pane table with one pane that never closes, the state of running aggregates and deduplication.
+"""`RunningTable`: a pane table with one pane that never closes, for running aggregates and deduplication.
 
-`run` and `keep` give an answer a row. With a time-to-live the last word of a cell is when its row was last written;
-what has expired begins anew when its key has a row, and is removed bit by bit behind every batch. Owned by one subtask
-thread.
+`run` and `keep` return one result per row. With a time-to-live the last word of a cell is the time of its last write.
+An expired row starts empty at the next row of its key; a sweep after every batch removes expired rows in steps. Owned
+by one subtask thread.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 
 class RunningTable(PaneTable):
-    """Accumulators by key."""
+    """The accumulators by key."""
 
     def __init__(self, source: FrozenSource, spec: PaneTableSpec, home: TableHome, ttl: Ttl | None = None) -> None:
-        """An empty table; `load` fills it at a restore. `ttl`: where the spec says that rows expire."""
+        """Create an empty table; `load` fills it during a restore. `ttl` is given if the spec says that rows expire."""
         source.ttl = self._ttl = ttl
         super().__init__(source, spec, home)
         self._ages = None if ttl is None else PaneAges(ttl, self.spec)
-        #: Rows that were clean before, since the last freeze.
+        #: Rows that have become dirty since the last freeze.
         self._changed = 0
         self._zeros = np.zeros(0, np.int64)
-        #: Memory that the words of the last answer refer to.
+        #: Memory that the words of the last result refer to.
         self._answered: tuple[I64, ...] = ()
 
     def pieces(self, data: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Begin a batch: yield its rows, as many as the table takes at a time; a piece is taken in before the next."""
+        """Start a batch: yield its rows in slices that the table takes at a time; add each before the next."""
         if self._ttl is not None:
             self._ttl.clock.tick()
         done = 0
@@ -56,9 +56,9 @@ class RunningTable(PaneTable):
             done += part.num_rows
 
     def run(self, keys: KeyColumns, hashes: I64, inputs: Sequence[AccumulatorInput | None]) -> I64:
-        """As `update` into the one pane; returns the words as of each row: `[word, row]`.
+        """Add a batch as `update` does, into the one pane; return the words after each row: `[word, row]`.
 
-        Words that refer to strings and the like are good until the next call.
+        Words that refer to strings and the like are valid until the next call.
 
         Raises:
             PenstockError: as `update`.
@@ -77,10 +77,10 @@ class RunningTable(PaneTable):
         return words
 
     def keep(self, keys: KeyColumns, hashes: I64, order: I64, *, last: bool) -> U8:
-        """Return of every row whether it replaces its key's row; the table's one accumulator is the kept row's order.
+        """Return a mask of the rows that replace their key's row; the one accumulator is the kept row's order.
 
         Raises:
-            PenstockError: the state left its memory (hashmap backend).
+            PenstockError: the state does not fit the managed memory (hashmap backend).
         """
         cell = self._cells_of_one_pane(keys, hashes)
         kept = np.empty(len(cell), np.uint8)
@@ -98,7 +98,7 @@ class RunningTable(PaneTable):
         return found if ttl is None else found.filter(pa.array(found.column(LAST_ACCESS).to_numpy() > ttl.deadline))
 
     def freeze(self) -> FrozenTable:
-        """Freeze the table as it is, with a part of what has expired cleaned up."""
+        """Freeze the table, after a sweep of a part of it for expired rows."""
         self._sweep(SWEEP_AT_FREEZE)
         return super().freeze()
 
@@ -120,11 +120,11 @@ class RunningTable(PaneTable):
     def _restored(self, cells: I64) -> None:
         if self._ages is not None:
             self._ages.restored(cells)
-            if self._cold is not None:  # nobody looks for it there
+            if self._cold is not None:  # no sweep removes cold rows
                 self._ages.leave_out(cells)
 
     def _sweep(self, limit: int) -> None:
-        """Forget what has expired among the next keys in memory; cold ones wait until their key has a row."""
+        """Remove expired rows of the next keys in memory; cold ones stay until their key has a row."""
         if self._ages is None or self._cold is not None:
             return
         self._ages.sweep(self._hot.memory, self._hot.index.count, limit)
@@ -132,9 +132,9 @@ class RunningTable(PaneTable):
             self._drop_dead_keys()
 
     def _worth_whole(self) -> bool:
-        """Whether so many rows have changed that all of them are saved.
+        """Return whether so many rows have changed that all of them are saved.
 
-        It is less than merging segments later that hold the same keys again and again, and a restore reads it once.
+        This costs less than later merging segments with the same keys, and a restore reads each row once.
         """
         cold = self._cold is not None and bool(self._cold.panes)
         most = 2 * self._changed >= self._hot.index.count and self._changed > 0

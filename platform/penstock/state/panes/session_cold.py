@@ -1,8 +1,8 @@
-"""Sessions whose keys left memory: a key is one record in the cold store, and stands in the order of when it is due.
+"""Sessions of evicted keys: one record per key in the cold store, and an entry by the time it is due.
 
-A key comes back with a row, or when the watermark closes a session of its or a pane that one of its sessions reaches
-back to: from then on the pane's rows have to be in a newer one. What is here was saved for the next barrier before it
-came. Used by `state.panes.session_table` in the owner's thread.
+A key is loaded for a row, or when the watermark closes one of its sessions. It is also loaded when a pane is closed
+that a longer session uses: the pane's rows have to move to a newer one. Changes are in a segment before their key is
+evicted. Used by `state.panes.session_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_records import ColdHome, Taken
     from penstock.state.spill.cold_timers import DueTimers
 
-#: Columns of a record before those of a cell: when its key is due, what had been closed when it left, its pane.
+#: Columns of a record before those of a cell: its due time, the closed time at its eviction, its pane.
 _HEAD = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRule:
-    """The gap, the words of a cell that hold its first and its last time, and how long ended sessions are kept."""
+    """The gap, the words of a cell with its first and last time, and the time for which ended sessions are kept."""
 
     gap: int
     first_word: int
@@ -41,54 +41,54 @@ class SessionRule:
     lateness: int = 0
 
     def due(self, rows: Rows, closed_to: int) -> I64:
-        """Return what the watermark has to close before each of these cells has to be in memory.
+        """Return the closed time at which each of these cells has to be in memory.
 
-        Sessions whose last time is at most `closed_to` have fired; the result is above it wherever all of what that
-        closes was done.
+        Sessions whose last time is at most `closed_to` have fired. The result is above `closed_to` for cells whose work
+        up to it is done.
         """
         last = rows.cells[:, self.last_word]
         if closed_to == MIN_TIMESTAMP:
             return last
-        # a session that ended is kept for a while; the rest of one that goes on, until its pane is to be empty
+        # ended sessions are kept for `lateness`; the rest of an open one until its pane has to be empty
         kept = np.where(last > closed_to - self.lateness, last, rows.panes + self.gap - 1) + self.lateness
         return np.where(last > closed_to, last, kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Cells that came back, and what had been closed when each left."""
+    """Loaded cells, and the closed time at the eviction of each."""
 
     rows: Rows
     closed_to: I64
 
 
 class DueKeys(Protocol):
-    """Keys that are not in memory, by when they are due; a key may be there more than once."""
+    """Keys that are not in memory, by due time; a key may occur more than once."""
 
     def put(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Enter keys."""
+        """Add keys with their due times."""
 
     def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Take keys out that come back, if that can be done."""
+        """Remove keys that return to memory, if the implementation can."""
 
     def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
-        """Take about `limit` keys out that are due, those due first; None when none is."""
+        """Take about `limit` due keys out, the earliest first; None if none is due."""
 
 
 class ColdSessions:
-    """Cells of sessions by key."""
+    """The cells of sessions by key."""
 
     def __init__(self, home: ColdHome, spec: PaneTableSpec, due: DueKeys | None = None) -> None:
-        """Nothing is cold yet; `due` knows when keys are, else the store."""
+        """Start without cold keys; `due` stores the due times, otherwise the cold store does."""
         self._spec = spec
         kinds = [spec.value_words.get(word, pa.int64()) for word in range(spec.width)]
         self.records = ColdRecords(home, [pa.int64()] * _HEAD + kinds)
         self._due = due or ColdTimers(home)
-        #: Keys that leave memory at a time: as bytes they take several times what they take in a table.
+        #: Keys that are evicted at a time: bytes take several times the memory of cells.
         self._piece = home.limits.evicted_sessions
 
     def put(self, keys: KeyView, rows: Rows, due: I64, closed_to: int) -> None:
-        """Take in the cells of keys that have none here, each with when it is due."""
+        """Store the cells of keys that have none here, each with its due time."""
         order = np.lexsort((rows.panes, rows.slots, keys.hashes[rows.slots]))
         slots = rows.slots[order]
         firsts = np.flatnonzero(np.append(True, slots[1:] != slots[:-1])) if len(slots) else np.empty(0, np.int64)
@@ -106,9 +106,9 @@ class ColdSessions:
             self._due.put(keys, slots[heads], least)
 
     def take(self, keys: KeyView, slots: I32, heap: ValueHeap) -> Returned | None:
-        """Return the cells of these keys, each of which occurs once; they are here no more.
+        """Return and remove the cells of these distinct keys.
 
-        What cells refer to is put into `heap`.
+        Values that cells refer to are put into `heap`.
         """
         taken = self.records.take(keys, slots)
         if taken is None:
@@ -118,23 +118,23 @@ class ColdSessions:
         return Returned(self._rows(taken, heap), taken.columns[1].to_numpy())
 
     def look_up(self, keys: KeyView, slots: I32, heap: ValueHeap) -> Rows | None:
-        """Return the cells of these keys and leave them here; `heap` as in `take`."""
+        """Return the cells of these keys without removing them; `heap` as in `take`."""
         taken = self.records.look_up(keys, slots)
         return None if taken is None else self._rows(taken, heap)
 
     def take_due(self, closed_to: int, keys: int) -> DueTimers | None:
-        """Return about so many keys that are due, those due first; None when none is."""
+        """Return about `keys` due keys, the earliest first; None if none is due."""
         return self._due.take(self._spec.key_schema, closed_to, keys)
 
     def columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Return rows of a segment as columns of records, of which it is not known when they are due."""
+        """Return rows of a segment as columns of records, with an unknown due time."""
         heap = ValueHeap()
         _, _, panes, cells = table_to_rows(self._spec, pa.Table.from_batches([batch]), heap)
         head = [np.full(len(panes), MIN_TIMESTAMP, np.int64)] * (_HEAD - 1)
         return [*map(pa.array, (*head, panes)), *self._of_cells(cells)]
 
     def _of_cells(self, cells: I64) -> list[pa.Array]:
-        """Return the words of cells as columns, and the values in place of those that refer to one."""
+        """Return the words of cells as columns, with values in place of references."""
         kinds = self._spec.value_words
         return [
             take_values(words, kinds[k]) if k in kinds else pa.array(np.ascontiguousarray(words))

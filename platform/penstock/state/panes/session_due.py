@@ -1,9 +1,9 @@
-"""When sessions are due, where they stay in the object store: timers by key, in a log of their own.
+"""Due times of sessions with remote state: timers by key, in a separate log.
 
-Of a key that is not in memory the log of timers has one that is due no later than any of its sessions, so that a
-watermark reads what it closes and nothing else. A session that goes on has its timer left where it is: when that is due
-the key is looked at, and gets another one at the next barrier, or when it leaves memory. Used by
-`state.panes.session_table` in the owner's thread.
+The log has a timer for each key that is not in memory, due no later than any of the key's sessions. So a watermark
+reads only the keys that it closes. When a session continues, its timer stays. When the timer is due, the key is
+checked, and gets another timer at the next barrier or eviction. Used by `state.panes.session_table` in the owner's
+thread.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from penstock.state.tables.row_state import RowState
     from penstock.state.tables.timer_table import TimerTable
 
-#: Timers that are forgotten at a time.
+#: Timers that are removed at a time.
 _MANY = 65_536
 
 
 class LoggedDue:
-    """Timers of the keys of sessions; see `session_cold.DueKeys`."""
+    """The timers of the keys of sessions; see `session_cold.DueKeys`."""
 
     _timers: TimerTable
 
     def __init__(self, state: RowState) -> None:
-        """`state` is for the timers alone."""
+        """Use `state` for the timers only."""
         self._state = state
-        #: Of every slot of the table of sessions the first timer that is known to be there; none: the end of time.
+        #: The earliest known timer of every slot of the session table; without one, the end of time.
         self._asked: I64 = np.empty(0, np.int64)
 
     def declare(self) -> None:
-        """Declare (and so restore) the timers; behind the table, as a barrier freezes the states in that order."""
+        """Declare and restore the timers; call it after the table, because barriers freeze states in that order."""
         self._timers = self._state.timers("due")
 
     def put(self, keys: KeyView, slots: I32, times: I64) -> None:
@@ -54,10 +54,10 @@ class LoggedDue:
             self._state.settle()
 
     def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Timers of keys that come back stay: a key may be looked at once too often."""
+        """Do nothing: timers stay, so a key may be checked once too often."""
 
     def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
-        """Take timers out that are due, about `limit`; None when none is."""
+        """Take about `limit` due timers out; None if none is due."""
         found = self._timers.take_due(until, limit)
         if found is None:
             return None
@@ -69,7 +69,7 @@ class LoggedDue:
         return due
 
     def save(self, keys: KeyView, slots: I32, due: I64) -> None:
-        """Have a timer for each of these slots of keys in memory that is due by then."""
+        """Ensure that each of these slots in memory has a timer that is due no later than `due`."""
         self._fit(len(keys.hashes))
         least = np.full(len(self._asked), MAX_TIMESTAMP, np.int64)
         np.minimum.at(least, slots, due)
@@ -78,17 +78,17 @@ class LoggedDue:
         self._asked[new] = least[new]
 
     def came(self, slots: I32, count: int) -> None:
-        """The timers of these slots were taken out; there are `count` slots."""
+        """Record that the timers of these slots were taken out; there are `count` slots."""
         self._fit(count)
         self._asked[slots] = MAX_TIMESTAMP
 
     def moved(self, kept: I32) -> None:
-        """The slots were numbered anew: there are these alone, in this order."""
+        """Adopt a compacted numbering: the slots `kept`, in this order."""
         self._fit(int(kept.max(initial=-1)) + 1)
         self._asked = self._asked[kept]
 
     def clear(self) -> None:
-        """Forget all timers: another backend needs none, and would not go on with them."""
+        """Remove all timers, which other backends neither need nor maintain."""
         while self._timers.take_due(MAX_TIMESTAMP, _MANY) is not None:
             self._state.settle()
 

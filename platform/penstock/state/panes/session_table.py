@@ -1,9 +1,9 @@
 """`SessionTable`: a pane table whose panes are as long as the gap of session windows.
 
-Rows of one pane are always of one session, so adding rows is what it is for any window; which panes of a key belong
-together is found when the watermark advances. An open session that would keep an old pane alive is moved into its
-newest pane, so a session takes a few cells however long it lasts. With a cold store, keys that were not touched for
-longest leave memory with all their sessions (`state.panes.session_cold`). Owned by one subtask thread.
+All rows of a key in one pane belong to one session, so adding rows is the same as for other windows. The panes of a
+session are found when the watermark advances. An open session that would keep an old pane alive is moved into its
+newest pane. So a session takes a few cells for any length. With a cold store, the least recently used keys are evicted
+with all their sessions (`state.panes.session_cold`). Owned by one subtask thread.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from penstock.state.panes.table_context import TableHome
     from penstock.state.remote.remote_keys import KeyTiers
 
-#: Most keys that come back together because they are due.
+#: Most due keys that are loaded together.
 _DUE_KEYS = 65_536
-#: Rows that are read together to see when they are due, about.
+#: Approximate number of restored rows that are read together to find their due times.
 _LOOKED_ROWS = 250_000
 
 
 class SessionTable(PaneTable):
-    """Accumulators by key and session."""
+    """The accumulators by key and session."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class SessionTable(PaneTable):
         leaves: KeyTiers | None = None,
         due: LoggedDue | None = None,
     ) -> None:
-        """An empty table; without `leaves` all keys stay in memory, with `due` they may be remote."""
+        """Create an empty table; without `leaves` all keys stay in memory, with `due` they may be remote."""
         super().__init__(source, spec, home)
         self.rule = rule
-        #: No open session's last time is below this, nor that of one that has yet to fire below the other.
+        #: Lower bounds of the last times of open sessions, and of those that have yet to fire.
         self.least_last = self.least_open = MAX_TIMESTAMP
-        #: Sessions whose last time is at most this have fired.
+        #: Sessions with a last time up to this one have fired.
         self.closed_to = MIN_TIMESTAMP
-        #: Panes that start before this have been looked through, but for keys that are not in memory.
+        #: Panes that start before this were processed for the keys in memory.
         self._drop_to = MIN_TIMESTAMP
-        #: What fetches keys from the object store, what it reads there, and when they are due.
+        #: The remote keys, the log they are read from, and their due times.
         self._fetches = None if leaves is None else leaves.remote
         self._logged = None if self._fetches is None else due
         self._leaves = None if leaves is None else ColdSessions(leaves.local, self.spec, self._logged)
@@ -77,14 +77,14 @@ class SessionTable(PaneTable):
             self._log = RemoteRecords(source, self._fetches.reader, self._changes.frozen_within, form)
             self._fetches.enter(self._log)
         self._recency = Recency(home.budget, self._holder, source.limits)
-        #: What came back with the keys of the last call of `_upsert`.
+        #: The cells loaded with the keys of the last call of `_upsert`.
         self._returned: Returned | None = None
 
     def take_ended(self, closed_to: int) -> Iterator[Fired]:
-        """Yield the sessions whose last time is at most `closed_to`, merged, and forget them; to be exhausted.
+        """Yield the merged sessions with a last time of at most `closed_to`, and remove them; exhaust it.
 
-        Those of keys in memory alone. Afterwards no pane that ends by then holds anything there; they are dropped when
-        all keys have been looked at (`bring_due`).
+        Only for keys in memory. Afterwards no pane that ends by then has rows of them; `bring_due` drops the panes
+        after all due keys were processed.
         """
         rule, memory, keys = self.rule, self._hot.memory, self._hot.index.view()
         panes = memory.panes
@@ -114,7 +114,7 @@ class SessionTable(PaneTable):
     def sessions(self, slots: I32 | None = None) -> tuple[I32, I64]:
         """Return every session of these keys (None: of all in memory), merged: its slot and its cell.
 
-        Word 0 of a cell is the number of rows, as in `Fired`. Nothing is changed.
+        Word 0 of a cell is the number of rows, as in `Fired`. The table does not change.
         """
         rule, memory, gap = self.rule, self._hot.memory, self.rule.gap
         slots = np.arange(self._hot.index.count, dtype=np.int32) if slots is None else slots
@@ -123,7 +123,7 @@ class SessionTable(PaneTable):
         given: list[I64] = [np.empty((0, self.spec.width), np.int64)]
         targets: list[I64] = [np.empty(0, np.int64)]
         count = 0
-        for pane in reversed(memory.panes):  # the newest first, as its cell may have taken up older ones
+        for pane in reversed(memory.panes):  # newest first: its cell may contain older panes
             cell = memory.find(slots, pane)
             there = np.flatnonzero((cell >= 0) & (memory.cells[cell, 0] > 1))
             cells = memory.cells[cell[there]]
@@ -144,7 +144,7 @@ class SessionTable(PaneTable):
         return slots[np.concatenate(owners)], merged
 
     def sessions_with(self, keys: KeyColumns, hashes: I64, times: I64) -> tuple[I32, I64]:
-        """Return the sessions, as `sessions` does, that hold a row of one of these keys and times."""
+        """Return the sessions, in the form of `sessions`, that contain a row of one of these keys and times."""
         rule, slots = self.rule, self._upsert(keys, hashes).copy()
         owners, cells = self.sessions(np.unique(slots))
         count = len(owners)
@@ -156,7 +156,7 @@ class SessionTable(PaneTable):
             )
         )
         newest = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
-        before = np.where(newest >= 0, order[newest], -1)[order >= count]  # the session that begins last before a row
+        before = np.where(newest >= 0, order[newest], -1)[order >= count]  # the last session that starts before a row
         rows = order[order >= count] - count
         inside = before >= 0
         before, rows = before[inside], rows[inside]
@@ -165,7 +165,7 @@ class SessionTable(PaneTable):
         return owners[found], cells[found]
 
     def fired(self, slots: I32, cells: I64) -> Iterator[Fired]:
-        """Yield sessions in pieces of at most 65 536."""
+        """Yield sessions in chunks of at most 65 536."""
         keys = self._hot.index.view()
         for first in range(0, len(slots), CHUNK):
             piece = slots[first : first + CHUNK]
@@ -177,7 +177,7 @@ class SessionTable(PaneTable):
         return found
 
     def touching(self, keys: KeyColumns, hashes: I64, times: I64) -> np.ndarray:
-        """Return which rows lie in, or at most a gap from, an open session of their key."""
+        """Return a mask of the rows that are in, or at most a gap from, an open session of their key."""
         rule, slots = self.rule, self._upsert(keys, hashes).copy()
         found = np.zeros(len(slots), np.bool_)
         cells = self._hot.memory.cells
@@ -189,32 +189,32 @@ class SessionTable(PaneTable):
         return found
 
     def _empty(self, cell: I64) -> None:
-        """Forget single cells; the next segment says so."""
+        """Clear single cells; the next segment has their deletions."""
         blank = np.repeat(self.spec.initial[np.newaxis], len(cell), axis=0)
         blank[:, 0] = 1
         self._hot.memory.rewrite(cell, blank)
 
-    # --- keys that leave memory -------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
     @property
     def most_rows(self) -> int:
-        """Most rows to be given to the table at a time."""
+        """The most rows to pass to the table at a time."""
         return (
             super().most_rows if self._leaves is None else Bounds(self._home.budget, self._holder, self._limits).piece
         )
 
     def bring_due(self, closed_to: int) -> tuple[I32, I64] | None:
-        """Make room, then bring back keys that are due before all that `closed_to` closes has been done; None: none is.
+        """Evict keys if needed, then load keys that are due at `closed_to`; None if none is due.
 
-        As many as there is room for: to be called again when that was done for those that are here. Returns their
-        slots, and which of their sessions had fired before they left: those whose last time is at most that.
+        Loads as many keys as fit; process them, then call again. Return their slots, and for each the closed time at
+        its eviction: its sessions with a last time up to that have fired.
         """
         due = None
         if self._leaves is not None:
             self._settle()
             due = self._leaves.take_due(closed_to, self._recency.at_once(_DUE_KEYS))
         if self._fetches is not None:
-            # what has fired just now and is kept must not be read anew, as the log does not say that it has
+            # keep fired sessions that are retained: the log does not say that they have fired
             self._fetches.held = due is not None and self.rule.lateness > 0
         if due is None:
             self.drop_below(self._drop_to)
@@ -224,14 +224,14 @@ class SessionTable(PaneTable):
         if self._logged is not None:
             self._logged.came(slots, self._hot.index.count)
         fired = np.full(self._hot.index.count, MIN_TIMESTAMP, np.int64)
-        fired[:known] = closed_to  # what has been in memory was looked at before
+        fired[:known] = closed_to  # keys in memory were processed before
         if self._returned is not None:
             fired[self._returned.rows.slots] = self._returned.closed_to
             self._returned = None
         return slots, fired[slots]
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-        """Return the cells of one key, its first `most` panes; see `state.store.StateTable`."""
+        """Return the cells of one key in its first `most` panes; see `state.store.StateTable`."""
         found = super().look_up(keys, hashes, most)
         if found.num_rows or self._leaves is None:
             return found
@@ -269,7 +269,7 @@ class SessionTable(PaneTable):
     # --- keys in the object store -----------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
-        """Freeze the table as it is, with timers for the keys in memory: a restore has none there."""
+        """Freeze the table, with timers for the keys in memory, because a restore starts with no key in memory."""
         if self._logged is not None:
             rows = self._hot.memory.present()
             live = rows.cells[:, 0] > 1
@@ -278,7 +278,7 @@ class SessionTable(PaneTable):
         return super().freeze()
 
     def look_for_due(self) -> None:
-        """Read all that was restored, to know when it is due: it was saved where that did not have to be known."""
+        """Read all restored rows to find their due times, for snapshots of backends that do not save them."""
         if self._logged is None or self._log.log.rows == 0:
             return
         parts = even_parts(self.source.hash_range, 1 + self._log.log.rows // _LOOKED_ROWS)
@@ -308,7 +308,7 @@ class SessionTable(PaneTable):
         return self._recency.full(hot_bytes, self._hot.index.count)
 
     def _let_go(self, cold: ColdSessions) -> None:
-        """Move the keys that were not touched for longest to the cold store; changes are saved first."""
+        """Move the least recently used keys to the cold store; changes are frozen first."""
         segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
         if segment is not None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TableHome:
-    """Where a table lives: its budget, its cold store, its folder for spilled files."""
+    """The context of a table: its budget, its cold store, its folder for spilled files."""
 
     budget: MemoryBudget
     cold: ColdRows | None

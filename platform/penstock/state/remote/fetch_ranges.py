@@ -1,8 +1,8 @@
-"""The hashes of remote state cut into pieces, about a row group each: which of them are on the local disk.
+"""Fetch ranges of remote state: hash ranges of about a row group each, and which of them are local.
 
-Pieces lie in regions; a region is what is given back at a time when local space runs short. Bookkeeping alone, without
-I/O. Used by `state.remote.remote_panes` (tables of panes), `state.remote.remote_keys` (keys of process functions,
-windows and sessions) and `state.remote.remote_runs` (rows of joins) in the owner's thread.
+Fetch ranges are grouped in regions; a region is dropped as a unit when local space runs short. Bookkeeping only,
+without I/O. Used by `state.remote.remote_panes` (tables of panes), `state.remote.remote_keys` (keys of process
+functions, windows and sessions) and `state.remote.remote_runs` (rows of joins) in the owner's thread.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 _Rows = TypeVar("_Rows")
 
-#: When local space runs short, this part of it is made free.
+#: One part in this many of the local space is freed when it runs short.
 FREED = 8
 
 
 @dataclass(slots=True)
 class Fetched(Generic[_Rows]):
-    """Pieces to be fetched in the background: `run` in any thread, then `install` in the owner's."""
+    """A background fetch of ranges: `run` in any thread, then `install` in the owner's."""
 
     pieces: I64
-    #: How often pieces had been cut anew when this was made.
+    #: Number of times that the ranges had been split when this fetch was created.
     cut: int
     read: Callable[[], _Rows]
     put: Callable[[Fetched[_Rows]], None]
@@ -47,49 +47,49 @@ class Fetched(Generic[_Rows]):
         self.rows = self.read()
 
     def install(self) -> None:
-        """Put the rows in."""
+        """Store the fetched rows."""
         self.put(self)
 
 
 def has_room(taken: int, limit: int) -> bool:
-    """Return whether pieces that nobody has asked for may be fetched too: less is taken than making space leaves."""
+    """Return whether unrequested ranges may be fetched: less is taken than an eviction leaves."""
     return taken * (FREED + 1) <= limit * FREED
 
 
 class Pieces:
-    """Where the pieces begin, which are here, which were ever asked for, and when each region was."""
+    """The fetch ranges: their bounds, which are local or were ever requested, and each region's last use."""
 
     def __init__(self, regions: Sequence[HashRange], cuts: I64, *, here: bool) -> None:
-        """Cut at `cuts` and where regions begin; `here`: nothing has to be fetched."""
+        """Split the hashes at `cuts` and at the regions; with `here` all ranges are local already."""
         self._owned = HashRange(regions[0].low, regions[-1].high)
         self._regions = regions
         self._region_lows = np.array([part.low for part in regions], np.int64)
         own = [cut for cut in cuts.tolist() if cut in self._owned]
         self._lows = np.union1d(self._region_lows, np.array(own, np.int64)).astype(np.int64)
         self.here = np.full(len(self._lows), here)
-        #: Whether anybody asked for it, or it was fetched: what the background reads is older than what is there.
+        #: Whether it was requested or fetched: a background read of it would be older than the local rows.
         self.been = np.full(len(self._lows), here)
         self._used = np.zeros(len(regions), np.int64)
         self._calls = 0
-        #: How often pieces were cut anew: their numbers are others then.
+        #: Number of times that ranges were split, which changes their numbers.
         self.cut = 0
 
     @property
     def count(self) -> int:
-        """How many pieces there are."""
+        """The number of fetch ranges."""
         return len(self._lows)
 
     def of(self, hashes: I64) -> I64:
-        """Return the piece of each hash."""
+        """Return the fetch range of each hash."""
         return np.searchsorted(self._lows, hashes, side="right") - 1
 
     def within(self, part: HashRange) -> I64:
-        """Return the pieces that a range of hashes touches."""
+        """Return the fetch ranges that overlap a hash range."""
         first, last = self.of(np.array([part.low, part.high], np.int64)).tolist()
         return np.arange(first, last + 1)
 
     def ranges(self, pieces: I64) -> list[HashRange]:
-        """Return the ranges of ascending pieces, neighbours as one."""
+        """Return the hash ranges of ascending fetch ranges; neighbours are joined."""
         ranges: list[HashRange] = []
         for piece in pieces.tolist():
             last = piece + 1 == len(self._lows)
@@ -100,15 +100,16 @@ class Pieces:
         return ranges
 
     def missing(self, pieces: I64) -> I64:
-        """Return those that are not here, ascending."""
+        """Return the fetch ranges that are not local, ascending."""
         asked = np.unique(pieces)
         found: I64 = asked[~self.here[asked]]
         return found
 
     def parts(self, hashes: I64, most: int) -> list[I64]:
-        """Return the places of hashes, cut up by what is to be here together: all, or a region after the other.
+        """Return the positions of hashes in groups to process together: all at once, or region by region.
 
-        The latter if more than `most` pieces are missing. What a region had may be dropped when the next one comes.
+        Region by region if more than `most` ranges are missing; then a region may be dropped when the next one is
+        fetched.
         """
         if len(self.missing(self.of(hashes))) <= most:
             return [np.arange(len(hashes))]
@@ -117,18 +118,18 @@ class Pieces:
         return np.split(order, np.flatnonzero(np.diff(region[order])) + 1)
 
     def unasked(self, most: int) -> I64:
-        """Return the first pieces that nobody has asked for yet."""
+        """Return the first fetch ranges that were neither requested nor fetched."""
         return np.flatnonzero(~self.been)[:most]
 
     def unasked_of(self, fetched: Fetched[_Rows]) -> I64:
-        """Return those that were fetched and nobody has asked for meanwhile; none if pieces have other numbers now."""
+        """Return the fetched ranges that were not requested in the meantime; none if ranges were renumbered."""
         if fetched.cut != self.cut:
             return np.empty(0, np.int64)
         unasked: I64 = fetched.pieces[~self.been[fetched.pieces]]
         return unasked
 
     def came(self, pieces: I64) -> None:
-        """These are here now."""
+        """Mark fetch ranges as local."""
         self.here[pieces] = self.been[pieces] = True
 
     def regions_of(self, hashes: I64) -> I64:
@@ -136,16 +137,16 @@ class Pieces:
         return np.searchsorted(self._region_lows, hashes, side="right") - 1
 
     def touch(self, hashes: I64) -> None:
-        """These were asked for now."""
+        """Mark the regions of hashes as used now."""
         self._calls += 1
         self._used[self.regions_of(hashes)] = self._calls
 
     def touch_range(self, part: HashRange) -> None:
-        """All of a range was asked for now."""
+        """Mark the regions of a hash range as used now."""
         self.touch(self._lows[self.within(part)])
 
     def to_drop(self, sizes: I64, limit: int) -> Iterator[int]:
-        """Yield the regions to be dropped, if what they take is more than the limit: those not asked for longest."""
+        """Yield the least recently used regions to drop, if the total size is above the limit."""
         taken = int(sizes.sum())
         if taken <= limit:
             return
@@ -157,7 +158,7 @@ class Pieces:
                 yield region
 
     def drop(self, region: int, parts: int) -> None:
-        """A region is here no more; it is cut into so many pieces, if that is more than it had."""
+        """Mark a region as dropped and split it into `parts` fetch ranges, if that is more than it had."""
         span = self.within(self._regions[region])
         first, stop = int(span[0]), int(span[-1]) + 1
         lows = [part.low for part in even_parts(self._regions[region], max(1, parts))]

@@ -1,7 +1,7 @@
-"""Cold rows by region, an even part of the hashes, so that a region's place on the local disk can be given back.
+"""Local cold rows by region, an even part of the hashes, so that a region's disk space can be freed.
 
-What remote state keeps locally: in a file a region where the table allows it, else in one store of sorted bytes. Called
-by `state.remote.remote_panes` in the owner's thread.
+It holds the local part of remote state: one file per region if the table allows it, otherwise one store of sorted
+bytes. Called by `state.remote.remote_panes` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.spill.cold_panes import ColdRows, StoreRows
 
-#: What a row takes in a store besides its cell, about: its key and what the store needs.
+#: Approximate overhead of a row in a store, besides its cell: the key and the store's own data.
 _ROW_BYTES = 48
-#: Of a region's file no less than this is mapped between two calls.
+#: At least this much of a region's file may stay mapped between two calls.
 _MAPPED_BYTES = 256 << 10
 
 
 class Regions(Protocol):
-    """Cold rows whose regions can be dropped."""
+    """Cold rows of which regions can be dropped."""
 
     ranges: list[HashRange]
 
     def disk_bytes(self, region: int) -> int:
-        """Return how many bytes a region takes on the local disk, about."""
+        """Return the approximate bytes of a region on the local disk."""
 
     def drop(self, region: int) -> None:
-        """Forget a region's rows."""
+        """Drop a region's rows."""
 
     def expect(self, rows: int) -> None:
-        """So many rows may come, in all."""
+        """Set the expected number of rows in all."""
 
     @property
     def in_file(self) -> bool:
-        """See `cold.ColdRows`, as all that follows."""
+        """See `cold_panes.ColdRows`, also for the methods below."""
 
     def rows_of(self, pane: int) -> int: ...
 
@@ -69,7 +69,7 @@ class Regions(Protocol):
 
 
 class FileRegions:
-    """A file a region: tables of one pane whose keys and values have a fixed width."""
+    """One file per region, for tables of one pane with fixed-width keys and values."""
 
     in_file = True
 
@@ -89,28 +89,28 @@ class FileRegions:
         self._lows = np.array([part.low for part in self.ranges], np.int64)
 
     def disk_bytes(self, region: int) -> int:
-        """Return how many bytes a region takes on the local disk."""
+        """Return the bytes of a region on the local disk."""
         return self._files[region].disk_bytes
 
     def expect(self, rows: int) -> None:
-        """Make each file large enough for its part of so many rows when it is made."""
+        """Set the number of rows for which each file is allocated: its part of `rows`."""
         for file in self._files:
             file.expect(rows // len(self._files))
 
     def drop(self, region: int) -> None:
-        """Give a region's file back."""
+        """Delete a region's file."""
         self._files[region].close()
 
     def rows_of(self, pane: int) -> int:
-        """Return how many rows the pane has, at most."""
+        """Return the number of rows of the pane, at most."""
         return sum(file.rows_of(pane) for file in self._files)
 
     def for_changes(self) -> FileRows:
-        """Return an empty file for the changed rows that leave memory before the next barrier."""
+        """Return an empty file for changed rows that are evicted before the next barrier."""
         return self._changes.for_changes()
 
     def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty."""
+        """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each)."""
         for file, at in self._split(keys.hashes[asked[0]]):
             file.fetch(keys, (asked[0][at], asked[1][at]), (target[0], target[1][at]), heap)
 
@@ -130,17 +130,17 @@ class FileRegions:
             file.drop_below(pane)
 
     def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
+        """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range."""
         for file in self._files:
             yield from file.scan(pane, part, heap)
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Free the disk space."""
         for file in self._files:
             file.close()
 
     def _split(self, hashes: I64) -> Iterator[tuple[FileRows, I64]]:
-        """Yield the regions that have some of these hashes, and which."""
+        """Yield the regions that have some of these hashes, and the positions of those hashes."""
         if len(hashes) == 0:
             return
         region = np.searchsorted(self._lows, hashes, side="right") - 1
@@ -152,12 +152,12 @@ class FileRegions:
 
 
 class StoreRegions:
-    """One store of sorted bytes: keys and values of every type, any number of panes."""
+    """One store of sorted bytes, for keys and values of any type and any number of panes."""
 
     in_file = False
 
     def __init__(self, owned: HashRange, rows: StoreRows, regions: int) -> None:
-        """Start empty, with so many regions."""
+        """Start with `regions` empty regions."""
         self.ranges = even_parts(owned, regions)
         self._rows = rows
         self._lows = np.array([part.low for part in self.ranges], np.int64)
@@ -168,11 +168,11 @@ class StoreRegions:
         self.drop_below, self.scan, self.close = inner.drop_below, inner.scan, inner.close
 
     def disk_bytes(self, region: int) -> int:
-        """Return how many bytes a region takes, by the rows that were written there."""
+        """Return the approximate bytes of a region, from the rows that were written to it."""
         return int(self._bytes[region])
 
     def expect(self, rows: int) -> None:
-        """It needs no preparation."""
+        """Do nothing: a store needs no preparation."""
 
     def drop(self, region: int) -> None:
         """Remove a region's rows."""

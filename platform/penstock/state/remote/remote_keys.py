@@ -1,10 +1,10 @@
-"""Keys of a process function that stay in the object store until they are touched: the cold side of remote row state.
+"""Remote keys of a process function: kept in the object store until their first use.
 
-As with other backends a key is in memory with all its values, lists and maps, or in the local cold store with all of
-them. Beyond that the hashes are cut into pieces: of one that is not here, the keys that are not in memory are known to
-the log alone. The first key of it that comes brings the whole piece, of all states, into the cold store. A piece may be
-dropped again at any time, as whatever leaves memory has been frozen before: it is in a durable segment or in one that
-waits for its upload, and both are read. Called by `state.tables.row_state` in the owner's thread.
+As with other backends a key is completely in memory or completely in the local cold store. The hashes are also split
+into fetch ranges. If a range is not local, its keys outside memory are only in the log. The first use of such a key
+fetches its range, of all states, into the cold store. A range may be dropped at any time, because each eviction first
+freezes changes. They are in a durable segment or in one that waits for its upload, and both are read. Called by
+`state.tables.row_state` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RemoteKeys:
     _cut: Pieces | None
 
     def __init__(self, home: ColdHome, owned: HashRange, reader: Reader, limit_bytes: int) -> None:
-        """No state is known yet; about `limit_bytes` may be taken on the local disk."""
+        """Start without states; about `limit_bytes` may be taken on the local disk."""
         self.home = home
         self.reader = reader
         self.limit = limit_bytes
@@ -49,23 +49,23 @@ class RemoteKeys:
         self._local = home.local = LocalBytes(owned, home.limits.regions)
         self._states: list[RemoteRecords] = []
         self._cut = None
-        #: Whether nothing that is here may be dropped for the moment.
+        #: Whether dropping of regions is suspended.
         self.held = False
         self.fetched_pieces = 0
         self.dropped_regions = 0
 
     def follow(self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, records: ColdRecords) -> None:
-        """One more state; all are known before the first key comes.
+        """Add a state; all states are added before the first key is used.
 
-        With a time-to-live, time goes on from the newest access that the footers know of.
+        With a time-to-live, time starts at the newest access in the footers.
         """
-        ordered = len(spec.entries) == 1 and pa.types.is_int64(spec.entries[0].type)  # of a list the index
+        ordered = len(spec.entries) == 1 and pa.types.is_int64(spec.entries[0].type)  # the index of a list
         names = [*(field.name for field in spec.entries), *spec.stored_names]
 
         def columns(batch: pa.RecordBatch) -> list[pa.Array]:
             found = [batch.column(name) for name in names]
             if source.ttl is not None:
-                # what has expired stays until its key is touched: its removal belongs in the log
+                # expired values stay until their key is used: their removal belongs in the log
                 found[-1] = pa.array(source.ttl.clock.bounded(found[-1].to_numpy()))
             return found
 
@@ -78,22 +78,22 @@ class RemoteKeys:
             source.ttl.clock.restored(state.log.newest_access())
 
     def enter(self, state: RemoteRecords) -> None:
-        """As `follow`, for a state that has made its own way from rows to records."""
+        """Add a state that supplies its own conversion from rows to records."""
         self._states.append(state)
 
     @property
     def pieces(self) -> Pieces:
-        """The pieces; made when they are asked for first, from the footers of what was restored."""
+        """The fetch ranges, computed on first use from the footers of the restored segments."""
         if self._cut is None:
             self._cut = pieces_of(self._local.regions, self._logs)
         return self._cut
 
     def parts(self, hashes: I64) -> list[I64]:
-        """Return the places of hashes, cut up by what is to be asked for at a time; see `Pieces.parts`."""
+        """Return the positions of hashes in groups to request together; see `Pieces.parts`."""
         return self.pieces.parts(hashes, together(self.pieces, self._logs, self._limits.fetched_rows))
 
     def ensure(self, hashes: I64, index: KeyIndex, known: int) -> None:
-        """Have the pieces here that these hashes lie in; the first `known` slots of the index are in memory.
+        """Fetch the missing ranges of these hashes; the first `known` slots of the index are in memory.
 
         Raises:
             StorageError: the object store cannot be read.
@@ -116,13 +116,13 @@ class RemoteKeys:
             self.fetched_pieces += len(some)
 
     def every_key(self) -> Iterator[tuple[KeyColumns, I64]]:
-        """Yield the keys of all states and their hashes, some at a time; a key with many rows comes as often."""
+        """Yield the keys of all states and their hashes in batches; a key is repeated for each of its rows."""
         owned = HashRange(self._local.regions[0].low, self._local.regions[-1].high)
         for state in self._states:
             yield from state.keys(even_parts(owned, 1 + state.log.rows // self._limits.fetched_rows))
 
     def next_fetch(self) -> Fetched[list[PackedRows | None]] | None:
-        """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
+        """Return the next prefetch; None: everything was fetched, or local space is short."""
         if not self._states or not has_room(int(self._local.sizes.sum()), self.limit):
             return None
         some = self.pieces.unasked(together(self.pieces, self._logs, self._limits.prefetched_rows))
@@ -137,7 +137,7 @@ class RemoteKeys:
         return Fetched(some, self.pieces.cut, read, self.install)
 
     def install(self, fetched: Fetched[list[PackedRows | None]]) -> None:
-        """Put in what was fetched in the background, but for pieces that were asked for meanwhile."""
+        """Store a background fetch, except for ranges that were requested in the meantime."""
         pieces = self.pieces
         new = pieces.unasked_of(fetched)
         if fetched.rows is None or len(new) == 0:
@@ -156,7 +156,7 @@ class RemoteKeys:
         return [state.log for state in self._states]
 
     def _make_space(self) -> None:
-        """Drop the regions that were not asked for longest, if what is here takes more than it may."""
+        """Drop the least recently used regions, if local rows are above the limit."""
         if self.held:
             return
         most = most_rows(self._logs)
@@ -170,8 +170,8 @@ class RemoteKeys:
 
 @dataclass(frozen=True, slots=True)
 class KeyTiers:
-    """Where keys are that are not in memory, with all they have: in a local store, or in the object store as well."""
+    """The stores of keys that are not in memory: a local store, and optionally the object store."""
 
     local: ColdHome
-    #: What fetches keys from the object store into the local one; None: all are there or in memory.
+    #: Fetches keys from the object store into the local one; None: all keys are local.
     remote: RemoteKeys | None = None

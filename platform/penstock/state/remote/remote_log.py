@@ -1,6 +1,6 @@
-"""Ranged reads of one state's log in the object store: its segments are opened once, row groups read as they are asked.
+"""Ranged reads of one state's log in the object store: segments are opened once, row groups read on demand.
 
-Several reads are under way at a time; of what is read at once the number of rows is bounded by the caller. Called by
+Several reads run at a time; the caller bounds the number of rows that are read together. Called by
 `state.remote.remote_pane_log`, `state.remote.remote_keys`, `state.remote.remote_runs` and `state.remote.remote_timers`
 in the owner's thread; `base` in any.
 """
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I64
     from penstock.state.log.frozen import FrozenSource
 
-#: Runs pieces of work, several at a time if it can, and returns what each returned, in order.
+#: Runs functions, in parallel if it can, and returns their results in order.
 Gather: TypeAlias = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How files are read: `read` as for `SegmentFile`, several at a time by `gather`."""
+    """The functions that read files: `read` as for `SegmentFile`, and `gather` for parallel reads."""
 
     read: Callable[[FileRef], bytes]
     gather: Gather
 
 
 def pieces_of(regions: Sequence[HashRange], logs: Sequence[RemoteLog]) -> Pieces:
-    """Return the pieces of states that are fetched together; cut by the largest: of others fewer rows lie in one."""
+    """Return the fetch ranges of states that are fetched together, split by the largest state."""
     largest = max(logs, key=lambda log: log.rows, default=None)
     restored = largest is not None and largest.rows > 0
     cuts = largest.cuts() if largest is not None and restored else np.empty(0, np.int64)
@@ -48,7 +48,7 @@ def pieces_of(regions: Sequence[HashRange], logs: Sequence[RemoteLog]) -> Pieces
 
 
 def together(pieces: Pieces, logs: Sequence[RemoteLog], rows: int) -> int:
-    """Return how many pieces to fetch at a time, so that about so many rows of a state come."""
+    """Return how many ranges to fetch at a time, so that about `rows` rows of a state are read."""
     least = max((log.limits.group_rows for log in logs), default=1)
     return max(1, rows * pieces.count // max(most_rows(logs), least))
 
@@ -59,10 +59,10 @@ def most_rows(logs: Sequence[RemoteLog]) -> int:
 
 
 class RemoteLog:
-    """The durable segments of one state's log, opened as they are needed."""
+    """The durable segments of one state's log, opened on demand."""
 
     def __init__(self, source: FrozenSource, reader: Reader) -> None:
-        """Open nothing."""
+        """Prepare without opening segments."""
         self._source = source
         self.limits = source.limits
         self._reader = reader
@@ -70,11 +70,11 @@ class RemoteLog:
 
     @property
     def rows(self) -> int:
-        """Rows of all durable segments, of which some may hide others."""
+        """The rows of all durable segments, including hidden ones."""
         return self._source.log.rows
 
     def files(self) -> list[SegmentFile]:
-        """Return all durable segments, opened, oldest first; those that left the log are forgotten.
+        """Return all durable segments, opened, oldest first; segments that left the log are dropped.
 
         Raises:
             StorageError: the object store cannot be read.
@@ -91,7 +91,7 @@ class RemoteLog:
         return [self._files[key] for key in keys]
 
     def newest_access(self) -> I64:
-        """Return of each row group the newest time of last access (microseconds), where the footers say.
+        """Return each row group's newest time of last access (microseconds), where the footers have it.
 
         Opens all segments, as `cuts` does.
         """
@@ -99,9 +99,9 @@ class RemoteLog:
         return np.array([span[1] for span in spans if span is not None], np.int64)
 
     def cuts(self) -> I64:
-        """Return the hashes at which to cut: about a row group of each segment lies between two of them.
+        """Return the split points of the hashes: about a row group of each segment is between two of them.
 
-        Opens all segments, which is all that a restore reads.
+        Opens all segments; a restore reads nothing else.
         """
         large = [file for file in self.files() if len(file.groups) > 1]
         lows = np.array(sorted(group.low for file in large for group in file.groups), np.int64)
@@ -117,7 +117,7 @@ class RemoteLog:
         return np.array(cuts, np.int64)
 
     def tables(self, ranges: Sequence[HashRange]) -> list[list[pa.Table]]:
-        """Return the visible rows in some ranges, of each durable segment, oldest first; see `files`."""
+        """Return the visible rows in some hash ranges, of each durable segment, oldest first; see `files`."""
         files, chosen = self.files(), []
         for file in files:
             clips = _clips(file, ranges)
@@ -128,7 +128,7 @@ class RemoteLog:
     def groups(
         self, files: Sequence[SegmentFile], chosen: Sequence[Sequence[RowGroup]], ranges: Sequence[HashRange]
     ) -> list[list[pa.Table]]:
-        """Return the visible rows in some ranges of the chosen row groups of each file."""
+        """Return the visible rows in some hash ranges of the chosen row groups of each file."""
         work: list[Callable[[], list[pa.Table]]] = []
         owner: list[int] = []
         tombstones = self._source.log.tombstones
@@ -143,7 +143,7 @@ class RemoteLog:
         return tables
 
     def base(self, ranges: Sequence[HashRange]) -> Callable[[], Iterator[pa.Table]]:
-        """Return work for any thread: the rows in ranges in which nothing has changed since the restore."""
+        """Return a function for any thread that reads rows in ranges without changes since the restore."""
         files, tombstones = self.files(), self._source.log.tombstones
 
         def read() -> Iterator[pa.Table]:
@@ -154,7 +154,7 @@ class RemoteLog:
         return read
 
     def closed(self, segment: Segment, namespace: int) -> bool:
-        """Whether a tombstone hides all that a segment may have of a namespace."""
+        """Return whether a tombstone hides all rows of a namespace that a segment may have."""
         low, high = max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
         return any(
             t.position > segment.position
@@ -166,7 +166,7 @@ class RemoteLog:
 
 
 def one_by_one(work: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Do pieces of work one after another."""
+    """Run functions one after another."""
     return [piece() for piece in work]
 
 
@@ -177,7 +177,7 @@ def _clips(file: SegmentFile, ranges: Sequence[HashRange]) -> list[HashRange]:
 def _decoded(
     file: SegmentFile, run: list[RowGroup], clips: list[HashRange], tombstones: Sequence[Tombstone]
 ) -> list[pa.Table]:
-    """Fetch neighbouring row groups and return the visible rows of them that lie in the ranges."""
+    """Fetch neighbouring row groups and return their visible rows in the hash ranges."""
     tables = []
     for table in file.decode(run, file.fetch(run)):
         chosen = inside(table.column(KEY_HASH).to_numpy(), clips)

@@ -1,4 +1,4 @@
-"""What remote tables of panes read: the rows that a table's log means in some ranges of hashes.
+"""Reads of a remote pane table from its log: the live rows in some hash ranges.
 
 Called by `state.remote.remote_panes` in the owner's thread; `base` by a background thread too.
 """
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 
 
 class UndurableRows(Protocol):
-    """Changed rows of one table that are not in the object store yet (`changes.Changes`)."""
+    """Changed rows of one table that are not in the object store yet (`pane_changes.Changes`)."""
 
     def frozen_within(self, position: int, ranges: Sequence[HashRange]) -> Iterable[pa.Table]:
-        """Return the rows frozen at a position in some ranges of hashes, as columns of a segment."""
+        """Return the rows frozen at a position in some hash ranges, as columns of a segment."""
 
     def evicted_within(self, ranges: Sequence[HashRange]) -> Iterable[pa.Table]:
-        """Return the rows there that left memory since the last freeze, as columns of a segment."""
+        """Return the rows in some hash ranges that were evicted since the last freeze, as columns of a segment."""
 
 
 class RemoteSegments:
-    """The rows of one table of panes in its log."""
+    """The rows of one pane table in its log."""
 
     def __init__(self, source: FrozenSource, spec: PaneTableSpec, reader: Reader) -> None:
-        """Open nothing."""
+        """Prepare without opening segments."""
         self._source = source
         self._spec = spec
         self._log = RemoteLog(source, reader)
 
     @property
     def rows(self) -> int:
-        """Rows of all durable segments, of which some may hide others."""
+        """The rows of all durable segments, including hidden ones."""
         return self._log.rows
 
     @property
     def limits(self) -> StateLimits:
-        """The store's sizes."""
+        """The size limits of the store."""
         return self._source.limits
 
     @property
     def ttl(self) -> Ttl | None:
-        """When its rows expire, if they do."""
+        """The time-to-live of its rows, if they have one."""
         return self._source.ttl
 
     def newest_access(self) -> I64:
@@ -74,7 +74,7 @@ class RemoteSegments:
         return self._log.cuts()
 
     def panes(self) -> set[int]:
-        """Return the starts of the panes that the segments may have rows of."""
+        """Return the starts of the panes that may have rows in the segments."""
         found: set[int] = set()
         for file in self._log.files():
             named = _read_namespaces(file) if file.namespaces is None else file.namespaces
@@ -82,7 +82,7 @@ class RemoteSegments:
         return found
 
     def within(self, ranges: Sequence[HashRange], changes: UndurableRows) -> HotPanes:
-        """Return the rows in some ranges as of now, but for those in the table's own memory, which are newer.
+        """Return the current rows in some hash ranges, except those in the table's memory, which are newer.
 
         Raises:
             StorageError: the object store cannot be read.
@@ -97,7 +97,7 @@ class RemoteSegments:
         return merged
 
     def base(self, ranges: Sequence[HashRange]) -> Callable[[], HotPanes]:
-        """Return work for any thread: the rows in ranges in which nothing has changed since the restore."""
+        """Return a function for any thread that reads rows in ranges without changes since the restore."""
         read = self._log.base(ranges)
 
         def merge() -> HotPanes:
@@ -114,5 +114,5 @@ class RemoteSegments:
 
 
 def _read_namespaces(file: SegmentFile) -> set[int]:
-    """Return the namespaces of a file that has too many to name them; the whole file is read."""
+    """Return the namespaces of a file whose footer does not list them; the whole file is read."""
     return {n for table in file.tables(ALL_HASHES) for n in np.unique(table.column(NAMESPACE).to_numpy()).tolist()}

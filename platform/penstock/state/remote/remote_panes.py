@@ -1,10 +1,10 @@
-"""Cold rows that stay in the object store until they are asked for: the cold side of a table with the remote backend.
+"""Cold rows in the object store that are fetched on demand: the cold side of a table with the remote backend.
 
-The hashes are cut into pieces. A restore reads the footers of the segments; the first lookup of a key that is not in
-memory fetches its piece from all of them and puts the rows into a local place, where they are looked up as the cold
-rows of other backends are. A piece that is there may be dropped again whenever local space is short: whatever has left
-memory is in a segment of the log, in a frozen one that waits for its upload, or in the place of the changes since the
-last freeze, and is read from there. Called by `PaneTable` in the owner's thread.
+The hashes are split into fetch ranges. A restore reads the footers of the segments. The first lookup of a key that is
+not in memory fetches its range from all segments into a local store. From then on the local store is used like the cold
+store of other backends. A local range may be dropped whenever local space is short, because its rows can be read again.
+They are in a segment, durable or waiting for its upload, or in the file of changes since the last freeze. Called by
+`PaneTable` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from penstock.state.remote.remote_pane_log import RemoteSegments, UndurableRows
     from penstock.state.spill.cold_file import FileRows
 
-#: Rows taken in at a time when none needs a fetch.
+#: Rows added at a time when none needs a fetch.
 _MANY_ROWS = 1 << 20
 
 
 class RemoteRows:
-    """Cold rows of one table (`cold.ColdRows`), of which a part lies on the local disk."""
+    """The cold rows of one table (`cold_panes.ColdRows`), a part of which is on the local disk."""
 
     _changes: UndurableRows
 
     def __init__(self, spec: PaneTableSpec, segments: RemoteSegments, local: Regions, limit_bytes: int) -> None:
-        """Read the footers of the segments that were restored; about `limit_bytes` may be taken on the local disk."""
+        """Read the footers of the restored segments; about `limit_bytes` may be taken on the local disk."""
         self._spec = spec
         self._segments = segments
         self._local = local
@@ -51,15 +51,15 @@ class RemoteRows:
         self.pieces = Pieces(local.ranges, segments.cuts(), here=not restored)
         self._panes = ({0} if spec.single_pane else segments.panes()) if restored else set()
         self._rows = self._limits.few_rows if restored else _MANY_ROWS
-        #: Whether many pieces were fetched since `next_rows` was asked.
+        #: Whether many ranges were fetched since the last call of `next_rows`.
         self._busy = restored
         self.fetched_pieces = 0
         self.dropped_regions = 0
 
     def follow(self, changes: UndurableRows) -> None:
-        """Take the table's changes into account; once, before anything is asked for.
+        """Set the table's changes; call it once, before the first request.
 
-        With a time-to-live, time goes on from the newest access that the footers know of.
+        With a time-to-live, time starts at the newest access in the footers.
         """
         self._changes = changes
         ttl = self._segments.ttl
@@ -68,38 +68,38 @@ class RemoteRows:
 
     @property
     def in_file(self) -> bool:
-        """Whether what is here lies in files."""
+        """Whether local rows are in files."""
         return self._local.in_file
 
     @property
     def panes(self) -> list[int]:
-        """Panes that may have rows, here or in the object store."""
+        """The panes that may have rows, local or in the object store."""
         return list(self._panes)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes taken on the local disk, about."""
+        """The approximate bytes taken on the local disk."""
         return sum(self._local.disk_bytes(region) for region in range(len(self._local.ranges)))
 
     def next_rows(self) -> int:
-        """Return how many rows to take in next: few while almost each has to be fetched."""
+        """Return how many rows to add next: few while almost each of them needs a fetch."""
         few = self._limits.few_rows
         self._rows = max(few, self._rows // 4) if self._busy else min(_MANY_ROWS, self._rows * 2)
         self._busy = False
         return self._rows
 
     def rows_of(self, pane: int) -> int:
-        """Return how many rows the pane has, at most."""
+        """Return the number of rows of the pane, at most."""
         if pane not in self._panes:
             return 0
         return self._local.rows_of(pane) + (0 if self.pieces.here.all() else self._segments.rows)
 
     def for_changes(self) -> FileRows | None:
-        """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
+        """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
         return self._local.for_changes()
 
     def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Copy the cells of (slots, panes) to `target`, where these are empty; fetches the pieces they lie in.
+        """Copy the cells of (slots, panes) into the empty cells of `target`; fetches missing ranges.
 
         Raises:
             StorageError: the object store cannot be read.
@@ -122,25 +122,25 @@ class RemoteRows:
         self._busy = self._busy or self.fetched_pieces - before > self._limits.many_pieces
 
     def put(self, keys: KeyView, rows: Rows) -> None:
-        """Write rows; where the piece is not here they are left out: their changes are known without them."""
+        """Write rows of local ranges; others are only in the table's changes and the log."""
         self._panes.update(np.unique(rows.panes).tolist())
         pieces = self.pieces.of(keys.hashes[rows.slots])
         here = self.pieces.here[pieces]
-        self.pieces.been[pieces] = True  # what was restored is not all that there is
+        self.pieces.been[pieces] = True  # the restored rows are no longer complete
         if here.any():
             self._local.put(keys, rows if here.all() else rows.chosen(here))
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
-        """Remove rows that are here."""
+        """Remove local rows."""
         self._local.forget(keys, slots, panes)
 
     def drop_below(self, pane: int) -> None:
-        """Remove all panes that start before `pane`; the log's tombstone hides those that are not here."""
+        """Remove all panes that start before `pane`; the log's tombstone hides their remote rows."""
         self._panes = {p for p in self._panes if p >= pane}
         self._local.drop_below(pane)
 
     def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range; fetches what is not here."""
+        """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range; fetches missing ranges."""
         self.pieces.touch_range(part)
         if len(self.pieces.missing(self.pieces.within(part))):
             self._make_space()
@@ -148,13 +148,13 @@ class RemoteRows:
         yield from self._local.scan(pane, part, heap)
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Free the disk space."""
         self._local.close()
 
     # --- in the background ------------------------------------------------------------------------------------------
 
     def next_fetch(self) -> Fetched[HotPanes] | None:
-        """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
+        """Return the next prefetch; None: everything was fetched, or local space is short."""
         if not has_room(self.disk_bytes, self._limit):
             return None
         pieces = self.pieces.unasked(self._limits.fetched_pieces)
@@ -163,12 +163,12 @@ class RemoteRows:
         return Fetched(pieces, self.pieces.cut, self._segments.base(self.pieces.ranges(pieces)), self.install)
 
     def install(self, fetched: Fetched[HotPanes]) -> None:
-        """Put in what was fetched in the background, but for pieces that were asked for meanwhile."""
+        """Store a background fetch, except for ranges that were requested in the meantime."""
         pieces = self.pieces.unasked_of(fetched)
         if fetched.rows is not None and len(pieces):
             self._install(fetched.rows, pieces)
 
-    # --- pieces -----------------------------------------------------------------------------------------------------
+    # --- fetch ranges -----------------------------------------------------------------------------------------------
 
     def _bring(self, pieces: I64) -> None:
         step = self._limits.fetched_pieces
@@ -179,7 +179,7 @@ class RemoteRows:
     def _install(self, merged: HotPanes, pieces: I64) -> None:
         rows, keys = merged.memory.present(), merged.index.view()
         wanted = np.isin(self.pieces.of(keys.hashes[rows.slots]), pieces) & np.isin(rows.panes, self.panes)
-        if (ttl := self._segments.ttl) is not None:  # merged first: what has expired hides what is older
+        if (ttl := self._segments.ttl) is not None:  # after the merge: an expired row hides older ones
             rows.cells[:, -1] = ttl.clock.bounded(rows.cells[:, -1])
             wanted &= rows.cells[:, -1] > ttl.deadline
         self._local.put(keys, rows.chosen(wanted))
@@ -187,10 +187,10 @@ class RemoteRows:
         self.fetched_pieces += len(pieces)
 
     def _make_space(self) -> None:
-        """Drop the regions that were not asked for longest, if what is here takes more than it may."""
+        """Drop the least recently used regions, if local rows are above the limit."""
         sizes = np.array([self._local.disk_bytes(region) for region in range(len(self._local.ranges))])
         for region in list(self.pieces.to_drop(sizes, self._limit)):
             rows = max((self._local.rows_of(pane) for pane in self._panes), default=0) // len(self._local.ranges)
             self._local.drop(region)
-            self.pieces.drop(region, rows // self._limits.group_rows)  # so that each is about a row group
+            self.pieces.drop(region, rows // self._limits.group_rows)  # about a row group each
             self.dropped_regions += 1

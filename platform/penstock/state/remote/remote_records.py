@@ -1,6 +1,6 @@
-"""The rows of one state in its log, as records by key: what remote keys fetch of each state.
+"""The rows of one state in its log as records by key, which remote keys fetch for each state.
 
-What a record holds is the state's own: the columns of its rows (values, lists, maps), or cells (sessions). Used by
+The state decides what a record contains: the columns of its rows (values, lists, maps), or cells (sessions). Used by
 `state.remote.remote_keys`; `merged` and `packed` in any thread.
 """
 
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordForm:
-    """How rows of a segment become records."""
+    """The conversion of a segment's rows to records."""
 
     key_schema: pa.Schema
-    #: The columns of a record of those of a segment.
+    #: Selects the columns of a record from those of a segment.
     columns: Callable[[pa.RecordBatch], list[pa.Array]]
     records: ColdRecords
-    #: The column that orders the rows of a key, if their order counts.
+    #: The column by which the rows of a key are sorted, if their order matters.
     ordered_by: str = ""
 
 
 class RemoteRecords:
-    """One state whose records are fetched."""
+    """One state with fetched records."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RemoteRecords:
         frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]],
         form: RecordForm,
     ) -> None:
-        """`frozen` returns the rows frozen at a position in some ranges, while they are not durable."""
+        """Read the log of `source`; `frozen` returns rows of segments in some ranges until they are durable."""
         source.remote = True
         self.source = source
         self.log = RemoteLog(source, reader)
@@ -63,14 +63,14 @@ class RemoteRecords:
         self._form = form
 
     def rows(self, ranges: Sequence[HashRange]) -> pa.Table:
-        """Return the rows that the log means in some ranges as of now."""
+        """Return the current rows of the log in some hash ranges."""
         tables, saved = list[pa.Table](), iter(self.log.tables(ranges))
         for entry in self.source.log.entries:
             tables += self._frozen(entry.position, ranges) if entry.segment is None else next(saved)
         return self.merged(tables)
 
     def merged(self, tables: Iterable[pa.Table]) -> pa.Table:
-        """Return the rows that count, sorted by hash; any thread."""
+        """Return the newest rows, sorted by hash; any thread."""
         schema = self.source.spec.segment_schema
         every = [conform(table, schema) for table in tables if table.num_rows]
         if not every:
@@ -102,26 +102,26 @@ class RemoteRecords:
         return self.records.packed(index.view(), kept, counts[kept], columns)
 
     def pieces(self, ranges: Iterable[HashRange]) -> Iterator[pa.RecordBatch]:
-        """Yield all rows that the log means, those of one range after the other."""
+        """Yield the current rows of the log, one hash range after the other."""
         for part in ranges:
             rows = self.rows([part])
             if rows.num_rows:
                 yield rows.combine_chunks().to_batches(max_chunksize=rows.num_rows)[0]
 
     def keys(self, ranges: Iterable[HashRange]) -> Iterator[tuple[KeyColumns, I64]]:
-        """Yield the keys of these rows, one for each row, and their hashes."""
+        """Yield the key of each of these rows, and its hash."""
         names = tuple(self._form.key_schema.names)
         for batch in self.pieces(ranges):
             yield key_columns(batch, names), batch.column(KEY_HASH).to_numpy()
 
 
 def in_memory(view: KeyView, count: int, ranges: Sequence[HashRange]) -> tuple[KeyView, np.ndarray]:
-    """Return the first `count` keys as far as they lie in some ranges."""
+    """Return the view and the slots of the first `count` keys that are in some hash ranges."""
     return view, np.flatnonzero(inside(view.hashes[:count], ranges)).astype(np.int32)
 
 
 def _found(index: KeyIndex, keys: KeyView, slots: np.ndarray) -> np.ndarray:
-    """Return the slots of an index that have one of some keys of another."""
+    """Return the slots of an index whose keys are among some keys of another."""
     count = index.count
     arrays = keys.gather(slots)
     columns = tuple(key_column(array, name) for array, name in zip(arrays, keys.schema.names, strict=True))

@@ -1,10 +1,10 @@
-"""Rows of joins that stay in the object store until they are asked for: the far side of `state.tables.join_buffer`.
+"""Remote rows of joins, fetched from the object store on demand for `state.tables.join_buffer`.
 
-Rows of a side are numbered in the order they come. Those below a number are the log's: they are here where the piece
-of the hashes they lie in has been fetched, and may go again. The others came in since, and are in memory or in files of
-the table's own; when these take too much of the local disk, those that are durable become the log's too. A piece is
-fetched of both sides when a key in it comes, or when rows of a time are asked for that it may have. Called by
-`state.tables.join_buffer` and `state.tables.row_state` in the owner's thread.
+Rows of a side are numbered in order of arrival. Rows below a certain number belong to the log. They are local if their
+fetch range was fetched, and may be dropped again. Later rows are in memory or in the table's own files. Above the disk
+limit, rows that are already durable are dropped locally and re-read from the log. A range is fetched for both sides,
+when one of its keys is used or rows of one of its times are requested. Called by `state.tables.join_buffer` and
+`state.tables.row_state` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -39,82 +39,82 @@ if TYPE_CHECKING:
     from penstock.state.log.segment_file import SegmentFile
     from penstock.state.remote.remote_log import Reader
 
-#: A file of a region takes one part in so many of what was written before.
+#: A new file of a region takes one part in this many of the bytes written before.
 _LARGER = 2
-#: What a row that is not here is taken for, where memory for it is planned.
+#: Estimated bytes of a row that is not local, for planning memory.
 _ROW_BYTES = 128
 
 
 class JoinTable(Protocol):
-    """The rows of one side of a join that are not the log's, and what is known of all (`timed_rows.TimedRows`)."""
+    """The join side's own rows, and properties of all its rows (`join_buffer.TimedRows`)."""
 
     @property
     def source(self) -> FrozenSource:
-        """Names the state and its log."""
+        """The state's names and its log."""
 
     @property
     def spec(self) -> TimedSpec:
-        """Its columns."""
+        """The columns of the state."""
 
     @property
     def noted(self) -> Callable[[I64], None]:
-        """Is told of the times of rows that came from the object store."""
+        """A callback that receives the times of rows fetched from the object store."""
 
     @property
     def cleaned(self) -> int:
-        """Up to when rows are gone."""
+        """The time up to which rows were removed."""
 
     @property
     def own_bytes(self) -> int:
-        """Bytes that rows that are not the log's take in files."""
+        """The bytes in files of rows that do not belong to the log."""
 
     def forget_durable(self) -> int | None:
-        """Forget the oldest rows that came in here, as far as all of them are in durable segments.
+        """Forget the oldest received rows, as long as all of them are in durable segments.
 
-        Returns the number below which all rows are the log's now; None: nothing was forgotten.
+        Return the number below which all rows now belong to the log; None: none was forgotten.
         """
 
 
 class RemoteSide:
-    """One side's rows that are the log's."""
+    """The rows of one side that belong to the log."""
 
     def __init__(self, table: JoinTable, owner: RemoteRuns, reader: Reader) -> None:
-        """Read the footers of what was restored."""
+        """Read the footers of the restored segments."""
         self.table = table
         self.log = RemoteLog(table.source, reader)
         self._owner = owner
-        #: Rows with lower numbers are the log's.
+        #: Rows with lower numbers belong to the log.
         self.below = 1 + max((_last_row(file) for file in self.log.files()), default=-1)
-        #: The rows that are here, by region.
+        #: The local rows, by region.
         self.here: list[list[Run]] = [[] for _ in owner.regions]
         self._spans: dict[int, tuple[SegmentFile, I64]] = {}
 
     @property
     def runs(self) -> Iterator[Run]:
-        """The runs that are here."""
+        """The local runs."""
         return (run for runs in self.here for run in runs)
 
     def ensure(self, hashes: I64) -> None:
-        """Have the rows of these hashes here."""
+        """Fetch the missing rows of these hashes."""
         self._owner.ensure(hashes)
 
     def bring(self, low: int, high: int, part: HashRange) -> None:
-        """Have the rows between two times (inclusive) and of a range of hashes here."""
+        """Fetch the missing rows between two times (inclusive) in a hash range."""
         self._owner.bring(low, high, part)
 
     def clean(self, up_to: int) -> None:
-        """Forget runs that have no row later than this."""
+        """Drop runs that have no row later than `up_to`."""
         self.here = [[run for run in runs if run.high > up_to] for runs in self.here]
 
     def spans(self) -> I64:
-        """Return lowest and highest hash, lowest and highest time and rows of every row group, one a column."""
+        """Return lowest and highest hash, lowest and highest time and rows of every row group, one per column."""
         files = self.log.files()
         self._spans = {id(f): self._spans.get(id(f)) or (f, _spans_of(f)) for f in files}
         found = [self._spans[id(file)][1] for file in files]
         return np.concatenate([np.empty((5, 0), np.int64), *found], axis=1)
 
     def put(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray] | None = None) -> None:
-        """Take in rows of the log; `wanted` says of hashes which of them."""
+        """Store rows of the log in local files; `wanted` selects them by hash."""
         rows = self._chosen(tables, wanted)
         if rows is None:
             return
@@ -132,7 +132,7 @@ class RemoteSide:
         self.table.noted(times)
 
     def _chosen(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray] | None) -> pa.RecordBatch | None:
-        """Return the rows that are the log's and were not cleaned, in the order they came; None: there are none."""
+        """Return the rows that belong to the log and were not cleaned, in order of arrival; None: no rows."""
         schema = self.table.spec.segment_schema
         every = [conform(table, schema) for table in tables if table.num_rows]
         if not every:
@@ -150,12 +150,12 @@ class RemoteSide:
 
 
 class RemoteRuns:
-    """Both sides' rows that are the log's: which pieces of the hashes are here."""
+    """The rows of both sides that belong to the log, and which fetch ranges are local."""
 
     def __init__(
         self, folder: Path, owned: HashRange, reader: Reader, limit_bytes: int, limits: StateLimits = PRODUCTION
     ) -> None:
-        """No side is known yet; about `limit_bytes` may be taken on the local disk."""
+        """Start without sides; about `limit_bytes` may be taken on the local disk."""
         self._limits = limits
         self.regions = even_parts(owned, limits.regions)
         self._folder = folder
@@ -164,13 +164,13 @@ class RemoteRuns:
         self._limit = limit_bytes
         self._sides: list[RemoteSide] = []
         self._cut: Pieces | None = None
-        #: Pieces of which the tables were told all rows (`JoinTable.noted`).
+        #: Fetch ranges for which the tables received the times of all rows (`JoinTable.noted`).
         self._seen = np.empty(0, np.bool_)
         self.fetched_pieces = 0
         self.dropped_regions = 0
 
     def follow(self, table: JoinTable) -> RemoteSide:
-        """One more side; both are known before the first key comes."""
+        """Add a side; both are added before the first key is used."""
         table.source.remote = True
         side = RemoteSide(table, self, self._reader)
         self._sides.append(side)
@@ -178,14 +178,14 @@ class RemoteRuns:
 
     @property
     def pieces(self) -> Pieces:
-        """The pieces; made when they are asked for first, from the footers of what was restored."""
+        """The fetch ranges, computed on first use from the footers of the restored segments."""
         if self._cut is None:
             self._cut = pieces_of(self.regions, self._logs)
             self._seen = self._cut.here.copy()
         return self._cut
 
     def ensure(self, hashes: I64) -> None:
-        """Have the pieces here that these hashes lie in.
+        """Fetch the missing ranges of these hashes.
 
         Raises:
             StorageError: the object store cannot be read.
@@ -197,13 +197,16 @@ class RemoteRuns:
             self._bring(self.pieces.missing(self.pieces.of(hashes)))
 
     def bring(self, low: int, high: int, part: HashRange = ALL_HASHES) -> None:
-        """Have the pieces here that may have rows between two times and in a range of hashes; raises as `ensure`."""
+        """Fetch the missing ranges with rows between two times and in a hash range; raises as `ensure`."""
         if not self.pieces.here.all():
             self._make_space()
             self._bring(self.pieces.missing(self._asked(low, high, part)))
 
     def see(self, up_to: int) -> None:
-        """Have the tables told of all rows up to a time; what was looked at may go again. Raises as `ensure`."""
+        """Fetch all rows up to `up_to`, so that the join tables have seen them; raises as `ensure`.
+
+        Fetched ranges may be dropped again.
+        """
         while self.pieces.count > int(self._seen.sum()):
             asked = self._asked(MIN_TIMESTAMP, up_to, ALL_HASHES)
             unseen = asked[~self._seen[asked]]
@@ -211,10 +214,10 @@ class RemoteRuns:
                 return
             rows = min(self._limits.fetched_rows, self._limit // _ROW_BYTES)
             self._bring(unseen[: together(self.pieces, self._logs, rows)])
-            self._make_space()  # pieces have other numbers now
+            self._make_space()  # this renumbers fetch ranges
 
     def _asked(self, low: int, high: int, part: HashRange) -> I64:
-        """Return the pieces that may have rows between two times and in a range of hashes."""
+        """Return the fetch ranges that may have rows between two times and in a hash range."""
         pieces = self.pieces
         low_hash, high_hash = max(part.low, self.regions[0].low), min(part.high, self.regions[-1].high)
         wanted = np.zeros(pieces.count + 1, np.int64)
@@ -226,7 +229,7 @@ class RemoteRuns:
         return np.flatnonzero(np.cumsum(wanted[:-1]) > 0)
 
     def far_bytes(self, low: int, high: int) -> int:
-        """Return about how many bytes the rows between two times take that may not be here."""
+        """Return the approximate bytes of rows between two times that may not be local."""
         if self.pieces.here.all():
             return 0
         total = 0
@@ -236,7 +239,7 @@ class RemoteRuns:
         return total * _ROW_BYTES
 
     def next_fetch(self) -> Fetched[list[list[pa.Table]]] | None:
-        """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
+        """Return the next prefetch; None: everything was fetched, or local space is short."""
         if not self._sides or not has_room(int(self._sizes().sum()), self._limit):
             return None
         some = self.pieces.unasked(together(self.pieces, self._logs, self._limits.prefetched_rows))
@@ -247,7 +250,7 @@ class RemoteRuns:
         return Fetched(some, self.pieces.cut, lambda: [list(read()) for read in reads], self.install)
 
     def install(self, fetched: Fetched[list[list[pa.Table]]]) -> None:
-        """Put in what was fetched in the background, but for pieces that were asked for meanwhile."""
+        """Store a background fetch, except for ranges that were requested in the meantime."""
         pieces = self.pieces
         new = pieces.unasked_of(fetched)
         if fetched.rows is None or len(new) == 0:
@@ -257,7 +260,7 @@ class RemoteRuns:
         self._came(new)
 
     def settle(self) -> None:
-        """Let durable rows that came in since be the log's, if rows take more of the local disk than they may."""
+        """Hand durable rows of the table's own files over to the log, if they exceed half of the disk limit."""
         own = sum(side.table.own_bytes for side in self._sides)
         if own * 2 <= self._limit:
             return
@@ -269,13 +272,13 @@ class RemoteRuns:
                 self._drop(region)
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Free the disk space."""
         for side in self._sides:
             side.here = [[] for _ in self.regions]
         for area in self.areas:
             area.close()
 
-    # --- pieces -----------------------------------------------------------------------------------------------------
+    # --- fetch ranges -----------------------------------------------------------------------------------------------
 
     def _area(self) -> SpillArea:
         return SpillArea(self._folder, self._limits.region_file_bytes, _LARGER, limits=self._limits)
@@ -302,7 +305,7 @@ class RemoteRuns:
         return [side.log for side in self._sides]
 
     def _make_space(self) -> None:
-        """Drop the regions that were not asked for longest, if what is here takes more than it may."""
+        """Drop the least recently used regions, if local rows are above the limit."""
         for region in list(self.pieces.to_drop(self._sizes(), self._limit)):
             self._drop(region)
 
@@ -324,10 +327,10 @@ class RemoteRuns:
 
 @dataclass(frozen=True, slots=True)
 class RunTiers:
-    """Where rows of joins are that memory has no room for: in local files, or in the object store as well."""
+    """The stores of join rows that do not fit in memory: local files, and optionally the object store."""
 
     local: SpillArea
-    #: What fetches rows from the object store into files of its own; None: all are in local ones or in memory.
+    #: Fetches rows from the object store into separate files; None: all rows are in local files or in memory.
     remote: RemoteRuns | None = None
 
 
@@ -337,7 +340,7 @@ def _spans_of(file: SegmentFile) -> I64:
 
 
 def _last_row(file: SegmentFile) -> int:
-    """Return the highest number of a row; a file whose footer does not say is read."""
+    """Return the highest row number; a file whose footer has no statistics is read."""
     spans = [file.span(group, ROW) for group in file.groups]
     told = [span[1] for span in spans if span is not None]
     if len(told) == len(spans):

@@ -1,11 +1,10 @@
-"""Timers that stay in the object store until their time is near: the timers of remote row state.
+"""Remote timers: kept in the object store until shortly before they are due.
 
-Timers are asked for by time, not by key, so what is here is a span of time: all timers before `reached` are in memory
-or in the local cold store, of the later ones the log knows. Footers say between which times the timers of a row group
-lie; when the time that is asked for is reached, the row groups with the next timers are read, of all keys. Segments of
-timers are written with a span of time to a row group, so that these are few. What was registered, deleted or fired
-since a segment was written stands in the log behind it, or in memory. Called by `state.tables.timer_table` in the
-owner's thread.
+Timers are requested by time, not by key, so the local part is a span of time. All timers before `reached` are in memory
+or in the local cold store, and later ones are in the log. Footers list the first and last time of a row group. When the
+requested time reaches remote timers, the row groups with the next timers are read, of all keys. Segments of timers have
+a span of time per row group, so that these are few. Changes since a segment was written are later in the log, or in
+memory. Called by `state.tables.timer_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Timers that are read together: their first and last time, and how many they are at most."""
+    """Timers that are read together: first and last time, and an upper bound of their number."""
 
     low: int
     high: int
@@ -48,7 +47,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """A row group, or a segment that waits for its upload."""
+    """The source of a span: a row group, or a segment that waits for its upload."""
 
     position: int
     file: SegmentFile | None = None
@@ -56,7 +55,7 @@ class _Where:
 
 
 def next_span(spans: Sequence[Span], begin: int, rows: int) -> int:
-    """Return up to which time to read: about `rows` timers, of what is read at least a half for good.
+    """Return the time up to which to read: about `rows` timers, and at least half of the spans completely.
 
     `spans` are those with timers at `begin` or later, at least one.
     """
@@ -71,31 +70,31 @@ def next_span(spans: Sequence[Span], begin: int, rows: int) -> int:
 
 
 class RemoteTimers:
-    """The timers of one kind of time that are not here yet."""
+    """The timers of one kind of time that are not local yet."""
 
     def __init__(
         self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, cold: ColdTimers, reader: Reader
     ) -> None:
-        """Read the footers of what was restored when they are needed."""
+        """Prepare; the footers of the restored segments are read on demand."""
         source.remote = True
         self._source = source
         self._spec = spec
         self._waiting = waiting
         self._cold = cold
         self._log = RemoteLog(source, reader)
-        #: All timers before this time are here; None: all are.
+        #: All timers before this time are local; None: all timers are.
         self._reached: int | None = MIN_TIMESTAMP if source.log.rows else None
-        #: No timer that is not here is before this one; None: not known yet.
+        #: Lower bound of the times of remote timers; None: not known yet.
         self._least: int | None = None
 
     @property
     def rows(self) -> int:
-        """How many timers there may be that are not here."""
+        """The number of remote timers, at most."""
         return 0 if self._reached is None else self._log.rows
 
     @property
     def least(self) -> int | None:
-        """The time of the first timer that is not here, or one before it; None: all are here.
+        """A lower bound of the times of remote timers; None: all timers are local.
 
         Raises:
             StorageError: the object store cannot be read.
@@ -112,17 +111,17 @@ class RemoteTimers:
         return self._least
 
     def here_until(self, until: int) -> int:
-        """Return up to which time, at most `until`, all timers are here: whoever asks takes those out."""
+        """Return the time, at most `until`, up to which all timers are local; the caller takes those out."""
         least = self.least
         if least is None or self._reached is None:
             return until
         here = min(until, least - 1)
-        # what fires now is in the log as well: it must not come again
+        # timers that fire now are in the log as well and must not be read again
         self._reached = max(self._reached, here + 1)
         return here
 
     def near(self, times: I64) -> np.ndarray:
-        """Return which of the timers that leave memory have to be kept here; of the others the log knows."""
+        """Return a mask of the evicted timers that have to stay local; the others are in the log."""
         if self._reached is None:
             return np.ones(len(times), np.bool_)
         found: np.ndarray = times < self._reached
@@ -132,7 +131,7 @@ class RemoteTimers:
         return found
 
     def bring_next(self) -> None:
-        """Bring the next timers here, those deleted in memory since the last freeze among them.
+        """Fetch the next timers, including those deleted in memory since the last freeze.
 
         Raises:
             StorageError: the object store cannot be read.
@@ -149,7 +148,7 @@ class RemoteTimers:
         self._least = None
 
     def look_up(self, key_hash: int) -> tuple[KeyIndex, I32, I64]:
-        """Return the timers of the keys of a hash that are not here: keys, and the slot and time of each."""
+        """Return the remote timers of the keys with a hash: an index of keys, and the slot and time of each."""
         ranges = [HashRange(key_hash, key_hash)]
         saved, tables = iter(self._log.tables(ranges)), list[pa.Table]()
         for entry in self._source.log.entries:
@@ -160,7 +159,7 @@ class RemoteTimers:
     # --- the log ----------------------------------------------------------------------------------------------------
 
     def _spans(self) -> list[tuple[_Where, Span]]:
-        """Return where timers are that are not here: row groups of durable segments, and segments that wait."""
+        """Return the sources of remote timers: row groups of durable segments, and waiting segments."""
         begin = MIN_TIMESTAMP if self._reached is None else self._reached
         found: list[tuple[_Where, Span]] = []
         for file in self._log.files():
@@ -174,7 +173,7 @@ class RemoteTimers:
         return [(where, span) for where, span in found if span.high >= begin and span.low <= span.high]
 
     def _merged(self, chosen: Sequence[_Where], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
-        """Return the timers between two times that are still to fire, as far as the log knows."""
+        """Return the timers between two times that the log has and that have not fired."""
         own = [self._source.hash_range]
         files = self._log.files()
         numbers = {id(file): [w.group for w in chosen if w.file is file and w.group is not None] for file in files}

@@ -1,1 +1,1 @@
-"""State on the local disk; used by tables whose keys leave memory."""
+"""State on the local disk; used by tables that evict keys."""

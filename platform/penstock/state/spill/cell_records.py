@@ -1,8 +1,8 @@
-"""Cells as records of bytes for a cold store, each with the values of any length that it refers to.
+"""Cells as byte records for a cold store, each with the variable-length values that it refers to.
 
-A record is the words of a cell, and behind them its values as they lie in memory (`kernels.aggregates.values`), equal
-ones once. A word that refers to a value says where among them it begins, in bytes and with 8 added; 0 is none. Used by
-`state.spill.cold_panes` alone.
+A record is the words of a cell, followed by its values in their memory format (`kernels.aggregates.values`), equal ones
+once. A word that refers to a value has the value's byte offset among them plus 8; 0 is null. Only
+`state.spill.cold_panes` uses it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.cells.value_heap import ValueHeap
 
-#: Bytes of records that are made at a time: on their way they are there several times.
+#: Bytes of records that are packed at a time; packing needs several copies of them.
 _PIECE_BYTES = 1 << 20
-#: Added to where a value begins, so that none is at 0.
+#: Added to the offset of a value, so that no value is at 0.
 _WORD = 8
 
 
 class CellRecords:
-    """Packs and unpacks cells of one table."""
+    """A packer and unpacker of the cells of one table."""
 
     def __init__(self, spec: PaneTableSpec) -> None:
-        """Nothing is kept."""
+        """Prepare for cells of `spec`; no state is kept."""
         self._width, self._bytes = spec.width, spec.width * _WORD
         self._words = sorted(spec.value_words)
 
@@ -43,7 +43,7 @@ class CellRecords:
         return max(1, len(cells) * _PIECE_BYTES // max(1, cells.nbytes + _WORD * int(sizes[1])))
 
     def pack(self, cells: I64) -> list[bytes]:
-        """Return a record for each of these cells, which the caller gives away."""
+        """Return a record for each of these cells; the cells may be overwritten."""
         if not self._words:
             return _cut(cells.tobytes(), range(0, cells.nbytes + 1, self._bytes))
         addresses = np.ascontiguousarray(cells[:, self._words])
@@ -51,7 +51,7 @@ class CellRecords:
         kernels.size_of_values(flat, len(self._words), sizes)
         values, places = np.empty(int(sizes[1]), np.int64), np.empty(len(flat), np.int64)
         kernels.move_values(flat, len(self._words), _WORD, (values, places))
-        # the values of a row begin with its first, or where those of the next that has any do
+        # the values of a row start at its first value, or at that of the next row that has any
         begins = np.append(np.where(flat != 0, places - _WORD, values.nbytes), values.nbytes)
         edges = np.minimum.accumulate(begins[::-1])[::-1][:: len(self._words)]
         cells[:, self._words] = np.where(addresses != 0, places.reshape(addresses.shape) - edges[:-1, np.newaxis], 0)

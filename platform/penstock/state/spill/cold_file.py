@@ -1,8 +1,8 @@
-"""Cold rows of a table with one pane and keys and values of fixed width: a file of records, mapped into memory.
+"""Cold rows of a table with one pane and fixed-width keys and values: a memory-mapped file of records.
 
-No library stands between a cell and its place on disk. A spill area like every cold store: it starts empty and is gone
-with the process (the file has no name). The operating system's page cache holds what there is memory for; what is
-mapped counts as resident memory of the process, so it is given back as soon as it may be more than the store's share.
+No library is between a cell and its place on disk. Like every cold store it is a spill area: it starts empty and
+disappears with the process (the file has no name). The operating system's page cache holds as much of it as fits.
+Mapped pages count as resident memory of the process, so they are unmapped when they may exceed the store's share.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
 
 _FIRST_RECORDS = 8192
-#: Full to this part at most, then it is made twice as large.
+#: Highest load factor; above it the file is made twice as large.
 _LOAD = 0.65
 _PIECE = 16_384
 _AHEAD = 2 << 20
-#: Of the memory a store may map, a stretch takes this part at most.
+#: A stretch takes at most one part in this many of the memory that a store may map.
 _STRETCH_PART = 2
-#: Records moved to a larger file between two looks at what is mapped.
+#: Records moved to a larger file between two checks of the mapped bytes.
 _MOVED = 16_384
-#: What one access may map: the kernel maps the pages around it as well.
+#: Bytes that one access may map: the kernel maps the pages around it as well.
 _AROUND = 64 << 10
 
 
 class _File:
-    """Records in one mapping; the disk is given back when nobody looks at `table` any more."""
+    """Records in one mapped file; the disk space is freed when no reference to `table` is left."""
 
     def __init__(self, folder: Path, words: int, owned: HashRange, records: int, memory_bytes: int) -> None:
         self._folder, self._owned, self._memory_bytes = folder, owned, memory_bytes
@@ -57,17 +57,17 @@ class _File:
         rows = records + kernels.TAIL
         self.size = rows * words * 8
         self._fd, name = tempfile.mkstemp(dir=folder)
-        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_RDWR | os.O_NOATIME)  # a time for every record read is of no use
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_RDWR | os.O_NOATIME)  # no access time for every record read
         self.close = weakref.finalize(self, os.close, self._fd)
         Path(name).unlink()
         try:
             os.posix_fallocate(self._fd, 0, self.size)
         except OSError as error:
             self.close()
-            msg = f"{self.size >> 20} MB for state that does not fit in memory cannot be had in {folder}: {error}"
+            msg = f"{self.size >> 20} MB of spill space cannot be allocated in {folder}: {error}"
             raise StorageError(msg, hint="free space on the TaskManager's local disk") from error
         self._map = mmap.mmap(self._fd, self.size)
-        # else the kernel reads ahead in units of up to 2 MB, and writes all of one for each record changed in it
+        # otherwise the kernel reads ahead up to 2 MB, and writes all of it for each changed record
         self._map.madvise(mmap.MADV_RANDOM)
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
         self.table = np.frombuffer(self._map, np.int64).reshape(rows, words)
@@ -77,11 +77,11 @@ class _File:
 
     @property
     def range(self) -> tuple[int, float]:
-        """Lowest hash, and homes per hash."""
+        """The lowest hash, and home positions per hash."""
         return self._owned.low, self.capacity / (self._owned.high - self._owned.low + 1)
 
     def larger(self, key_words: int, records: int) -> _File:
-        """Return a file with room for `records`, with all that is here."""
+        """Return a file with room for `records` that has all records of this one."""
         capacity = self.capacity
         while capacity * _LOAD < records:
             capacity *= 2
@@ -94,7 +94,7 @@ class _File:
             capacity *= 2
 
     def _move_to(self, larger: _File, key_words: int) -> bool:
-        """Fill a larger file from front to back; False: its end was reached."""
+        """Move the records to a larger file in order; return False if its end was reached."""
         for first in range(0, len(self.table), _MOVED):
             self.ask_for(first)
             count = int(kernels.cold_move(self.table[first : first + _MOVED], larger.table, larger.range, key_words))
@@ -108,8 +108,8 @@ class _File:
     def get(self, heads: I64, order: I64, target: tuple[I64, I64]) -> None:
         """Copy cells to `target` as `kernels.cold_get` does.
 
-        Of a file that may not stay mapped records are read instead: a fault for one maps the pages around it, and each
-        has to be taken out again.
+        If the file may not stay mapped, records are read instead. A page fault maps the pages around a record too, and
+        each would have to be unmapped again.
         """
         done = 0
         if not self._stays_mapped:
@@ -118,10 +118,10 @@ class _File:
         kernels.cold_get(self.table, self.range, heads, order[done:], target)
 
     def put(self, heads: I64, order: I64, cells: I64, stretch_bytes: int, sparse_bytes: int) -> int:
-        """Write cells; returns how many were, fewer than asked if the end of the file was reached.
+        """Write cells; return their number, fewer than asked if the end of the file was reached.
 
-        Where they are many they are written a stretch of the file at a time: reading and writing that costs less than
-        doing so record by record: not more than `sparse_bytes` of the file for each.
+        Dense cells are written one stretch of the file at a time. That is cheaper than record by record, as long as it
+        takes at most `sparse_bytes` of the file for each.
         """
         done = 0
         for end, many in self._runs(heads[order, kernels.HASH], stretch_bytes, sparse_bytes):
@@ -140,7 +140,7 @@ class _File:
         return done
 
     def _runs(self, hashes: I64, stretch_bytes: int, sparse_bytes: int) -> list[tuple[int, bool]]:
-        """Return where runs of sorted hashes end, and whether the stretches of each have many of them."""
+        """Return the ends of runs of sorted hashes, and whether the stretches of each run are dense."""
         low, factor = self.range
         homes = (hashes.view(np.uint64) - np.int64(low).view(np.uint64)).astype(np.float64) * factor
         size = self.table.shape[1] * 8
@@ -152,7 +152,7 @@ class _File:
         return [(int(ends[i]), bool(many[i])) for i in last]
 
     def _put_stretches(self, keys: tuple[I64, I64], cells: I64, stretch_bytes: int, state: I64) -> None:
-        """Write cells; `state` as for `kernels.cold_put`."""
+        """Write cells by stretches; `state` as for `kernels.cold_put`."""
         heads, order = keys
         rows, words = self.table.shape
         limit = stretch_bytes // (words * 8)
@@ -172,21 +172,21 @@ class _File:
 
     def _require(self, done: int) -> None:
         if done == kernels.REFUSED:
-            msg = f"state that does not fit in memory cannot be read or written in {self._folder}"
-            raise StorageError(msg, hint="look for errors of the TaskManager's local disk, and for free space on it")
+            msg = f"spilled state in {self._folder} cannot be read or written"
+            raise StorageError(msg, hint="check the TaskManager's local disk for errors and free space")
 
     def ask_for(self, record: int) -> None:
-        """Have the disk read what comes next of a file that is read in its order: nothing is read ahead by itself."""
+        """Start reading ahead for a sequential scan: the kernel does not read ahead by itself."""
         start = record * self.table.shape[1] * 8 // mmap.PAGESIZE * mmap.PAGESIZE
         self._map.madvise(mmap.MADV_WILLNEED, start, min(_AHEAD, self.size - start))
 
     def unmap(self) -> None:
-        """Take the pages out of this process's resident memory; they stay in the page cache or on disk."""
+        """Remove the pages from this process's resident memory; they stay in the page cache or on disk."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
 
 class FileRows:
-    """Cold rows of one table (`cold.ColdRows`); its only pane starts at 0."""
+    """The cold rows of one table (`cold_panes.ColdRows`); its only pane starts at 0."""
 
     in_file = True
 
@@ -208,28 +208,28 @@ class FileRows:
         self._file: _File | None = None
 
     def expect(self, rows: int) -> None:
-        """Make the file large enough for so many rows when it is made.
+        """Set the number of rows for which the file is allocated at first.
 
-        Rows that come in the order of their hashes would else fill its front, and be looked for in long runs.
+        Otherwise rows in hash order would fill its front, and searches would take long probes.
         """
         self._expected = rows
 
     @property
     def panes(self) -> list[int]:
-        """Panes with rows."""
+        """The panes with rows."""
         return [] if self._file is None else [0]
 
     def rows_of(self, pane: int) -> int:
-        """Return how many rows the pane has, at most."""
+        """Return the number of rows of the pane, at most."""
         return 0 if self._file is None or pane else self._file.count
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes taken on the local disk."""
+        """The bytes taken on the local disk."""
         return 0 if self._file is None else self._file.size
 
     def for_changes(self) -> FileRows:
-        """Return an empty file for the changed rows that leave memory before the next barrier."""
+        """Return an empty file for changed rows that are evicted before the next barrier."""
         return FileRows(self._spec, self._owned, self._folder, self._memory_bytes, self._limits)
 
     def fetch(
@@ -237,9 +237,9 @@ class FileRows:
         keys: KeyView,
         asked: tuple[I32, I64],
         target: tuple[I64, I64],
-        heap: ValueHeap | None = None,  # noqa: ARG002 - its cells refer to nothing
+        heap: ValueHeap | None = None,  # noqa: ARG002 - its cells have no references
     ) -> None:
-        """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty."""
+        """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each)."""
         file = self._file
         if file is not None:
             heads = self._heads(keys, asked[0])
@@ -278,10 +278,10 @@ class FileRows:
         self,
         pane: int,
         part: HashRange,
-        heap: ValueHeap | None = None,  # noqa: ARG002 - its cells refer to nothing
+        heap: ValueHeap | None = None,  # noqa: ARG002 - its cells have no references
         most: int = _PIECE,
     ) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range, at most so many at a time."""
+        """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range, at most `most` at a time."""
         file = self._file
         inside = part.intersect(self._owned)
         if file is None or inside is None or pane:
@@ -299,7 +299,7 @@ class FileRows:
                 yield self._columns(heads[:count]), hashes, np.zeros(count, np.int64), cells[:count]
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Free the disk space."""
         if self._file is not None:
             self._file.close()
             self._file = None

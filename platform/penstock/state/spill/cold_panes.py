@@ -1,9 +1,9 @@
-"""The cold side of a pane table: where its rows lie (`ColdRows`), and which keys and panes may be there (`ColdPanes`).
+"""The cold side of a pane table: its rows on disk (`ColdRows`), and which panes have any (`ColdPanes`).
 
-The hashmap backend has no cold side. With the rocksdb backend, rows lie in RocksDB (`state.spill.rocksdb`), those of
-tables without windows in a file of their own if keys and values are of fixed width (`state.spill.cold_file`). A cold
-store is a spill area: it starts empty, nothing is recovered from it, the checkpoint is the truth. Called by `PaneTable`
-in the owner's thread.
+The hashmap backend has no cold side. With the rocksdb backend, rows are in RocksDB (`state.spill.rocksdb`). Rows of
+tables without windows are in a separate file if keys and values have a fixed width (`state.spill.cold_file`). A cold
+store is a spill area: it starts empty and is never recovered, because the checkpoint is authoritative. Called by
+`PaneTable` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.spill.cold_file import FileRows
 
-#: Cold rows merged with hot ones at a time.
+#: Cold rows that are merged with hot ones at a time.
 _PART_ROWS = 200_000
 
 
@@ -50,33 +50,33 @@ class ColdStore(Protocol):
         """Remove all keys from `low` up to, without, `high`."""
 
     def scan(self, low: bytes, high: bytes, piece: int = ...) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yield keys from `low` up to, without, `high` in order, in pieces of so many."""
+        """Yield keys from `low` up to, without, `high` in order, in batches of `piece`."""
 
     def close(self) -> None:
         """Close and remove the files."""
 
 
 class ColdRows(Protocol):
-    """Cold rows of one table: in a `ColdStore` (`StoreRows`) or in files of their own (`cold_file.FileRows`)."""
+    """The cold rows of one table: in a `ColdStore` (`StoreRows`) or in separate files (`cold_file.FileRows`)."""
 
     @property
     def in_file(self) -> bool:
-        """Whether they lie in files of their own, so that memory has a bound."""
+        """Whether the rows are in separate files, so that memory has a bound."""
 
     @property
     def panes(self) -> list[int]:
-        """Panes with rows."""
+        """The panes with rows."""
 
     def rows_of(self, pane: int) -> int:
-        """Return how many rows the pane has, at most."""
+        """Return the number of rows of the pane, at most."""
 
     def for_changes(self) -> FileRows | None:
-        """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
+        """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
 
     def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty.
+        """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each).
 
-        What they refer to is put into `heap`.
+        Values that they refer to are put into `heap`.
         """
 
     def put(self, keys: KeyView, rows: Rows) -> None:
@@ -89,19 +89,19 @@ class ColdRows(Protocol):
         """Remove all panes that start before `pane`."""
 
     def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range; `heap` as in `fetch`."""
+        """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range; `heap` as in `fetch`."""
 
     def close(self) -> None:
         """Close and remove the files."""
 
 
 class StoreRows:
-    """Cold rows in a store of sorted bytes: keys and values of every type."""
+    """Cold rows in a store of sorted bytes, for keys and values of any type."""
 
     in_file = False
 
     def __init__(self, spec: PaneTableSpec, store: ColdStore) -> None:
-        """Nothing is there yet."""
+        """Start without rows."""
         self._spec = spec
         self._store = store
         self._records = CellRecords(spec)
@@ -110,18 +110,18 @@ class StoreRows:
 
     @property
     def panes(self) -> list[int]:
-        """Panes with rows."""
+        """The panes with rows."""
         return list(self._rows)
 
     def rows_of(self, pane: int) -> int:
-        """Return how many rows the pane has, at most."""
+        """Return the number of rows of the pane, at most."""
         return self._rows.get(pane, 0)
 
     def for_changes(self) -> None:
-        """They are encoded at once instead."""
+        """Return None: changed rows are encoded immediately instead."""
 
     def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Copy the cells of (slots, panes) to `target`, read in one sorted call."""
+        """Copy the cells of (slots, panes) to `target` with one sorted read."""
         slots, panes = asked
         cells, cell = target
         rows = np.nonzero(np.isin(panes, np.array(self.panes, np.int64)))[0]
@@ -139,7 +139,7 @@ class StoreRows:
         self.write(keys, rows)
 
     def write(self, keys: KeyView, rows: Rows) -> I64:
-        """Write rows; returns how many bytes the cell of each takes, with what it refers to."""
+        """Write rows; return the bytes of each cell, with the values that it refers to."""
         order = np.lexsort((keys.hashes[rows.slots], rows.panes))
         sizes, most = np.empty(len(order), np.int64), self._records.at_once(rows.cells)
         for first in range(0, len(order), most):
@@ -167,12 +167,12 @@ class StoreRows:
             self._store.delete_range(bound(min(gone)), bound(pane))
 
     def drop_range(self, part: HashRange) -> None:
-        """Remove the rows within a hash range; `rows_of` goes on counting them."""
+        """Remove the rows in a hash range; `rows_of` still counts them."""
         for pane in self._rows:
             self._store.delete_range(bound(pane, part.low), _behind(pane, part))
 
     def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
+        """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range."""
         for keys, values in self._store.scan(bound(pane, part.low), _behind(pane, part)):
             cells = self._records.unpack(values, heap)
             columns, hashes, namespaces = decode_keys(self._spec.key_schema, keys)
@@ -184,10 +184,10 @@ class StoreRows:
 
 
 class ColdPanes:
-    """What of one table lies in the cold store, and which slots may have rows there."""
+    """The cold part of one table, and which slots may have rows in it."""
 
     def __init__(self, rows: ColdRows) -> None:
-        """Nothing is cold yet."""
+        """Start without cold rows."""
         self._rows = rows
         self._maybe = np.zeros(0, np.uint8)
         self._touches = Touches()
@@ -195,20 +195,20 @@ class ColdPanes:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of what is known of slots."""
+        """The bytes of the slot tables."""
         return int(self._maybe.nbytes) + self._touches.nbytes
 
     @property
     def panes(self) -> list[int]:
-        """Panes with cold rows."""
+        """The panes with cold rows."""
         return self._rows.panes
 
     def holds(self, panes: list[int]) -> bool:
-        """Whether any of the panes has cold rows."""
+        """Return whether any of the panes has cold rows."""
         return not set(panes).isdisjoint(self._rows.panes)
 
     def note_slots(self, slots: I32, count: int) -> None:
-        """The slots were touched; new ones (up to `count`) may have rows in the cold store if it holds any."""
+        """Mark slots as used; new ones (up to `count`) may have cold rows if the store has any."""
         if count > len(self._maybe):
             size = max(count, 2 * len(self._maybe), 4096)
             self._maybe = np.concatenate([self._maybe, np.zeros(size - len(self._maybe), np.uint8)])
@@ -218,19 +218,19 @@ class ColdPanes:
         self._touches.touch(slots, count)
 
     def recent(self, count: int, part: int = 2) -> np.ndarray:
-        """Return which slots to keep: at most one in `part`, those touched last."""
+        """Return a mask of the slots to keep: the most recently used ones, at most one in `part`."""
         return self._touches.latest(count, part)
 
     def moved(self, kept: I32) -> None:
-        """The table was rebuilt with these slots alone, in this order."""
+        """Adopt the numbering of a rebuilt table: only these slots, in this order."""
         self._maybe = self._maybe[kept]
         self._touches.moved(kept)
         self._known = len(kept)
 
     def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Bring in the cold rows of (slots, panes) whose cell in `target` = (cells, cell of each) is new.
+        """Load the cold rows of (slots, panes) into the new cells of `target` = (cells, cell of each).
 
-        What they refer to is put into `heap`.
+        Values that they refer to are put into `heap`.
         """
         if not self._rows.panes:
             return
@@ -242,24 +242,24 @@ class ColdPanes:
             self._rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]), heap)
 
     def look_up(self, keys: KeyView, pane: int, cell: I64, heap: ValueHeap) -> None:
-        """Copy the cold row of the one key of `keys` in a pane to `cell`, an empty one of one row; bring nothing in.
+        """Copy the cold row of the single key of `keys` in a pane to the empty `cell`, without loading it.
 
-        What it refers to is put into `heap`.
+        Values that it refers to are put into `heap`.
         """
         if pane in self._rows.panes:
             slot, place = np.zeros(1, np.int32), np.zeros(1, np.int64)
             self._rows.fetch(keys, (slot, np.array([pane], np.int64)), (cell, place), heap)
 
     def for_changes(self) -> FileRows | None:
-        """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
+        """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
         return self._rows.for_changes()
 
     def put(self, keys: KeyView, rows: Rows) -> None:
-        """Write rows; their changes are already part of a segment, or of the place for changes."""
+        """Write rows; their changes are already in a segment, or in the file of changes."""
         self._rows.put(keys, rows)
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
-        """Remove rows that were deleted."""
+        """Remove deleted rows."""
         self._rows.forget(keys, slots, panes)
 
     def drop_below(self, pane: int) -> None:
@@ -267,11 +267,11 @@ class ColdPanes:
         self._rows.drop_below(pane)
 
     def parts(self, panes: list[int], owned: HashRange) -> list[HashRange]:
-        """Return hash ranges that hold a bounded number of cold rows of these panes each."""
+        """Return hash ranges with a bounded number of cold rows of these panes each."""
         return parts_of(sum(self._rows.rows_of(p) for p in panes), owned)
 
     def scan(self, panes: list[int], part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of the cold rows of these panes within a hash range; `heap`: `fetch`."""
+        """Yield (keys, hashes, panes, cells) of the cold rows of these panes in a hash range; `heap`: as in `fetch`."""
         cold = self._rows.panes
         for pane in sorted(p for p in panes if p in cold):
             yield from self._rows.scan(pane, part, heap)
@@ -282,7 +282,7 @@ def _behind(pane: int, part: HashRange) -> bytes:
 
 
 def parts_of(rows: int, owned: HashRange, most: int = _PART_ROWS) -> list[HashRange]:
-    """Return hash ranges that hold a bounded number of rows each, about `most`."""
+    """Return hash ranges with a bounded number of rows each, about `most`."""
     parts = max(1, -(-rows // most))
     step = -(-(owned.high - owned.low + 1) // parts)
     lows = range(owned.low, owned.high + 1, step)

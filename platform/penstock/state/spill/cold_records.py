@@ -1,8 +1,8 @@
-"""Cold rows of one state by key: what left memory lies in a `ColdStore`, one record a key, until its key is touched.
+"""Cold rows of one state by key: an evicted key is one record in a `ColdStore` until its next use.
 
-A key is in memory with all it has, or here with all it has, never in both: `put` takes a key's rows in, `take` gives
-them back and forgets them. The store is a spill area; what is here was saved for the next barrier before it came. One
-`ColdHome` serves all states of an operator. Used by the tables of `state.tables.row_state` in the owner's thread.
+A key is completely in memory or completely in the store, never in both: `put` stores a key's rows, `take` returns and
+removes them. The store is a spill area; changes are in a segment before their key is evicted. One `ColdHome` serves all
+states of an operator. Used by the tables of `state.tables.row_state` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 
 def pieces(slots: I32, most: int) -> Iterator[I32]:
-    """Yield slots that leave memory, at most so many at a time: as bytes they take several times as much."""
+    """Yield evicted slots in batches of at most `most`: as bytes their rows take several times as much."""
     for first in range(0, len(slots), most):
         yield slots[first : first + most]
 
 
 class ColdHome:
-    """The cold store of one operator's row state, opened when something leaves memory for the first time."""
+    """The cold store of one operator's row state, opened at the first eviction."""
 
     def __init__(self, open_store: Callable[[], ColdStore], directory: Path, limits: StateLimits = PRODUCTION) -> None:
-        """Nothing is opened yet; `directory` is for changes that leave memory before the next barrier."""
+        """Open nothing; `directory` is for changes that are evicted before the next barrier."""
         self._open = open_store
         self.limits = limits
         self._directory = directory
         self._store: ColdStore | None = None
         self._states = 0
-        #: What is here, where it may have to be dropped.
+        #: Local bytes of records, if records may be dropped and fetched again.
         self.local: LocalBytes | None = None
 
     @property
@@ -59,12 +59,12 @@ class ColdHome:
         return self._store
 
     def number(self) -> int:
-        """Return a number for one more state, whose keys in the store begin with it."""
+        """Return a number for another state, the prefix of its keys in the store."""
         self._states += 1
         return self._states
 
     def spill(self, state: str, segment: FrozenSegment) -> None:
-        """Encode changes that were frozen between two barriers; they lie on the local disk until they are saved."""
+        """Encode changes that were frozen between two barriers to a local file, kept until they are durable."""
         self._directory.mkdir(parents=True, exist_ok=True)
         segment.spill(self._directory / f"{state}-{segment.position}.parquet")
 
@@ -77,7 +77,7 @@ class ColdHome:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Rows that come back to memory: those of the first slot first."""
+    """Rows that return to memory, in the order of their slots."""
 
     slots: I32
     #: Rows of each slot, at least one.
@@ -87,41 +87,41 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Records on their way to the store, one a key."""
+    """Packed records for the store, one per key."""
 
     hashes: I64
     names: list[bytes]
     values: list[bytes]
 
     def chosen(self, which: np.ndarray) -> PackedRows:
-        """Return some of them."""
+        """Return the selected records."""
         return PackedRows(self.hashes[which], list(compress(self.names, which)), list(compress(self.values, which)))
 
 
 class ColdRecords:
-    """Rows of one state by key."""
+    """The rows of one state by key."""
 
     def __init__(self, home: ColdHome, types: Sequence[pa.DataType]) -> None:
-        """Nothing is cold yet; `types` are those of a row's columns."""
+        """Start without cold rows; `types` are those of a row's columns."""
         self._home = home
         self._number = home.number()
         self._packer = RowPacker(types)
-        #: Keys that are here.
+        #: Number of keys in the store, at most.
         self.count = 0
         self._swept = bound(self._number)
 
     def put(self, keys: KeyView, slots: I32, counts: I64, columns: Sequence[pa.Array]) -> None:
-        """Take in rows: `counts[i]` (at least one) of the key `slots[i]`, which has none here."""
+        """Store rows: `counts[i]` (at least one) of the key `slots[i]`, which has none in the store."""
         if len(slots):
             self.put_packed(self.packed(keys, slots, counts, columns))
 
     def packed(self, keys: KeyView, slots: I32, counts: I64, columns: Sequence[pa.Array]) -> PackedRows:
-        """Return rows as `put` takes them in as records; any thread."""
+        """Return rows, as for `put`, packed into records; any thread."""
         names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
         return PackedRows(keys.hashes[slots], names, self._packer.pack(columns, counts))
 
     def put_packed(self, rows: PackedRows) -> None:
-        """Take in records."""
+        """Store packed records."""
         if not rows.names:
             return
         self._home.store.put(rows.names, rows.values)
@@ -130,12 +130,12 @@ class ColdRecords:
             self._home.local.came(rows.hashes, rows.values)
 
     def drop_range(self, part: HashRange) -> None:
-        """Forget the keys in a range of hashes; `count` goes on counting them."""
+        """Remove the keys in a hash range; `count` still includes them."""
         behind = bound(self._number + 1) if part.high == HASH_MAX else bound(self._number, part.high + 1)
         self._home.store.delete_range(bound(self._number, part.low), behind)
 
     def take(self, keys: KeyView, slots: I32) -> Taken | None:
-        """Return the rows of these keys, each of which occurs once, read in one sorted call; they are here no more."""
+        """Return and remove the rows of these distinct keys with one sorted read."""
         if self.count == 0 or len(slots) == 0:
             return None
         taken, there, values = self._read(keys, slots)
@@ -147,11 +147,11 @@ class ColdRecords:
         return taken
 
     def look_up(self, keys: KeyView, slots: I32) -> Taken | None:
-        """Return the rows of these keys as `take` does, and leave them here."""
+        """Return the rows of these keys as `take` does, without removing them."""
         return self._read(keys, slots)[0] if self.count else None
 
     def _read(self, keys: KeyView, slots: I32) -> tuple[Taken | None, list[bytes], list[bytes]]:
-        """Return the rows of keys that are here, and their names and records in the store."""
+        """Return the rows of keys in the store, with their names and records there."""
         slots = slots[np.argsort(keys.hashes[slots])]
         names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
         found, there, values = [], list[bytes](), list[bytes]()
@@ -166,9 +166,9 @@ class ColdRecords:
         return Taken(slots[found], counts, columns), there, values
 
     def sweep(self, limit: int, deadline: int) -> list[bytes]:
-        """Look through the next `limit` keys, in turn, and forget those whose rows were all last accessed by then.
+        """Check the next `limit` keys, in turn, and remove those whose rows were all last accessed by `deadline`.
 
-        The time of last access is the last column. Returns what was forgotten, as `cold_keys` has it.
+        The time of last access is the last column. Return the removed keys in the form of `cold_keys`.
         """
         if self.count == 0:
             return []

@@ -1,7 +1,7 @@
-"""Timers of keys that left memory: they lie in the cold store in the order of their times until they are due.
+"""Timers of evicted keys, kept in the cold store in time order until they are due.
 
-A timer may be here and in memory too, of a key that came back: it is the same timer, and fires once, as whoever deletes
-it deletes it in both places. Used by `state.tables.timer_table` in the owner's thread.
+A timer may also be in memory, if its key returned. It is the same timer and fires once, because a deletion removes it
+in both places. Used by `state.tables.timer_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_records import ColdHome
 
 _PREFIX = 8
-#: Timers that a question looks at between two checks of how many it has seen.
+#: Timers that a query reads between two checks of its limit.
 _LOOKED_PIECE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class DueTimers:
-    """Timers in order of time, which are here no more."""
+    """Timers in time order that were taken out of the store."""
 
     keys: KeyColumns
     hashes: I64
     times: I64
-    #: Nothing that is left here is before this time or at it; if `more`, some at it are left, and only such are taken.
+    #: All remaining timers are later than this; with `more`, some at this time remain, and all taken ones are at it.
     reached: int
     more: bool = False
 
 
 class ColdTimers:
-    """Timers of one kind of time of one operator."""
+    """The timers of one kind of time of one operator."""
 
     def __init__(self, home: ColdHome) -> None:
-        """None is here yet."""
+        """Start without timers."""
         self.home = home
         number = home.number()
         self._prefix, self._stop = bound(number)[:_PREFIX], bound(number + 1)[:_PREFIX]
-        #: Nothing is before this: a scan need not pass all that was deleted.
+        #: Lower bound of the names, so that a scan skips deleted ones.
         self._first = self._prefix
-        #: The time of the first one, or one before it; None: there is none.
+        #: Lower bound of the times; None: no timer.
         self.least: int | None = None
-        #: How many there are at most.
+        #: Upper bound of the number of timers.
         self.count = 0
 
     def put(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Take in timers; one that is here already is the same."""
+        """Store timers; storing one twice has no effect."""
         if len(slots) == 0:
             return
         names = self._names(keys, slots, times)
@@ -67,7 +67,7 @@ class ColdTimers:
         self.count += len(names)
 
     def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Delete timers, whether they are here or not."""
+        """Delete timers that may or may not be in the store."""
         if self.least is None:
             return
         there = times >= self.least
@@ -75,7 +75,7 @@ class ColdTimers:
             self.home.store.delete(self._names(keys, slots[there], times[there]))
 
     def look_up(self, keys: KeyView, slots: I32, most: int) -> list[int]:
-        """Return the times of the first `most` timers of one key, ascending; they stay here.
+        """Return the times of the first `most` timers of one key, ascending, without removing them.
 
         Raises:
             UsageError: too many timers of other keys are before them.
@@ -90,12 +90,12 @@ class ColdTimers:
             if len(times) >= most:
                 break
             if looked >= self.home.limits.searched_timers:
-                msg = f"the first {looked:,} timers of keys that left memory do not tell all of this key"
+                msg = f"the first {looked:,} timers of keys on disk do not include enough of this key"
                 raise UsageError(msg, hint="take a savepoint and read its state (ps.snapshots.read)")
         return times[:most]
 
     def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
-        """Return the first timers up to a time, about `limit`: of a time all, or of one time alone a part."""
+        """Return the first timers up to a time, about `limit`: all of a time, or a part of a single time."""
         if self.least is None or self.least > until:
             return None
         first = max(self._first, self._bound(self.least))
@@ -121,7 +121,7 @@ class ColdTimers:
         return DueTimers(columns, hashes, times, reached, more)
 
     def _look(self, until: int) -> None:
-        """Find the first timer behind a time up to which there is none."""
+        """Find the first timer after `until`, up to which there is none."""
         self.least = None
         if until < MAX_TIMESTAMP:
             names, _ = next(self.home.store.scan(self._bound(until + 1), self._stop, 1), ([], []))
@@ -141,6 +141,6 @@ class ColdTimers:
 
 
 def decode_times(names: list[bytes]) -> I64:
-    """Return the times of keys of the store."""
+    """Return the times of store keys."""
     raw = np.frombuffer(b"".join(name[_PREFIX : 2 * _PREFIX] for name in names), ">u8").astype(np.uint64)
     return (raw ^ np.uint64(1 << 63)).view(np.int64)

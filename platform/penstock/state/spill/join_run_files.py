@@ -1,9 +1,9 @@
-"""Runs of `TimedRows` that go to files, and files that become fewer and larger ones.
+"""Files of runs of `TimedRows`: writing runs to files, and merging files into fewer and larger ones.
 
-What goes to files at a time is a group: cut by time, so that each file goes as a whole when the watermark has passed
-it. Groups of about the same size are merged, some rows at a time, without those the watermark has passed: so a row is
-written a few times in its life, and there are a few groups however many rows there are. Called by
-`state.tables.join_buffer` in the owner's thread.
+Runs that are written together are a group, split by time, so that a file is dropped when the watermark has passed it.
+Groups of about the same size are merged, some rows at a time, without rows that the watermark has passed. So each row
+is written a few times, and there are a few groups for any number of rows. Called by `state.tables.join_buffer` in the
+owner's thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def in_files(run: Run, keys: Keys, area: SpillArea, cleaned: int, group: int) -> Iterator[Run]:
-    """Yield the rows of a run in memory, but for those that were cleaned, in files of one group."""
+    """Write the rows of a run in memory, except cleaned ones, to files of one group, and yield the new runs."""
     for low, high in spans(run.low, run.high, _files_of(run.size, area.limits)):
         inside = (run.times >= max(low, cleaned + 1)) & (run.times <= high)
         if inside.any():
@@ -36,7 +36,7 @@ def in_files(run: Run, keys: Keys, area: SpillArea, cleaned: int, group: int) ->
 
 
 def written(run: Run, keys: Keys, area: SpillArea, group: int) -> Run:
-    """Return the rows of a run in memory as one in a file."""
+    """Write the rows of a run in memory to a file and return the run of it."""
     own, numbers = RunKeys.of(keys, run.slots)
     ordered = Run.of(numbers, run.times, run.values)
     file = area.write(own, ordered.slots, ordered.times, ordered.values)
@@ -44,23 +44,23 @@ def written(run: Run, keys: Keys, area: SpillArea, group: int) -> Run:
 
 
 def spans(low: int, high: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last time of so many parts of a span of time, fewer if it is shorter than that."""
+    """Yield the first and last time of `parts` parts of a span of time; fewer if it is too short."""
     width = (high - low) // parts + 1
     for first in range(low, high + 1, width):
         yield first, min(first + width - 1, high)
 
 
 def slots_of(keys: RunKeys, numbers: I32, upsert: Callable[[KeyColumns, I64], I32]) -> I32:
-    """Return the slots of rows of a file in an index, where `upsert` finds or makes those of keys."""
+    """Return the slots of a file's rows in an index; `upsert` finds or creates those of keys."""
     distinct, places = np.unique(numbers, return_inverse=True)
     found: I32 = upsert(columns_of(keys, distinct), keys.hashes[distinct])[places]
     return found
 
 
 def to_merge(runs: list[Run], fan: int) -> list[Run]:
-    """Return the runs of groups that are to be one: neighbours, none of them much larger than the newer ones together.
+    """Return the runs of neighbouring groups to merge, none much larger than the newer ones together.
 
-    Nothing when there are fewer than `fan`.
+    Empty when there are fewer than `fan` groups.
     """
     groups: list[list[Run]] = []
     for run in runs:
@@ -84,9 +84,9 @@ def to_merge(runs: list[Run], fan: int) -> list[Run]:
 def merged(
     runs: list[Run], area: SpillArea, cleaned: Callable[[], int], files: int, group: int
 ) -> Iterator[Run | None]:
-    """Yield the rows of runs in files as one group, in so many files; None where one would have no row.
+    """Merge runs in files into one group of `files` files, and yield the new runs; None for an empty file.
 
-    Of rows of one key and time those of earlier runs come first.
+    For one key and time, rows of earlier runs come first.
     """
     low, high = max(min(run.low for run in runs), cleaned() + 1), max(run.high for run in runs)
     for first, last in spans(low, high, files):
@@ -109,8 +109,8 @@ def merged(
 
 
 def halved(runs: list[Run], area: SpillArea, cleaned: int) -> list[Run]:
-    """Return runs in files with the newest ones merged until each is larger than twice the next, or large."""
-    runs, most = list(runs), area.limits.halved_bytes  # a merge takes several times as much memory
+    """Return runs in files, with the newest merged until each is over twice as large as the next, or large."""
+    runs, most = list(runs), area.limits.halved_bytes  # merging needs several times their size
     while len(runs) > 1 and runs[-2].length <= min(2 * runs[-1].length, most - runs[-1].length):
         last = [runs.pop(), runs.pop()]
         runs += [run for run in merged(last[::-1], area, lambda: cleaned, 1, 0) if run is not None]
@@ -118,18 +118,18 @@ def halved(runs: list[Run], area: SpillArea, cleaned: int) -> list[Run]:
 
 
 def parts_of_time(runs: list[Run], piece: int, limits: StateLimits) -> int:
-    """Return into how many files of about `piece` bytes runs are to be merged: enough that some go early."""
+    """Return the number of files of about `piece` bytes for a merge: enough that some are dropped early."""
     size = sum(run.length for run in runs)
     return max(size // piece, _files_of(size, limits))
 
 
 def _files_of(size: int, limits: StateLimits) -> int:
-    """Return into how many files, by time, so many bytes go: none is small, and they are few."""
+    """Return the number of files, by time, for `size` bytes: few, and none of them small."""
     return max(1, min(limits.cuts, size // max(1, limits.spilled_bytes)))
 
 
 def joined(parts: list[tuple[I32, I64, list[pa.Array]]]) -> Run:
-    """Return (slots, times, values) of one index as one run; of equal ones the later parts' come behind."""
+    """Return (slots, times, values) of one index as one run; equal ones keep the order of the parts."""
     slots, times, values = zip(*parts, strict=True)
     columns = [pa.concat_arrays(list(column)) for column in zip(*values, strict=True)]
     return Run.of(np.concatenate(slots), np.concatenate(times), columns)

@@ -1,8 +1,8 @@
-"""Rows of `TimedRows` that memory has no room for: local files, mapped, run by run, each with its keys.
+"""Spilled rows of `TimedRows`: mapped local files of runs, each run with its keys.
 
-A spill area: it starts empty, and a file has no name, so it is gone with whoever looks at it. Runs share files, of
-which each takes a descriptor for as long as one of its runs is there. What is mapped counts as resident memory of the
-process until it is given back (`release`).
+A spill area: it starts empty, and a file has no name, so it is deleted with its last user. Runs share files; a file
+takes a descriptor as long as one of its runs exists. Mapped pages count as resident memory of the process until they
+are released (`release`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
 
 _ALIGNED = 64
-#: What a file takes at least, as long as there is room on the disk; more than one run is written behind one another.
+#: Smallest file, while the disk has room; it takes several runs.
 _FILE = 64 << 20
-#: A new file takes one part in so many of what was written before, so that few are open however much there is.
+#: A new file takes one part in this many of the bytes written before, so that few files are open.
 _LARGER = 8
 _HINTS = {
     errno.EMFILE: "raise the TaskManager's limit of open files (ulimit -n)",
@@ -42,46 +42,46 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class SpilledRows:
-    """The columns of a run in a file: the number of each row's key, its time, its values."""
+    """The columns of a run in a file: each row's key number, time and values."""
 
     keys: RunKeys
     numbers: I32
     times: I64
     values: list[pa.Array]
     mapped: mmap.mmap
-    #: Where it lies in the file.
+    #: Offset in the file.
     at: int
     length: int
 
     def release(self) -> None:
-        """Give back the memory of what was looked at; it is read again when it is needed."""
+        """Release the memory of pages that were read; they are read again on demand."""
         self.mapped.madvise(mmap.MADV_DONTNEED, self.at, self.length)
 
 
 class _File:
-    """A file that runs are written to one behind the other."""
+    """A file to which runs are appended."""
 
     def __init__(self, folder: Path, size: int) -> None:
         handle, name = tempfile.mkstemp(dir=folder)
         try:
             Path(name).unlink()
             os.truncate(handle, size)
-            self.mapped = mmap.mmap(handle, size)  # with a descriptor of its own, which it closes
+            self.mapped = mmap.mmap(handle, size)  # duplicates the descriptor, and closes the duplicate
         except BaseException:
             os.close(handle)
             raise
         self._handle, self._size, self._end = handle, size, 0
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file for writing."""
         os.close(self._handle)
 
     def has_room(self, size: int) -> bool:
-        """Whether so many bytes fit in."""
+        """Return whether `size` more bytes fit."""
         return self._end + size <= self._size
 
     def write(self, data: memoryview) -> int:
-        """Write behind what is there and return where that is."""
+        """Append data and return its offset."""
         at, done = self._end, 0
         while done < len(data):
             done += os.pwrite(self._handle, data[done:], at + done)
@@ -90,14 +90,14 @@ class _File:
 
 
 class SpillArea:
-    """A folder of the subtask's own."""
+    """The spill folder of a subtask."""
 
     def __init__(
         self, folder: Path, least: int = _FILE, larger: int = _LARGER, *, limits: StateLimits = PRODUCTION
     ) -> None:
-        """`folder` is made when the first rows come.
+        """Prepare to write to `folder`, which is created with the first rows.
 
-        A file takes at least `least` bytes, and one part in `larger` of what was written before.
+        A file takes at least `least` bytes, and one part in `larger` of the bytes written before.
         """
         self._folder, self._least, self._larger = folder, least, larger
         self._file: _File | None = None
@@ -105,17 +105,17 @@ class SpillArea:
         self.limits = limits
 
     def close(self) -> None:
-        """Write nothing more; what was written stays for who has it."""
+        """Stop writing; runs that are in use keep their files."""
         if self._file is not None:
             self._file.close()
         self._file = None
 
     def __del__(self) -> None:
-        """Close what nobody has closed."""
+        """Close the area if its owner has not done so."""
         self.close()
 
     def write(self, keys: RunKeys, numbers: I32, times: I64, values: Sequence[pa.Array]) -> SpilledRows:
-        """Write rows, at least one, and return them as they lie in the file; `numbers` are those of their keys.
+        """Write rows, at least one, and return them as mapped columns; `numbers` are those of their keys.
 
         Raises:
             StorageError: the disk is full or broken.
@@ -150,21 +150,21 @@ class SpillArea:
             self._written += len(data)
             return self._file.mapped, self._file.write(data)
         except OSError as error:
-            msg = f"rows that do not fit in memory cannot be written to {self._folder}: {error}"
+            msg = f"rows cannot be spilled to {self._folder}: {error}"
             hint = _HINTS.get(error.errno or 0, "free space on the TaskManager's local disk")
             raise StorageError(msg, hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Where columns lie among the bytes of a run; nowhere if there are none."""
+    """Offsets of columns in the bytes of a run; empty if there are no columns."""
 
     first: int
     stop: int
 
     @classmethod
     def write(cls, packed: io.BytesIO, columns: Sequence[pa.Array]) -> _Columns:
-        """Write columns of the same length behind what is there."""
+        """Append columns of the same length."""
         packed.seek(_aligned(packed.tell()))
         first = packed.tell()
         if columns:
@@ -174,7 +174,7 @@ class _Columns:
         return cls(first, packed.tell())
 
     def read(self, data: memoryview) -> list[pa.Array]:
-        """Return the columns as they lie there."""
+        """Return the columns at these offsets, without a copy."""
         if self.first == self.stop:
             return []
         with pa.ipc.open_stream(pa.py_buffer(data[self.first : self.stop])) as reader:

@@ -1,6 +1,6 @@
-"""What records take on the local disk that can be fetched again from the object store.
+"""Local disk usage of records that can be fetched again from the object store.
 
-Kept by `state.spill.cold_records`; `state.remote.remote_keys` gives a region back when it is too much. In the owner's
+Kept by `state.spill.cold_records`; `state.remote.remote_keys` drops regions when it is too large. In the owner's
 thread.
 """
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I64
 
-#: What a record takes on the local disk besides its bytes, about.
+#: Approximate overhead of a record on the local disk.
 _RECORD_BYTES = 48
 
 
 class LocalBytes:
-    """What the records of all states take on the local disk, about, region by region of the hashes."""
+    """The approximate bytes of the records of all states on the local disk, by hash region."""
 
     def __init__(self, owned: HashRange, regions: int) -> None:
-        """Nothing is here; the hashes have so many regions."""
+        """Start at zero for `regions` regions of the hashes."""
         self.regions = even_parts(owned, regions)
         self._lows = np.array([part.low for part in self.regions], np.int64)
         self.sizes = np.zeros(len(self.regions), np.int64)
 
     def came(self, hashes: I64, records: Sequence[bytes]) -> None:
-        """These records are here now."""
+        """Add records that were stored."""
         self._add(hashes, records, 1)
 
     def went(self, hashes: I64, records: Sequence[bytes]) -> None:
-        """These are here no more."""
+        """Subtract records that were removed."""
         self._add(hashes, records, -1)
 
     def _add(self, hashes: I64, records: Sequence[bytes], sign: int) -> None:

@@ -1,9 +1,9 @@
-"""Rows as bytes: several columns of one key's rows become one record for a cold store, and columns again.
+"""Packing of rows as bytes: the columns of one key's rows become one record for a cold store, and back.
 
-A record is (number of rows), then a matrix of one line a row: bits that say which columns are there, and a word for
-each column (its canonical value; of strings and bytes the length); then the bytes of one column behind those of the
-other. The number is left out where all columns are of fixed width. Used by `state.spill.cold_records` alone; nothing is
-kept.
+A record is (number of rows), then a matrix of one line per row, then the bytes of each variable-length column. A line
+has bits that say which columns are valid, and a word for each column (its canonical value; for strings and bytes the
+length). The number is omitted if all columns have a fixed width. Only `state.spill.cold_records` uses it; it keeps no
+state.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I64, U8
 
 _WORD = 8
-#: Bits of a word that say which columns are there.
+#: Validity bits in a word.
 _BITS = 63
 
 
 class RowPacker:
-    """Packs rows of columns of these types, which are those of keys; dictionaries come back plain."""
+    """A packer of rows whose columns have these key types; dictionaries are returned plain."""
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
-        """`types` may be none at all: then a record says that there is a row."""
+        """Prepare for columns of `types`; without any, a record says only that a row exists."""
         self._types = tuple(t.value_type if pt.is_dictionary(t) else t for t in types)
-        #: Words of a line that stand before the columns'.
+        #: Words of a line before those of the columns.
         self._heads = max(1, -(-len(self._types) // _BITS))
         self._texts = [k for k, data_type in enumerate(self._types) if not is_fixed(data_type)]
         self._line = (self._heads + len(self._types)) * _WORD
 
     def pack(self, columns: Sequence[pa.Array], counts: I64) -> list[bytes]:
-        """Return a record for each of `counts`, which say how many rows belong to it: at least one."""
+        """Return a record for each of `counts`, the number of its rows: at least one."""
         rows = int(counts.sum())
         lines = np.zeros((rows, self._line // _WORD), np.int64)
         texts: list[tuple[bytes, list[int]]] = []
@@ -79,7 +79,7 @@ class RowPacker:
         return [b"".join(fields) for fields in zip(*parts, strict=True)]
 
     def unpack(self, records: Sequence[bytes]) -> tuple[I64, list[pa.Array]]:
-        """Return how many rows each record has, and their columns."""
+        """Return the number of rows of each record, and the columns of all."""
         if not self._texts:
             lines = np.frombuffer(b"".join(records), np.int64).reshape(-1, self._line // _WORD)
             sizes = np.fromiter(map(len, records), np.int64, len(records))
@@ -113,7 +113,7 @@ class RowPacker:
 
 
 def _compact(array: pa.Array) -> tuple[U8, I64]:
-    """Return the bytes of all rows without gaps, and where each begins; a null has none."""
+    """Return the bytes of all rows without gaps, and the offset of each; a null has none."""
     column = key_column(array)
     assert isinstance(column, BytesColumn)  # noqa: S101 - what is not fixed is bytes
     rows = np.arange(len(array), dtype=np.int32)

@@ -1,7 +1,7 @@
-"""RocksDB as the cold store of keyed state: the only module that knows the library.
+"""RocksDB as the cold store of keyed state: the only module that imports the library.
 
-A spill area, so the write-ahead log is off and the folder is removed at the end. Block cache and memtables of all
-stores of one process share one cache and one write-buffer manager. Called through `state.spill.cold_panes`.
+It is a spill area, so the write-ahead log is off and the folder is removed at the end. All stores of one process share
+one block cache and one write-buffer manager. Called through `state.spill.cold_panes`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _shared: tuple[Any, Any] | None = None
 
 
 def require() -> None:
-    """Check that a store could be opened.
+    """Check that a store can be opened.
 
     Raises:
         UsageError: rocksdict is not installed.
@@ -38,7 +38,7 @@ def _library() -> Any:
 
 
 def _shared_memory(library: Any, memory_bytes: int) -> tuple[Any, Any]:
-    """Return the process's one block cache and the write-buffer manager that is charged to it."""
+    """Return the process's shared block cache and the write-buffer manager that is charged to it."""
     global _shared  # noqa: PLW0603 - one per process is the point
     if _shared is None:
         cache = library.Cache(memory_bytes)
@@ -47,7 +47,7 @@ def _shared_memory(library: Any, memory_bytes: int) -> tuple[Any, Any]:
 
 
 class RocksStore:
-    """One database in a folder of its own (`cold.ColdStore`)."""
+    """One database in a separate folder (`cold_panes.ColdStore`)."""
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         """Open an empty store; `memory_bytes` bounds cache and memtables, shared by all stores of the process.
@@ -100,7 +100,7 @@ class RocksStore:
         self._db.delete_range(low, high)
 
     def scan(self, low: bytes, high: bytes, piece: int = _PIECE) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yield keys from `low` up to, without, `high` in order, in pieces of so many."""
+        """Yield keys from `low` up to, without, `high` in order, in batches of `piece`."""
         keys: list[bytes] = []
         values: list[bytes] = []
         for key, value in self._db.items(from_key=low):

@@ -1,9 +1,8 @@
-"""Lists and maps whose keys left memory: from Python objects to rows of the cold store and back.
+"""Lists and maps of evicted keys: conversion of Python objects to rows of the cold store and back.
 
-One record holds all elements of a list (with their indices) or all entries of a map, with their times of last access.
-A list that has expired here is cleared in the log too: when its key comes again its indices begin anew, and what is
-saved under them must not stand beside.
-Used by `state.tables.entry_table` in the owner's thread.
+One record holds all elements of a list (with their indices) or all entries of a map, with their times of last access. A
+list that expires here is also cleared in the log. The indices of a new list of its key start at 0 again, and must not
+mix with saved elements. Used by `state.tables.entry_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What one slot gets back."""
+    """The elements or entries that return to one slot."""
 
     slot: int
-    #: Map keys, of a list indices.
+    #: Map keys; for a list: indices.
     names: list[Any]
     values: list[Any]
     #: Times of last access; empty without a time-to-live.
@@ -47,27 +46,27 @@ class Warmed:
 
 
 class ColdEntries:
-    """Elements and entries of one state by key."""
+    """The elements and entries of one state by key."""
 
     def __init__(self, home: ColdHome, spec: RowSpec, codec: EntryCodec, *, lists: bool) -> None:
-        """Nothing is cold yet."""
+        """Start without cold keys."""
         self._spec = spec
         self._codec = codec
         self._entries, self._values, self._stamped = len(spec.entries), len(spec.values), spec.ttl
         self._lists = lists
         self.records = ColdRecords(home, [field.type for field in (*spec.entries, *spec.stored)])
-        #: Keys whose lists have expired since the last freeze.
+        #: Keys of lists that expired since the last freeze.
         self._expired: KeyIndex | None = None
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of what is to be saved."""
+        """The bytes of the keys to be cleared."""
         return 0 if self._expired is None else self._expired.memory_bytes
 
     def put(self, keys: KeyView, slots: I32, held: Iterable[tuple[Any, int]], stamps: EntryStamps | None) -> None:
-        """Take in what slots have, at least one element or entry each, and its times out of `stamps`.
+        """Store the elements or entries of slots, at least one each, and move their times out of `stamps`.
 
-        Of each (a list, or a dict by map key or index; of a list the index of its first element).
+        `held` has for each slot a list and the index of its first element, or a dict by map key or index.
         """
         names: list[Any] = []
         values: list[Any] = []
@@ -88,12 +87,12 @@ class ColdEntries:
         self.records.put(keys, slots, counts, columns)
 
     def take(self, keys: KeyView, slots: I32) -> tuple[list[Warmed], int]:
-        """Return what slots get back, and the bytes of its strings; it is here no more."""
+        """Return and remove the elements or entries of slots; also return the bytes of their strings."""
         taken = self.records.take(keys, slots)
         return ([], 0) if taken is None else self._warmed(taken)
 
     def look_up(self, keys: KeyView, slots: I32, stamps: EntryStamps | None, most: int) -> list[tuple[Any, Any]]:
-        """Return the first `most` elements or entries of one key that are alive, and leave them here."""
+        """Return the first `most` live elements or entries of one key, without removing them."""
         taken = self.records.look_up(keys, slots)
         if taken is None:
             return []
@@ -112,7 +111,7 @@ class ColdEntries:
         return warmed, self._codec.text_bytes(columns)
 
     def sweep(self, limit: int, deadline: int) -> None:
-        """As `ColdRecords.sweep`."""
+        """Remove expired records as `ColdRecords.sweep` does, and record the keys of expired lists."""
         gone = self.records.sweep(limit, deadline)
         if gone and self._lists:
             keys, hashes, _ = decode_keys(self._spec.key_schema, gone)
@@ -120,9 +119,9 @@ class ColdEntries:
             self._expired.upsert(keys, hashes)
 
     def freeze_expired(self, saved: SegmentLog) -> FrozenEntries | None:
-        """Return the clearing of the lists that have expired here since the last call; None where there is none.
+        """Return changes that clear the lists expired here since the last call; None: no list has expired.
 
-        It belongs before all that has changed in memory since: these keys had nothing there when they expired.
+        They precede all later changes in memory: the keys had nothing there when they expired.
         """
         expired, self._expired = self._expired, None
         if expired is None:

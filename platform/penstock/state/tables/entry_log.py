@@ -1,8 +1,7 @@
-"""What has changed in the lists or maps of a state since the last freeze, as columns.
+"""Log of changes to the lists or maps of a state since the last freeze, as columns.
 
-Rows are appended behind every batch and never changed; when they have grown, those that a later one replaces are left
-out, and so are deletions as long as nothing has been saved that they could hide. Owned by one subtask thread; a frozen
-part is encoded by any.
+Rows are appended after every batch and never changed. When the log has grown, superseded rows are removed, and also
+deletions if no saved row exists that they could hide. Owned by one subtask thread; a frozen part may be encoded in any.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ class FrozenEntries:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the changes."""
+        """The bytes of the changes."""
         return sum(part.nbytes for part in self.parts)
 
     def whole(self) -> Iterator[pa.Table]:
-        """Yield the changes that count as columns of a segment, sorted by hash; those of a key stay in order."""
+        """Yield the effective changes as columns of a segment, sorted by hash; those of a key stay in order."""
         changes = reduced(self.parts, len(self.spec.entries))
         slots = _slots(changes)
         order = np.argsort(self.keys.hashes[slots], kind="stable")
@@ -53,42 +52,42 @@ class FrozenEntries:
 
 
 class EntryLog:
-    """Changes in order: puts, removals, and clearings of all that a slot has."""
+    """Changes in order: puts, removals, and clearings of slots."""
 
     def __init__(self, spec: RowSpec, saved: SegmentLog) -> None:
-        """Nothing has changed; `saved` knows what earlier freezes took out."""
+        """Start without changes; `saved` is the log with earlier freezes."""
         self._spec = spec
         self._saved = saved
         fields = [f.with_nullable(True).remove_metadata() for f in (*spec.entries, *spec.stored)]
         self._schema = pa.schema([(_SLOT, pa.int32()), *fields, (DELETED, pa.bool_())])
         self._parts: list[pa.RecordBatch] = []
         self._rows = 0
-        #: Changes are reduced to what still counts when they have grown by this many rows or bytes.
+        #: Changes are reduced to the effective ones when they have grown by this many rows or bytes.
         self._many, self._large = saved.limits.many_changes, saved.limits.large_changes_bytes
         self._reduce_rows, self._reduce_bytes = self._many, self._large
-        #: Bytes of the changes.
+        #: The bytes of the changes.
         self.nbytes = 0
 
     def clear(self, slots: I32) -> None:
-        """All entries of the slots are gone."""
+        """Record that all entries of the slots were removed."""
         nulls = [pa.nulls(len(slots), field.type) for field in self._schema][1:-1]
         self._append(slots, nulls, pa.repeat(pa.scalar(True), len(slots)))
 
     def remove(self, slots: I32, entries: Sequence[pa.Array]) -> None:
-        """One entry of each of the slots is gone."""
+        """Record that one entry of each of the slots was removed."""
         nulls = [pa.nulls(len(slots), field.type) for field in self._spec.stored]
         self._append(slots, [*entries, *nulls], pa.repeat(pa.scalar(True), len(slots)))
 
     def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:
-        """One entry of each of the slots has this value."""
+        """Record a new value for one entry of each of the slots."""
         self._append(slots, [*entries, *values], pa.repeat(pa.scalar(False), len(slots)))
 
     def add(self, slots: I32, columns: list[pa.Array], deleted: np.ndarray) -> None:
-        """Rows as of a segment, in order: entry and value columns, and whether they are deletions."""
+        """Append rows of a segment, in order: entry and value columns, and whether they are deletions."""
         self._append(slots, columns, pa.array(deleted))
 
     def freeze(self, keys: KeyView) -> FrozenEntries | None:
-        """Take the changes out; None when there are none."""
+        """Take the changes out; None if there are none."""
         if not self._parts:
             return None
         frozen = FrozenEntries(self._spec, keys, tuple(self._parts))
@@ -96,12 +95,12 @@ class EntryLog:
         return frozen
 
     def mark_used(self, used: np.ndarray) -> None:
-        """Set the slots that have a change yet to be saved."""
+        """Set the slots that have an unsaved change."""
         for part in self._parts:
             used[_slots(part)] = True
 
     def renumber(self, numbers: I32) -> None:
-        """Slot s is now `numbers[s]`."""
+        """Renumber slots: slot s becomes `numbers[s]`."""
         self._keep([part.set_column(0, _SLOT, pa.array(numbers[_slots(part)])) for part in self._parts])
 
     def _append(self, slots: I32, columns: list[pa.Array], flags: pa.Array) -> None:
@@ -129,7 +128,7 @@ class EntryLog:
 
 
 def reduced(parts: Sequence[pa.RecordBatch], entries: int) -> pa.RecordBatch:
-    """Return the changes that count, in order, as one batch; `entries` columns behind the slot say which entry."""
+    """Return the effective changes, in order, as one batch; `entries` columns after the slot identify the entry."""
     every = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
     places = last_entries(_slots(every), every.columns[1 : 1 + entries])
     return every if len(places) == every.num_rows else every.take(pa.array(places))

@@ -1,4 +1,4 @@
-"""The elements of a list or entries of a map that are alive, as columns of a segment: for questions from outside.
+"""Lookup of the live elements of a list or entries of a map, as columns of a segment, for state queries.
 
 Used by `EntryTable.look_up`, which `penstock.task.drive.state_queries` calls between two batches.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def alive_entries(container: Any, first: int, expired: Sequence[Any], most: int) -> list[tuple[Any, Any]]:
-    """Return the first `most` elements of a list (by index, from `first` on) or entries of a map that have not expired.
+    """Return the first `most` live elements of a list (by index, from `first` upwards) or entries of a map.
 
-    `expired` are map keys, of a list the places at its front.
+    `expired` has map keys, or positions at the front of the list.
     """
     if isinstance(container, list):
         return list(islice(enumerate(container, first), len(expired), len(expired) + most))

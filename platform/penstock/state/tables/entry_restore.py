@@ -1,4 +1,4 @@
-"""Rows of a segment of lists or maps as Python objects; called by `state.tables.entry_table` at a restore."""
+"""Conversion of restored rows of lists or maps to Python objects; called by `state.tables.entry_table`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RestoredEntries:
-    """Rows in their order."""
+    """Restored rows in order."""
 
-    #: Map keys or indices; None: all that the key had before is gone.
+    #: Map keys or indices; None: the row clears all earlier entries of its key.
     names: list[Any]
-    #: None where a row is a deletion.
+    #: Values; None for a deletion.
     values: list[Any]
     deleted: np.ndarray
-    #: Entry columns of all rows.
+    #: The entry columns of all rows.
     entries: list[pa.Array]
-    #: Bytes of strings.
+    #: The bytes of strings.
     text_bytes: int
 
 
 def restored_entries(batch: pa.RecordBatch, spec: RowSpec, codec: EntryCodec) -> RestoredEntries:
-    """Return the rows of a batch of a segment with the columns of `spec`."""
+    """Return the rows of a segment's batch, which has the columns of `spec`."""
     deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
     entries = [batch.column(field.name) for field in spec.entries]
     live = np.flatnonzero(~deleted)

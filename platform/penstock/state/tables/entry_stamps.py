@@ -1,7 +1,7 @@
-"""When the elements of lists and the entries of maps were last accessed, slot by slot.
+"""Times of last access of list elements and map entries, by slot.
 
-Beside a list stands a list of times, beside a dict a dict of times, both in order of time: what has expired is at the
-front. Owned by an `EntryTable` that has a time-to-live.
+For a list there is a list of times, for a dict a dict of times. Both are in time order, so expired elements and entries
+are at the front. Owned by an `EntryTable` that has a time-to-live.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class EntryStamps:
     """Times of last access, microseconds since the epoch."""
 
     def __init__(self, ttl: Ttl, *, lists: bool) -> None:
-        """Nothing is there yet."""
+        """Start without times."""
         self.ttl = ttl
         self._lists = lists
         self._held: dict[int, Any] = {}
 
     def expired(self, slot: int) -> list[Any]:
-        """Return the map keys (of a list: places) that have expired, oldest first."""
+        """Return the map keys (for a list: positions) that have expired, oldest first."""
         stamps = self._held.get(slot)
         if not stamps:
             return []
@@ -44,7 +44,7 @@ class EntryStamps:
         return found
 
     def forget(self, slot: int, expired: Sequence[Any]) -> None:
-        """These, which `expired` has returned, are gone."""
+        """Remove the times of elements or entries that `expired` has returned."""
         stamps = self._held[slot]
         if self._lists:
             del stamps[: len(expired)]
@@ -55,19 +55,19 @@ class EntryStamps:
             del self._held[slot]
 
     def touch_list(self, slot: int, first: int, length: int) -> None:
-        """The elements of a list from `first` on are accessed now; it has `length`."""
+        """Set the elements of a list from `first` upwards as accessed now; the list has `length`."""
         stamps = self._held.setdefault(slot, [])
         stamps[first:] = [self.ttl.clock.now] * (length - first)
 
     def touch_map(self, slot: int, keys: Iterable[Any]) -> None:
-        """These entries of a map are accessed now."""
+        """Set entries of a map as accessed now."""
         stamps, now = self._held.setdefault(slot, {}), self.ttl.clock.now
         for key in keys:
             stamps.pop(key, None)
             stamps[key] = now
 
     def drop(self, slot: int, keys: Iterable[Any] | None = None) -> None:
-        """These entries of a map are gone; None: all that the slot has."""
+        """Remove the times of entries of a map; None: of all entries of the slot."""
         if keys is None:
             self._held.pop(slot, None)
             return
@@ -76,22 +76,22 @@ class EntryStamps:
             stamps.pop(key, None)
 
     def load(self, slot: int) -> dict[Any, int]:
-        """Return the times of a slot by map key (of a list: by index), to be filled at a restore."""
+        """Return the times of a slot by map key (for a list: by index), to be filled during a restore."""
         stamps: dict[Any, int] = self._held.setdefault(slot, {})
         return stamps
 
     def put(self, slot: int, stamps: Any) -> None:
-        """These are the times of a slot, which had none: a list, or a dict by map key or index."""
+        """Set the times of a slot, which had none: a list, or a dict by map key or index."""
         if isinstance(stamps, dict):
             stamps = dict(sorted(stamps.items(), key=lambda entry: entry[1]))
         self._held[slot] = stamps
 
     def take(self, slot: int) -> Any:
-        """Return the times of a slot that leaves, as they are kept."""
+        """Return and remove the times of an evicted slot."""
         return self._held.pop(slot)
 
     def loaded(self) -> None:
-        """All is restored: bring everything in order."""
+        """Finish a restore: sort all times."""
         for slot in [slot for slot, stamps in self._held.items() if not stamps]:
             del self._held[slot]
         for slot, stamps in self._held.items():
@@ -101,5 +101,5 @@ class EntryStamps:
                 self._held[slot] = dict(sorted(stamps.items(), key=lambda entry: entry[1]))
 
     def renumber(self, numbers: np.ndarray) -> None:
-        """Slot s is now `numbers[s]`."""
+        """Renumber slots: slot s becomes `numbers[s]`."""
         self._held = {int(numbers[slot]): stamps for slot, stamps in self._held.items() if numbers[slot] >= 0}

@@ -1,8 +1,8 @@
-"""`EntryTable`: a list or a map by key, the state behind a `ListState` or `MapState`.
+"""`EntryTable`: a list or a map by key, the state of a `ListState` or `MapState`.
 
-What functions see are Python lists and dicts, one for each slot that has elements, kept from batch to batch: nothing is
-decoded when it is read again. Behind a batch what has changed goes into a log as columns, so a barrier finds nothing
-left to encode. Owned by one subtask thread.
+Functions use Python lists and dicts, one for each slot that has elements, kept between batches: repeated reads need no
+decoding. Changes are written to a log as columns after every batch, so a barrier has nothing left to encode. Owned by
+one subtask thread.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from penstock.state.tables.entry_codec import EntryCodec
     from penstock.state.tables.key_space import KeySpace
 
-#: An empty list or dict with the room it takes when the first few elements come.
+#: Bytes of an empty list or dict with the capacity for the first few elements.
 _CONTAINER_BYTES = 200
-#: A place in a list; a place in a dict with the free room beside it.
+#: Bytes of a place in a list; of a place in a dict with the free capacity.
 _LIST_PLACE, _DICT_PLACE = 10, 80
-#: Of the slots that are looked through for expired values, one in so many is for lists or maps.
+#: A sweep for expired values checks one slot of a list or map per this many slots.
 _SWEEP_PART = 8
 
 
 class EntryTable:
-    """Lists or maps by slot of the keys that all states of an operator share."""
+    """Lists or maps by slot; the slots are those of the key index that all states of an operator share."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class EntryTable:
         *,
         lists: bool,
     ) -> None:
-        """An empty table; `load` fills it at a restore, `loaded` ends that."""
+        """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""
         self.source = source
         source.ttl = ttl
-        #: With a time-to-live, when everything was last accessed.
+        #: With a time-to-live: the times of last access.
         self.stamps = None if ttl is None else EntryStamps(ttl, lists=lists)
         self._swept = 0
         self.spec = spec
@@ -71,16 +71,16 @@ class EntryTable:
         source.memory = self
         self._log = EntryLog(spec, source.log)
         self._cold = None if state.cold is None else ColdEntries(state.cold, spec, codec, lists=lists)
-        #: Until all is restored, a list is a dict by index.
+        #: During a restore: a list is a dict by index.
         self._loading = True
         self._limits = source.limits
         first = self._limits.first_slots
         self._held: list[Any] = [None] * first
         self._lengths: I32 = np.zeros(first, np.int32)
-        #: Of a list: the index behind its last element; it starts again only when nothing of it is left anywhere.
+        #: For a list: the index after its last element; it restarts only when no element is left anywhere.
         self._ends: I64 = np.zeros(first if lists else 0, np.int64)
         self._containers = self._entries = self._text = 0
-        #: Strings are measured again when they may have doubled since, and grown by some.
+        #: Strings are measured again at this size: double the last result, plus a constant.
         self._measure_at = self._limits.measured_bytes
         self._waiting = WaitingSegments(source)
         if self._cold is not None and state.remote is not None:
@@ -89,9 +89,9 @@ class EntryTable:
     # --- entries ----------------------------------------------------------------------------------------------------
 
     def containers(self, slots: I32) -> list[Any]:
-        """Return the list or dict of every slot, None where it has none; the function changes them in place.
+        """Return the list or dict of every slot, None if it has none; the function changes them in place.
 
-        What has expired is removed before, unless it may still be read: then `remove_expired` is called later.
+        Expired elements and entries are removed first, unless they may still be read: then call `remove_expired` later.
         """
         self._fit_slots()
         if self.stamps is not None and not self.stamps.ttl.return_expired:
@@ -104,7 +104,7 @@ class EntryTable:
         return self._ends[slots]
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-        """Return the elements or entries of one key that are alive, the first `most`; see `state.store.StateTable`."""
+        """Return the first `most` live elements or entries of one key; see `state.store.StateTable`."""
         view, slots, here = self._state.find(keys, hashes)
         self._fit_slots()
         container, found = self._held[int(slots[0])] if here else None, list[tuple[Any, Any]]()
@@ -123,7 +123,7 @@ class EntryTable:
         return KeyCounts(hashes, self._lengths[: len(hashes)], ((self._state.index.view(), len(hashes)),))
 
     def changed(self, slots: I32, containers: Sequence[Any]) -> None:
-        """These are the lists or dicts of the slots now; empty ones are forgotten."""
+        """Set the lists or dicts of the slots; empty ones are dropped."""
         lengths = np.fromiter(map(len, containers), np.int32, len(containers))
         for slot, container in zip(slots.tolist(), containers, strict=True):
             self._held[slot] = container or None
@@ -133,15 +133,15 @@ class EntryTable:
         self._lengths[slots] = lengths
 
     def clear(self, slots: I32) -> None:
-        """Save that nothing of the slots is left, before what is put again."""
+        """Record that the slots were cleared, before their new entries."""
         self._log.clear(slots)
 
     def remove(self, slots: I32, entries: Sequence[pa.Array]) -> None:
-        """Save that an entry of each of the slots is gone."""
+        """Record that an entry of each of the slots was removed."""
         self._log.remove(slots, entries)
 
     def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:
-        """Save an entry of each of the slots."""
+        """Record a new or changed entry of each of the slots."""
         if self.stamps is not None:
             values = [*values, pa.array(np.full(len(slots), self.stamps.ttl.clock.now))]
         self._log.put(slots, entries, values)
@@ -150,7 +150,7 @@ class EntryTable:
             self._measure()
 
     def remove_expired(self, slots: I32) -> None:
-        """Remove what has expired of these slots, each of which occurs once."""
+        """Remove the expired elements and entries of these distinct slots."""
         stamps = self.stamps
         if stamps is None:
             return
@@ -181,7 +181,7 @@ class EntryTable:
             self.changed(np.array(touched, np.int32), [self._held[slot] for slot in touched])
 
     def sweep(self, limit: int) -> None:
-        """Look through the next slots, in turn, and remove what has expired; `limit` as for values, but fewer."""
+        """Check the next slots, in turn, and remove expired elements and entries; `limit` is divided by a constant."""
         if self.stamps is None:
             return
         self._fit_slots()
@@ -193,26 +193,26 @@ class EntryTable:
             self._cold.sweep(1 + limit // self._limits.cold_sweep_part, self.stamps.ttl.deadline)
 
     def set_ends(self, slots: I32, ends: I64) -> None:
-        """The next elements of these lists have these indices."""
+        """Set the indices of the next elements of these lists."""
         self._ends[slots] = ends
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
-        """Freeze the table as it is, with a part of what has expired cleaned up."""
+        """Freeze the table, after a sweep of a part of it for expired elements and entries."""
         self.sweep(self._limits.freeze_sweep_keys)
         self._freeze_changes(None)
         return self._waiting.frozen()
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
-        """Nothing has to be copied: changes are never overwritten."""
+        """Return True: changes are never overwritten, so that no copy is needed."""
         del limit, up_to
         return True
 
     def load(self, table: pa.Table, *, anew: bool = False) -> None:
-        """Put restored rows in, newest last; until `loaded` a list is a dict by index.
+        """Add restored rows, newest last; until `loaded` a list is a dict by index.
 
-        `anew`: they are in no segment of today's columns, and all of them are to be saved.
+        The flag says that no segment has them with the current columns, so that all of them have to be saved.
         """
         batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
         keys = key_columns(batch, tuple(self.spec.key_schema.names))
@@ -225,14 +225,14 @@ class EntryTable:
         if anew:
             access = [] if times is None else [pa.array(times, pa.int64())]
             stored = [*(batch.column(name) for name in self.spec.value_names), *access]
-            self._log.add(slots.copy(), [*rows.entries, *stored], rows.deleted)  # they are overwritten
+            self._log.add(slots.copy(), [*rows.entries, *stored], rows.deleted)  # the slots array is reused
         self._apply(slots, rows.names, rows.values, rows.deleted, times)
         self._text += rows.text_bytes
         self._state.settle_load()
 
     def _times(self, batch: pa.RecordBatch) -> list[int]:
-        """Return the times of last access; deletions have none."""
-        assert self.stamps is not None  # noqa: S101 - asked for
+        """Return the times of last access; deletions have the lowest time."""
+        assert self.stamps is not None  # noqa: S101 - callers check `stamps`
         times = batch.column(LAST_ACCESS).fill_null(MIN_TIMESTAMP).to_numpy()
         found: list[int] = self.stamps.ttl.clock.restored(times).tolist()
         return found
@@ -240,7 +240,7 @@ class EntryTable:
     def _apply(
         self, slots: I32, keys: list[Any], values: list[Any], deleted: np.ndarray, times: list[int] | None
     ) -> None:
-        """Enter rows, those of one slot at a time."""
+        """Apply rows, one slot at a time."""
         cuts = np.flatnonzero(np.diff(slots)) + 1
         firsts, stops = [0, *cuts.tolist()], [*cuts.tolist(), len(slots)]
         some_deleted = np.logical_or.reduceat(deleted, firsts).tolist()
@@ -265,18 +265,18 @@ class EntryTable:
                 stamps.update(zip(keys[first:stop], times[first:stop], strict=True))
                 for gone in [key for key in stamps if key not in container] if some else ():
                     del stamps[gone]
-        # a hash that two keys share may bring one of them twice: the last time counts
+        # if two keys share a hash, a slot may occur twice: its last container counts
         last = dict(zip(owners.tolist(), containers, strict=True))
         self.changed(np.fromiter(last, np.int32, len(last)), list(last.values()))
 
     def loaded(self) -> None:
-        """All is restored: lists become lists."""
+        """Finish a restore: convert dicts by index to lists."""
         self._loading = False
         if self.lists:
             for slot in np.flatnonzero(self._lengths).tolist():
                 by_index = sorted(self._held[slot].items())
                 self._held[slot] = [value for _, value in by_index]
-                self._ends[slot] = by_index[-1][0] + 1  # of those from before they were cleared none counts
+                self._ends[slot] = by_index[-1][0] + 1  # elements before a clearing do not count
         if self.stamps is not None:
             self.stamps.loaded()
             self.remove_expired(np.flatnonzero(self._lengths).astype(np.int32))
@@ -285,12 +285,12 @@ class EntryTable:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the objects and changes in memory and of those waiting for an upload."""
+        """The bytes of objects and changes in memory, and of those waiting for an upload."""
         return self.hot_bytes + self._waiting.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes of the objects, as CPython lays them out, and of the changes in memory."""
+        """The bytes of the objects in CPython, and of the changes in memory."""
         place = _LIST_PLACE if self.lists else _DICT_PLACE
         if self.stamps is not None:
             place *= 2
@@ -299,7 +299,7 @@ class EntryTable:
         return objects + self._text + self._log.nbytes + expired + 20 * len(self._held)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all objects and waiting segments."""
         self._waiting.clear()
         self._held = []
 
@@ -308,14 +308,14 @@ class EntryTable:
             self._waiting.add(self._cold.freeze_expired(self.source.log), home)
         self._waiting.add(self._log.freeze(self._state.index.view()), home)
 
-    # --- keys that leave memory -------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
     def save_changes(self, home: ColdHome) -> None:
-        """Put what is in no segment yet into one, now."""
+        """Freeze all unsaved changes into a segment."""
         self._freeze_changes(home)
 
     def take_out(self, keys: KeyView, slots: I32) -> None:
-        """Move the lists or dicts of slots to the cold store; all changes were saved."""
+        """Move the lists or dicts of slots to the cold store; all changes are frozen already."""
         if self._cold is None:
             return
         self._fit_slots()
@@ -328,7 +328,7 @@ class EntryTable:
             self.changed(piece, [()] * len(piece))
 
     def bring_in(self, keys: KeyView, slots: I32) -> None:
-        """Get the lists or dicts of slots, which have none in memory, from the cold store."""
+        """Load the lists or dicts of slots, which have none in memory, from the cold store."""
         self._fit_slots()
         warmed, text = ([], 0) if self._cold is None else self._cold.take(keys, slots)
         if not warmed:
@@ -345,16 +345,16 @@ class EntryTable:
         self.changed(np.array([found.slot for found in warmed], np.int32), containers)
         self._text += text
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------------------------
 
     def mark_used(self, used: np.ndarray) -> None:
-        """Set the slots that have elements, or a change yet to be saved."""
+        """Set the slots that have elements or unsaved changes."""
         self._fit_slots()
         used |= self._lengths[: len(used)] > 0
         self._log.mark_used(used)
 
     def renumber(self, numbers: I32) -> None:
-        """The keys were numbered anew: slot s is now `numbers[s]`, those not in use are negative."""
+        """Renumber slots: slot s becomes `numbers[s]`; numbers of unused slots are negative."""
         self._fit_slots()
         old = np.flatnonzero(numbers >= 0)
         new = numbers[old]
@@ -381,7 +381,7 @@ class EntryTable:
                 self._ends = _moved(self._ends, every, every, wider)
 
     def _measure(self) -> None:
-        """Count strings that were replaced since no longer."""
+        """Measure the strings again, without those that were replaced."""
         self._text = sum(self._codec.measured(container) for container in self._held if container)
         self._measure_at = 2 * self._text + self._limits.measured_bytes
 

@@ -1,6 +1,6 @@
-"""Rows of a join's side that no checkpoint has yet: as they came, in memory or in files, and frozen at a barrier.
+"""Join rows that no checkpoint has yet: in memory or in files in order of arrival, and frozen at a barrier.
 
-Kept by `state.tables.join_buffer` in the owner's thread; a frozen part is encoded by any.
+Kept by `state.tables.join_buffer` in the owner's thread; a frozen part may be encoded in any.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Rows as they came; their numbers go up from `first`. Their keys are slots of the index, in a file its numbers."""
+    """Rows in order of arrival, numbered from `first`; keys are slots of the index or numbers of the file."""
 
     slots: I32
     times: I64
     values: list[pa.Array]
     first: int
-    #: The newest time among them.
+    #: The latest time of the rows.
     last: int
     spilled: SpilledRows | None = None
 
     @property
     def size(self) -> int:
-        """Bytes of memory."""
+        """The bytes in memory."""
         if self.spilled is not None:
             return 0
         return int(self.slots.nbytes + self.times.nbytes) + sum(int(value.nbytes) for value in self.values)
 
     def renumbered(self, numbers: I32) -> Added:
-        """Return the same of an index whose slot s is now `numbers[s]`."""
+        """Renumber slots: slot s becomes `numbers[s]`."""
         if self.spilled is not None:
             return self
         return Added(numbers[self.slots], self.times, self.values, self.first, self.last)
@@ -61,11 +61,11 @@ class FrozenTimedRows:
 
     @cached_property
     def memory_bytes(self) -> int:
-        """Bytes of the rows."""
+        """The bytes of the rows."""
         return sum(piece.size for piece in self.pieces)
 
     def whole(self) -> Iterator[pa.Table]:
-        """Yield the rows that were not cleaned as columns of a segment, sorted by hash."""
+        """Yield the rows that are not cleaned as columns of a segment, sorted by hash."""
         parts = []
         for piece in self.pieces:
             keys: Keys = self.keys if piece.spilled is None else piece.spilled.keys
@@ -91,7 +91,7 @@ class FrozenTimedRows:
 
 
 def in_files(pieces: list[Added], keys: Keys, area: SpillArea, least: int) -> Iterator[Added]:
-    """Yield the same rows in files, but for such as are less than `least` bytes together."""
+    """Write rows to files and yield them; groups of less than `least` bytes stay in memory."""
     for group in _in_a_row(pieces, area.limits.added_file_bytes):
         if group[0].spilled is not None or sum(piece.size for piece in group) < least:
             yield from group
@@ -105,7 +105,7 @@ def in_files(pieces: list[Added], keys: Keys, area: SpillArea, least: int) -> It
 
 
 def _in_a_row(pieces: list[Added], file_bytes: int) -> Iterator[list[Added]]:
-    """Yield pieces whose numbers follow one another, about as many as a file takes; such as have one are alone."""
+    """Yield groups of consecutive batches, of about the size of a file; those already in a file stay alone."""
     group: list[Added] = []
     size = 0
     for piece in pieces:

@@ -1,10 +1,9 @@
-"""`TimedRows`: any number of rows by key and time until the watermark has passed them: the buffer of a join's side.
+"""`TimedRows`: the buffer of a join side: rows by key and time, kept until the watermark passes them.
 
-Rows lie in runs sorted by (slot, time), each about twice as large as the next, so that a row is moved a few times in
-its life and what is asked for is found by a binary search a run. A freeze keeps references to what was added since the
-last one. What was cleaned is one tombstone. Where there is a spill area, runs that memory has no room for become files
-(`state.spill.join_run_files`), which have their keys with them: these may leave memory. Owned by one subtask thread; a
-frozen part is encoded by any.
+Rows are in runs sorted by (slot, time), each about twice as large as the next. So a row is moved a few times, and a
+lookup is one binary search per run. A freeze keeps references to the rows added since the last one. Cleaned rows are
+one tombstone. With a spill area, runs that do not fit in memory become files (`state.spill.join_run_files`), which
+contain their keys, so that these can be evicted. Owned by one subtask thread; a frozen part may be encoded in any.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ if TYPE_CHECKING:
     from penstock.state.spill.join_spill import SpilledRows
     from penstock.state.tables.key_space import KeySpace
 
-#: Runs are not merged beyond this: the offsets of strings are 32 bits wide.
+#: Largest merged run: the offsets of strings are 32 bits wide.
 _MOST_BYTES = 1 << 29
 
 
 class TimedRows:
-    """Rows by slot of the keys that all states of an operator share, and by time."""
+    """Rows by slot and time; the slots are those of the key index that all states of an operator share."""
 
     def __init__(self, source: FrozenSource, spec: TimedSpec, state: KeySpace, tiers: RunTiers | None = None) -> None:
-        """No rows; `load` brings in restored ones; without `tiers` all of them stay in memory."""
+        """Start without rows; `load` adds restored ones. Without `tiers` all rows stay in memory."""
         self.source = source
         self._small_rows = source.limits.small_run_rows
         self.spec = spec
         self._state = state
         self._area = None if tiers is None else tiers.local
-        #: Files that were looked at, and so may be in memory.
+        #: Files that were read, so their pages may be mapped.
         self._looked_at: list[SpilledRows] = []
         source.memory = self
         self._runs: list[Run] = []
@@ -63,22 +62,22 @@ class TimedRows:
         self._added_bytes = 0
         self._remote = None if tiers is None or tiers.remote is None else tiers.remote.follow(self)
         self._next_row = 0 if self._remote is None else self._remote.below
-        #: Told of the times of rows that came from the object store.
+        #: Callback that receives the times of rows fetched from the object store.
         self.noted: Callable[[I64], None] = lambda _: None
-        #: With the object store: where in the log the rows of former freezes are, and the first number of each.
+        #: With the object store: (position in the log, first row number) of earlier freezes.
         self._frozen: list[tuple[int, int]] = []
-        #: Rows up to this time are gone, some of them only to whoever asks.
+        #: Rows up to this time are removed, some of them only from the results.
         self._cleaned = MIN_TIMESTAMP
         self._tombstone_at = MIN_TIMESTAMP
         self._waiting = WaitingSegments(source)
         self._merging: _Merging | None = None
-        #: How many groups of files there were, and whether some of them may have to become one.
+        #: The number of the last group of files, and whether groups may have to be merged.
         self._groups, self._unmerged = 0, False
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def add(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
-        """Add rows, none of them of a time that was cleaned; the arrays become the table's."""
+        """Add rows with times after the cleaned time; the table takes over the arrays."""
         if len(slots) == 0:
             return
         added = Added(slots, times, values, self._next_row, int(times.max()))
@@ -88,9 +87,9 @@ class TimedRows:
         self._put(slots, times, values)
 
     def asked(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[Run, I64, I32]]:
-        """Yield the runs that may hold rows of slots, each in its span of time (inclusive).
+        """Yield the runs that may have rows of slots, each slot with its span of time (inclusive).
 
-        With each: which of the slots it knows, by their places, and what it calls these.
+        Each run comes with the positions of the slots that it may have, and with their slots in the run.
         """
         view = self._state.index.view()
         if self._remote is not None:
@@ -108,18 +107,18 @@ class TimedRows:
                 yield run, rows, own[rows]
 
     def runs(self, low: int, high: int) -> tuple[Run, ...]:
-        """Return the runs that may hold rows of a span of time (inclusive)."""
+        """Return the runs that may have rows in a span of time (inclusive)."""
         found = tuple(run for run in self._every if run.low <= high and run.high >= low)
         self._looked_at += [run.spilled for run in found if run.spilled is not None]
         return found
 
     @property
     def _every(self) -> Iterator[Run]:
-        """All runs that are here, in the order their rows came."""
+        """The local runs, in order of arrival of their rows."""
         return iter(self._runs) if self._remote is None else itertools.chain(self._remote.runs, self._runs)
 
     def within(self, low: int, high: int, part: HashRange = ALL_HASHES) -> Run | None:
-        """Return all rows of a span of time (inclusive) and a range of hashes as one run; None when there are none.
+        """Return all rows of a span of time (inclusive) and a hash range as one run; None if there are none.
 
         Keys that are not in memory get slots.
         """
@@ -142,14 +141,14 @@ class TimedRows:
         return timed_files.joined([self._here(run, rows) for run, rows in parts]) if parts else None
 
     def _here(self, run: Run, rows: I64) -> tuple[I32, I64, list[pa.Array]]:
-        """Return some rows of a run, by slots of the index."""
+        """Return some rows of a run, with slots of the index."""
         slots, chosen = run.slots[rows], pa.array(rows)
         if run.spilled is not None:
             slots = timed_files.slots_of(run.file.keys, slots, self._state.upsert)
         return slots, run.times[rows], [value.take(chosen) for value in run.values]
 
     def file_bytes(self, low: int, high: int) -> int:
-        """Return about how many bytes the rows of a span of time take in files."""
+        """Return the approximate bytes in files of the rows of a span of time."""
         total = 0
         for run in self._every:
             both = min(high, run.high) - max(low, run.low)
@@ -180,7 +179,7 @@ class TimedRows:
         return rows_of(schema, given, len(order))
 
     def counts(self) -> KeyCounts:
-        """Return how many rows every key has, in memory and in files; a key may be named more than once."""
+        """Return the number of rows of every key, in memory and in files; a key may occur more than once."""
         own = self._state.index.hashes
         hashes, counts = [own], [np.zeros(len(own), np.int64)]
         keys: list[Keys] = [self._state.index.view()]
@@ -195,7 +194,7 @@ class TimedRows:
         return KeyCounts(np.concatenate(hashes), np.concatenate(counts), places)
 
     def clean(self, up_to: int) -> None:
-        """Forget all rows up to a time (inclusive)."""
+        """Remove all rows up to a time (inclusive)."""
         if up_to <= self._cleaned:
             return
         self._cleaned = up_to
@@ -211,18 +210,18 @@ class TimedRows:
 
     @property
     def cleaned(self) -> int:
-        """Up to when rows are gone."""
+        """The time up to which rows were removed."""
         return self._cleaned
 
     @property
     def count(self) -> int:
-        """How many rows there are, in memory and in files."""
+        """The number of rows, in memory and in files."""
         return sum(len(run.slots) for run in self._every)
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
-        """Freeze the rows as they are."""
+        """Freeze the rows."""
         log = self.source.log
         if self._cleaned > self._tombstone_at:
             self._tombstone_at = self._cleaned
@@ -236,12 +235,12 @@ class TimedRows:
         return self._waiting.frozen()
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
-        """Nothing has to be copied: rows are never overwritten."""
+        """Return True: rows are never overwritten, so that no copy is needed."""
         del limit, up_to
         return True
 
     def load(self, table: pa.Table) -> None:
-        """Put restored rows in."""
+        """Add restored rows."""
         batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
         slots = self._state.upsert(
             key_columns(batch, tuple(self.spec.rows.key_schema.names)), batch.column(KEY_HASH).to_numpy()
@@ -253,25 +252,25 @@ class TimedRows:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the rows in memory and of those waiting for an upload."""
+        """The bytes of the rows in memory and of those waiting for an upload."""
         return self.hot_bytes + self._waiting.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes of the rows in memory; those of files do not count."""
+        """The bytes of the rows in memory, without those in files."""
         return self._added_bytes + sum(run.size for run in self._runs)
 
     def close(self) -> None:
-        """Forget what waits, and the rows: whoever still knows the table keeps no file."""
+        """Drop waiting segments and all rows, so that no file is kept open."""
         self._waiting.clear()
         self._merging = None
         self._runs, self._added, self._looked_at = [], [], []
         self._added_bytes = 0
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------------------------
 
     def mark_used(self, used: np.ndarray) -> None:
-        """Set the slots that have a row in memory, or one there that is yet to be saved."""
+        """Set the slots that have a row in memory, saved or not."""
         self._runs = [kept for run in self._runs if (kept := run.without(self._cleaned)) is not None]
         for run in self._runs:
             if run.spilled is None:
@@ -281,7 +280,7 @@ class TimedRows:
                 used[piece.slots] = True
 
     def renumber(self, numbers: I32) -> None:
-        """The keys were numbered anew: slot s is now `numbers[s]`; order is kept, so runs stay sorted."""
+        """Renumber slots: slot s becomes `numbers[s]`; the order is kept, so runs stay sorted."""
         for run in self._runs:
             if run.spilled is None:
                 run.slots = numbers[run.slots]
@@ -290,13 +289,13 @@ class TimedRows:
     # --- files ------------------------------------------------------------------------------------------------------
 
     def spill(self, least: int = 0) -> None:
-        """Write what is in memory to files, if it takes so many bytes."""
+        """Write the rows in memory to files, if they take at least `least` bytes."""
         area, keys = self._area, self._state.index.view()
         if area is None or not 0 < max(least, 1) <= self.hot_bytes:
             return
         self._groups += 1
         runs, self._runs = self._runs, []
-        for run in runs:  # in the order they came: of rows of one key and time the last one stays the last
+        for run in runs:  # in order of arrival: of rows with equal key and time the last one stays last
             if run.spilled is not None:
                 self._runs.append(run)
             else:
@@ -308,13 +307,13 @@ class TimedRows:
         self.release()
 
     def release(self) -> None:
-        """Give back the memory of files that were looked at."""
+        """Unmap the pages of files that were read."""
         looked_at, self._looked_at = self._looked_at, []
         for file in looked_at:
             file.release()
 
     def merge_some(self, piece: int) -> None:
-        """Go on with making fewer files, by one of about `piece` bytes, if there are too many."""
+        """Continue merging groups of files, by one file of about `piece` bytes, if there are too many."""
         area = self._area
         if area is not None and self._merging is None and self._unmerged:
             inputs = timed_files.to_merge(self._runs, area.limits.fan)
@@ -329,7 +328,7 @@ class TimedRows:
             self._merging = None
 
     def _put(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
-        """Make a run of rows; runs that are small, or not twice as large as the next, are merged with it."""
+        """Add rows as a run; small runs, or runs not twice as large as the next, are merged with it."""
         new = Run.of(slots, times, values)
         while self._runs and len(self._runs[-1].slots) <= max(self._small_rows, 2 * len(new.slots)):
             if self._runs[-1].spilled is not None or self._runs[-1].size + new.size > _MOST_BYTES:
@@ -344,23 +343,23 @@ class TimedRows:
         new.stop = self._next_row
         self._runs.append(new)
 
-    # --- rows that become the log's ---------------------------------------------------------------------------------
+    # --- rows that the log takes over -------------------------------------------------------------------------------
 
     @property
     def own_bytes(self) -> int:
-        """Bytes that rows that are not the log's take in files."""
+        """The bytes in files of rows that do not belong to the log."""
         return sum(run.length for run in self._runs)
 
     @property
     def _undurable(self) -> list[tuple[int, int]]:
-        """Former freezes whose rows are not in a durable segment yet."""
+        """Earlier freezes of which rows are not in a durable segment yet."""
         waiting = {entry.position for entry in self.source.log.entries if entry.segment is None}
         return [(position, first) for position, first in self._frozen if position in waiting]
 
     def forget_durable(self) -> int | None:
-        """Forget the oldest rows that came in here, as far as all of them are in durable segments.
+        """Forget the oldest received rows, as long as all of them are in durable segments.
 
-        Returns the number below which all rows are the log's now; None: nothing was forgotten.
+        Return the number below which all rows now belong to the log; None: none was forgotten.
         """
         firsts = [*(first for _, first in self._undurable), *(piece.first for piece in self._added)]
         least, runs = min(firsts, default=self._next_row), self._runs
@@ -373,14 +372,14 @@ class TimedRows:
 
 @dataclass(slots=True)
 class _Merging:
-    """Files that are becoming one group."""
+    """A merge of files into one group."""
 
     inputs: list[Run]
     made: Iterator[Run | None]
     done: list[Run]
 
     def go_on(self) -> bool:
-        """Make one more file; return whether there may be more to make."""
+        """Write one more file; return whether more may follow."""
         for run in self.made:
             if run is not None:
                 run.file.release()
@@ -389,7 +388,7 @@ class _Merging:
         return False
 
     def put_in(self, runs: list[Run], cleaned: int) -> list[Run]:
-        """Return runs with what was made where what it was made of is."""
+        """Return runs with the merged files in place of their inputs."""
         old = {id(run) for run in self.inputs}
         place = next((at for at, run in enumerate(runs) if id(run) in old), 0)
         kept = [run for run in runs if id(run) not in old]

@@ -1,4 +1,4 @@
-"""`KeySpace`: the keys that all states of an operator share, as its tables of values, entries, timers and rows see it.
+"""`KeySpace`: the shared keys of all states of an operator, as the tables use them.
 
 Implemented by `state.tables.row_state`. Called in the owner's thread.
 """
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 class KeySpace(Protocol):
-    """Keys by slot, and where they go when they leave memory."""
+    """Keys by slot, and the stores of evicted keys."""
 
     @property
     def index(self) -> KeyIndex:
-        """The keys in memory; another one when slots have new numbers."""
+        """The keys in memory; replaced when slots are renumbered."""
 
     def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
-        """Return the slot of every row, made where the key is new; the array is reused by the next call."""
+        """Return the slot of every row, created if the key is new; the next call reuses the array."""
 
     def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
-        """Return the one key given as a slot of a view, and whether it is in memory; nothing changes."""
+        """Return the single key as a slot of a view, and whether it is in memory; changes no state."""
 
     def settle_load(self) -> None:
-        """Count memory after a part of a restore; slots may have new numbers when this returns."""
+        """Count memory after a part of a restore; slots may be renumbered by this call."""
 
     @property
     def cold(self) -> ColdHome | None:
-        """Where keys go that leave memory; None: none leaves."""
+        """The store of evicted keys; None: no key is evicted."""
 
     @property
     def remote(self) -> RemoteKeys | None:
-        """What fetches keys from the object store; None: all are in memory or where they go from there."""
+        """Fetches keys from the object store; None: all keys are in memory or in the local store."""

@@ -1,10 +1,9 @@
-"""`RowState`: all state of one process function; its values, lists, maps and timers share one index of keys.
+"""`RowState`: all state of one process function; its values, lists, maps and timers share one key index.
 
 The operator finds the slots of a batch's keys once (`upsert`, `distinct`), then reads and writes every state by slot.
-When memory is counted (`settle`), keys that have nothing left are dropped. Where there is a cold store, keys that were
-not touched for long leave for it, with all that they have, when memory is full, and come back before anybody sees their
-slots: the keys of a batch that are new to the index are looked up there at once. Rows of joins go to files then. Owned
-by one thread.
+Memory is counted in `settle`, which drops keys without state. With a cold store, full memory evicts the least recently
+used keys with all their state. Keys of a batch that are new to the index are loaded from the store before the operator
+receives their slots. Full memory also spills rows of joins to files. Owned by one thread.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ if TYPE_CHECKING:
     from penstock.state.tables.slot_tables import ColdTable, SlotTable
 
 _CHUNK = 65_536
-#: Rows of joins do not go to files where they are less than one part in so many of that.
+#: Rows of joins are not spilled while they take less than one part in this many of the limit.
 _LEAST_PART = 8
-#: Rows that come out of files together, and such as become one file of several, are about one part in so many of it.
+#: Rows read from files together, and files of a merge, take about one part in this many of the share.
 _TOGETHER = 16
 
-#: Enters a table into the store under a name, and restores it.
+#: Registers a table in the store under a name, and restores it.
 Declare: TypeAlias = Callable[[str, "StateSpec", Callable[["FrozenSource"], Any]], Any]
 
 
 class RowState:
-    """Keys, state and timers of one operator of one subtask."""
+    """The keys, state and timers of one operator of one subtask."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class RowState:
         keys: KeyTiers | None = None,
         runs: RunTiers | None = None,
     ) -> None:
-        """No state is declared yet; `recency` knows the budget, its name there and the sizes.
+        """Start without state; `recency` has the budget, the name of the holder and the limits.
 
         Without `keys` all keys stay in memory, without `runs` all rows of joins.
         """
@@ -80,17 +79,17 @@ class RowState:
         self._declare = declare
         self._runs = runs
         self.far_rows = None if runs is None else runs.remote
-        #: Whether no key leaves for the moment.
+        #: Whether eviction is suspended.
         self.keeps_all = False
         self._tables: list[SlotTable] = []
-        #: Those of them whose keys may leave.
+        #: Those whose keys can be evicted.
         self._cold_tables: list[ColdTable] = []
         self._timed: list[TimedRows] = []
         self._expiring: list[RowTable | EntryTable] = []
         self._numbers: I32 = np.zeros(0, np.int32)
         self._check_dead_at = self._limits.dead_keys
 
-    # --- what there is ----------------------------------------------------------------------------------------------
+    # --- declarations -----------------------------------------------------------------------------------------------
 
     def value(
         self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None, migration: Migration | None = None
@@ -99,7 +98,7 @@ class RowState:
         spec = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True, migration=self._named(migration))
 
         def make(source: FrozenSource) -> RowTable:
-            # with the field ids of the snapshot it is restored from
+            # with the field ids of the restored snapshot
             table = RowTable(source, source.spec if isinstance(source.spec, RowSpec) else spec, self, ttl)
             self._enter(table)
             return table
@@ -129,7 +128,7 @@ class RowState:
     def windows(
         self, name: str, fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]], codec: EntryCodec, shown: str
     ) -> EntryTable:
-        """Declare a map, as `entries` does, by windows of the definition `shown`; others cannot go on with it."""
+        """Declare a map, as `entries` does, by windows of the definition `shown`; a restore needs the same one."""
         spec = RowSpec(self.index.schema, fields[1], fields[0], window=shown)
         return self._entries(name, spec, codec, None, lists=False)
 
@@ -145,7 +144,7 @@ class RowState:
         return made
 
     def _named(self, migration: Migration | None) -> Migration | None:
-        """Return a migration with the names its columns have in a segment: one of a key column gets an underscore."""
+        """Return a migration with its column names in a segment: the name of a key column gets an underscore."""
         if migration is None:
             return None
         was = RowSpec(self.index.schema, tuple(migration.was))
@@ -167,7 +166,7 @@ class RowState:
     def timed_rows(
         self, name: str, values: tuple[pa.Field, ...], join: tuple[tuple[bytes, bytes], ...] = ()
     ) -> TimedRows:
-        """Declare rows by key and time of a join (see `core.join_evolution`); they are restored when this returns."""
+        """Declare join rows by key and time (see `core.join_evolution`); they are restored when this returns."""
         spec = TimedSpec(RowSpec(self.index.schema, values), join)
 
         def make(source: FrozenSource) -> TimedRows:
@@ -186,7 +185,7 @@ class RowState:
     # --- keys -------------------------------------------------------------------------------------------------------
 
     def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
-        """Return the slot of every row, made where the key is new; the array is reused by the next call."""
+        """Return the slot of every row, created if the key is new; the next call reuses the array."""
         if self.cold is None:
             return self.index.upsert(keys, hashes)
         known = self.index.count
@@ -203,11 +202,11 @@ class RowState:
         return slots
 
     def most_keys(self, most: int) -> int:
-        """Return how many keys, at most `most`, may come into memory before the next `settle`."""
+        """Return how many keys, at most `most`, may enter memory before the next `settle`."""
         return self._recency.at_once(most)
 
     def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
-        """Return the one key given as a slot of a view, and whether it is in memory; nothing changes."""
+        """Return the single key as a slot of a view, and whether it is in memory; changes no state."""
         found = self.index.find(keys, hashes)
         if len(found):
             return self.index.view(), found, True
@@ -228,9 +227,9 @@ class RowState:
         return local, found[:count]
 
     def every_key(self) -> Iterator[I32]:
-        """Yield the slots of all keys that a restore has brought or left in the object store, some at a time.
+        """Yield the slots of all restored keys, local or in the object store, in batches.
 
-        Nothing may have left memory; `settle` between two.
+        No key may have been evicted before; call `settle` between two batches.
         """
         if self.remote is None:
             yield np.arange(self.index.count, dtype=np.int32)
@@ -246,17 +245,17 @@ class RowState:
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes of keys, state and timers in memory."""
+        """The bytes of keys, state and timers in memory."""
         return self.key_bytes + sum(table.hot_bytes for table in self._timed)
 
     @property
     def key_bytes(self) -> int:
-        """The same without the rows of joins."""
+        """The bytes without the rows of joins."""
         known = self.index.memory_bytes + int(self._numbers.nbytes) + self._recency.memory_bytes
         return known + sum(table.hot_bytes for table in self._cold_tables)
 
     def settle(self) -> None:
-        """Count memory after a batch; slots may have new numbers when this returns.
+        """Count memory after a batch; slots may be renumbered by this call.
 
         Raises:
             PenstockError: the state does not fit the managed memory.
@@ -272,20 +271,20 @@ class RowState:
                 f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
                 hint="raise managed_memory_bytes or the parallelism; with state_backend=rocksdb the keys of process "
-                "functions and of windows, and the rows of a join, need not all be in memory",
+                "functions and of windows, and the rows of a join, can exceed memory",
             )
 
     def settle_load(self) -> None:
-        """Count memory after a part of a restore; slots may have new numbers when this returns."""
+        """Count memory after a part of a restore; slots may be renumbered by this call."""
         if self.cold is not None or self._runs is not None:
             self._make_room()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Report the memory as free."""
         self._budget.report(self._holder, 0)
 
     def _make_room(self) -> None:
-        """Let keys leave until what is left may stay, say what that is, and let rows of joins go to files."""
+        """Evict keys down to the limit, report the usage, and spill join rows."""
         if self.cold is not None and not self.keeps_all and self._recency.full(self.key_bytes, self.index.count):
             for rows in self._timed:
                 rows.spill()
@@ -302,10 +301,10 @@ class RowState:
             self._spill()
 
     def _spill(self) -> None:
-        """Let rows of joins go to local files before they are more than there is room for."""
+        """Spill join rows to local files before memory is full, and continue merging files."""
         full = self._limits.spill_part * self._budget.share_of(self._holder)
         rows = sum(table.hot_bytes for table in self._timed)
-        # keys alone may fill memory: then rows wait until they are enough for files of some size
+        # keys alone may fill memory: then wait until the rows fill files of a reasonable size
         if (self.hot_bytes > full and rows >= full / _LEAST_PART) or self._budget.exceeded:
             for table in self._timed:
                 table.spill(self._limits.spilled_bytes)
@@ -321,9 +320,9 @@ class RowState:
         return max(self._limits.spilled_bytes, self._budget.share_of(self._holder) // _TOGETHER, 1)
 
     def parts(self, low: int, high: int) -> list[HashRange]:
-        """Return ranges of hashes of which the rows of joins between two times (inclusive) come into memory together.
+        """Return hash ranges for which the join rows between two times (inclusive) are loaded together.
 
-        `settle` between two of them.
+        Call `settle` between two of them.
         """
         owned = next(iter(self._timed)).source.hash_range
         held = sum(table.file_bytes(low, high) for table in self._timed)
@@ -331,7 +330,7 @@ class RowState:
         return even_parts(owned, 1 + held // self._together)
 
     def _evict(self) -> None:
-        """Let the keys leave that were not touched for longest."""
+        """Evict the least recently used keys."""
         count, view = self.index.count, self.index.view()
         stays = self._recency.staying(count)
         leaving = np.flatnonzero(~stays).astype(np.int32)
@@ -341,7 +340,7 @@ class RowState:
         self._keep(np.flatnonzero(stays).astype(np.int32))
 
     def _drop_dead_keys(self) -> None:
-        """Number the keys anew without those that no table uses, if they are at least half of all."""
+        """Compact the index: drop keys that no table uses, if they are at least half of all."""
         count = self.index.count
         used = np.zeros(count, np.bool_)
         for table in self._tables:
@@ -354,7 +353,7 @@ class RowState:
         self._check_dead_at = 2 * living + self._limits.dead_keys
 
     def _keep(self, kept: I32) -> None:
-        """Number these keys anew, in the same order; of all others no table has anything in memory."""
+        """Keep only these keys, renumbered in the same order; tables have no state in memory for the others."""
         view, count = self.index.view(), self.index.count
         index = KeyIndex(self.index.schema)
         for first in range(0, len(kept), _CHUNK):

@@ -1,4 +1,4 @@
-"""What `state.tables.row_state` asks of the tables that use the slots of its index of keys."""
+"""Protocols of the tables that use the slots of the key index of `state.tables.row_state`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SlotTable(Protocol):
-    """What the index of keys asks of the tables that use its slots."""
+    """A table that uses the slots of the key index."""
 
     @property
     def hot_bytes(self) -> int: ...
@@ -24,13 +24,13 @@ class SlotTable(Protocol):
 
 
 class ColdTable(SlotTable, Protocol):
-    """What it asks besides, if keys may leave memory: of every table but the rows of a join."""
+    """A table whose keys can be evicted: every table except the rows of a join."""
 
     def save_changes(self, home: ColdHome) -> None:
-        """Put what has changed since the last freeze into a segment: no slot may be named outside the table's rows."""
+        """Freeze the changes since the last freeze into a segment, so that only the table's rows refer to slots."""
 
     def take_out(self, keys: KeyView, slots: I32) -> None:
-        """Move all that these slots have to the cold store; they come in order of their hashes."""
+        """Move all state of these slots, in hash order, to the cold store."""
 
     def bring_in(self, keys: KeyView, slots: I32) -> None:
-        """Get what these slots have, which were made just now, from the cold store."""
+        """Load the state of these slots, which were just created, from the cold store."""

@@ -1,6 +1,6 @@
-"""What has changed in the timers of a state since the last freeze: registrations and deletions, in order.
+"""Log of changes to the timers of a state since the last freeze: registrations and deletions, in order.
 
-Rows are appended and never changed, so what is frozen may be encoded by any thread. Used by `state.tables.timer_table`.
+Rows are appended and never changed, so a frozen part may be encoded in any thread. Used by `state.tables.timer_table`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Changes:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the arrays."""
+        """The bytes of the arrays."""
         return int(self.slots.nbytes + self.times.nbytes + self.deleted.nbytes)
 
 
 def joined(parts: list[Changes]) -> Changes:
-    """Return changes one behind the other."""
+    """Return the concatenated changes."""
     if len(parts) == 1:
         return parts[0]
     return Changes(
@@ -48,7 +48,7 @@ def joined(parts: list[Changes]) -> Changes:
 
 
 def reduced(parts: list[Changes], fired_rows: int, fired: int) -> Changes:
-    """Return the last change of every timer, without what was there before `fired_rows` and fired up to `fired`."""
+    """Return the last change of every timer, without changes before `fired_rows` of timers fired up to `fired`."""
     every = joined(parts)
     open_still = every.times > fired
     open_still[fired_rows:] = True
@@ -74,11 +74,11 @@ class FrozenTimers:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the changes."""
+        """The bytes of the changes."""
         return sum(part.memory_bytes for part in self.parts)
 
     def whole(self) -> Iterator[pa.Table]:
-        """Yield the changes that still count as columns of a segment, sorted by hash."""
+        """Yield the effective changes as columns of a segment, sorted by hash."""
         changes = reduced(list(self.parts), self.fired_rows, self.fired)
         order = np.argsort(self.keys.hashes[changes.slots], kind="stable")
         yield segment_table(

@@ -1,8 +1,8 @@
 """`TimerTable`: timers by (key, time), each at most once; the state `__timers_<name>`.
 
-Registrations and deletions are only appended to buckets of about a second, and resolved when a bucket comes due:
-sorted by (time, slot), of equal ones the last counts. What was fired is one tombstone per barrier, up to the time that
-was reached. Owned by one subtask thread; a frozen part is encoded by any.
+Registrations and deletions are appended to buckets of about a second. A bucket is resolved when it is due: sorted by
+(time, slot), and of equal entries the last counts. Fired timers are one tombstone per barrier, up to the time reached.
+Owned by one subtask thread; a frozen part may be encoded in any.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_records import ColdHome
     from penstock.state.tables.key_space import KeySpace
 
-#: A bucket holds the times that are equal but for so many bits: 1.05 s of microseconds.
+#: Number of low bits in which times of a bucket may differ: 1.05 s of microseconds.
 _BUCKET_BITS = 20
 #: A timer in a bucket is one word: offset in the bucket | slot | deleted.
 _SLOT_BITS = 31
@@ -42,11 +42,11 @@ _SLOT_MASK = (1 << _SLOT_BITS) - 1
 
 @dataclass(slots=True)
 class _Bucket:
-    """Timers of about a second: resolved ones in order of (time, slot), and what was appended since."""
+    """The timers of about a second: resolved ones in order of (time, slot), and changes appended since."""
 
     ready: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     added: list[I64] = field(default_factory=list)
-    #: No timer is before this one.
+    #: Lower bound of the timers.
     least: int = 1 << 63
 
     def add(self, words: I64) -> None:
@@ -55,7 +55,7 @@ class _Bucket:
         self.least = min(self.least, int(words.min()))
 
     def keep(self, ready: I64) -> None:
-        """These are left."""
+        """Set the remaining resolved timers."""
         self.ready = ready
         self.least = int(ready[0]) if len(ready) else 1 << 63
 
@@ -79,10 +79,10 @@ class _Bucket:
 
 
 class TimerTable:
-    """Timers by slot of the keys that all states of an operator share."""
+    """Timers by slot; the slots are those of the key index that all states of an operator share."""
 
     def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace) -> None:
-        """No timer; `load` brings in restored ones."""
+        """Start without timers; `load` adds restored ones."""
         self.source = source
         self.spec = spec
         self._state = state
@@ -91,7 +91,7 @@ class TimerTable:
         self._changes: list[Changes] = []
         self._changed = 0
         self._reduce_at = source.limits.many_changes
-        #: Of the changes, so many stood before the last firing, which reached that time.
+        #: The number of changes before the last firing, and the time that it reached.
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
         self._waiting = WaitingSegments(source)
         self._cold = None if state.cold is None else ColdTimers(state.cold)
@@ -102,7 +102,7 @@ class TimerTable:
     # --- timers -----------------------------------------------------------------------------------------------------
 
     def change(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
-        """Register timers, or delete them, in order; a timer that exists is not made twice."""
+        """Register or delete timers, in order; registering an existing timer has no effect."""
         self._enter(slots, times, deleted)
         self._changes.append(Changes(slots, times, deleted))
         self._changed += len(slots)
@@ -111,7 +111,7 @@ class TimerTable:
 
     @property
     def size(self) -> int:
-        """How many timers there are at most."""
+        """The number of timers, at most."""
         near = sum(bucket.words for bucket in self._buckets.values()) + (0 if self._cold is None else self._cold.count)
         return near if self._remote is None else near + self._remote.rows
 
@@ -119,7 +119,7 @@ class TimerTable:
         """Return the next `most` timers of one key; see `state.store.StateTable`.
 
         Raises:
-            UsageError: too many timers of other keys that left memory are before them.
+            UsageError: too many timers of other evicted keys are before them.
         """
         view, slots, here = self._state.find(keys, hashes)
         times = set[int]() if self._cold is None else set(self._cold.look_up(view, slots, most))
@@ -136,8 +136,8 @@ class TimerTable:
         return segment_table(self.spec, view, owners, namespaces=found, values=(), deleted=none)
 
     def _far_times(self, keys: KeyColumns, hashes: I64) -> set[int]:
-        """Return the times of one key's timers that are not here, as of now."""
-        assert self._remote is not None  # noqa: S101 - asked for
+        """Return the current times of one key's remote timers."""
+        assert self._remote is not None  # noqa: S101 - callers check it
         index, slots, times = self._remote.look_up(int(hashes[0]))
         own = index.find(keys, hashes)
         found = set(times[slots == own[0]].tolist()) if len(own) else set[int]()
@@ -154,7 +154,7 @@ class TimerTable:
         return KeyCounts(hashes, counts, ((self._state.index.view(), len(hashes)),))
 
     def next_time(self) -> int | None:
-        """Return a time before which no timer is due; None when there is no timer."""
+        """Return a lower bound of the next timer's time; None if there is no timer."""
         far = None if self._remote is None else self._remote.least
         times = (self._next_in_memory(), None if self._cold is None else self._cold.least, far)
         return min((time for time in times if time is not None), default=None)
@@ -168,10 +168,10 @@ class TimerTable:
         return None
 
     def take_due(self, until: int, limit: int) -> tuple[I32, I64] | None:
-        """Take the earliest timers up to a time out: (slots, times) in order of (time, slot); None when none is due.
+        """Take the timers up to a time: (slots, times) in order of (time, slot); None if none is due.
 
-        About `limit` of them; those of one time are taken apart only when they alone are more. Keys that are not in
-        memory get slots.
+        About `limit` of them; timers of one time are split only if they alone are more. Keys that are not in memory get
+        slots.
         """
         if self._remote is None:
             return self._take_here(until, limit)
@@ -191,12 +191,12 @@ class TimerTable:
         self._enter(slots, cold.times, np.zeros(len(slots), np.bool_))
         before = self._take_in_memory(cold.reached - 1, limit) if cold.more else None
         found = before or self._take_in_memory(cold.reached, limit)
-        if cold.more and found is not None:  # one that was registered again in memory may be among those left there
+        if cold.more and found is not None:  # one that was registered again in memory may also be in the cold store
             self._cold.forget(self._state.index.view(), *found)
         return found
 
     def _forget_deleted(self) -> None:
-        """Timers came that were deleted in memory since the last freeze: the log does not know yet."""
+        """Delete fetched timers that were deleted in memory since the last freeze, which the log does not have."""
         view = self._state.index.view()
         for changes in self._changes:
             if self._cold is not None and changes.deleted.any():
@@ -231,7 +231,7 @@ class TimerTable:
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
-        """Freeze the timers as they are; what fired since the last freeze becomes one tombstone."""
+        """Freeze the timers; those that fired since the last freeze become one tombstone."""
         self._freeze_changes(None)
         return self._waiting.frozen()
 
@@ -248,12 +248,12 @@ class TimerTable:
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
-        """Nothing has to be copied: changes are never overwritten."""
+        """Return True: changes are never overwritten, so that no copy is needed."""
         del limit, up_to
         return True
 
     def load(self, table: pa.Table) -> None:
-        """Put restored timers in, newest last."""
+        """Add restored timers, newest last."""
         batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
         slots = self._state.upsert(
             key_columns(batch, tuple(self.spec.key_schema.names)), batch.column(KEY_HASH).to_numpy()
@@ -264,26 +264,26 @@ class TimerTable:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the timers in memory and of those waiting for an upload."""
+        """The bytes of the timers in memory and of those waiting for an upload."""
         return self.hot_bytes + self._waiting.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes of the timers in memory."""
+        """The bytes of the timers in memory."""
         return 8 * sum(bucket.words for bucket in self._buckets.values()) + 13 * self._changed
 
     def close(self) -> None:
-        """Forget what waits."""
+        """Drop waiting segments."""
         self._waiting.clear()
 
-    # --- keys that leave memory -------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
     def save_changes(self, home: ColdHome) -> None:
-        """Put what is in no segment yet into one, now."""
+        """Freeze all unsaved changes into a segment."""
         self._freeze_changes(home)
 
     def take_out(self, keys: KeyView, slots: I32) -> None:
-        """Move the timers of slots to the cold store; all changes were saved."""
+        """Move the timers of slots to the cold store; all changes are frozen already."""
         if self._cold is None:
             return
         leaving = np.zeros(self._state.index.count, np.bool_)
@@ -301,17 +301,17 @@ class TimerTable:
                     del self._buckets[number]
 
     def _leave(self, keys: KeyView, slots: I32, times: I64) -> None:
-        assert self._cold is not None  # noqa: S101 - asked for
+        assert self._cold is not None  # noqa: S101 - callers check it
         near = np.ones(len(times), np.bool_) if self._remote is None else self._remote.near(times)
         self._cold.put(keys, slots[near], times[near])
 
     def bring_in(self, keys: KeyView, slots: I32) -> None:
-        """Timers come back when they are due."""
+        """Do nothing: timers are loaded when they are due."""
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------------------------
 
     def mark_used(self, used: np.ndarray) -> None:
-        """Set the slots that have a timer, or a change yet to be saved."""
+        """Set the slots that have a timer or an unsaved change."""
         for bucket in self._buckets.values():
             used[(bucket.resolve() >> 1) & _SLOT_MASK] = True
         self._reduce()
@@ -319,7 +319,7 @@ class TimerTable:
             used[changes.slots] = True
 
     def renumber(self, numbers: I32) -> None:
-        """The keys were numbered anew: slot s is now `numbers[s]`; order is kept, so buckets stay sorted."""
+        """Renumber slots: slot s becomes `numbers[s]`; the order is kept, so buckets stay sorted."""
         for bucket in self._buckets.values():
             words = bucket.resolve()
             slots = numbers[(words >> 1) & _SLOT_MASK].astype(np.int64)
@@ -354,16 +354,16 @@ class TimerTable:
             return
         before = self._fired_rows
         kept = reduced(self._changes, before, self._fired)
-        # What is left of the changes before the last firing lies above it, so it may count as made since.
+        # The remaining changes from before the last firing are later than it, so they may count as later changes.
         self._changes, self._changed, self._fired_rows = [kept], len(kept.slots), 0
         self._reduce_at = 2 * self._changed + self.source.limits.many_changes
 
 
 def _cut(words: I64, room: int, *, alone: bool) -> int:
-    """Return how many timers to take: all of a time or none.
+    """Return how many timers to take: all timers of a time, or none.
 
-    Only a time that alone has more than `room` is taken apart, and then by itself: a key of it has no other timer among
-    those that are taken, whose firing could delete one that is left.
+    Only a time that alone has more than `room` timers is split, and then taken alone. So no taken timer belongs to a
+    key with another taken timer, whose firing could delete a remaining one.
     """
     if len(words) <= room:
         return len(words)

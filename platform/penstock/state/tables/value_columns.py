@@ -1,8 +1,8 @@
-"""Columns of row state: typed values that are only ever appended, read back by row number.
+"""Columns of row state: append-only typed values that are read by row number.
 
-Fixed-width values are int64 words (floats by their bits), the rest are bytes one behind the other. Arrays grow at
-their end and are replaced, never moved in place, so a copy of a column object taken at a freeze stays true while its
-owner appends on. Used by `penstock.state.tables.value_table`; copies are read by any thread.
+Fixed-width values are int64 words (floats by their bits), others are bytes one after the other. Arrays grow at their
+end and are replaced, never moved in place. So a copy of a column object taken at a freeze stays valid while the owner
+appends. Used by `penstock.state.tables.value_table`; copies are read by any thread.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class FixedValues:
-    """Values of a type that fits a word."""
+    """Values of a type that fits into a word."""
 
     def __init__(self, data_type: pa.DataType, capacity: int) -> None:
-        """Room for `capacity` rows."""
+        """Allocate `capacity` rows."""
         self._type = data_type
         self._words: I64 = np.empty(capacity, np.int64)
         self._valid: U8 = np.empty(capacity, np.uint8)
@@ -59,7 +59,7 @@ class FixedValues:
         return fixed_to_arrow(self._words[rows], None if valid.all() else valid, self._type)
 
     def values(self, rows: I32) -> list[Any]:
-        """Return the values of rows as Python sees them."""
+        """Return the values of rows as Python objects."""
         if not (pt.is_int64(self._type) or pt.is_float64(self._type)):
             return python_values(self.array(rows))
         words = self._words[rows]
@@ -83,7 +83,7 @@ class FixedValues:
         return new
 
     def bytes_of(self, rows: int) -> int:
-        """Return what the first `rows` rows hold."""
+        """Return the bytes of the first `rows` rows."""
         return 9 * rows
 
 
@@ -91,7 +91,7 @@ class BytesValues:
     """Values of any length."""
 
     def __init__(self, data_type: pa.DataType, capacity: int, first_bytes: int) -> None:
-        """Room for `capacity` rows, and at first for so many bytes of them."""
+        """Allocate `capacity` rows, and initially `first_bytes` bytes for them."""
         self._type = data_type
         self._first_bytes = first_bytes
         self._data: U8 = np.empty(first_bytes, np.uint8)
@@ -123,7 +123,7 @@ class BytesValues:
         return bytes_to_arrow(data, offsets, None if valid.all() else valid, self._type)
 
     def values(self, rows: I32) -> list[Any]:
-        """Return the values of rows as Python sees them."""
+        """Return the values of rows as Python objects."""
         return python_values(self.array(rows))
 
     def moved(self, rows: I32, capacity: int) -> BytesValues:
@@ -137,7 +137,7 @@ class BytesValues:
         return new
 
     def bytes_of(self, rows: int) -> int:
-        """Return what the first `rows` rows hold."""
+        """Return the bytes of the first `rows` rows."""
         return int(self._starts[rows]) + 9 * rows
 
     def _gathered(self, rows: I32) -> tuple[U8, I64]:
@@ -151,12 +151,12 @@ ValueColumn: TypeAlias = FixedValues | BytesValues
 
 
 def column_of(data_type: pa.DataType, capacity: int, first_bytes: int = PRODUCTION.first_bytes) -> ValueColumn:
-    """Return an empty column with room for `capacity` rows, and at first for so many bytes where it has any length."""
+    """Return an empty column with `capacity` rows, and initially `first_bytes` bytes for a variable length."""
     return FixedValues(data_type, capacity) if is_fixed(data_type) else BytesValues(data_type, capacity, first_bytes)
 
 
 def python_values(array: pa.Array) -> list[Any]:
-    """Return an array as Python values; timestamps by way of numpy, five times faster than one by one."""
+    """Return an array as Python values; timestamps via numpy, which is five times faster."""
     if pt.is_timestamp(array.type) and array.type.tz in ("UTC", None) and array.null_count == 0:
         naive: list[Any] = array.to_numpy(zero_copy_only=False).astype("datetime64[us]").tolist()
         return naive if array.type.tz is None else [value.replace(tzinfo=dt.UTC) for value in naive]
@@ -165,7 +165,7 @@ def python_values(array: pa.Array) -> list[Any]:
 
 
 def plain_values(array: pa.Array) -> list[Any]:
-    """Return an array as Python values, integers and floats without a null ten times faster."""
+    """Return an array as Python values; integers and floats without nulls are ten times faster."""
     if array.null_count == 0 and (pt.is_int64(array.type) or pt.is_float64(array.type)):
         values: list[Any] = array.to_numpy().tolist()
         return values

@@ -1,8 +1,8 @@
-"""`RowTable`: one value by key, the state behind a `ValueState`.
+"""`RowTable`: one value by key, the state of a `ValueState`.
 
-A log of rows in memory: writing appends, `where` finds the newest row of a slot, nothing is ever overwritten. So a
-freeze keeps references and copies nothing, whatever number of rows is dirty; when the log is full, rows that are
-neither newest nor still to be saved are left behind. Owned by one subtask thread; a frozen part is encoded by any.
+It is a log of rows in memory: a write appends, `where` has the newest row of a slot, and no row is overwritten. So a
+freeze keeps references and copies no rows, regardless of their number. When the log is full, superseded rows that are
+saved are dropped. Owned by one subtask thread; a frozen part may be encoded in any.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class FrozenLog:
     first: int
     slots: I32
     deleted: np.ndarray
-    #: Rows that came back from the cold store: they are saved already.
+    #: Whether a row was loaded from the cold store, so that it is saved already.
     clean: np.ndarray
     columns: tuple[ValueColumn, ...]
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes the rows hold, once their table has left them behind; until then they are the table's."""
+        """The bytes of the rows, after their table has dropped them; until then they count for the table."""
         if self.table_of.holds(self.slots):
             return 0
         return int(self.slots.nbytes + 2 * self.deleted.nbytes) + 8 * len(self.columns) * len(self.slots)
@@ -70,19 +70,19 @@ class FrozenLog:
 
 
 def last_by_slot(slots: I32) -> I64:
-    """Return the place of the last row of every slot, ascending."""
+    """Return the position of the last row of every slot, ascending."""
     if len(slots) == 0:
         return np.empty(0, np.int64)
     last = np.full(int(slots.max()) + 1, -1, np.int64)
-    last[slots] = np.arange(len(slots))  # of equal slots the last assignment stays
+    last[slots] = np.arange(len(slots))  # for equal slots the last assignment wins
     return np.sort(last[last >= 0])
 
 
 class RowTable:
-    """One value by slot of the keys that all states of an operator share."""
+    """One value by slot; the slots are those of the key index that all states of an operator share."""
 
     def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace, ttl: Ttl | None = None) -> None:
-        """An empty table; `load` fills it at a restore, `loaded` ends that."""
+        """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""
         types = [field.type for field in spec.stored]
         self._cold = None if state.cold is None else ColdRecords(state.cold, types)
         self.source = source
@@ -99,7 +99,7 @@ class RowTable:
         self._clean = np.empty(rows, np.bool_)
         self._columns: tuple[ValueColumn, ...] = tuple(column_of(f.type, rows, first_bytes) for f in spec.stored)
         self._end = 0
-        #: Rows from here on are in no segment yet.
+        #: Rows from this one on are not in a segment yet.
         self._dirty_from = 0
         self._where: I32 = np.full(rows, -1, np.int32)
         self._waiting = WaitingSegments(source)
@@ -110,12 +110,12 @@ class RowTable:
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def rows_of(self, slots: I32) -> I32:
-        """Return the newest row of every slot, negative where it has no value."""
+        """Return the newest row of every slot, negative if it has no value."""
         self._fit_slots()
         return self._where[slots]
 
     def values(self, rows: I32) -> list[list[Any]]:
-        """Return the value columns of rows as Python sees them."""
+        """Return the value columns of rows as Python objects."""
         return [column.values(rows) for column, _ in zip(self._columns, self.spec.values, strict=False)]
 
     def arrays(self, rows: I32) -> list[pa.Array]:
@@ -123,7 +123,7 @@ class RowTable:
         return [column.array(rows) for column in self._columns]
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-        """Return the value of one key, if it has one that is alive; see `state.store.StateTable`."""
+        """Return the live value of one key, if it has one; see `state.store.StateTable`."""
         del most
         view, slots, here = self._state.find(keys, hashes)
         cold = None if here or self._cold is None else self._cold.look_up(view, slots)
@@ -140,7 +140,7 @@ class RowTable:
         return KeyCounts(hashes, self._where[: len(hashes)] >= 0, ((self._state.index.view(), len(hashes)),))
 
     def write(self, slots: I32, arrays: Sequence[pa.Array]) -> None:
-        """Set the values of slots, each of which occurs once; they are accessed now."""
+        """Set the values of distinct slots, accessed now."""
         if self.ttl is not None:
             arrays = [*arrays, pa.array(np.full(len(slots), self.ttl.clock.now))]
         self._put(slots, arrays)
@@ -153,7 +153,7 @@ class RowTable:
         self._where[slots] = np.arange(first, self._end, dtype=np.int32)
 
     def clear(self, slots: I32) -> None:
-        """Remove the values of slots, each of which occurs once; one without a value stays as it is."""
+        """Remove the values of distinct slots; a slot without a value does not change."""
         self._fit_slots()
         slots = slots[self._where[slots] >= 0]
         if len(slots):
@@ -165,7 +165,7 @@ class RowTable:
     # --- time-to-live -----------------------------------------------------------------------------------------------
 
     def expired(self, rows: I32) -> np.ndarray:
-        """Return which of the rows (negative: none) hold a value that has expired."""
+        """Return a mask of the rows with an expired value (a negative row has no value)."""
         if self.ttl is None:
             return np.zeros(len(rows), np.bool_)
         stamps = self._columns[-1]
@@ -174,7 +174,7 @@ class RowTable:
         return found
 
     def sweep(self, limit: int) -> None:
-        """Look through the next `limit` slots, in turn, and remove what has expired."""
+        """Check the next `limit` slots, in turn, and remove expired values."""
         if self.ttl is None:
             return
         self._fit_slots()
@@ -186,30 +186,30 @@ class RowTable:
             self._cold.sweep(1 + limit // self._limits.cold_sweep_part, self.ttl.deadline)
 
     def loaded(self) -> None:
-        """All is restored: what has expired meanwhile goes."""
+        """Finish a restore: remove expired values."""
         self.sweep(self._state.index.count)
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
-        """Freeze the table as it is, with a part of what has expired cleaned up."""
+        """Freeze the table, after a sweep of a part of it for expired values."""
         self.sweep(self._limits.freeze_sweep_keys)
         self._freeze_dirty(None)
         return self._waiting.frozen()
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
-        """Nothing has to be copied: rows are never overwritten."""
+        """Return True: rows are never overwritten, so that no copy is needed."""
         del limit, up_to
         return True
 
     def load(self, table: pa.Table) -> None:
-        """Put restored rows in, newest last."""
+        """Add restored rows, newest last."""
         self._load(table, anew=False)
         self._dirty_from = self._end
         self._state.settle_load()
 
     def load_anew(self, table: pa.Table) -> None:
-        """As `load`, of rows that are in no segment of today's columns: all of them are to be saved."""
+        """Add restored rows that no segment has with the current columns, so that all of them are saved."""
         self._load(table, anew=True)
         self._state.settle_load()
 
@@ -234,16 +234,16 @@ class RowTable:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the rows in memory and of those waiting for an upload."""
+        """The bytes of the rows in memory and of those waiting for an upload."""
         return self.hot_bytes + self._waiting.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes of the rows in memory."""
+        """The bytes of the rows in memory."""
         return int(self._where.nbytes) + 6 * self._end + sum(column.bytes_of(self._end) for column in self._columns)
 
     def close(self) -> None:
-        """Forget what waits."""
+        """Drop waiting segments."""
         self._waiting.clear()
 
     def _freeze_dirty(self, home: ColdHome | None) -> None:
@@ -264,17 +264,17 @@ class RowTable:
         self._dirty_from = self._end
 
     def holds(self, rows: I32) -> bool:
-        """Whether frozen rows still lie in the table's own memory."""
+        """Return whether frozen rows are still in the table's own memory."""
         return rows.base is self._slots
 
-    # --- keys that leave memory -------------------------------------------------------------------------------------
+    # --- eviction ---------------------------------------------------------------------------------------------------
 
     def save_changes(self, home: ColdHome) -> None:
-        """Put what is in no segment yet into one, now."""
+        """Freeze all unsaved changes into a segment."""
         self._freeze_dirty(home)
 
     def take_out(self, keys: KeyView, slots: I32) -> None:
-        """Move the values of slots to the cold store; all changes were saved."""
+        """Move the values of slots to the cold store; all changes are frozen already."""
         if self._cold is None:
             return
         self._fit_slots()
@@ -283,21 +283,21 @@ class RowTable:
             self._where[piece] = -1
 
     def bring_in(self, keys: KeyView, slots: I32) -> None:
-        """Get the values of slots, which have none in memory, from the cold store."""
+        """Load the values of slots, which have none in memory, from the cold store."""
         taken = None if self._cold is None else self._cold.take(keys, slots)
         if taken is not None:
             self._put(taken.slots, taken.columns, clean=True)
 
-    # --- room -------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------------------------
 
     def mark_used(self, used: np.ndarray) -> None:
-        """Set the slots that have a value, or a change yet to be saved."""
+        """Set the slots that have a value or an unsaved change."""
         self._fit_slots()
         used |= self._where[: len(used)] >= 0
         used[self._slots[self._dirty_from : self._end]] = True
 
     def renumber(self, numbers: I32) -> None:
-        """The keys were numbered anew: slot s is now `numbers[s]`, those not in use are negative."""
+        """Renumber slots: slot s becomes `numbers[s]`; numbers of unused slots are negative."""
         kept = self._kept_rows()
         where = np.full(max(self._limits.first_rows, 2 * int((numbers >= 0).sum())), -1, np.int32)
         old = np.flatnonzero(self._where >= 0)
@@ -326,7 +326,7 @@ class RowTable:
         return first
 
     def _leave_old_behind(self, room: int) -> None:
-        """Move the rows that still count into new arrays, twice as large as they need."""
+        """Move the effective rows into new arrays, twice as large as needed."""
         kept = self._kept_rows()
         places = np.empty(self._end, np.int32)
         places[kept] = np.arange(len(kept), dtype=np.int32)
@@ -335,7 +335,7 @@ class RowTable:
         self._keep(kept, max(2 * (len(kept) + room), self._limits.first_rows))
 
     def _kept_rows(self) -> I32:
-        """Return the newest row of each slot, and deletions that are in no segment yet, in order."""
+        """Return the newest row of each slot, and unsaved deletions, in order."""
         kept = np.zeros(self._end, np.bool_)
         kept[self._where[self._where >= 0]] = True
         newest = last_by_slot(self._slots[self._dirty_from : self._end]) + self._dirty_from
