@@ -67,7 +67,7 @@ class WindowTopOperator(Operator):
         if not self._config.local and context.parallelism != 1:
             raise GraphError(
                 f"{context.spec.uid}: the best rows over all keys are chosen in one subtask, not {context.parallelism}",
-                hint="remove .set_parallelism(...); every subtask of the input drops rows that cannot be best already",
+                hint="remove .set_parallelism(...); every subtask of the input already drops rows that cannot be best",
             )
         self._context = context
         self._watermark = MIN_TIMESTAMP
