@@ -115,7 +115,7 @@ class Timers:
         self._processing = processing
 
     def event(self, timestamp: int | dt.datetime) -> None:
-        """Call `on_timer` when the watermark has reached the time; once per key and time, even if requested repeatedly."""
+        """Call `on_timer` when the watermark has reached the time; once per key and time, however often requested."""
         time = timestamp if type(timestamp) is int else microseconds(timestamp)
         queue = self._event
         if time <= queue.horizon:

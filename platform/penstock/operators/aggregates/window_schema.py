@@ -217,7 +217,7 @@ def _validate_type(aggregate: Aggregate, kind: pa.DataType) -> None:
         if not (pt.is_integer(kind) or pt.is_floating(kind)):
             raise GraphError(what, hint="sum, mean, var and std take integers and floats; cast the column first")
     elif not is_key_type(kind):
-        raise GraphError(what, hint=f"{aggregate.fn} takes no lists, maps and structs; take out what is to be compared")
+        raise GraphError(what, hint=f"{aggregate.fn} takes no lists, maps and structs; select comparable fields")
 
 
 def field_of(name: str, schema: pa.Schema, what: str) -> pa.Field:

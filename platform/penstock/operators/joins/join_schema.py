@@ -288,7 +288,7 @@ def parse_interval(config: dict[str, Any]) -> Interval:
         raise GraphError(
             f"interval_join: the lower bound ({interval.lower / 1e6:g} s) is above the upper one"
             f" ({interval.upper / 1e6:g} s)",
-            hint="a row at time t meets rows of the other side from t + lower to t + upper",
+            hint="a row at time t matches rows of the other side from t + lower to t + upper",
         )
     if max(-interval.lower, interval.upper) > _MOST_US:
         raise GraphError("interval_join: a bound is beyond 36,000 years", hint="use a smaller one")

@@ -86,8 +86,8 @@ class BoundOperatorState:
             UserFunctionError: it is a union, elements were restored, and the function has not read them.
         """
         if not self._held.looked_at:
-            msg = f"{self._where} was restored, and `open` has not looked at its `restored`: all of it would be lost"
-            way = "add in open what concerns the subtask (other than in Flink a union's own elements begin empty)"
+            msg = f"{self._where} was restored, but `open` has not read its `restored`: all elements would be lost"
+            way = "add the elements of the subtask in open (unlike in Flink, a union starts empty)"
             raise UserFunctionError(msg, hint=f"{way}, or declare ps.operator_list_state()")
 
     def _evolved(self, part: OperatorStateSnapshot, saved: pa.Schema) -> pa.Schema:
