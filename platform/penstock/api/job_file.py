@@ -45,7 +45,7 @@ def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
     """Return the job that a file builds, with settings overridden; of several the one called `name`.
 
     Raises:
-        UsageError: there is no such file, it builds no job, or several of which not just one has the name.
+        UsageError: the file does not exist, builds no job, or builds several of which not exactly one has the name.
     """
     from penstock.api.building.executors import use_executor
 

@@ -44,7 +44,7 @@ class Aggregator(Protocol[In_contra, Acc, Out_co]):
 
 
 class ReducingState(Generic[T]):
-    """One value for every key that others are reduced into: `most: ps.ReducingState[int] = ps.reducing_state(max)`."""
+    """One value for every key that reduces added values: `most: ps.ReducingState[int] = ps.reducing_state(max)`."""
 
     __slots__ = ("_declaration", "_function", "_reduced")
 
@@ -104,9 +104,9 @@ def over(
 
 
 def reducing_state(function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> ReducingState[Any]:
-    """Declare a value by key into which others are reduced: `most: ps.ReducingState[int] = ps.reducing_state(max)`.
+    """Declare a value by key that reduces added values: `most: ps.ReducingState[int] = ps.reducing_state(max)`.
 
-    `function(old, new)` returns a value of the annotation's type, any that `ps.value_state` takes, as is `ttl`.
+    `function(old, new)` returns a value of the annotation's type; types and `ttl` are as for `ps.value_state`.
     """
     return ReducingState(Declaration(ttl=ttl, fold=function), value_state())
 
@@ -114,6 +114,6 @@ def reducing_state(function: Callable[[Any, Any], Any], *, ttl: TimeToLive = Non
 def aggregating_state(aggregator: Aggregator[In, Any, Out], *, ttl: TimeToLive = None) -> AggregatingState[In, Out]:
     """Declare an accumulator by key: `mean: ps.AggregatingState[int, float] = ps.aggregating_state(Mean())`.
 
-    Saved is the accumulator, of the type that `create_accumulator` is annotated with; `ttl` as for `ps.value_state`.
+    The saved value is the accumulator, of the return type of `create_accumulator`; `ttl` as for `ps.value_state`.
     """
     return AggregatingState(Declaration(ttl=ttl, fold=aggregator), value_state())

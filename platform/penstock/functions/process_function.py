@@ -149,7 +149,7 @@ def microseconds(timestamp: Any) -> int:
     """Return a point in time as microseconds since the epoch.
 
     Raises:
-        UsageError: it is none, or too far away.
+        UsageError: it is no point in time, or out of range.
     """
     if isinstance(timestamp, dt.datetime):
         aware = timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=dt.UTC)

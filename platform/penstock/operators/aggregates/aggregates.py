@@ -130,7 +130,7 @@ class AggregatePlan:
         return tuple(specs)
 
     def word(self, combine: Combine, column: str) -> int:
-        """Return the place of an accumulator's first word in a cell."""
+        """Return the index of an accumulator's first word in a cell."""
         return self._word[_Need(combine, column)]
 
     def inputs(self, batch: pa.RecordBatch) -> list[AccumulatorInput | None]:

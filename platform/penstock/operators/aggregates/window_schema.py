@@ -150,7 +150,7 @@ def validate(config: dict[str, Any], input_schema: pa.Schema) -> None:
     parsed = parse(config)
     if input_schema.get_field_index(TS_COLUMN) < 0:
         raise GraphError(
-            "a window needs event time, its input has none", hint="call assign_timestamps(...) before the window"
+            "a window needs event time, its input has none", hint="call assign_timestamps_and_watermarks(...) before it"
         )
     if not parsed.key:
         raise GraphError("a window needs a key", hint="call key_by(...) before the window")
@@ -260,7 +260,7 @@ def plain_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def output_field(aggregate: Aggregate, schema: pa.Schema) -> pa.Field:
-    """Return the column an aggregate gives."""
+    """Return the output column of an aggregate."""
     if aggregate.fn == "aggregator":
         return schema_from_text(aggregate.output).field(0).with_name(aggregate.alias)
     if aggregate.fn in _COUNTS or aggregate.column is None:

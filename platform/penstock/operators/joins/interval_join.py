@@ -29,7 +29,7 @@ class IntervalJoinOperator(JoinOperator):
     """Inner or outer join of two keyed inputs by event time."""
 
     def open(self, context: OperatorContext) -> None:
-        """Declare (and so restore) both sides' rows, and take up the watermark where it was."""
+        """Declare (and so restore) both sides' rows and the watermark."""
         config, (left, right) = context.spec.config, context.input_schemas
         validate_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)

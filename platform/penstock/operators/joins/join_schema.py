@@ -55,7 +55,7 @@ def parse_sides(config: dict[str, Any]) -> JoinSides:
 
 
 def validate_join(config: dict[str, Any], left: pa.Schema, right: pa.Schema, where: str) -> None:
-    """Check a join against the rows it will see.
+    """Check a join against its input schemas.
 
     Raises:
         GraphError: a side has no event time, the keys do not fit each other, or a column cannot be kept.
@@ -64,7 +64,7 @@ def validate_join(config: dict[str, Any], left: pa.Schema, right: pa.Schema, whe
 
 
 def validate_join_of(config: dict[str, Any], left: pa.Schema, right: pa.Schema, where: str, *, timed: bool) -> None:
-    """As `validate_join`; where it is not `timed` no side needs event time."""
+    """Check a join as `validate_join` does; if not `timed`, no side needs event time."""
     sides = parse_sides(config)
     for name, schema in (("left", left), ("right", right)):
         if timed and TS_COLUMN not in schema.names:
@@ -214,7 +214,7 @@ def window_join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema
 
 
 def validate_temporal_join(config: dict[str, Any], left: pa.Schema, right: pa.Schema, where: str) -> None:
-    """Check a temporal join against the rows it will see.
+    """Check a temporal join against its input schemas.
 
     Raises:
         GraphError: as `validate_join`; or another `how`; or a version has a column that cannot be kept by key.
@@ -264,7 +264,7 @@ class Interval:
     def needed(self, side: int) -> int:
         """Return how long a row of side 0 or 1 is needed: by later rows, or to decide that another one is unmatched.
 
-        That shows when the reach of the other one is over, which may be as much older as the bounds allow.
+        The latter is known at the end of the other row's reach, which may be older by as much as the bounds allow.
         """
         if not is_outer(self.how, 1 - side):
             return self.reach(side)

@@ -55,7 +55,7 @@ class JoinState:
     """State of a join operator: both sides' rows, their keys, and the watermark."""
 
     def __init__(self, context: OperatorContext, sides: JoinSides, join: str, alone: bytes = b"") -> None:
-        """Declare (and so restore) both sides' rows, and take up the watermark where it was.
+        """Declare (and so restore) both sides' rows and the watermark.
 
         `join` and `alone` describe the join; see `core.join_evolution`.
 

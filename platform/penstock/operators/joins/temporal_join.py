@@ -35,7 +35,7 @@ class TemporalJoinOperator(JoinOperator):
     """Inner or left join of a keyed input with the versions of another."""
 
     def open(self, context: OperatorContext) -> None:
-        """Declare (and so restore) rows and versions, and take up the watermark where it was."""
+        """Declare (and so restore) rows, versions and the watermark."""
         config, (left, right) = context.spec.config, context.input_schemas
         validate_temporal_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)

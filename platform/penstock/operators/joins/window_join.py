@@ -36,7 +36,7 @@ class WindowJoinOperator(JoinOperator):
     """Inner or outer join of two keyed inputs by window."""
 
     def open(self, context: OperatorContext) -> None:
-        """Declare (and so restore) both sides' rows, and take up the watermark where it was."""
+        """Declare (and so restore) both sides' rows and the watermark."""
         config, (left, right) = context.spec.config, context.input_schemas
         validate_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)
@@ -125,7 +125,7 @@ class WindowJoinOperator(JoinOperator):
                     yield from self._add(run.slots[alone], (none, mine) if side else (mine, none), window)
 
     def _of_window(self, run: Run | None, end: int) -> Run | None:
-        """Leave out the keys for which a former subtask has fired the window already."""
+        """Remove the rows of keys whose former subtask had already fired the window."""
         marks = self._state.watermarks
         if run is None or not marks.differ:
             return run

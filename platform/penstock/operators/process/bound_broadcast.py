@@ -89,7 +89,7 @@ def require_declared(saved: dict[str, dict[str, str]], bound: Sequence[object], 
     """Check that all broadcast state of a snapshot is declared.
 
     Raises:
-        StateMismatchError: they are of a state that is not among the bound ones.
+        StateMismatchError: an entry's state is not among the bound ones.
     """
     names = [state.name for state in bound if isinstance(state, BoundBroadcast)]
     for name, item in saved.items():

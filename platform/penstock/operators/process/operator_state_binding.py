@@ -91,7 +91,7 @@ class BoundOperatorState:
             raise UserFunctionError(msg, hint=f"{way}, or declare ps.operator_list_state()")
 
     def _evolved(self, part: OperatorStateSnapshot, saved: pa.Schema) -> pa.Schema:
-        """Return today's columns with the field ids that the saved ones have."""
+        """Return the present columns with the field ids of the saved ones."""
         if part.mode != self._mode:
             msg = f"{self._where}: it was handed out as {part.mode!r}, and is now {self._mode!r}"
             raise StateMismatchError(msg, hint="declare it as it was, or give it another name")
@@ -103,7 +103,7 @@ class BoundOperatorState:
 
 
 def restore_all(bound: Sequence[BoundOperatorState], restored: Sequence[OperatorStateSnapshot], where: str) -> None:
-    """Give every state what was saved under its name.
+    """Restore every state from the elements saved under its name.
 
     Raises:
         StateMismatchError: elements are left over, or were of a state of another kind.

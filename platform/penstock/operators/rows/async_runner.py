@@ -36,7 +36,7 @@ class AsyncRunner:
         """Start the loop; `wake` is called from its thread whenever a call has ended.
 
         The function's `open()` and `close()` coroutines, where it has them, are awaited first and last in the loop;
-        its `timeout(row)`, plain or a coroutine, gives the result of a call that took too long.
+        its `timeout(row)`, plain or a coroutine, returns the result of a call that took too long.
         """
         self._function = function
         instead = getattr(function, "timeout", None)

@@ -63,7 +63,7 @@ class KeySelectorOperator(FunctionOperator):
 
 
 class ConstantKeyOperator(Operator):
-    """Gives all rows the same key."""
+    """Assigns the same key to all rows."""
 
     def open(self, context: OperatorContext) -> None:
         """Read the schema."""

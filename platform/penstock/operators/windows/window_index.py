@@ -42,7 +42,7 @@ class WindowIndex(dict[TimeWindow, BufferedWindow]):
     __slots__ = ("_assigner", "_events", "_ordered", "_processings")
 
     def __init__(self, assigner: WindowAssigner, windows: Mapping[TimeWindow, BufferedWindow] | None = None) -> None:
-        """`windows` are those that were restored."""
+        """Make an index of the restored `windows`, if there are any."""
         super().__init__()
         self._assigner = assigner
         #: Windows by the time they wait for.

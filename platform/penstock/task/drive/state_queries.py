@@ -43,7 +43,7 @@ _FIGURES = 1024
 MOST_WAITING = 64
 #: Answer to a query for a subtask that does not run here, or no longer.
 NOT_RUNNING = "the subtask does not run"
-_BUSY = f"{MOST_WAITING} questions wait for the subtask already; ask again when it has answered them"
+_BUSY = f"{MOST_WAITING} queries wait for the subtask already; repeat the query later"
 
 
 class OpenQuestions:
