@@ -162,7 +162,7 @@ class SessionAggregateOperator(Operator):
         return self._table.touching(keys, hash_key_columns(keys, rows.num_rows), times)
 
     def _add_between(self, data: pa.RecordBatch, late: I64, span: tuple[int, int], out: Collector) -> None:
-        """Add the rows of a range that are not late; late rows that touch no session are handled as late."""
+        """Add the rows of a range except the `late` ones, which are counted or emitted to their side output."""
         first, stop = span
         dropped = late[(late >= first) & (late < stop)] - first
         data = data.slice(first, stop - first)
