@@ -1,1 +1,1 @@
-"""What users write against: environment, streams, windows, aggregates; all of it is also found in `penstock`."""
+"""The interface for writing jobs: environment, streams, windows, aggregates; also exported by `penstock`."""

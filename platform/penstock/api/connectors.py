@@ -1,4 +1,4 @@
-"""What the API asks of a connector's source and sink objects; connectors implement it without importing it."""
+"""The interface of a connector's source and sink objects for the API; connectors implement it without importing it."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """A source as the user configures it.
+    """A source as configured by the user.
 
-    Where `row_schema` is an Arrow schema, it may also have `row_type`: the class that row functions are given. Options
-    in the config of its spec that the API knows: `on_bad_record="dead-letter"` opens a side output, which must be read
-    unless `dead_letter_topic` says where else those records go.
+    If `row_schema` is an Arrow schema, there may also be a `row_type`: the class of rows for row functions. The API
+    reads these options in the config of its spec: `on_bad_record="dead-letter"` opens a side output, which must be read
+    unless `dead_letter_topic` names another destination of those records.
     """
 
     @property
     def row_schema(self) -> Any:
-        """The row type (`ps.Schema`), or an Arrow schema, or None when rows have no type of their own."""
+        """The row type (`ps.Schema`), or an Arrow schema, or None if rows have no type."""
 
     def spec(self) -> SourceSpec:
-        """Return the source as a value."""
+        """Return the source's specification."""
 
 
 class Sink(Protocol):
-    """A sink as the user configures it.
+    """A sink as configured by the user.
 
-    One whose writer reads Arrow's view types says so by an attribute `takes_views = True`: then `input_schema`, and
-    with it the rows, have them where the stream has; else they are plain strings and binaries. Staged rows (delivery
-    `exactly-once`) are plain all the same.
+    An attribute `takes_views = True` declares that the writer reads Arrow's view types: `input_schema` and the rows
+    then have the stream's view types; by default they have plain strings and binaries. Staged rows (delivery
+    `exactly-once`) are always plain.
     """
 
     def spec(self, input_schema: pa.Schema) -> SinkSpec:
-        """Return the sink as a value; `input_schema` is that of the rows it will be given, without `__ts`."""
+        """Return the sink's specification; `input_schema` is that of the rows it will receive, without `__ts`."""
 
 
 def sink_operator(sink: Sink, schema: pa.Schema, uid: str) -> OperatorSpec:

@@ -1,4 +1,4 @@
-"""`ps.Environment`: where a job begins (`from_source`) and ends (`execute`, `submit`, `explain`)."""
+"""`ps.Environment`: the start (`from_source`) and the end (`execute`, `submit`, `explain`) of a job definition."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Environment:
         require_uids: bool = True,
         **settings: Unpack[SettingsKeywords],
     ) -> None:
-        """Nothing is started; `require_uids=False` lets stateful operators go without a uid of their own.
+        """Make an environment; nothing is started. With `require_uids=False`, stateful operators need no uid.
 
         Raises:
             UsageError: an unknown setting or a value that cannot be used.
@@ -75,8 +75,8 @@ class Environment:
     def from_args(cls, arguments: Sequence[str] | None = None, **defaults: Any) -> Self:
         """Make an environment from the command line: `--parallelism N`, `--checkpoint-interval 5s`, `--set key=value`.
 
-        `defaults` are keywords of `Environment`, used for what the command line leaves out; arguments that are not ours
-        are left to the job file.
+        `defaults` are keywords of `Environment`, used for settings that the command line omits; other arguments are
+        left to the job file.
         """
         parser = _Arguments(add_help=False, allow_abbrev=False)
         for option in ("parallelism", "checkpoint-interval", "checkpoint-root", "state-backend"):
@@ -93,12 +93,12 @@ class Environment:
 
     @property
     def settings(self) -> JobSettings:
-        """The job's settings, with what the command line overrides."""
+        """The job's settings, including overrides of the command line."""
         settings = with_overrides(self._settings, current_overrides())
         return msgspec.structs.replace(settings, checkpoint_root=checkpoint_root(settings.checkpoint_root))
 
     def from_source(self, source: Source, *, watermarks: WatermarkStrategy | None = None, uid: str = "") -> DataStream:
-        """Read a source; `watermarks` says which column is event time and how far rows may be out of order.
+        """Read a source; `watermarks` defines the event-time column and the bound of disorder.
 
         Raises:
             GraphError: not a source, or a strategy that does not fit its columns.
@@ -155,20 +155,20 @@ class Environment:
         return self.from_source(collection_source(rows, row_type), watermarks=watermarks, uid=uid)
 
     def stream_graph(self, name: str = "job", *, only: Collection[int] | None = None) -> StreamGraph:
-        """Return the graph as written; with `only`, just these operators and what they are fed by."""
+        """Return the graph as written; with `only`, just these operators and their inputs."""
         return self.builder.build(name, self.settings, only=only, require_uids=self.require_uids)
 
     def job_graph(self, name: str = "job", *, only: Collection[int] | None = None) -> JobGraph:
-        """Return the chained graph: what is submitted.
+        """Return the chained graph, as it is submitted.
 
         Raises:
-            GraphError: the job cannot run as written; says what to write instead.
+            GraphError: the job cannot run as written; the hint names a correction.
         """
         graph = build_job_graph(self.stream_graph(name, only=only))
         return msgspec.structs.replace(graph, settings=_with_own_folders(graph))
 
     def explain(self, name: str = "job") -> str:
-        """Return the three graphs as text: as written, chained, and laid out in slots; sinks may still be missing."""
+        """Return the three graphs as text: as written, chained, and distributed to slots; sinks may be missing."""
         stream_graph = self.stream_graph(name)
         return explain(stream_graph, build_job_graph(stream_graph, complete=False))
 
@@ -189,14 +189,14 @@ class Environment:
 
 
 class _Arguments(argparse.ArgumentParser):
-    """A parser whose complaint is an error of ours, not the end of the process."""
+    """A parser that raises an error of penstock instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint="see ps.Environment.from_args")
 
 
 def _with_own_folders(graph: JobGraph) -> JobSettings:
-    """Let workers import what this process can import, where functions of the user travel by reference."""
+    """Add folders to the settings so that workers can import the modules that functions reference."""
     settings = graph.settings
     needed = any(operator.python for vertex in graph.vertices for operator in vertex.operators)
     if not needed or settings.python_path:
@@ -205,10 +205,10 @@ def _with_own_folders(graph: JobGraph) -> JobSettings:
 
 
 def _own_folders() -> tuple[str, ...]:
-    """Return the job file's folder and those of the import path that are not of the Python that is installed."""
+    """Return the job file's folder and the import folders that do not belong to the installed Python."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [Path(main).resolve().parent] if main is not None else []
-    folders += [Path(place).resolve() for place in sys.path]  # an empty one is the working folder: a notebook's
+    folders += [Path(place).resolve() for place in sys.path]  # an empty one is the working directory: a notebook's
     installed = [Path(place).resolve() for place in (*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix)]
     own = (f for f in folders if f.is_dir() and not any(f == place or place in f.parents for place in installed))
     return tuple(dict.fromkeys(map(str, own)))

@@ -1,4 +1,4 @@
-"""Job files: run one with whatever executor is in place, or only plan the job that it builds.
+"""Job files: run one with the current executor, or only plan its job.
 
 Used by `penstock run`, `check` and `upgrade`, by `JobHandle.upgrade` and by Spark's writer of state.
 """
@@ -25,14 +25,14 @@ _TRACEBACK = "PENSTOCK_TRACEBACK=1 prints the whole traceback"
 
 
 class _Planned:
-    """Takes the jobs of a file and runs none."""
+    """An executor that records the jobs of a file and runs none."""
 
     def __init__(self) -> None:
         self.graphs: list[JobGraph] = []
 
     def submit(self, graph: JobGraph) -> Any:
         self.graphs.append(graph)
-        msg = f"job {graph.name!r} goes on behind env.submit(...), and is only planned here"
+        msg = f"job {graph.name!r} uses env.submit(...), but is only planned here"
         raise UsageError(msg, hint="end the file with env.execute(...)")
 
     def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
@@ -45,7 +45,7 @@ def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
     """Return the job that a file builds, with settings overridden; of several the one called `name`.
 
     Raises:
-        UsageError: there is no such file, it builds no job, or several of which not just one has the name.
+        UsageError: the file does not exist, builds no job, or builds several of which not exactly one has the name.
     """
     from penstock.api.building.executors import use_executor
 
@@ -58,13 +58,13 @@ def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
         with use_executor(plan, overrides):
             execute_file(job)
     finally:
-        sys.path[:] = import_path  # this process may go on to import modules of the same names as the job's
+        sys.path[:] = import_path  # this process may later import modules of the same names as the job's
     if not plan.graphs:
         msg = f"{job} ran to its end without calling env.execute(...)"
         raise UsageError(msg, hint="end the job file with env.execute('name')")
     named = [graph for graph in plan.graphs if graph.name == name]
     if len(plan.graphs) > 1 and len(named) != 1:
-        msg = f"{job} builds {len(plan.graphs)} jobs, none of them alone is {name!r}"
+        msg = f"{job} builds {len(plan.graphs)} jobs, and not exactly one of them is named {name!r}"
         raise UsageError(msg, hint="keep one job to a file")
     return (named or plan.graphs)[0]
 
@@ -76,7 +76,7 @@ def execute_file(job: Path) -> None:
         UsageError: Python code of the file fails, or the file has the name of a module of Python's own.
         PenstockError: the job cannot be built or fails.
     """
-    if job.stem in sys.stdlib_module_names - {"test"}:  # nothing imports `test`
+    if job.stem in sys.stdlib_module_names - {"test"}:  # no program imports `test`
         msg = f"{job} would be imported in place of Python's own module {job.stem!r}"
         raise UsageError(msg, hint="rename the job file")
     folder = job.resolve().parent
@@ -96,7 +96,7 @@ def execute_file(job: Path) -> None:
 
 
 def _forget_namesakes(folder: Path) -> None:
-    """Forget modules of the same names as those in this folder: the other version of a job has brought them along."""
+    """Remove imported modules that share a name with those in this folder: another version of the job imported them."""
     here = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
     here -= sys.stdlib_module_names | {"__main__"}
     for name in [name for name in sys.modules if name.partition(".")[0] in here]:
@@ -106,7 +106,7 @@ def _forget_namesakes(folder: Path) -> None:
 
 
 def _located(error: PenstockError, job: Path) -> PenstockError:
-    """Return the error with the line of the job file it came from."""
+    """Return the error with its line in the job file."""
     located = type(error)(f"{_place(error, job)}: {error.message}", hint=error.hint)
     located.__cause__ = error
     return located
@@ -116,7 +116,7 @@ def _place(error: BaseException, job: Path) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frames: list[Any] = traceback.extract_tb(error.__traceback__)
-    # a frame such as `<string>` is in no file
+    # a frame such as `<string>` has no file
     files = [frame for frame in frames if not frame.filename.startswith("<")]
     own = [frame for frame in files if Path(frame.filename).resolve().parent == job.resolve().parent]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else str(job)

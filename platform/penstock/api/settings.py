@@ -1,6 +1,6 @@
-"""From the keywords of `ps.Environment(...)` to `JobSettings`: durations as `"5s"`, sizes as `"256MB"`, names checked.
+"""The keywords of `ps.Environment(...)` as `JobSettings`: durations as `"5s"`, sizes as `"256MB"`, names checked.
 
-Every field of `JobSettings` can be given under its own name, or without its `_ms` or `_bytes` as a text with a unit.
+Every field of `JobSettings` can be given under its name, or without its `_ms` or `_bytes` suffix as a text with a unit.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from penstock.core.errors import UsageError
 from penstock.core.names import near
 
 _FIELDS = JobSettings.__struct_fields__
-#: Where checkpoints lie unless said otherwise, below the working directory.
+#: Default folder of checkpoints, below the working directory.
 DEFAULT_CHECKPOINTS = ".penstock/checkpoints"
 
 
 class SettingsKeywords(TypedDict, total=False):
-    """Further keywords of `ps.Environment`; what is left out has the default of `JobSettings`."""
+    """Further keywords of `ps.Environment`; the defaults are those of `JobSettings`."""
 
     key_groups: int
     checkpoint_timeout: str | float
@@ -45,7 +45,7 @@ class SettingsKeywords(TypedDict, total=False):
 
 
 def settings_from(keywords: Mapping[str, Any]) -> JobSettings:
-    """Return the settings that these keywords ask for; None leaves the default.
+    """Return the settings of these keywords; None means the default.
 
     Raises:
         UsageError: an unknown keyword (names the nearest), or a value of the wrong type or out of its range.
@@ -68,7 +68,7 @@ def settings_from(keywords: Mapping[str, Any]) -> JobSettings:
 
 
 def checkpoint_root(given: str) -> str:
-    """Return the root as a URI or an absolute path, so that every process of a cluster means the same place."""
+    """Return the root as a URI or an absolute path, so that it is the same place for every process of a cluster."""
     root = given or os.environ.get("PENSTOCK_CHECKPOINT_ROOT", "") or DEFAULT_CHECKPOINTS
     return root if "://" in root else str(Path(root).expanduser().absolute())
 

@@ -1,8 +1,8 @@
-"""The words a job is written in: streams, streams by key, their windows; each method adds an operator or sends rows.
+"""The methods of job definitions: streams, keyed streams, their windows; each method adds an operator or sends rows.
 
-These classes return each other, so they stand together, and do little: what an operator is made of is worked out by
-the modules below (`row_functions`, `process`, `window_aggregate`, `joins`...), which see a stream as the protocols of
-`input_stream` and return a `NewOperator`.
+These classes return each other, so they share a module and contain little code. The modules below (`row_functions`,
+`process`, `window_aggregate`, `joins`...) build the operators: they see a stream as the protocols of `input_stream` and
+return a `NewOperator`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DataStream(OperatorHandle):
         return list(self.schema.names)
 
     def select(self, *columns: ColumnLike, **named: Any) -> DataStream:
-        """Keep these columns: names or Polars expressions, also as `name=expression`."""
+        """Keep only these columns: names or Polars expressions, also as `name=expression`."""
         return self._project("select", columns, named)
 
     def with_columns(self, *columns: pl.Expr, **named: Any) -> DataStream:
@@ -80,22 +80,22 @@ class DataStream(OperatorHandle):
 
     def filter(self, condition: pl.Expr | Callable[[Any], bool]) -> DataStream:
         """Keep the rows for which a Polars expression, or a function of one row, is true."""
-        # Whoever has made an expression has loaded Polars; a job without one starts without it.
+        # A caller with an expression has loaded Polars; a job without one starts without it.
         polars: Any = sys.modules.get("polars")
         if polars is not None and isinstance(condition, polars.Expr):
             return self._project("filter", [condition], {})
         return self._function("filter_rows", condition, None)
 
     def map(self, function: Callable[[Any], Any], *, returns: Any = None) -> DataStream:
-        """Turn each row into one row; the output type is the function's return annotation, or `returns`."""
+        """Map each row to one row; the output type is the function's return annotation, or `returns`."""
         return self._function("map", function, returns)
 
     def flat_map(self, function: Callable[[Any], Any], *, returns: Any = None) -> DataStream:
-        """Turn each row into any number of rows; annotated as `Iterator[Row]` or the like, or `returns=Row`."""
+        """Map each row to any number of rows; annotated as `Iterator[Row]` or similar, or with `returns=Row`."""
         return self._function("flat_map", function, returns)
 
     def map_batches(self, function: Callable[[Any], Any], *, returns: Any = None) -> DataStream:
-        """Turn a whole batch (`pl.DataFrame` or `pa.RecordBatch`, as annotated) into another, row by row alike."""
+        """Map batches (`pl.DataFrame` or `pa.RecordBatch`, as annotated) to batches; their bounds are arbitrary."""
         return self._function("map_batches", function, returns)
 
     def map_async(
@@ -108,12 +108,12 @@ class DataStream(OperatorHandle):
         retry: AsyncRetryStrategy | None = None,
         returns: Any = None,
     ) -> DataStream:
-        """Turn each row into one row by a coroutine function; up to `capacity` calls of a subtask are under way.
+        """Map each row to one row by a coroutine function, with up to `capacity` concurrent calls in each subtask.
 
-        A call that takes longer than `timeout`, all attempts of `retry` together, fails the job, or has the result
-        that `timeout(row)` of the function gives where it is an object with that method. `ordered=False` emits rows as
-        they are done, between the watermarks they came between. Rows under way are in the checkpoint and are asked
-        again after a restore.
+        A call that takes longer than `timeout`, including all attempts of `retry`, fails the job; if the function is an
+        object with a method `timeout(row)`, that method returns the result instead. `ordered=False` emits rows in order
+        of completion, between the same watermarks as their input rows. Rows with a running call are in the checkpoint,
+        and a restore repeats the call.
 
         Raises:
             GraphError: not a coroutine function, no known output type, or a number that makes no sense.
@@ -127,8 +127,8 @@ class DataStream(OperatorHandle):
         """Run a `ps.ProcessFunction` on the rows, with state of its subtask and side outputs.
 
         The output type is the return annotation of its `process`, such as `Iterator[Out]`, or `returns`; those of side
-        outputs (`ctx.side(tag, row)`, read with `.side_output(tag)`) are given by tag. State by key and timers are for
-        keyed streams: `.key_by(...).process(...)`.
+        outputs (`ctx.side(tag, row)`, read with `.side_output(tag)`) are given by tag. State by key and timers need a
+        keyed stream: `.key_by(...).process(...)`.
 
         Raises:
             GraphError: no process function, or a type that is not known.
@@ -138,10 +138,10 @@ class DataStream(OperatorHandle):
         return _behind(self, compile_plain_process(function, returns, side_outputs or {}, stream=self))
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
-        """Give rows event time here, in place of what they may have had: from a column that a source does not know.
+        """Assign event time to rows, replacing any that they had: from a column that a source does not have.
 
-        What came before counts no longer. Each subtask's watermark follows from the rows it sees, and is in the
-        checkpoint. A row without a time fails the job.
+        Former watermarks are ignored. Each subtask's watermark results from its rows, and is saved in the checkpoint. A
+        row without a time fails the job.
 
         Raises:
             GraphError: no strategy with event time, one that does not fit the columns, or one with alignment.
@@ -159,11 +159,11 @@ class DataStream(OperatorHandle):
     def key_by(self, *columns: Any, returns: Any = None, name: str = "key") -> KeyedStream:
         """Send all rows of a key to the same subtask of the next operator; windows then work per key.
 
-        The key is some columns, or what a function of one row returns: its return annotation, or `returns`, is the type
-        of the key, which is a column `key` (`name`) of what is aggregated by it; a tuple's members are `key_0`, `key_1`
-        and so on, the fields of a NamedTuple columns of their names. Python functions get rows as they were, with the
-        key beside them; whole rows (reduced, deduplicated, joined, late ones) come out without it. The same row must
-        always have the same key.
+        The key is one or more columns, or the result of a function of one row, whose return annotation, or `returns`,
+        is the type of the key. Results of aggregates have such a key as the column `key` (`name`); a tuple's members
+        are `key_0`, `key_1` and so on, the fields of a NamedTuple columns of their names. Python functions receive rows
+        unchanged, with the key separate; whole rows (reduced, deduplicated, joined, late ones) are emitted without it.
+        The same row must always have the same key.
 
         Raises:
             GraphError: no column, one that does not exist, or a key of a type that is not known or cannot be one.
@@ -184,7 +184,7 @@ class DataStream(OperatorHandle):
         return KeyedStream(self.environment, flow, columns)
 
     def connect(self, other: DataStream) -> Any:
-        """Refuse: only keyed streams are connected.
+        """Raise an error: only keyed streams can be connected.
 
         Raises:
             GraphError: always; `KeyedStream.connect` is the one to call.
@@ -202,14 +202,14 @@ class DataStream(OperatorHandle):
         return DataStream(self.environment, self.flow.sent(Broadcast()))
 
     def union(self, *others: DataStream) -> DataStream:
-        """Merge with streams of the same schema; the order between them is not defined."""
+        """Merge with streams of the same schema; the order of rows from different streams is undefined."""
         for other in others:
             _require_environment(self, other, "union")
             require_same_rows(self.flow, other.flow)
         return DataStream(self.environment, self.flow.united([other.flow for other in others]))
 
     def side_output(self, tag: str) -> DataStream:
-        """Return the rows that the operator put aside under `tag`, such as late rows of a window."""
+        """Return the rows that the operator emitted to its side output `tag`, such as late rows of a window."""
         flow = side_flow(self.environment.builder, self._operator("side_output"), tag)
         return DataStream(self.environment, flow)
 
@@ -218,9 +218,9 @@ class DataStream(OperatorHandle):
     ) -> JoinedStreams[KeyedStream, DataStream]:
         """Join with another stream by key and window: `a.join(b).where("x").equal_to("y").window(ps.Tumbling("10s"))`.
 
-        `how`: "inner", or "left", "right", "full" for rows of that side, or of both, that meet none, too. `late_to`:
-        under which tags late rows are put aside, `{"left": "late-orders", "right": "late-payments"}` or one of them, to
-        be read with `.side_output(tag)`, in place of being counted and dropped.
+        `how`: "inner", or "left", "right", "full" to emit also the unmatched rows of that side or of both. `late_to`:
+        the tags of side outputs for late rows, `{"left": "late-orders", "right": "late-payments"}` or one of them, to
+        be read with `.side_output(tag)`; without it late rows are counted and dropped.
         """
         from penstock.api.windows.joined_streams import JoinedStreams
         from penstock.api.windows.joins import JoinOptions, window_join
@@ -234,18 +234,18 @@ class DataStream(OperatorHandle):
         return JoinedStreams(partial(_by, self), partial(_by, other), joined)
 
     def window_all(self, window: Window) -> AllWindowedStream:
-        """Group all rows, whatever their keys, into windows, which one subtask computes.
+        """Group all rows, regardless of keys, into windows, which one subtask computes.
 
-        Windows of event time, or of processing time where the window says so; all that there are.
+        Supports all windows, of event time and of processing time.
         """
         require_event_time(window, "window_all", self.flow)
         return AllWindowedStream(unkeyed(self), window)
 
     def count_window_all(self, size: int, slide: int | None = None) -> AllWindowedStream:
-        """Group all rows by number: every `size` of them once; with `slide`, every `slide` the last `size`.
+        """Group all rows by number: `size` rows per window; with `slide`, every `slide` rows the last `size`.
 
-        The order in which rows of several subtasks come is not defined. Rows that do not fill a window up never come
-        out. Needs no event time.
+        The order of rows of several subtasks is undefined. Rows that do not fill a window are never emitted. Needs no
+        event time.
         """
         return AllWindowedStream(unkeyed(self), *counted(size, slide, "count_window_all"))
 
@@ -254,17 +254,17 @@ class DataStream(OperatorHandle):
         return self._end(sink_operator(sink, self.schema, uid))
 
     def print(self, name: str = "print") -> StreamSink:
-        """Print each row as a line of JSON that begins with `name> `, for a look at a stream.
+        """Print each row as a line of JSON that begins with `name> `, to inspect a stream.
 
-        An embedded job shows the lines where it runs; on a cluster they are in `penstock logs`. Rows may be printed
+        An embedded job prints the lines to its terminal; on a cluster they are in `penstock logs`. Rows may be printed
         again after a restart.
         """
         return self._end(print_operator(name))
 
     def execute_and_collect(self, name: str = "collect", *, limit: int | None = None) -> pl.DataFrame:
-        """Run the job up to here and return its rows; for tests and notebooks.
+        """Run the job up to this stream and return its rows; for tests and notebooks.
 
-        The input must be bounded, or `limit` given: the job is cancelled as soon as there are so many rows.
+        The input must be bounded, or `limit` given: the job is cancelled at this number of rows.
         """
         from penstock.api.building.collect import collect
 
@@ -284,7 +284,7 @@ class DataStream(OperatorHandle):
 
 
 class KeyedStream(DataStream):
-    """A stream whose rows of one key meet in one subtask of the next operator."""
+    """A stream whose rows of one key reach the same subtask of the next operator."""
 
     def __init__(self, environment: JobBuilder, flow: Flow, keys: tuple[str, ...]) -> None:
         """Made by `DataStream.key_by`."""
@@ -297,24 +297,24 @@ class KeyedStream(DataStream):
         return self._keys
 
     def window(self, window: Window) -> WindowedStream:
-        """Group the rows of each key into windows of event time, or of processing time where the window says so."""
+        """Group the rows of each key into windows of event time, or of processing time if the window is defined so."""
         require_no_window_columns(self.columns, require_event_time(window, "window", self.flow))
         return WindowedStream(self, window)
 
     def count_window(self, size: int, slide: int | None = None) -> WindowedStream:
-        """Group the rows of each key by number: every `size` of them once; with `slide`, every `slide` the last `size`.
+        """Group the rows of each key by number: `size` per window; with `slide`, every `slide` rows the last `size`.
 
-        Rows that do not fill a window up never come out. Needs no event time.
+        Rows that do not fill a window are never emitted. Needs no event time.
         """
         require_no_window_columns(self.columns, "count_window")
         return WindowedStream(self, *counted(size, slide, "count_window"))
 
     def aggregate(self, *aggregates: Aggregate, ttl: TimeToLive | Aggregate = None, **named: Aggregate) -> DataStream:
-        """Keep running aggregates of each key and emit them, as of that row, for every row.
+        """Keep running aggregates of each key and emit, for every row, their values after it.
 
-        Columns: the keys, then the aggregates in the order given. Each row keeps its place and its event time; what
-        was emitted for a key before is not taken back, so whoever wants the current values takes the last row of a key.
-        With `ttl`, such as "1h", a key that had no row for so long begins anew.
+        Columns: the keys, then the aggregates in the order given. Each row keeps its position and its event time.
+        Emitted rows are not retracted: the last row of a key has its current values. With `ttl`, such as "1h", a key
+        without rows for this long starts from empty aggregates.
 
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
@@ -323,7 +323,7 @@ class KeyedStream(DataStream):
         from penstock.api.windows.aggregation import wanted_aggregates
         from penstock.api.windows.running_operators import running_aggregate
 
-        if isinstance(ttl, Aggregate):  # an output column of that name
+        if isinstance(ttl, Aggregate):  # the name of an output column
             named, ttl = {**named, "ttl": ttl}, None
         wanted = wanted_aggregates(aggregates, named, self.columns, "aggregate")
         require_unique([*self.keys, *(value.name for value in wanted)], "aggregate")
@@ -333,13 +333,13 @@ class KeyedStream(DataStream):
     def deduplicate(
         self, *, keep: Literal["first", "last"] = "first", by: str | None = None, ttl: TimeToLive = None
     ) -> DataStream:
-        """Keep one row of each key, the first or the last by the column `by`, and emit a row when it takes that place.
+        """Keep one row of each key, the first or the last by the column `by`; emit each row that becomes the kept one.
 
         Without `by`, event time orders the rows (in a stream without event time, the order of arrival, for
-        `keep="first"`). Of rows that are equal in it the first that came is the first, and the last that came the last.
-        A null comes before all values. This is Flink's deduplication (`ROW_NUMBER() OVER (PARTITION BY key ORDER BY
-        by) = 1`): the sink takes the last row of a key. No row is late, though, where Flink drops late ones for
-        `keep="first"`. With `ttl`, such as "1h", a key is forgotten that long after a row last took its place.
+        `keep="first"`). Equal rows are ordered by arrival. A null sorts before all values. This is Flink's
+        deduplication (`ROW_NUMBER() OVER (PARTITION BY key ORDER BY by) = 1`): the last row of a key is the result. In
+        contrast to Flink, which drops late rows for `keep="first"`, no row is late. With `ttl`, such as "1h", a key is
+        deleted this long after its kept row last changed.
 
         Raises:
             GraphError: no such column, or one that cannot order rows.
@@ -349,10 +349,10 @@ class KeyedStream(DataStream):
         return _without_key(_behind(self, deduplicate(self, keep, by, ttl)), self)
 
     def reduce(self, function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> DataStream:
-        """Put the rows of each key together, two at a time, and emit for every row what there is as of it.
+        """Reduce the rows of each key, two at a time, and emit the reduced row after every row.
 
-        `function(what there is, next row)` returns a row of the same columns; a key's first row comes out as it is.
-        With `ttl` a key that had no row for so long begins anew.
+        `function(reduced row, next row)` returns a row of the same columns; a key's first row is emitted unchanged.
+        With `ttl` a key without rows for this long starts again from its next row.
 
         Raises:
             GraphError: no function, or a column has a type that state cannot hold.
@@ -361,10 +361,10 @@ class KeyedStream(DataStream):
 
         return _behind(self, reduced(function, ttl, stream=self))
 
-    def process(  # type: ignore[override] # a keyed stream is for functions with keys
+    def process(  # type: ignore[override] # a keyed stream takes functions with keys
         self, function: KeyedProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
     ) -> DataStream:
-        """Run a function of one's own on the rows of each key, in order, with state and timers of that key.
+        """Run a user-defined function on the rows of each key, in order, with state and timers of that key.
 
         The output type is the return annotation of its `process`, such as `Iterator[Out]`, or `returns`; those of side
         outputs (`ctx.side(tag, row)`, read with `.side_output(tag)`) are given by tag.
@@ -386,16 +386,16 @@ class KeyedStream(DataStream):
         suffix: str = "_right",
         late_to: LateTo | None = None,
     ) -> DataStream:
-        """Join with the rows of the same key in another stream whose event time is near.
+        """Join with the rows of the same key in another stream whose event times are within bounds.
 
-        A row at time t meets the other stream's rows from t + `lower` to t + `upper`, both inclusive (durations such as
-        "-5s", or seconds). Columns: this stream's, then the other's without its key columns; one whose name is taken
+        A row at time t matches the other stream's rows from t + `lower` to t + `upper`, both inclusive (durations such
+        as "-5s", or seconds). Columns: this stream's, then the other's without its key columns; one whose name is taken
         gets the `suffix`. The result's event time is the later of the two.
 
-        `how`: with "left", "right" or "full" a row of that side, or of both, that has met none comes out, too, when the
-        watermark says that it can meet none any more: with nulls, and that moment as event time. Rows below the
-        watermark are late: counted (`numLateRecordsDropped`) and dropped, or put aside with `late_to`:
-        `{"left": "late-orders", "right": "late-payments"}` or one of them, to be read with `.side_output(tag)`.
+        `how`: with "left", "right" or "full" the unmatched rows of that side, or of both, are emitted too, with nulls.
+        Such a row is emitted when the watermark has passed all possible matches, with that time as event time. Rows
+        below the watermark are late: counted (`numLateRecordsDropped`) and dropped, or with `late_to` emitted to side
+        outputs: `{"left": "late-orders", "right": "late-payments"}` or one of them, read with `.side_output(tag)`.
 
         Raises:
             GraphError: the other stream is not keyed by columns of the same types, a side has no event time, the lower
@@ -417,11 +417,11 @@ class KeyedStream(DataStream):
     ) -> DataStream:
         """Join each row with the newest version of its key at its event time.
 
-        A row of `versions` holds for its key from its event time until that of the next one; of two at the same time
-        the one that came last. Rows come out when the watermark has reached them, with their own event time; those
-        without a version only with `how="left"`, with nulls. Late rows are counted (`numLateRecordsDropped`) and
-        dropped, or put aside under the tag `late_to`; late versions hold for the rows that have not come out yet.
-        Columns as of `interval_join`.
+        A row of `versions` is valid for its key from its event time until that of the next one; of two at the same time
+        the last to arrive. Rows are emitted when the watermark has reached them, with their event time; those without a
+        version only with `how="left"`, with nulls. Late rows are counted (`numLateRecordsDropped`) and dropped, or
+        emitted to the side output `late_to`; late versions apply to the rows that were not emitted yet. Columns as for
+        `interval_join`.
 
         Raises:
             GraphError: as `interval_join`; or a version has a column of a type that is not kept by key, such as a list.
@@ -439,7 +439,7 @@ class KeyedStream(DataStream):
     def connect(self, other: DataStream) -> BroadcastConnectedStream: ...
 
     def connect(self, other: DataStream) -> ConnectedStreams | BroadcastConnectedStream:
-        """Bring two streams into one function: `a.connect(b).process(function)`; the other is keyed or broadcast.
+        """Connect two streams for one function: `a.connect(b).process(function)`; the other is keyed or broadcast.
 
         Raises:
             GraphError: the other stream is neither, or of another environment.
@@ -454,7 +454,7 @@ class KeyedStream(DataStream):
 
 
 class WindowedStream:
-    """Rows by key and window, waiting for what is to be done with each window."""
+    """Rows by key and window, before the operation on each window is chosen."""
 
     def __init__(self, stream: KeyedStream, window: Window, options: WindowOptions | None = None) -> None:
         """Made by `KeyedStream.window`."""
@@ -463,15 +463,15 @@ class WindowedStream:
         self._options = options or WindowOptions()
 
     def allowed_lateness(self, lateness: str | float) -> WindowedStream:
-        """Keep closed windows for this long: late rows then give their key's window again, with the new values.
+        """Keep closed windows for this long: late rows then emit their key's window again, with the new values.
 
-        The sink gets a row more for such a window, so it must take the last one of a key and window. Later rows are
+        The sink receives another row for such a window, so it must use the last one of a key and window. Later rows are
         counted (`numLateRecordsDropped`) and dropped.
         """
         return self._with(self._options.with_lateness(lateness, self._window))
 
     def late_to(self, tag: str) -> WindowedStream:
-        """Put late rows aside, to be read with `.side_output(tag)` on the window's output.
+        """Emit late rows to a side output, which `.side_output(tag)` on the window's output reads.
 
         They have the columns and the event time of the window's input, and are no longer counted in
         `numLateRecordsDropped`. A row is late when all its windows are closed and their allowed lateness is over. All
@@ -480,18 +480,18 @@ class WindowedStream:
         return self._with(self._options.with_late_tag(tag, self._window))
 
     def trigger(self, trigger: Trigger) -> WindowedStream:
-        """Compute windows when a trigger says so (`ps.trigger`), in place of once at their end.
+        """Compute windows when a trigger fires (`ps.trigger`), instead of once at their end.
 
         Such windows keep their rows, and every row is a Python call.
         """
         return self._with(self._options.with_trigger(trigger))
 
     def evictor(self, evictor: Evictor) -> WindowedStream:
-        """Leave rows out of windows (`ps.evictor`) and forget them. Such windows keep their rows."""
+        """Drop rows from windows by an evictor (`ps.evictor`). Such windows keep their rows."""
         return self._with(self._options.with_evictor(evictor))
 
     def reduce(self, function: Callable[[Any, Any], Any]) -> DataStream:
-        """Put the rows of each window together, two at a time, into one row of the same columns."""
+        """Reduce the rows of each window, two at a time, to one row of the same columns."""
         from penstock.api.windows.window_rows import reduced
 
         return _behind(self._stream, reduced(self._rows(self._stream), function))
@@ -509,7 +509,7 @@ class WindowedStream:
     def process(
         self, function: ProcessWindowFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
     ) -> DataStream:
-        """Run a window function of one's own, with state per window and side outputs.
+        """Run a user-defined window function, with state per window and side outputs.
 
         Raises:
             GraphError: no window function, or a type that is not known.
@@ -522,7 +522,7 @@ class WindowedStream:
     def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
         """Compute aggregates of each key and window; columns: the keys, window_start, window_end, then these in order.
 
-        With `collect`, `count_distinct`, `quantile` or an aggregate of one's own the window keeps its rows.
+        With `collect`, `count_distinct`, `quantile` or a user-defined aggregate, the window keeps its rows.
 
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
@@ -545,7 +545,7 @@ class WindowedStream:
 
 
 class AllWindowedStream:
-    """All rows by window, waiting for what is to be done with each window."""
+    """All rows by window, before the operation on each window is chosen."""
 
     def __init__(self, stream: DataStream, window: Window, options: WindowOptions | None = None) -> None:
         """Made by `DataStream.window_all`."""
@@ -558,15 +558,15 @@ class AllWindowedStream:
         return self._with(self._options.with_lateness(lateness, self._window))
 
     def late_to(self, tag: str) -> AllWindowedStream:
-        """Put late rows aside, to be read with `.side_output(tag)` on the window's output."""
+        """Emit late rows to a side output, which `.side_output(tag)` on the window's output reads."""
         return self._with(self._options.with_late_tag(tag, self._window))
 
     def trigger(self, trigger: Trigger) -> AllWindowedStream:
-        """Compute windows when a trigger says so (`ps.trigger`), in place of once at their end."""
+        """Compute windows when a trigger fires (`ps.trigger`), instead of once at their end."""
         return self._with(self._options.with_trigger(trigger))
 
     def evictor(self, evictor: Evictor) -> AllWindowedStream:
-        """Leave rows out of windows (`ps.evictor`) and forget them."""
+        """Drop rows from windows by an evictor (`ps.evictor`). Such windows keep their rows."""
         return self._with(self._options.with_evictor(evictor))
 
     def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
@@ -578,7 +578,7 @@ class AllWindowedStream:
         return self._alone(_without_columns(self._of_all().aggregate(*aggregates, **named), (ALL,)))
 
     def reduce(self, function: Callable[[Any, Any], Any]) -> DataStream:
-        """Put the rows of each window together, two at a time, into one row of the same columns."""
+        """Reduce the rows of each window, two at a time, to one row of the same columns."""
         return self._alone(self._of_all().reduce(function))
 
     def apply(self, function: Callable[[Any, Any], Any], *, returns: Any = None) -> DataStream:
@@ -603,10 +603,10 @@ class AllWindowedStream:
     def top(self, count: int, *, by: str, descending: bool = True, ties: bool = False) -> DataStream:
         """Keep the `count` best rows of each window by one column, whole rows, and emit them when the window closes.
 
-        With `ties`, also every row equal to the last of them (SQL's `RANK() <= count`); without, rows that are equal
-        are taken as they came (`ROW_NUMBER() <= count`). Rows keep their columns and come the best first; null is never
-        among the best. Every subtask thins its rows out first, one subtask chooses. For tumbling and sliding windows of
-        event time.
+        With `ties`, also every row equal to the last of them (SQL's `RANK() <= count`); without, equal rows are taken
+        in order of arrival (`ROW_NUMBER() <= count`). Rows keep their columns and are emitted best first; null is never
+        among the best. Every subtask pre-selects its rows, one subtask selects the result. For tumbling and sliding
+        windows of event time.
 
         Raises:
             GraphError: no such column, or one that cannot order rows; another window; or a trigger or the like.
@@ -617,15 +617,15 @@ class AllWindowedStream:
         return self._alone(_behind(_behind(self._stream, thin), choose))
 
     def max_by(self, by: str, *, ties: bool = True) -> DataStream:
-        """Keep the rows of each window that have the greatest value of a column; without `ties` the first of them."""
+        """Keep the rows of each window with the greatest value of a column; without `ties` only the first of them."""
         return self.top(1, by=by, ties=ties)
 
     def min_by(self, by: str, *, ties: bool = True) -> DataStream:
-        """Keep the rows of each window that have the least value of a column; without `ties` the first of them."""
+        """Keep the rows of each window with the least value of a column; without `ties` only the first of them."""
         return self.top(1, by=by, descending=False, ties=ties)
 
     def _of_all(self) -> WindowedStream:
-        """Return the windows of the one key; adds what gives rows that key."""
+        """Return the windows of the one key; add the operator that assigns it."""
         from penstock.api.functions.key_selector import one_key
 
         require_no_window_columns(self._stream.columns, f"window_all({self._window.label})")
@@ -635,14 +635,14 @@ class AllWindowedStream:
         return AllWindowedStream(self._stream, self._window, options)
 
     def _alone(self, made: DataStream) -> DataStream:
-        """Give an operator its one subtask."""
+        """Limit an operator to a single subtask."""
         made.set_parallelism(1)
         made.single = "windows over all rows are computed in one subtask"
         return made
 
 
 class ConnectedStreams:
-    """Two keyed streams that keep their types on the way into one function."""
+    """Two keyed streams as inputs of one function; each keeps its row type."""
 
     def __init__(self, first: KeyedStream, second: KeyedStream) -> None:
         """Made by `KeyedStream.connect`."""
@@ -652,7 +652,7 @@ class ConnectedStreams:
     def process(
         self, function: KeyedCoProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
     ) -> DataStream:
-        """Run a function of one's own on the rows of each key of both streams, with state and timers of that key.
+        """Run a user-defined function on the rows of each key of both streams, with state and timers of that key.
 
         The output type is the return annotation of its `process1` or `process2`, or `returns`; those of side outputs
         (`ctx.side(tag, row)`) are given by tag. The order between rows of the two streams is not defined.
@@ -668,7 +668,7 @@ class ConnectedStreams:
 
 
 class BroadcastConnectedStream:
-    """A keyed stream, and one that every subtask sees whole, on the way into one function."""
+    """A keyed stream and a broadcast stream, which every subtask receives completely, as inputs of one function."""
 
     def __init__(self, keyed: KeyedStream, broadcast: DataStream) -> None:
         """Made by `KeyedStream.connect`."""
@@ -682,7 +682,7 @@ class BroadcastConnectedStream:
         returns: Any = None,
         side_outputs: dict[str, Any] | None = None,
     ) -> DataStream:
-        """Run a function of one's own on the rows of each key, beside the broadcast stream's rows and what they left.
+        """Run a user-defined function on the rows of each key and of the broadcast stream, with shared broadcast state.
 
         The output type is the return annotation of its `process`, or `returns`. The order between rows of the two
         streams is not defined.
@@ -697,7 +697,7 @@ class BroadcastConnectedStream:
 
 
 def unkeyed(stream: DataStream) -> DataStream:
-    """Return a stream without what a `key_by` has made of it."""
+    """Return a stream as it was before `key_by`."""
     if not isinstance(stream, KeyedStream):
         return stream
     before: DataStream | None = stream.flow.computed_of
@@ -705,13 +705,13 @@ def unkeyed(stream: DataStream) -> DataStream:
 
 
 def _behind(stream: DataStream, new: NewOperator) -> DataStream:
-    """Add an operator behind a stream and return its output."""
+    """Add an operator after a stream and return its output."""
     flow = append_operator(stream.environment.builder, stream.flow, new)
     return DataStream(stream.environment, flow, flow.upstreams[0].node)
 
 
 def _behind_both(first: DataStream, second: DataStream, new: NewOperator) -> DataStream:
-    """Add an operator behind two streams and return its output."""
+    """Add an operator after two streams and return its output."""
     flow = append_two_input(first.environment.builder, first.flow, second.flow, new)
     return DataStream(first.environment, flow, flow.upstreams[0].node)
 
@@ -725,12 +725,12 @@ def _with_key(stream: DataStream, spec: OperatorSpec, keys: pa.Schema) -> KeyedS
 
 
 def _without_key(made: DataStream, keyed: DataStream) -> DataStream:
-    """Return whole rows that came of a keyed stream's without a computed key."""
+    """Return the output of a keyed stream's operator without the columns of a computed key."""
     return _without_columns(made, keyed.flow.computed) if keyed.flow.computed else made
 
 
 def _without_columns(stream: DataStream, names: tuple[str, ...]) -> DataStream:
-    """Return an operator's output without the columns of a computed key; what is said of it is said of the operator."""
+    """Return an operator's output without the columns of a computed key; later options apply to the operator."""
     left = stream.select(*(name for name in stream.columns if name not in names))
     flow = msgspec.structs.replace(left.flow, row_type=stream.flow.row_type)
     made = DataStream(stream.environment, flow, stream.flow.upstreams[0].node)
@@ -741,7 +741,7 @@ def _without_columns(stream: DataStream, names: tuple[str, ...]) -> DataStream:
 def _with_hidden_columns(
     stream: KeyedStream, aggregates: list[Aggregate], where: str
 ) -> tuple[KeyedStream, list[Aggregate]]:
-    """Return the stream with what conditional aggregates need, computed before rows are sent to their keys."""
+    """Return the stream with the columns that conditional aggregates need, computed before rows are sent by key."""
     from penstock.api.windows.aggregation import hidden_columns
 
     columns, plain = hidden_columns(aggregates, where)

@@ -1,7 +1,7 @@
 """`ps.WatermarkStrategy`: how rows get event time and watermarks.
 
-The class itself is `penstock.eventtime.strategy.WatermarkStrategy`, because operators apply it; here is what
-`env.from_source` and `stream.assign_timestamps_and_watermarks` do with it.
+The class is `penstock.eventtime.strategy.WatermarkStrategy`, because operators apply it; this module contains its use
+by `env.from_source` and `stream.assign_timestamps_and_watermarks`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["WatermarkStrategy", "assigned", "code_of"]
 
 
 def code_of(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -> bytes:
-    """Return what an operator carries besides the strategy's numbers. Raises GraphError."""
+    """Return the payload of an operator with this strategy. Raises GraphError."""
     if strategy is None or strategy.code is None:
         return b""
     from penstock.api.functions.watermark_code import pack_code
@@ -33,7 +33,7 @@ def code_of(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -
 
 
 def assigned(flow: Flow, strategy: WatermarkStrategy) -> NewOperator:
-    """Return the operator that gives rows event time anew.
+    """Return the operator that assigns event time to rows.
 
     Raises:
         GraphError: no strategy with event time, one that does not fit the columns, or alignment.

@@ -1,1 +1,1 @@
-"""Classes that users derive or declare: process functions, states, triggers, evictors; bound by `operators`."""
+"""Classes that users derive from or declare: process functions, states, triggers, evictors; bound by `operators`."""

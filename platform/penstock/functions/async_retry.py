@@ -1,8 +1,8 @@
-"""Asking again: when a call of an asynchronous function is repeated, and after which delay; Flink's retry strategies.
+"""Retries of asynchronous functions: which calls are repeated, and after which delay; Flink's retry strategies.
 
-`ps.AsyncRetryStrategy` is given to `.map_async(..., retry=...)`; `Retrying` is what slot workers call in place of the
-function. A row that waits for its next attempt is under way like any other: it counts against the capacity and the
-time-out, and lies in the checkpoint as it came in; after a restore its attempts begin anew.
+`ps.AsyncRetryStrategy` is passed to `.map_async(..., retry=...)`; workers call `Retrying` in place of the function. A
+row that waits for its next attempt counts against the capacity and the time-out, as a running call does. A checkpoint
+contains its input row, and after a restore its attempts start again from the first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AsyncRetryStrategy:
     delay_ms: int
     max_delay_ms: int
     multiplier: float
-    #: Whether an error, or a result, calls for another attempt.
+    #: Functions that decide, for an error and for a result, on another attempt.
     on_exception: Callable[[Exception], bool]
     on_result: Callable[[Any], bool]
 
@@ -42,9 +42,9 @@ class AsyncRetryStrategy:
         on_exception: Callable[[Exception], bool] | None = None,
         on_result: Callable[[Any], bool] | None = None,
     ) -> AsyncRetryStrategy:
-        """Ask up to `attempts` times more, always after `delay` (`"1s"`, or seconds).
+        """Repeat a call up to `attempts` times, always after `delay` (`"1s"`, or seconds).
 
-        `on_exception` says which errors call for it, without it all; `on_result` which results, without it none.
+        `on_exception` selects the errors to repeat on, by default all; `on_result` the results, by default none.
         """
         delay_ms = parse_duration_ms(delay, "delay between attempts")
         return _checked(cls(attempts, delay_ms, delay_ms, 1.0, on_exception or _always, on_result or _never))
@@ -59,15 +59,15 @@ class AsyncRetryStrategy:
         on_exception: Callable[[Exception], bool] | None = None,
         on_result: Callable[[Any], bool] | None = None,
     ) -> AsyncRetryStrategy:
-        """Ask up to `attempts` times more, after delays that grow by `multiplier`; `delay`: the first and the longest.
+        """Repeat a call up to `attempts` times, after delays that grow by `multiplier`; `delay`: first and longest one.
 
-        For the rest as `fixed_delay`.
+        `on_exception` and `on_result` as for `fixed_delay`.
         """
         first, longest = (parse_duration_ms(part, "delay between attempts") for part in delay)
         return _checked(cls(attempts, first, longest, multiplier, on_exception or _always, on_result or _never))
 
     def delay_after_ms(self, attempt: int) -> float | None:
-        """Return what lies between this attempt (the first is 1) and the next; None: there is none."""
+        """Return the delay between this attempt (the first is 1) and the next; None: there is no next one."""
         if attempt > self.attempts:
             return None
         if self.multiplier == 1.0:
@@ -81,10 +81,10 @@ class AsyncRetryStrategy:
 
 
 class Retrying:
-    """A coroutine function that asks another one until the strategy is content."""
+    """A coroutine function that repeats calls of another one according to a strategy."""
 
     def __init__(self, function: Callable[[Any], Awaitable[Any]], strategy: AsyncRetryStrategy) -> None:
-        """The function's hooks are those of what it becomes."""
+        """Wrap `function`; its `open`, `close` and `timeout` hooks are kept."""
         self._function = function
         self._strategy = strategy
         for name in _HOOKS:
@@ -92,7 +92,7 @@ class Retrying:
                 setattr(self, name, getattr(function, name))
 
     async def __call__(self, row: Any) -> Any:
-        """Return the first result that is good enough, or what the last attempt gave or raised."""
+        """Return the first accepted result, or the result or error of the last attempt."""
         strategy, attempt = self._strategy, 1
         while True:
             delay = strategy.delay_after_ms(attempt)

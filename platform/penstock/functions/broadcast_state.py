@@ -1,6 +1,6 @@
-"""Broadcast state: the same map in every subtask, written by the rows of a broadcast stream, read by those of all keys.
+"""Broadcast state: the same map in every subtask, written for rows of a broadcast stream, read for rows of all keys.
 
-What the author of a process function sees of it. Bound by `penstock.operators.process.bound_broadcast`.
+The user's side of the state; `penstock.operators.process.bound_broadcast` binds it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ BROADCAST = "broadcast"
 
 
 class BroadcastEntries:
-    """Entries of a `BroadcastState`, and whether they may be changed now."""
+    """Entries of a `BroadcastState`, and whether they may be changed at present."""
 
     __slots__ = ("entries", "name", "writable")
 
     def __init__(self, name: str = "") -> None:
-        """Empty; a declaration learns its name when its class is made."""
+        """Make empty entries; a declaration gets its name when its class is created."""
         self.name = name
         self.entries: dict[Any, Any] = {}
         self.writable = False
@@ -54,7 +54,7 @@ class BroadcastState(Generic[K, V]):
         return key in self._entries
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Return all keys with their values; do not change the state meanwhile."""
+        """Return all keys with their values; do not change the state during the iteration."""
         return iter(self._entries.items())
 
     def put(self, key: K, value: V) -> None:
@@ -62,17 +62,17 @@ class BroadcastState(Generic[K, V]):
         self._changing()[key] = value
 
     def remove(self, key: K) -> None:
-        """Take a key out; only in `process_broadcast`."""
+        """Remove a key; only in `process_broadcast`."""
         self._changing().pop(key, None)
 
     def clear(self) -> None:
-        """Take all keys out; only in `process_broadcast`."""
+        """Remove all keys; only in `process_broadcast`."""
         self._changing().clear()
 
     def _changing(self) -> dict[K, V]:
         if not self._held.writable:
             msg = f"broadcast state {self._held.name!r} can only be changed in process_broadcast"
-            raise UsageError(msg, hint="the rows of a key are seen by one subtask, and the state must be alike in all")
+            raise UsageError(msg, hint="the rows of a key reach one subtask only, and the state must be equal in all")
         return self._entries
 
 

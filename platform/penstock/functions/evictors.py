@@ -1,7 +1,7 @@
-"""Evictors: which rows of a window are left out before, or forgotten behind, its computation; Flink's, and a base.
+"""Evictors: which rows a window drops before or after it is computed; those of Flink, and a base class for custom ones.
 
-`ps.evictor.count(10)` and so on make them; run by `operators.windows.window_engine`. What an evictor leaves out is
-forgotten.
+Made by `ps.evictor.count(10)` and the like; run by `operators.windows.window_engine`. Dropped rows are deleted from the
+window's state.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ if TYPE_CHECKING:
 
 
 class WindowElement:
-    """A row of a window (`value`) and its event time in microseconds; where rows have none it means nothing."""
+    """A row of a window (`value`) and its event time in microseconds, which is meaningless without event time."""
 
     __slots__ = ("number", "references", "timestamp", "value")
 
     def __init__(self, value: Any, timestamp: int, number: int = 0) -> None:
-        """`number` tells the rows of a key apart and grows as they come."""
+        """Make an element; `number` identifies the rows of a key and increases in order of arrival."""
         self.value = value
         self.timestamp = timestamp
         self.number = number
-        #: Windows that hold it.
+        #: Number of windows that contain it.
         self.references = 0
 
 
 class Evictor:
-    """Base of evictors of one's own: both hooks return the elements that stay, in order."""
+    """Base class of custom evictors: both hooks return the elements to keep, in order."""
 
-    #: Whether it looks at the times of elements: a stream without event time then refuses it.
+    #: Whether the evictor uses the times of elements; it is then rejected for a stream without event time.
     event_time = False
 
     def evict_before(self, elements: Sequence[WindowElement], window: TimeWindow) -> Iterable[WindowElement]:
-        """Choose what the window's function sees."""
+        """Return the elements that the window's function receives."""
         del window
         return elements
 
     def evict_after(self, elements: Sequence[WindowElement], window: TimeWindow) -> Iterable[WindowElement]:
-        """Choose what stays behind the computation."""
+        """Return the elements to keep after the computation."""
         del window
         return elements
 
 
 class _OneSided(Evictor):
-    """Chooses either before or behind the computation."""
+    """Evicts either before or after the computation."""
 
     def __init__(self, *, after: bool) -> None:
         self._after = after
 
     def evict_before(self, elements: Sequence[WindowElement], window: TimeWindow) -> Iterable[WindowElement]:
-        """Choose, unless that is done behind."""
+        """Evict, unless this evictor acts after the computation."""
         del window
         return elements if self._after else self._kept(elements)
 
     def evict_after(self, elements: Sequence[WindowElement], window: TimeWindow) -> Iterable[WindowElement]:
-        """Choose, if that is done behind."""
+        """Evict, if this evictor acts after the computation."""
         del window
         return self._kept(elements) if self._after else elements
 
@@ -68,10 +68,10 @@ class _OneSided(Evictor):
 
 
 class CountEvictor(_OneSided):
-    """Keeps the rows that came last."""
+    """Keeps the rows that arrived last."""
 
     def __init__(self, rows: int, *, after: bool) -> None:
-        """`rows` stay."""
+        """Keep the last `rows` rows."""
         super().__init__(after=after)
         self._rows = rows
 
@@ -80,12 +80,12 @@ class CountEvictor(_OneSided):
 
 
 class TimeEvictor(_OneSided):
-    """Keeps rows that are less than a time older than the newest."""
+    """Keeps rows that are less than a given time older than the newest one."""
 
     event_time = True
 
     def __init__(self, keep: str | float, *, after: bool) -> None:
-        """`keep` such as `"10s"`."""
+        """Make an evictor; `keep` is a duration such as `"10s"`."""
         super().__init__(after=after)
         self._keep = parse_duration_ms(keep, "evictor") * 1000
 
@@ -95,12 +95,16 @@ class TimeEvictor(_OneSided):
 
 
 class DeltaEvictor(_OneSided):
-    """Keeps rows whose value is nearer than a threshold to that of the row that came last."""
+    """Keeps rows whose value differs by less than a threshold from that of the row that arrived last."""
 
     def __init__(
         self, threshold: float, of: str, measure: Callable[[Any, Any], float] | None = None, *, after: bool
     ) -> None:
-        """`of` names the column; `measure(value, last)` is how far, without it the difference, whatever its sign."""
+        """Make an evictor.
+
+        `of` names the column. `measure(value, last)` returns the distance of two values; by default it is the absolute
+        difference.
+        """
         super().__init__(after=after)
         self._threshold, self._of = threshold, of
         self._measure = measure or _distance

@@ -1,7 +1,7 @@
-"""State by key that folds what is added to it: `ReducingState` and `AggregatingState`, over one value by key.
+"""State by key that folds added values: `ReducingState` and `AggregatingState`, each stored as one value by key.
 
 The author of a process function declares them; `penstock.operators.process.process_states` binds them to the table of a
-value, so in a snapshot they are a value: what has been reduced, or the accumulator.
+value. A snapshot contains them as a value: the reduced value, or the accumulator.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ Out_co = TypeVar("Out_co", covariant=True)
 
 
 class Aggregator(Protocol[In_contra, Acc, Out_co]):
-    """An aggregate of one's own: `class Mean(ps.Aggregator[int, tuple[int, int], float])`.
+    """A user-defined aggregate: `class Mean(ps.Aggregator[int, tuple[int, int], float])`.
 
     The accumulator's type is the return annotation of `create_accumulator`: any type a value can have.
     """
 
     def create_accumulator(self) -> Acc:
-        """Return the accumulator of nothing."""
+        """Return the initial accumulator, before any value."""
 
     def add(self, value: In_contra, accumulator: Acc) -> Acc:
         """Return the accumulator with one more value."""
 
     def get_result(self, accumulator: Acc) -> Out_co:
-        """Return what the accumulator means."""
+        """Return the result for an accumulator."""
 
     def merge(self, left: Acc, right: Acc) -> Acc:
         """Return the accumulator of the values of both."""
 
 
 class ReducingState(Generic[T]):
-    """One value for every key that others are reduced into: `most: ps.ReducingState[int] = ps.reducing_state(max)`."""
+    """One value for every key that reduces added values: `most: ps.ReducingState[int] = ps.reducing_state(max)`."""
 
     __slots__ = ("_declaration", "_function", "_reduced")
 
@@ -55,16 +55,16 @@ class ReducingState(Generic[T]):
         self._reduced = reduced
 
     def add(self, value: T) -> None:
-        """Reduce a value into the current key's: `function(what there is, value)`; the first is kept as it is."""
+        """Set the current key's value to `function(current value, value)`; the first value is stored unchanged."""
         reduced = self._reduced.value()
         self._reduced.update(value if reduced is None else self._function(reduced, value))
 
     def get(self) -> T | None:
-        """Return what the current key's values were reduced to; None when there was none."""
+        """Return the reduced value of the current key; None if no value was added."""
         return self._reduced.value()
 
     def clear(self) -> None:
-        """Forget the current key's values."""
+        """Remove the current key's value."""
         self._reduced.clear()
 
 
@@ -85,28 +85,28 @@ class AggregatingState(Generic[In, Out]):
         self._accumulator.update(aggregator.add(value, aggregator.create_accumulator() if held is None else held))
 
     def get(self) -> Out | None:
-        """Return the result of the current key's accumulator; None when nothing was added."""
+        """Return the result of the current key's accumulator; None if no value was added."""
         held = self._accumulator.value()
         return None if held is None else self._aggregator.get_result(held)
 
     def clear(self) -> None:
-        """Forget the current key's accumulator."""
+        """Remove the current key's accumulator."""
         self._accumulator.clear()
 
 
 def over(
     declared: ReducingState[Any] | AggregatingState[Any, Any], held: ValueState[Any]
 ) -> ReducingState[Any] | AggregatingState[Any, Any]:
-    """Return a state that folds as a declared one does, into this value."""
+    """Return a state that folds as the declared one, into the given value."""
     if isinstance(declared, ReducingState):
         return ReducingState(declaration_of(declared), held)
     return AggregatingState(declaration_of(declared), held)
 
 
 def reducing_state(function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> ReducingState[Any]:
-    """Declare a value by key into which others are reduced: `most: ps.ReducingState[int] = ps.reducing_state(max)`.
+    """Declare a value by key that reduces added values: `most: ps.ReducingState[int] = ps.reducing_state(max)`.
 
-    `function(old, new)` returns a value of the annotation's type, any that `ps.value_state` takes, as is `ttl`.
+    `function(old, new)` returns a value of the annotation's type; types and `ttl` are as for `ps.value_state`.
     """
     return ReducingState(Declaration(ttl=ttl, fold=function), value_state())
 
@@ -114,6 +114,6 @@ def reducing_state(function: Callable[[Any, Any], Any], *, ttl: TimeToLive = Non
 def aggregating_state(aggregator: Aggregator[In, Any, Out], *, ttl: TimeToLive = None) -> AggregatingState[In, Out]:
     """Declare an accumulator by key: `mean: ps.AggregatingState[int, float] = ps.aggregating_state(Mean())`.
 
-    Saved is the accumulator, of the type that `create_accumulator` is annotated with; `ttl` as for `ps.value_state`.
+    The saved value is the accumulator, of the return type of `create_accumulator`; `ttl` as for `ps.value_state`.
     """
     return AggregatingState(Declaration(ttl=ttl, fold=aggregator), value_state())

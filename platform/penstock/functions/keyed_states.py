@@ -1,8 +1,8 @@
-"""Lists and maps by key as the author of a process function sees them: `ListState` and `MapState`.
+"""Lists and maps by key, as used by authors of process functions: `ListState` and `MapState`.
 
-Before a batch `penstock.operators.process.keyed_process` gives a handle the batch's keys, before a row the place of the
-row's key. A handle works on the very list or dict that the table keeps, and notes what has changed; behind the batch
-only that is written back. Nothing here knows of Arrow or of slots.
+`penstock.operators.process.keyed_process` passes a handle the batch's keys before a batch, and the index of the row's
+key before a row. A handle changes the list or dict of the table in place and records the changes; only these are
+written back after the batch. The module does not depend on Arrow or on slots.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 _NOTHING: dict[Any, Any] = {}
-#: What no map holds.
+#: Default value that no map contains.
 MISSING: Any = object()
 
 
@@ -54,24 +54,24 @@ class Elements(Sequence[T]):
     def __eq__(self, other: object) -> bool:
         return self._list == (other._list if isinstance(other, Elements) else other)
 
-    __hash__ = None  # type: ignore[assignment] # it changes
+    __hash__ = None  # type: ignore[assignment] # mutable
 
     def __repr__(self) -> str:
         return repr(self._list)
 
 
 class ListChanges:
-    """Changes of a `ListState` to the keys of a batch; the engine writes them back."""
+    """Changes of a `ListState` for the keys of a batch; the engine writes them back."""
 
     __slots__ = ("cleared", "read", "starts")
 
     def __init__(self) -> None:
-        """Nothing has changed."""
-        #: With a time-to-live: places that were read.
+        """Start without changes."""
+        #: With a time-to-live: indices of keys that were read.
         self.read: set[int] = set()
-        #: Place -> how many elements are saved already: those behind are new.
+        #: Index of the key -> number of elements already saved: later elements are new.
         self.starts: dict[int, int] = {}
-        #: Places whose saved elements are all gone.
+        #: Indices of keys whose saved elements were all removed.
         self.cleared: set[int] = set()
 
 
@@ -85,7 +85,7 @@ class ListState(Generic[T]):
         self._cells = cells
         self._changes = changes
         self._declaration = declaration
-        # What every call needs, in one step.
+        # Used by each call, in one step.
         self._current = cells.current
         self._lists = cells.items
         self._starts = changes.starts
@@ -99,7 +99,7 @@ class ListState(Generic[T]):
         self._own().extend(values)
 
     def get(self) -> Elements[T]:
-        """Return the current key's elements, in order; not a copy, and valid for this row."""
+        """Return the current key's elements, in order; not a copy, and valid only for this row."""
         return Elements(self._here() or [])
 
     def set(self, values: Iterable[T]) -> None:
@@ -137,19 +137,19 @@ class ListState(Generic[T]):
         return found
 
     def _here(self) -> list[T] | None:
-        """Return the elements of the current key to be read."""
+        """Return the elements of the current key for reading."""
         return self._found()
 
     def _found(self) -> list[T] | None:
         try:
             found: list[T] | None = self._lists[self._current.at]
-        except IndexError:  # the first call
+        except IndexError:  # the first use in this batch
             self._cells.fill()
             found = self._lists[self._current.at]
         return found
 
     def _own(self) -> list[T]:
-        """Return the list of the current key, which is going to grow."""
+        """Return the list of the current key for appending."""
         elements, at = self._found(), self._current.at
         if elements is None:
             elements = self._lists[at] = []
@@ -159,24 +159,24 @@ class ListState(Generic[T]):
 
 
 class MapChanges:
-    """Changes of a `MapState` to the keys of a batch; the engine writes them back."""
+    """Changes of a `MapState` for the keys of a batch; the engine writes them back."""
 
     __slots__ = ("changed", "cleared", "read")
 
     def __init__(self) -> None:
-        """Nothing has changed."""
-        #: With a time-to-live: place -> map keys that were read.
+        """Start without changes."""
+        #: With a time-to-live: index of the key -> map keys that were read.
         self.read: dict[int, dict[Any, None]] = {}
-        #: Place -> map keys that were put or removed.
+        #: Index of the key -> map keys that were put or removed.
         self.changed: dict[int, dict[Any, None]] = {}
-        #: Places whose saved entries are all gone.
+        #: Indices of keys whose saved entries were all removed.
         self.cleared: set[int] = set()
 
 
 class MapState(Generic[K, V]):
     """A map for every key; declared as a class attribute: `seen: ps.MapState[str, int] = ps.map_state()`.
 
-    Iteration has the rules of a dict. Its order is that of insertion, and after a restart another one.
+    Iteration follows the rules of a dict. Its order is that of insertion until a restart, which may change it.
     """
 
     __slots__ = ("_cells", "_changed", "_changes", "_current", "_declaration", "_maps", "_normal")
@@ -196,7 +196,7 @@ class MapState(Generic[K, V]):
         self._changes = changes
         self._normal = normal
         self._declaration = declaration
-        # What every call needs, in one step.
+        # Used by each call, in one step.
         self._current = cells.current
         self._maps = cells.items
         self._changed = changes.changed
@@ -208,10 +208,10 @@ class MapState(Generic[K, V]):
     def get(self, key: K, default: T) -> V | T: ...
 
     def get(self, key: K, default: Any = None) -> Any:
-        """Return the value of a map key, `default` where there is none."""
+        """Return the value of a map key, or `default` if there is none."""
         try:
             entries = self._maps[self._current.at]
-        except IndexError:  # the first call
+        except IndexError:  # the first use in this batch
             entries = self._here()
         if entries is None:
             return default
@@ -222,7 +222,7 @@ class MapState(Generic[K, V]):
         at = self._current.at
         try:
             entries = self._maps[at]
-        except IndexError:  # the first call
+        except IndexError:  # the first use in this batch
             entries = self._here()
         if entries is None:
             entries = self._maps[at] = {}
@@ -241,7 +241,7 @@ class MapState(Generic[K, V]):
             self.put(key, value)
 
     def remove(self, key: K) -> None:
-        """Remove a map key, if it is there."""
+        """Remove a map key, if it exists."""
         self.pop(key, None)
 
     @overload
@@ -310,7 +310,7 @@ class MapState(Generic[K, V]):
     def _here(self) -> dict[K, V] | None:
         try:
             found: dict[K, V] | None = self._maps[self._current.at]
-        except IndexError:  # the first call
+        except IndexError:  # the first use in this batch
             self._cells.fill()
             found = self._maps[self._current.at]
         return found
@@ -319,9 +319,9 @@ class MapState(Generic[K, V]):
 def list_state(*, ttl: TimeToLive = None, migrate: MigrateValues | None = None) -> ListState[Any]:
     """Declare a list by key: `last: ps.ListState[int] = ps.list_state()`.
 
-    Elements are of any type a value can have, but must not change: of dataclasses, only frozen ones. With
-    `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every element is gone so long after it was added. Elements of an older
-    version become those of today by a function: `migrate=ps.migrate(function, was=Old)`.
+    Elements have any type that a value can have, but must be immutable: of dataclasses, only frozen ones. With
+    `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every element expires this long after it was added. A function converts
+    elements of an older version: `migrate=ps.migrate(function, was=Old)`.
     """
     return ListState(Cells(Current()), ListChanges(), Declaration(ttl=ttl, migrate=migrate))
 
@@ -329,8 +329,8 @@ def list_state(*, ttl: TimeToLive = None, migrate: MigrateValues | None = None) 
 def map_state(*, ttl: TimeToLive = None, migrate: MigrateValues | None = None) -> MapState[Any, Any]:
     """Declare a map by key: `seen: ps.MapState[str, int] = ps.map_state()`.
 
-    Map keys are of any type a key can have, or a tuple or NamedTuple of these, and never None; values are as the
-    elements of a list. With `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every entry is gone so long after it was put.
-    `migrate` is for the values, as of a list.
+    Map keys have any type that a key can have, or are a tuple or NamedTuple of these, and never None; values are
+    like the elements of a list. With `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every entry expires this long after it
+    was put. `migrate` converts the values, as for a list.
     """
     return MapState(Cells(Current()), MapChanges(), declaration=Declaration(ttl=ttl, migrate=migrate))

@@ -1,7 +1,8 @@
-"""State of a function without keys: lists of elements by subtask, as users declare them.
+"""State of a function without keys: lists of elements by subtask, as declared by users.
 
-A rescale deals the elements of an `OperatorListState` out round robin. Of a `UnionState`, every subtask receives all
-elements of all. Declared on a `ps.ProcessFunction`; bound by `penstock.operators.process.operator_state_binding`.
+A rescale distributes the elements of an `OperatorListState` round robin. Of a `UnionState`, every subtask receives the
+elements of all subtasks. Declared on a `ps.ProcessFunction`; bound by
+`penstock.operators.process.operator_state_binding`.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ class OperatorElements:
     __slots__ = ("elements", "looked_at", "restored")
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start empty."""
         self.elements: list[Any] = []
-        #: Of a union: what the function has to look at in `open`, and whether it has.
+        #: Of a union: the restored elements for `open`, and whether the function has read them.
         self.restored: tuple[Any, ...] = ()
         self.looked_at = True
 
 
 class OperatorListState(Generic[T]):
-    """Elements of this subtask, in order; a restart with another parallelism gives each to one subtask."""
+    """The elements of this subtask, in order; a restart with another parallelism assigns each to one subtask."""
 
     __slots__ = ("_declaration", "_held")
 
@@ -40,7 +41,7 @@ class OperatorListState(Generic[T]):
         self._declaration = declaration
 
     def get(self) -> list[T]:
-        """Return this subtask's elements, as a list of their own."""
+        """Return a new list of this subtask's elements."""
         return list(self._held.elements)
 
     def add(self, element: T) -> None:
@@ -52,7 +53,7 @@ class OperatorListState(Generic[T]):
         self._held.elements.extend(elements)
 
     def set(self, elements: Iterable[T]) -> None:
-        """Put these in place of all elements."""
+        """Replace all elements."""
         self._held.elements = list(elements)
 
     def clear(self) -> None:
@@ -60,26 +61,26 @@ class OperatorListState(Generic[T]):
         self._held.elements = []
 
     def __len__(self) -> int:
-        """How many elements this subtask has."""
+        """Return the number of this subtask's elements."""
         return len(self._held.elements)
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over this subtask's elements; do not change the state meanwhile."""
+        """Iterate over this subtask's elements; do not change the state during the iteration."""
         return iter(self._held.elements)
 
 
 class UnionState(OperatorListState[T]):
-    """As an `OperatorListState`, but at a restart every subtask is shown what all of them had saved, in `restored`.
+    """An `OperatorListState` for which a restart gives every subtask the saved elements of all subtasks, in `restored`.
 
-    Its own elements begin empty then: the function takes over in `open` what concerns it. One that does not look would
-    lose them all at the next checkpoint, so the job fails.
+    The state then starts empty: `open` adds the elements of this subtask. If `open` does not read `restored`, the job
+    fails, since the next checkpoint would lose all elements.
     """
 
     __slots__ = ()
 
     @property
     def restored(self) -> tuple[T, ...]:
-        """All elements that the subtasks had saved, in the order of subtasks; empty at a first start."""
+        """The saved elements of all subtasks, in order of subtasks; empty at a first start."""
         self._held.looked_at = True
         return self._held.restored
 
@@ -87,7 +88,7 @@ class UnionState(OperatorListState[T]):
 def operator_list_state(*, renamed: dict[str, str] | None = None) -> OperatorListState[Any]:
     """Declare a list by subtask: `open_files: ps.OperatorListState[str] = ps.operator_list_state()`.
 
-    Types of elements, and how their fields may change between versions of a job, are those of `ps.value_state`.
+    The types of elements, and the changes of their fields between versions of a job, are as for `ps.value_state`.
     """
     return OperatorListState(OperatorElements(), Declaration(renamed=dict(renamed or {})))
 

@@ -1,7 +1,8 @@
-"""What a process function is made of, as its author sees it: the class, its state handles, its context and timers.
+"""The parts of a process function, as used by its author: the class, its state handles, its context and timers.
 
-`penstock.operators.process.keyed_process` binds them: before a batch every handle gets the batch's keys, before a row
-the place of the row's key; behind the batch what has changed is written back. Nothing here knows of Arrow or of slots.
+`penstock.operators.process.keyed_process` binds them: every handle receives the batch's keys before a batch, and the
+index of the row's key before a row; changes are written back after the batch. The module does not depend on Arrow or on
+slots.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 
 
 class ValueChanges:
-    """Changes of a `ValueState` to the keys of a batch; the engine writes them back."""
+    """Changes of a `ValueState` for the keys of a batch; the engine writes them back."""
 
     __slots__ = ("cleared", "marks", "stale")
 
     def __init__(self) -> None:
-        """Of no keys."""
-        #: By place of the key: 1 where the value was set or removed. Always the same object, as in `Cells`.
+        """Start without keys."""
+        #: By index of the key: 1 if the value was set or removed. Always the same object, as in `Cells`.
         self.marks = bytearray()
-        #: Whether any was removed.
+        #: Whether any value was removed.
         self.cleared = False
-        #: With a time-to-live: places whose value has expired and is read for the last time.
+        #: With a time-to-live: indices of keys whose expired value is read for the last time.
         self.stale: frozenset[int] = frozenset()
 
     def begin(self, count: int) -> None:
-        """The next calls are for so many other keys."""
+        """Start a batch of `count` other keys."""
         self.marks[:] = bytes(count)
         self.cleared = False
 
@@ -54,16 +55,16 @@ class ValueState(Generic[T]):
         self._cells = cells
         self._changes = changes
         self._declaration = declaration
-        # What every call needs, in one step.
+        # Used by each call, in one step.
         self._current = cells.current
         self._values = cells.items
         self._marks = changes.marks
 
     def value(self) -> T | None:
-        """Return the current key's value; None when it has none."""
+        """Return the current key's value; None if it has none."""
         try:
             found: T | None = self._values[self._current.at]
-        except IndexError:  # the first call
+        except IndexError:  # the first use in this batch
             self._cells.fill()
             found = self._values[self._current.at]
         return found
@@ -73,7 +74,7 @@ class ValueState(Generic[T]):
         at = self._current.at
         try:
             self._values[at] = value
-        except IndexError:  # the first call
+        except IndexError:  # the first use in this batch
             self._cells.fill()
             self._values[at] = value
         self._marks[at] = 1
@@ -91,12 +92,12 @@ def value_state(
     """Declare a value by key: `count: ps.ValueState[int] = ps.value_state()`.
 
     The type is the annotation's: int, float, bool, str, bytes, datetime, date, Decimal with its precision, a tuple of
-    these (`tuple[int, float | None]`) or a row type (NamedTuple, dataclass, `ps.Schema`). A tuple is made twice as fast
-    as any row type. With `ttl` (`"1h"`, or a `ps.StateTtlConfig`) it is gone so long after it was written.
+    these (`tuple[int, float | None]`) or a row type (NamedTuple, dataclass, `ps.Schema`). Tuples are made twice as fast
+    as row types. With `ttl` (`"1h"`, or a `ps.StateTtlConfig`) the value expires this long after it was written.
 
-    The fields of a row type may change between versions of a job: `renamed={"amount": "total"}` says that the field
-    `amount` was called `total`; a new field needs a default or `| None`. What that does not cover is for a function of
-    one's own: `migrate=ps.migrate(function, was=Old)`.
+    The fields of a row type may change between versions of a job: `renamed={"amount": "total"}` declares that the field
+    `amount` was called `total`; a new field needs a default or `| None`. For other changes register a function:
+    `migrate=ps.migrate(function, was=Old)`.
     """
     declaration = Declaration(ttl=ttl, renamed=dict(renamed or {}), migrate=migrate)
     return ValueState(Cells(Current()), ValueChanges(), declaration)
@@ -114,7 +115,7 @@ class Timers:
         self._processing = processing
 
     def event(self, timestamp: int | dt.datetime) -> None:
-        """Call `on_timer` when the watermark has reached the time; once for a key and time, however often asked."""
+        """Call `on_timer` when the watermark has reached the time; once per key and time, however often requested."""
         time = timestamp if type(timestamp) is int else microseconds(timestamp)
         queue = self._event
         if time <= queue.horizon:
@@ -124,7 +125,7 @@ class Timers:
             queue.places.append(self._current.at)
 
     def processing(self, timestamp: int | dt.datetime) -> None:
-        """Call `on_timer` when the clock of the machine has reached the time."""
+        """Call `on_timer` when the machine's clock has reached the time."""
         time = timestamp if type(timestamp) is int else microseconds(timestamp)
         queue = self._processing
         if time <= queue.horizon:
@@ -134,7 +135,7 @@ class Timers:
             queue.places.append(self._current.at)
 
     def delete(self, timestamp: int | dt.datetime, *, processing: bool = False) -> None:
-        """Take back the current key's event-time (or processing-time) timer of that time, if there is one."""
+        """Delete the current key's event-time (or processing-time) timer of that time, if it exists."""
         time = timestamp if type(timestamp) is int else microseconds(timestamp)
         queue = self._processing if processing else self._event
         if time <= queue.horizon:
@@ -148,7 +149,7 @@ def microseconds(timestamp: Any) -> int:
     """Return a point in time as microseconds since the epoch.
 
     Raises:
-        UsageError: it is none, or too far away.
+        UsageError: it is no point in time, or out of range.
     """
     if isinstance(timestamp, dt.datetime):
         aware = timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=dt.UTC)
@@ -162,7 +163,7 @@ def microseconds(timestamp: Any) -> int:
 
 
 class ProcessContext:
-    """What `process` and `on_timer` know besides the row and the state."""
+    """The context of `process` and `on_timer`: key, times, timers and side outputs."""
 
     __slots__ = (
         "_clock",
@@ -186,7 +187,7 @@ class ProcessContext:
         self.timers = timers
         #: Event time of the row, or the time of the timer, in microseconds since the epoch; None without event time.
         self.timestamp: Any = None
-        #: The current watermark in microseconds since the epoch: no row up to it will come, save late ones.
+        #: The current watermark in microseconds since the epoch: no row up to it follows, except late ones.
         self.watermark: int = MIN_TIMESTAMP
         #: In `on_timer`: "event" or "processing".
         self.time_domain: str | None = None
@@ -196,7 +197,7 @@ class ProcessContext:
         """The current key; a tuple when there are several key columns."""
         try:
             return self._loaded[self._current.at]
-        except IndexError:  # the first call
+        except IndexError:  # the first use for this row
             self._keys.fill()
             return self._loaded[self._current.at]
 
@@ -216,7 +217,7 @@ class ProcessContext:
 
 
 def output_time(context: ProcessContext) -> int:
-    """Return the event time of what is emitted now: the row's or timer's; never late for processing-time timers."""
+    """Return the event time of output: that of the row or timer; for processing-time timers one that is never late."""
     time: int = context.timestamp
     if context.time_domain != "processing" or context.watermark == MIN_TIMESTAMP:
         return time
@@ -224,7 +225,7 @@ def output_time(context: ProcessContext) -> int:
 
 
 class BroadcastContext:
-    """What `process_broadcast` knows besides the row and the broadcast state: there is no key."""
+    """The context of `process_broadcast`: times and side outputs; there is no key."""
 
     __slots__ = ("_context",)
 
@@ -254,7 +255,7 @@ class BroadcastContext:
 
 
 class RowContext:
-    """What a function without keys knows besides the row and its state."""
+    """The context of a function without keys: times and side outputs."""
 
     __slots__ = ("_clock", "_side_rows", "timestamp", "watermark")
 
@@ -264,7 +265,7 @@ class RowContext:
         self._side_rows = side_rows
         #: Event time of the row in microseconds since the epoch; None without event time.
         self.timestamp: int | None = None
-        #: The current watermark in microseconds since the epoch: no row up to it will come, save late ones.
+        #: The current watermark in microseconds since the epoch: no row up to it follows, except late ones.
         self.watermark: int = MIN_TIMESTAMP
 
     @property
@@ -291,7 +292,7 @@ def side_rows_of(sides: dict[str, list[Any]], tag: str) -> list[Any]:
 
 
 class OpenContext:
-    """What `open` knows: which subtask of how many this is, of which job."""
+    """The context of `open`: the job's name, the index of the subtask, and the parallelism."""
 
     __slots__ = ("job_name", "parallelism", "subtask")
 
@@ -303,75 +304,75 @@ class OpenContext:
 
 
 class ProcessFunction:
-    """Base of functions that see the rows of a stream without keys, with state of their subtask.
+    """Base class of functions on the rows of a stream without keys, with state of their subtask.
 
     `process` is called for every row and yields (or returns) rows; the output type is its return annotation, such as
-    `Iterator[Out]`. States are `ps.operator_list_state()` and `ps.union_state()`; they hold what was saved when `open`
-    is called. There are no timers.
+    `Iterator[Out]`. States are `ps.operator_list_state()` and `ps.union_state()`; they are restored when `open` is
+    called. There are no timers.
     """
 
     def open(self, ctx: OpenContext) -> None:
-        """Called once in every subtask before the first row."""
+        """Prepare for work; called once in every subtask before the first row."""
 
     def process(self, row: Any, ctx: RowContext) -> Any:
-        """Take one row, yield any number."""
+        """Process one row; yield or return any number of rows."""
         raise NotImplementedError
 
     def snapshot_state(self) -> None:
-        """A checkpoint is taken: bring the states up to date with what the function keeps elsewhere."""
+        """Update the states before a checkpoint from data that the function keeps elsewhere."""
 
     def close(self) -> None:
-        """Called once at the end, also after a failure."""
+        """Release resources; called once at the end, also after a failure."""
 
 
 class KeyedProcessFunction:
-    """Base of functions that see the rows of each key in order, with state and timers of that key.
+    """Base class of functions on the rows of each key in order, with state and timers of that key.
 
     `process` is called for every row, `on_timer` for every timer that is due; both yield (or return) rows. The output
     type is the return annotation of `process`, such as `Iterator[Out]`.
     """
 
     def open(self, ctx: OpenContext) -> None:
-        """Called once in every subtask before the first row."""
+        """Prepare for work; called once in every subtask before the first row."""
 
     def process(self, row: Any, ctx: ProcessContext) -> Any:
-        """Take one row, yield any number."""
+        """Process one row; yield or return any number of rows."""
         raise NotImplementedError
 
     def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
-        """A timer of the current key is due; yield any number of rows."""
+        """Handle a timer of the current key that is due; yield or return any number of rows."""
 
     def close(self) -> None:
-        """Called once at the end, also after a failure."""
+        """Release resources; called once at the end, also after a failure."""
 
 
 class KeyedCoProcessFunction:
-    """Base of functions that see the rows of each key of two connected streams, with state and timers of that key.
+    """Base class of functions on the rows of each key of two connected streams, with state and timers of that key.
 
     `process1` is called for the rows of the first stream, `process2` for those of the second, `on_timer` for timers;
     they share the states. The output type is the return annotation of `process1`, of `process2`, or of both.
     """
 
     def open(self, ctx: OpenContext) -> None:
-        """Called once in every subtask before the first row."""
+        """Prepare for work; called once in every subtask before the first row."""
 
     def process1(self, row: Any, ctx: ProcessContext) -> Any:
-        """Take one row of the first stream, yield any number."""
+        """Process one row of the first stream; yield or return any number of rows."""
         raise NotImplementedError
 
     def process2(self, row: Any, ctx: ProcessContext) -> Any:
-        """Take one row of the second stream, yield any number."""
+        """Process one row of the second stream; yield or return any number of rows."""
         raise NotImplementedError
 
     def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
-        """A timer of the current key is due; yield any number of rows."""
+        """Handle a timer of the current key that is due; yield or return any number of rows."""
 
     def close(self) -> None:
-        """Called once at the end, also after a failure."""
+        """Release resources; called once at the end, also after a failure."""
 
 
 class KeyedBroadcastProcessFunction:
-    """Base of functions that see the rows of each key, beside a broadcast stream that every subtask sees whole.
+    """Base class of functions on the rows of each key, with a broadcast stream that every subtask receives completely.
 
     `process_broadcast` is called for every row of the broadcast stream, in every subtask; it may change the broadcast
     states, has no key, and must do the same in all of them. `process` and `on_timer` have state and timers of their
@@ -379,18 +380,18 @@ class KeyedBroadcastProcessFunction:
     """
 
     def open(self, ctx: OpenContext) -> None:
-        """Called once in every subtask before the first row."""
+        """Prepare for work; called once in every subtask before the first row."""
 
     def process(self, row: Any, ctx: ProcessContext) -> Any:
-        """Take one row of the keyed stream, yield any number."""
+        """Process one row of the keyed stream; yield or return any number of rows."""
         raise NotImplementedError
 
     def process_broadcast(self, row: Any, ctx: BroadcastContext) -> Any:
-        """Take one row of the broadcast stream, yield any number (each subtask yields its own)."""
+        """Process one row of the broadcast stream; yield or return any number of rows, in each subtask."""
         raise NotImplementedError
 
     def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
-        """A timer of the current key is due; yield any number of rows."""
+        """Handle a timer of the current key that is due; yield or return any number of rows."""
 
     def close(self) -> None:
-        """Called once at the end, also after a failure."""
+        """Release resources; called once at the end, also after a failure."""

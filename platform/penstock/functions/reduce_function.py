@@ -1,4 +1,4 @@
-"""`.reduce(f)` on a keyed stream as a process function: what a key's rows were reduced to, after every row."""
+"""`.reduce(f)` on a keyed stream as a process function: emits the reduced row of a key after every row."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ REDUCED = "reduced"
 
 
 class ReduceFunction(KeyedProcessFunction):
-    """Reduces each row into its key's, and emits that; made by `penstock.api.functions.process_functions.reduced`."""
+    """Reduces each row into its key's and emits the result; made by `api.functions.process_functions.reduced`."""
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
-        """`function` takes what there is and the next row, and returns a row."""
+        """Make it of `function`, which takes the reduced row so far and the next row, and returns a row."""
         self.reduced: ReducingState[Any] = reducing_state(function)
 
     def process(self, row: Any, ctx: Any) -> Iterator[Any]:
-        """Reduce a row."""
+        """Reduce a row and emit the result."""
         del ctx
         self.reduced.add(row)
         yield self.reduced.get()

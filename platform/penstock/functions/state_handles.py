@@ -1,7 +1,7 @@
-"""The engine's side of the states that a process function declares: what they hold now, and how they were declared.
+"""The engine's side of the states that a process function declares: their present values, and their declarations.
 
-A state that a user sees has only the methods that users call. What it works on lies in objects that the engine makes
-and shares with it: `Cells`, and what is noted of changes. Used by the modules of states and by those that bind them.
+A state handle has only methods for users. Its data is in objects that the engine makes and shares with it: `Cells`, and
+the recorded changes. Used by the modules of states and by those that bind them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class Current:
-    """The place of the current key among the keys of the batch."""
+    """The index of the current key among the keys of the batch."""
 
     __slots__ = ("at",)
 
     def __init__(self) -> None:
-        """No key yet."""
+        """Start without a key."""
         self.at = -1
 
 
 def unbound() -> NoReturn:
-    """Refuse: a declaration holds no state.
+    """Raise the error for a declaration, which holds no state.
 
     Raises:
         UsageError: always.
@@ -39,32 +39,32 @@ def unbound() -> NoReturn:
 
 
 class Cells:
-    """Values of one state for the keys of a batch, by the place of the key; loaded when the first key asks."""
+    """Values of one state for the keys of a batch, by index of the key; loaded at the first use."""
 
     __slots__ = ("_load", "current", "items")
 
     def __init__(self, current: Current) -> None:
-        """Without keys: every use is an error until `begin`."""
+        """Start without keys: every use is an error until `begin`."""
         self.current = current
-        #: Empty until loaded. Always the same list, so that a state reaches it in one step.
+        #: Empty until loaded. Always the same list, so that a state accesses it in one step.
         self.items: list[Any] = []
         self._load: Callable[[], list[Any]] = unbound
 
     def begin(self, load: Callable[[], list[Any]]) -> None:
-        """The next calls are for other keys; `load` returns what these have."""
+        """Start a batch of other keys; `load` returns their values."""
         self._load = load
         self.items.clear()
 
     def forbid(self) -> None:
-        """Let every use be an error until the next batch: there is no key now."""
+        """Make every use an error until the next batch: there is no key at present."""
         self.begin(unbound)
 
     def fill(self) -> None:
-        """Load what the keys have."""
+        """Load the values of the batch's keys."""
         self.items[:] = self._load()
 
     def take(self) -> list[Any]:
-        """Return what the keys have, and forget it; nothing when no key has asked."""
+        """Return and drop the loaded values; empty if the state was not used."""
         found = self.items.copy()
         self.items.clear()
         return found
@@ -72,21 +72,21 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """Options that a user has declared for a state, besides its type."""
+    """Options of a declared state, besides its type."""
 
     ttl: TimeToLive = None
-    #: Field: what it was called before.
+    #: Field name: its former name.
     renamed: dict[str, str] = field(default_factory=dict)
     migrate: MigrateValues | None = None
     #: The function of a reducing state, the aggregator of an aggregating one.
     fold: Any = None
 
 
-#: Of states without options, and of those that the engine makes.
+#: The declaration of states without options, and of those that the engine makes.
 PLAIN = Declaration()
 
 
 def declaration_of(state: Any) -> Declaration:
-    """Return how a state was declared."""
+    """Return the declaration of a state."""
     declared: Declaration = state._declaration  # noqa: SLF001 - hidden from users only
     return declared

@@ -1,4 +1,4 @@
-"""Time-to-live as a job declares it, and as the config of an operator has it."""
+"""Time-to-live as declared by a job, and as stored in the config of an operator."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _VISIBILITY = ("never_return_expired", "return_expired_if_not_cleaned_up")
 
 
 class StateTtlConfig(msgspec.Struct, frozen=True):
-    """How long a state of a key lives after its last access, by the machine's clock: `ps.StateTtlConfig("1h")`.
+    """The time that a key's state lives after its last access, by the machine's clock: `ps.StateTtlConfig("1h")`.
 
-    Of lists and maps every element counts by itself. What has expired is removed when its key has rows, a part of all
-    keys behind every batch and at every checkpoint, and when segments are merged.
+    In lists and maps, each element expires separately. Expired values are removed when their key has rows, for a part
+    of all keys after every batch and at every checkpoint, and when segments are merged.
     """
 
     ttl: str | float
-    #: What counts as an access: only writing, or reading too.
+    #: The accesses that restart the time: writing only, or reading too.
     update: Literal["on_create_and_write", "on_read_and_write"] = "on_create_and_write"
-    #: Whether what has expired may be read until it is cleaned up.
+    #: Whether an expired value can be read until it is cleaned up.
     visibility: Literal["never_return_expired", "return_expired_if_not_cleaned_up"] = "never_return_expired"
 
 
@@ -33,7 +33,7 @@ TimeToLive: TypeAlias = str | float | StateTtlConfig | None
 
 
 def ttl_options(declared: TimeToLive, where: str) -> dict[str, Any]:
-    """Return what an operator's config says of a time-to-live; nothing where there is none.
+    """Return the config entries of a time-to-live; empty without one.
 
     Raises:
         GraphError: it is no duration or not positive, or an option is unknown.
@@ -60,16 +60,16 @@ def ttl_options(declared: TimeToLive, where: str) -> dict[str, Any]:
 
 
 def row_ttl_options(declared: TimeToLive, where: str) -> dict[str, Any]:
-    """As `ttl_options`, for operators whose every row is a write and whose state nobody reads.
+    """Return the same as `ttl_options`, for operators that write state with each row and never let a user read it.
 
     Raises:
-        GraphError: as there, or an option that means nothing here.
+        GraphError: as for `ttl_options`, or an option is given.
     """
     if isinstance(declared, StateTtlConfig) and declared != StateTtlConfig(declared.ttl):
-        raise GraphError(f"{where}: its time-to-live is a duration and no more", hint='for example ttl="1h"')
+        raise GraphError(f"{where}: its time-to-live takes no options", hint='for example ttl="1h"')
     return ttl_options(declared, where)
 
 
 def ttl_of(kind: dict[str, Any], clock: TtlClock) -> Ttl | None:
-    """Return the time-to-live that a config speaks of."""
+    """Return the time-to-live of a config entry."""
     return Ttl(clock, **kind["ttl"]) if "ttl" in kind else None

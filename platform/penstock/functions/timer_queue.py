@@ -1,8 +1,8 @@
-"""What functions ask of their timers during one batch, and the order in which due timers fire.
+"""Timer changes of functions during one batch, and the order in which due timers fire.
 
 Changes are kept as lists until the batch is over. While timers fire, changes at or before `horizon`, the last time of
-those that are due, take effect at once: such timers fire in the same pass, in time order, each once.
-Used by `penstock.operators.process.keyed_process` for each of the two kinds of time.
+those that are due, take effect at once: such timers fire in the same pass, in time order, each once. Used by
+`penstock.operators.process.keyed_process` for each of the two kinds of time.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class TimerQueue:
-    """Timers by (time, place of the key in the batch)."""
+    """Timers by (time, index of the key in the batch)."""
 
     __slots__ = ("_due", "_heap", "_open", "_position", "horizon", "places", "times")
 
     def __init__(self) -> None:
-        """Nothing is due."""
-        #: Changes for later, in order; a place p is a deletion when negative, of key ~p.
+        """Start without due timers."""
+        #: Changes for later, in order; a negative index p is a deletion, of key ~p.
         self.times: list[int] = []
         self.places: list[int] = []
         self.horizon = MIN_TIMESTAMP - 1
         self._due: list[tuple[int, int]] = []
         self._position = 0
-        #: What is still to fire; None while nobody has changed any of it.
+        #: The timers still to fire; None while none of them was changed.
         self._open: set[tuple[int, int]] | None = None
         self._heap: list[tuple[int, int]] = []
 
@@ -41,11 +41,11 @@ class TimerQueue:
             heapq.heappush(self._heap, (time, place))
 
     def delete_now(self, time: int, place: int) -> None:
-        """Take back a timer that is due."""
+        """Delete a timer that is due."""
         self._waiting().discard((time, place))
 
     def fire(self, times: list[int], places: list[int]) -> Iterator[tuple[int, int]]:
-        """Yield (time, place) of the due timers, which come in order of time, with what is changed meanwhile."""
+        """Yield (time, index) of the due timers, given in order of time; changes during the iteration are applied."""
         self._due = list(zip(times, places, strict=True))
         self._position, self._open, self._heap = 0, None, []
         self.horizon = times[-1]

@@ -1,7 +1,7 @@
-"""Triggers: when a window is computed, and whether its rows are then forgotten; Flink's, and a base for one's own.
+"""Triggers: when a window fires, and whether its rows are then deleted; those of Flink, and a base class.
 
-`ps.trigger.count(100)` and so on make them; run by `operators.windows.window_engine` in a slot worker. Times are
-microseconds since the epoch. A trigger itself keeps nothing: what it remembers of a window lies in `ctx.state`, which
+Made by `ps.trigger.count(100)` and the like; run by `operators.windows.window_engine` in a worker. Times are
+microseconds since the epoch. A trigger object keeps no state: the trigger's state of a window is in `ctx.state`, which
 is saved with the window.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TriggerResult(enum.Flag):
-    """What is to be done with a window."""
+    """The decision of a trigger about a window."""
 
     CONTINUE = 0
     FIRE = 1
@@ -30,18 +30,18 @@ class TriggerResult(enum.Flag):
 
 
 class TriggerContext(Protocol):
-    """What a trigger may use: the clocks, the window's timers, and what it remembers of the window."""
+    """The context of a trigger: the clocks, and the window's timers and trigger state."""
 
-    #: Numbers, texts, lists and dicts of these, by name.
+    #: The trigger's state of the window: numbers, strings, lists and dicts of these, by name.
     state: dict[str, Any]
 
     @property
     def watermark(self) -> int:
-        """The current watermark."""
+        """The current watermark in microseconds since the epoch."""
 
     @property
     def processing_time(self) -> int:
-        """The machine's clock."""
+        """The machine's clock in microseconds since the epoch."""
 
     def event(self, timestamp: int) -> None:
         """Call `on_event_time` when the watermark has reached the time."""
@@ -50,44 +50,44 @@ class TriggerContext(Protocol):
         """Call `on_processing_time` when the machine's clock has reached the time."""
 
     def delete(self, timestamp: int, *, processing: bool = False) -> None:
-        """Take a timer back."""
+        """Delete a timer."""
 
 
 class Trigger:
-    """Base of triggers of one's own; every hook says what is to be done with the window."""
+    """Base class of custom triggers; every hook returns a decision about the window."""
 
-    #: Whether windows may be merged (sessions); then `on_merge` brings what is remembered of them together.
+    #: Whether windows may be merged (sessions); `on_merge` then merges their trigger state.
     can_merge = False
     #: Whether it needs rows with event time.
     event_time = False
 
     def on_element(self, row: Any, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """A row has been added; `timestamp` is its event time, or the machine's clock where rows have none."""
+        """Handle a new row; `timestamp` is its event time, or the machine's clock if rows have none."""
         raise NotImplementedError
 
     def on_event_time(self, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """A timer of event time is due."""
+        """Handle an event-time timer that is due."""
         del timestamp, window, ctx
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """A timer of processing time is due."""
+        """Handle a processing-time timer that is due."""
         del timestamp, window, ctx
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext, merged: list[dict[str, Any]]) -> None:
-        """The window has come of others, whose states these are; their timers are gone."""
+        """Merge the trigger state of the windows that this one was merged from; their timers were deleted."""
         raise NotImplementedError
 
 
 class EventTimeTrigger(Trigger):
-    """Fires when the watermark has reached the window's end, and for every late row behind it."""
+    """Fires when the watermark has reached the window's end, and for every late row after it."""
 
     can_merge = True
     event_time = True
 
     def on_element(self, row: Any, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Fire at once what has ended."""
+        """Fire at once if the window has ended."""
         del row, timestamp
         if window.max_timestamp <= ctx.watermark:
             return TriggerResult.FIRE
@@ -95,7 +95,7 @@ class EventTimeTrigger(Trigger):
         return TriggerResult.CONTINUE
 
     def on_event_time(self, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Fire at the end."""
+        """Fire at the window's end."""
         del ctx
         return TriggerResult.FIRE if timestamp == window.max_timestamp else TriggerResult.CONTINUE
 
@@ -112,7 +112,7 @@ class ProcessingTimeTrigger(Trigger):
     can_merge = True
 
     def on_element(self, row: Any, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Wait for the end."""
+        """Wait for the window's end."""
         del row, timestamp
         ctx.processing(window.max_timestamp)
         return TriggerResult.CONTINUE
@@ -129,33 +129,33 @@ class ProcessingTimeTrigger(Trigger):
 
 
 class NeverTrigger(Trigger):
-    """Never fires: what a global window has that is given none."""
+    """Never fires: the default trigger of a global window."""
 
     can_merge = True
 
     def on_element(self, row: Any, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Go on."""
+        """Do nothing."""
         del row, timestamp, window, ctx
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext, merged: list[dict[str, Any]]) -> None:
-        """Go on."""
+        """Do nothing."""
 
 
 class CountTrigger(Trigger):
-    """Fires when so many rows have come since it last did."""
+    """Fires when this many rows have arrived since it last fired."""
 
     can_merge = True
 
     def __init__(self, rows: int) -> None:
-        """`rows` is at least 1."""
+        """Make a trigger; `rows` is at least 1."""
         if rows < 1:
             msg = f"trigger.count({rows!r}) would never fire"
             raise GraphError(msg, hint="use 1 or more")
         self._rows = rows
 
     def on_element(self, row: Any, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Count."""
+        """Count the row; fire at the limit."""
         del row, timestamp, window
         count = ctx.state.pop("count", 0) + 1
         if count >= self._rows:
@@ -177,7 +177,7 @@ class ContinuousTrigger(Trigger):
     can_merge = True
 
     def __init__(self, interval: str | float, *, processing: bool) -> None:
-        """`interval` such as `"10s"`."""
+        """Make a trigger; `interval` is a duration such as `"10s"`."""
         self._interval = parse_duration_ms(interval, "trigger interval") * 1000
         self._processing = processing
         self.event_time = not processing
@@ -186,7 +186,7 @@ class ContinuousTrigger(Trigger):
             raise GraphError(msg, hint="use a duration such as '10s'")
 
     def on_element(self, row: Any, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Begin to wait with the first row."""
+        """Start to wait with the first row."""
         del row
         if not self._processing:
             if window.max_timestamp <= ctx.watermark:
@@ -210,7 +210,7 @@ class ContinuousTrigger(Trigger):
         return self._tick(timestamp, window, ctx) if self._processing else TriggerResult.CONTINUE
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext, merged: list[dict[str, Any]]) -> None:
-        """Go on with the earliest of the times that were waited for."""
+        """Continue with the earliest of the times that the merged windows waited for."""
         if not self._processing and window.max_timestamp > ctx.watermark:
             ctx.event(window.max_timestamp)
         waiting = [state["next"] for state in merged if "next" in state]
@@ -221,7 +221,7 @@ class ContinuousTrigger(Trigger):
         if ctx.state.get("next") != timestamp:
             return TriggerResult.CONTINUE
         del ctx.state["next"]
-        for_ever = window.end == MAX_TIMESTAMP == ctx.watermark  # all input has ended, but not the window
+        for_ever = window.end == MAX_TIMESTAMP == ctx.watermark  # all input has ended, but the window has no end
         if timestamp < window.max_timestamp and not for_ever:
             self._wait(timestamp + self._interval, window, ctx)
         return TriggerResult.FIRE
@@ -233,35 +233,39 @@ class ContinuousTrigger(Trigger):
 
 
 class PurgingTrigger(Trigger):
-    """Another trigger, but what has fired is forgotten."""
+    """Fires as another trigger does, and deletes the rows of fired windows."""
 
     def __init__(self, trigger: Trigger) -> None:
-        """`trigger` says when."""
+        """Make a trigger that fires as `trigger` does."""
         self._trigger = trigger
         self.can_merge, self.event_time = trigger.can_merge, trigger.event_time
 
     def on_element(self, row: Any, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """As the trigger says."""
+        """Return the other trigger's decision; purge if it fires."""
         return _purged(self._trigger.on_element(row, timestamp, window, ctx))
 
     def on_event_time(self, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """As the trigger says."""
+        """Return the other trigger's decision; purge if it fires."""
         return _purged(self._trigger.on_event_time(timestamp, window, ctx))
 
     def on_processing_time(self, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """As the trigger says."""
+        """Return the other trigger's decision; purge if it fires."""
         return _purged(self._trigger.on_processing_time(timestamp, window, ctx))
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext, merged: list[dict[str, Any]]) -> None:
-        """As the trigger says."""
+        """Let the other trigger merge."""
         self._trigger.on_merge(window, ctx, merged)
 
 
 class DeltaTrigger(Trigger):
-    """Fires when a value is further than a threshold from that of the row that fired last (at first, of the first)."""
+    """Fires if a value differs by more than a threshold from that of the row that fired last (or the first row)."""
 
     def __init__(self, threshold: float, of: str, measure: Callable[[Any, Any], float] | None = None) -> None:
-        """`of` names the column; `measure(old, new)` is how far, without it the difference, whatever its sign."""
+        """Make a trigger.
+
+        `of` names the column. `measure(old, new)` returns the distance of two values; by default it is the absolute
+        difference.
+        """
         self._threshold, self._of = threshold, of
         self._measure = measure or _distance
 

@@ -1,6 +1,6 @@
-"""`ProcessWindowFunction`: a class of one's own that computes whole windows, with state per window and per key.
+"""`ProcessWindowFunction`: a user-defined class that computes whole windows, with state per window.
 
-What `.window(...).process(function)` takes; called by `operators.windows.window_rows`.
+The argument of `.window(...).process(function)`; called by `operators.windows.window_rows`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class WindowContext:
-    """What a window function knows besides the rows."""
+    """The context of a window function: the window, times, state per window, and side outputs."""
 
     __slots__ = ("_state", "key", "merges", "processing_time", "sides", "time", "watermark", "window")
 
     def __init__(self, sides: dict[str, list[tuple[int, Any]]], *, merges: bool) -> None:
         """Made by the operator."""
         self.key: Any = None
-        #: Start, end (not in it) and `max_timestamp`, in microseconds since the epoch.
+        #: Start, end (exclusive) and `max_timestamp`, in microseconds since the epoch.
         self.window: Any = None
         #: The current watermark and the machine's clock, in microseconds since the epoch.
         self.watermark = 0
@@ -34,15 +34,15 @@ class WindowContext:
         self._state: dict[str, Any] = {}
 
     def bind(self, key: Any, window: TimeWindow, state: dict[str, Any], time: int) -> None:
-        """The next call is for this window; `time` is the event time of what it emits."""
+        """Set the window of the next call; `time` is the event time of its output."""
         self.key, self.window, self._state, self.time = key, window, state, time
 
     @property
     def window_state(self) -> dict[str, Any]:
-        """What the function remembers of this window until it is over: numbers, texts, lists and dicts of these."""
+        """The function's state of this window until it is over: numbers, strings, lists and dicts of these."""
         if self.merges:
             msg = "sessions have no state per window: they merge"
-            raise UsageError(msg, hint="use tumbling or sliding windows, or compute it of the rows")
+            raise UsageError(msg, hint="use tumbling or sliding windows, or compute it from the rows")
         return self._state
 
     def side(self, tag: str, row: Any) -> None:
@@ -54,48 +54,48 @@ class WindowContext:
 
 
 class ProcessWindowFunction:
-    """Base of functions that see whole windows.
+    """Base class of functions on whole windows.
 
     The output type is the return annotation of `process`, such as `Iterator[Out]`.
     """
 
     def process(self, key: Any, ctx: Any, rows: Sequence[Any]) -> Any:
-        """Take a window's rows in the order they came in; yield any number of rows."""
+        """Process a window's rows, in order of arrival; yield or return any number of rows."""
         raise NotImplementedError
 
     def clear(self, ctx: Any) -> None:
-        """The window is over and its state about to go."""
+        """Clean up before the window and its state are deleted."""
 
 
 class ProcessAllWindowFunction:
-    """Base of functions that see whole windows over all rows, whatever their keys: `.window_all(...).process(f)`.
+    """Base class of functions on whole windows over all rows, regardless of keys: `.window_all(...).process(f)`.
 
     The output type is the return annotation of `process`, such as `Iterator[Out]`.
     """
 
     def process(self, ctx: Any, rows: Sequence[Any]) -> Any:
-        """Take a window's rows in the order they came in; yield any number of rows."""
+        """Process a window's rows, in order of arrival; yield or return any number of rows."""
         raise NotImplementedError
 
     def clear(self, ctx: Any) -> None:
-        """The window is over and its state about to go."""
+        """Clean up before the window and its state are deleted."""
 
 
 class AllRowsFunction(ProcessWindowFunction):
     """A `ProcessAllWindowFunction` as a function of the one key that all rows share."""
 
     def __init__(self, function: ProcessAllWindowFunction) -> None:
-        """`function` is not told of the key."""
+        """Wrap `function`, which does not receive the key."""
         self._function = function
 
     def process(self, key: Any, ctx: Any, rows: Sequence[Any]) -> Any:
-        """Call it."""
+        """Call the wrapped function."""
         del key
         ctx.key = None
         return self._function.process(ctx, rows)
 
     def clear(self, ctx: Any) -> None:
-        """Call it."""
+        """Call the wrapped function."""
         ctx.key = None
         self._function.clear(ctx)
 
@@ -104,22 +104,22 @@ class AppliedToAll:
     """A plain function of (window, rows) as one of (key, window, rows)."""
 
     def __init__(self, function: Callable[[TimeWindow, Sequence[Any]], Any]) -> None:
-        """`function` yields or returns rows."""
+        """Wrap `function`, which yields or returns rows."""
         self._function = function
 
     def __call__(self, key: Any, window: TimeWindow, rows: Sequence[Any]) -> Any:
-        """Call it."""
+        """Call the wrapped function."""
         del key
         return self._function(window, rows)
 
 
 class AppliedFunction(ProcessWindowFunction):
-    """A plain function of (key, window, rows), as `.apply` takes it."""
+    """A plain function of (key, window, rows), the argument of `.apply`."""
 
     def __init__(self, function: Callable[[Any, TimeWindow, Sequence[Any]], Any]) -> None:
-        """`function` yields or returns rows."""
+        """Wrap `function`, which yields or returns rows."""
         self._function = function
 
     def process(self, key: Any, ctx: Any, rows: Sequence[Any]) -> Any:
-        """Call it."""
+        """Call the wrapped function."""
         return self._function(key, ctx.window, rows)

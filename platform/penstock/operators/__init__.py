@@ -1,1 +1,1 @@
-"""What a chain is made of: the operator protocol and the built-in operators."""
+"""The operator protocol and the built-in operators, the elements of a chain."""

@@ -1,6 +1,6 @@
-"""What becomes of late rows: counted, or put aside under the tag the job reads them by (`.late_to(tag)`).
+"""Handling of late rows: they are counted, or emitted to a side output (`.late_to(tag)`).
 
-Used by the window operators; what they put aside has the columns of the window's input as the user knows it.
+Used by the window operators; emitted late rows have the columns of the window's input as the user knows it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class TakesLate(Protocol):
-    """Where late rows go."""
+    """A receiver of late rows."""
 
     def take(self, data: pa.RecordBatch, late: np.ndarray, out: Collector) -> None:
-        """The rows of `data` where `late` is true are late."""
+        """Take the late rows of `data`: those where `late` is true."""
 
 
 class LateRows:
-    """The one place of an operator that late rows go to."""
+    """The receiver of an operator's late rows."""
 
     def __init__(self, config: dict[str, Any], metrics: OperatorMetrics) -> None:
         """`config` of the operator; without `late_to` in it, rows are counted in `numLateRecordsDropped`."""
@@ -36,15 +36,15 @@ class LateRows:
 
     @property
     def routed(self) -> bool:
-        """Whether the rows themselves are wanted."""
+        """Whether late rows are emitted to a side output."""
         return self._tag is not None
 
     def count(self, rows: int) -> None:
-        """Rows that nobody wants are late."""
+        """Count late rows that are dropped."""
         self._metrics.late_records_dropped += rows
 
     def take(self, data: pa.RecordBatch, late: np.ndarray, out: Collector) -> None:
-        """The rows of `data` where `late` is true are late."""
+        """Take the late rows of `data`: those where `late` is true."""
         rows = int(late.sum())
         if self._tag is None:
             self.count(rows)

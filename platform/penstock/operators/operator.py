@@ -1,4 +1,4 @@
-"""The operator protocol, its context and its collector: all the task loop knows of an operator.
+"""The operator protocol, its context and its collector: the interface between operators and the task loop.
 
 One thread calls an operator, one call at a time; a call never blocks on output. Only `process_batch` is mandatory: a
 class that names `Operator` as its protocol base inherits the other hooks' defaults.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Collector(Protocol):
-    """Where an operator puts its output: the next operator of the chain, or the edges behind the chain."""
+    """The receiver of an operator's output: the next operator of the chain, or the chain's outgoing edges."""
 
     def batch(self, batch: Batch) -> None:
         """Emit rows (never an empty batch)."""
@@ -52,7 +52,7 @@ class OperatorMetrics:
 
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
-    """Everything an operator may use; made by the task, passed to `open`."""
+    """The services and parameters of an operator; made by the task, passed to `open`."""
 
     spec: OperatorSpec
     job_id: str
@@ -66,25 +66,25 @@ class OperatorContext:
     settings: JobSettings
     clock: Clock
     metrics: OperatorMetrics
-    #: Schemas of the inputs, by input index, with `__ts` where event time is set.
+    #: Schemas of the inputs, by input index, with `__ts` if they have event time.
     input_schemas: tuple[pa.Schema, ...]
     #: Keyed state of this operator, already restored; None for operators without any.
     keyed_state: KeyedStateStore | None
-    #: Restored non-keyed state, as handed out by the job.
+    #: Restored non-keyed state, as assigned by the JobMaster.
     restored: tuple[OperatorStateSnapshot, ...]
-    #: Asks the task loop to call again soon, from any thread (a reader has data, a commit has finished).
+    #: Asks the task loop for a call soon, from any thread (a reader has data, a commit has finished).
     wake: Callable[[], None]
-    #: Runs a blocking piece of work off the subtask's thread; `done(result, error)` comes back as a mail in it. The
-    #: text says what it does and to whom, for people who wait for it.
+    #: Runs blocking work off the subtask's thread; `done(result, error)` is then called in that thread by a mail. The
+    #: text describes the work and its target, for diagnostics of a waiting task.
     run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None], str], None]
-    #: Tells the JobManager that these committables are published (their marker was read back).
+    #: Reports to the JobManager that these committables are published (their marker was read back).
     report_published: Callable[[tuple[str, ...]], None]
     #: Verified read of a staged file.
     read_file: Callable[[FileRef], bytes]
     restored_checkpoint: int | None = None
-    #: Sinks: output of this subtask and run that an earlier attempt was not allowed to publish.
+    #: Sinks: output of this subtask and run that an earlier attempt could not publish.
     held: tuple[Committable, ...] = ()
-    #: Sizes of state and of what is emitted at a time.
+    #: Limits for state size and output batches.
     limits: StateLimits = PRODUCTION
 
 
@@ -114,35 +114,35 @@ class Operator(Protocol):
     """One operator of a chain."""
 
     def open(self, context: OperatorContext) -> None:
-        """Called once, before anything else, with state restored."""
+        """Prepare for work; called once, before any other method, with state restored."""
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Take rows, emit rows."""
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Event time has reached `watermark`; emit what it closes, then (usually) the watermark itself."""
+        """Handle event time `watermark`: emit the results that it completes, then (usually) the watermark itself."""
         out.watermark(watermark)
 
     def process_status(self, status: WatermarkStatus, out: Collector) -> None:
-        """The combined input became idle or active."""
+        """Handle a change of the combined input to idle or active."""
         out.status(status)
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze: no I/O, milliseconds; rows emitted to `out` here still belong before the barrier."""
+        """Freeze without I/O, in milliseconds; rows emitted to `out` here still belong before the barrier."""
         del barrier, out
         return OperatorSnapshot()
 
     def notify_complete(self, permit: CommitPermit) -> None:
-        """The checkpoint is durable."""
+        """Handle a durable checkpoint."""
 
     def notify_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint will never be complete; nothing of it may be deleted or forgotten."""
+        """Handle a checkpoint that will never complete; none of its output may be deleted or dropped."""
 
     def finish(self, out: Collector) -> None:
-        """All input has ended (after the watermark at the end of time); emit the rest."""
+        """Emit the rest: all input has ended (after the watermark at the end of time)."""
 
     def close(self) -> None:
-        """Free everything; also called after a failure; idempotent."""
+        """Free all resources; also called after a failure; idempotent."""
 
 
 class SourceOperator(Protocol):
@@ -152,27 +152,27 @@ class SourceOperator(Protocol):
     """
 
     def poll(self, out: Collector, *, backpressured: bool) -> bool:
-        """Emit what there is (one bounded piece); return whether anything was emitted.
+        """Emit the available rows (one bounded batch); return whether anything was emitted.
 
         Called with `backpressured` when output is full: only time passes.
         """
 
     def add_splits(self, splits: Iterable[Any], *, no_more: bool) -> None:
-        """Splits assigned by the job."""
+        """Take splits assigned by the JobMaster."""
 
     def align(self, limit: int) -> None:
-        """Wait while the watermark is above `limit` (us): other sources are behind."""
+        """Wait while the watermark is above `limit` (us), because other sources are slower."""
 
     @property
     def drained(self) -> bool:
-        """Whether the last poll took all there was: the next one may wait a moment for company."""
+        """Whether the last poll took all available rows: the task may delay the next one for larger batches."""
 
     @property
     def finished(self) -> bool:
-        """Whether all splits have ended and no more will come (bounded input)."""
+        """Whether all splits have ended and no further ones follow (bounded input)."""
 
     def suspend(self) -> None:
-        """Emit no more rows (behind a stopping barrier)."""
+        """Stop emitting rows (after a stopping barrier)."""
 
 
 class TimedOperator(Protocol):
@@ -180,25 +180,25 @@ class TimedOperator(Protocol):
 
     @property
     def next_timer_ms(self) -> float | None:
-        """When the next timer is due, as `Clock.now_ms` counts; None: there is none."""
+        """Return the time of the next timer, as `Clock.now_ms` counts, or None."""
 
     def process_time(self, now_ms: int, out: Collector) -> None:
-        """Processing time has come to `now_ms`; emit what that closes."""
+        """Handle processing time `now_ms`: emit the results that it completes."""
 
 
 class ContinuingOperator(Protocol):
-    """An operator whose rows get ready outside calls; asked whenever there is room for what it emits."""
+    """An operator that completes rows outside of calls; the task calls it whenever output has room."""
 
     def go_on(self, out: Collector) -> bool:
-        """Emit what has got ready, also while `available` is false; return whether there was anything."""
+        """Emit completed rows, also while `available` is false; return whether there were any."""
 
     @property
     def held(self) -> bool:
-        """Whether there is still something to emit; at the end of input `finish` is called when there is not."""
+        """Whether output is pending; at the end of input `finish` is called once there is none."""
 
 
 class BlockingOperator(Protocol):
-    """One that asks for back-pressure without blocking a call: a sink whose pending output has reached its limit."""
+    """An operator that asks for back-pressure without blocking, such as a sink with pending output at its limit."""
 
     @property
     def available(self) -> bool:
@@ -206,10 +206,10 @@ class BlockingOperator(Protocol):
 
 
 class NarrowingOperator(Protocol):
-    """One that looks columns up by name and hands on no more of them than are looked at behind it."""
+    """An operator that reads columns by name and emits only those that are used downstream."""
 
     def narrow(self, behind: frozenset[str] | None) -> frozenset[str] | None:
-        """Take the names of the columns that are looked at behind, return those that have to come in; None: all.
+        """Take the columns used downstream, return the required input columns; None: all.
 
-        Called once, between `open` and the first batch; an operator without it looks at all columns.
+        Called once, between `open` and the first batch; an operator without it uses all columns.
         """

@@ -1,9 +1,8 @@
-"""`OutputPieces`: what an operator has to put out, made a piece at a time, however much it is altogether.
+"""`OutputPieces`: output of any size, produced in bounded batches.
 
-For operators one batch or watermark of which may give any number of rows. They make their output in generators; the
-task asks for more when there is room (`go_on`), and gives them nothing, barriers included, before the last piece is
-out. So nothing of what is under way belongs to a checkpoint. Used by `operators.joins.join_side` and
-`operators.joins.window_rows_join`.
+For operators that may produce any number of rows for one batch or watermark. They produce output in generators; the
+task asks for more when there is room (`go_on`), and passes no input, barriers included, before all output is emitted.
+So a checkpoint contains no pending output. Used by `operators.joins.join_side` and `operators.joins.window_rows_join`.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ Piece: TypeAlias = Batch | Watermark | WatermarkStatus
 
 
 class OutputPieces:
-    """Generators of output, one after the other."""
+    """A queue of output generators."""
 
     def __init__(self, most_rows: int = PRODUCTION.output_rows) -> None:
-        """Nothing is to be put out; about `most_rows` come out at a time."""
+        """Make an empty queue; about `most_rows` rows are emitted at a time."""
         self._most_rows = most_rows
         self._work: deque[Iterator[Piece]] = deque()
 
     @property
     def held(self) -> bool:
-        """Whether something may still be to come."""
+        """Whether output may be pending."""
         return bool(self._work)
 
     def begin(self, work: Iterator[Piece], out: Collector) -> None:
-        """Put out the first rows of `work`, unless others are before it: then it has not begun when this returns."""
+        """Emit the first rows of `work`; if other generators precede it, only queue it."""
         self._work.append(work)
         if len(self._work) == 1:
             self.go_on(out)
 
     def go_on(self, out: Collector) -> bool:
-        """Put out the next rows, and what follows before the row after them; return whether there was any."""
+        """Emit the next rows, and the other elements before the row after them; return whether there were any."""
         rows, some = 0, False
         while self._work and rows < self._most_rows:
             piece = next(self._work[0], None)
@@ -60,26 +59,26 @@ class OutputPieces:
         return some
 
     def drain(self, out: Collector) -> None:
-        """Put out all that is left."""
+        """Emit all pending output."""
         while self._work:
             self.go_on(out)
 
 
 class PutsOutPieces(Protocol):
-    """What such operators tell the task alike."""
+    """The hooks that operators with `OutputPieces` share."""
 
     _pieces: OutputPieces
 
     @property
     def available(self) -> bool:
-        """False: output is under way."""
+        """False while output is pending."""
         return not self._pieces.held
 
     @property
     def held(self) -> bool:
-        """Whether output is under way."""
+        """Whether output is pending."""
         return self._pieces.held
 
     def go_on(self, out: Collector) -> bool:
-        """Emit the next piece of what is under way; return whether there was any."""
+        """Emit the next batch of pending output; return whether there was any."""
         return self._pieces.go_on(out)

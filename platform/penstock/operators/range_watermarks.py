@@ -1,9 +1,8 @@
 """The watermark of a keyed operator, by hash range.
 
-After a rescale its keys come from subtasks that had got further than others.
-
-The operator goes on from the least of them; until it has caught up, windows that a former subtask had fired are not
-fired again for its keys, and rows that were late for it stay late. Used by `operators.windows.window_aggregate`.
+After a rescale the keys of a subtask come from subtasks with different watermarks. The operator resumes from the least
+of them. Until it has caught up, windows that a former subtask had fired are not fired again for its keys, and rows that
+were late for it stay late. Used by the keyed operators with event time, such as `operators.windows.window_aggregate`.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ class RangeWatermarks:
     """One watermark (`low`), and the ranges that are ahead of it."""
 
     def __init__(self, owned: HashRange, low: int, ahead: list[tuple[HashRange, int]]) -> None:
-        """`ahead`: disjoint ranges whose watermark is above `low`."""
+        """Make watermarks; `ahead`: disjoint ranges whose watermark is above `low`."""
         self._owned = owned
         self._low = low
         self._ahead = ahead
 
     @classmethod
     def restored(cls, owned: HashRange, items: Iterable[Any]) -> RangeWatermarks:
-        """Take what `items()` of all former subtasks saved, for the range owned now; but not the end of time."""
+        """Restore from all former subtasks' `items()`, for the range owned now; the end of time is not restored."""
         pieces = []
         for item in items:
             common = HashRange(item["hash_low"], item["hash_high"]).intersect(owned)
@@ -54,12 +53,12 @@ class RangeWatermarks:
         return self._ahead
 
     def advance(self, watermark: int) -> None:
-        """The operator's input has reached `watermark`."""
+        """Advance to `watermark`, which the operator's input has reached."""
         self._low = max(self._low, watermark)
         self._ahead = [(r, w) for r, w in self._ahead if w > self._low]
 
     def items(self) -> tuple[dict[str, int], ...]:
-        """Return the JSON-able form: disjoint ranges that cover what is owned."""
+        """Return the JSON-able form: disjoint ranges that cover the owned one."""
         items = []
         at = self._owned.low
         for owned, watermark in sorted(self._ahead):

@@ -1,4 +1,4 @@
-"""From an operator's kind to its class, imported only when it is deployed: the one list of what a job graph may hold.
+"""The operator classes by kind, imported only when deployed: the one list of a job graph's possible operators.
 
 Called by `penstock.task` when a chain is built. A kind is part of the graph's wire form, so it is never renamed.
 """
@@ -13,7 +13,7 @@ from penstock.core.errors import GraphError
 if TYPE_CHECKING:
     from penstock.operators.operator import Operator
 
-#: kind -> `module:class`; the class is made without arguments and told everything in `open`.
+#: kind -> `module:class`; the class is made without arguments and receives its parameters in `open`.
 OPERATORS = {
     "source": "penstock.operators.sources.source_operator:SourceOperator",
     "assign_watermarks": "penstock.operators.sources.assign_watermarks:AssignWatermarksOperator",

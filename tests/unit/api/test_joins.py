@@ -75,8 +75,8 @@ def test_late_rows_of_each_side_are_read_under_their_tag(env, orders, clicks):
         assert columns == {"left": [*orders.columns, "__ts"], "right": [*clicks.columns, "__ts"]}
     dated = left.temporal_join(right, late_to="late")
     assert dated.side_output("late").columns == orders.columns
-    refused(lambda: left.interval_join(right, 0, 0, late_to="late"), "which side's rows go where")
-    refused(lambda: left.interval_join(right, 0, 0, late_to={"both": "late"}), "which side's rows go where")
+    refused(lambda: left.interval_join(right, 0, 0, late_to="late"), "does not map sides to tags")
+    refused(lambda: left.interval_join(right, 0, 0, late_to={"both": "late"}), "does not map sides to tags")
     refused(lambda: left.interval_join(right, 0, 0, late_to={"left": "x", "right": "x"}), "one tag for both sides")
     refused(lambda: left.temporal_join(right, late_to=""), "late_to: the tag")
 

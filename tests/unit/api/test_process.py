@@ -188,7 +188,7 @@ def test_a_state_that_is_only_annotated_is_refused(orders):
         def process(self, row, ctx) -> Iterator[Total]:
             yield from ()
 
-    with pytest.raises(ps.GraphError, match=r"state 'total' is annotated, and there is none \(give it a value: total"):
+    with pytest.raises(ps.GraphError, match=r"state 'total' is annotated, but has no value \(give it a value: total"):
         orders.key_by("user_id").process(Forgotten())
 
 

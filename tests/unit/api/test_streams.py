@@ -175,7 +175,7 @@ def test_what_is_said_of_an_operator(env, orders, sink):
 @pytest.mark.parametrize("stream", ["key_by", "union", "rebalance"])
 def test_what_is_no_operator_has_no_uid(orders, stream):
     made = {"key_by": lambda: orders.key_by("user_id"), "union": orders.union, "rebalance": orders.rebalance}[stream]()
-    refused(lambda: made.uid("x"), ".uid(...) must stand right behind the operator")
+    refused(lambda: made.uid("x"), ".uid(...) must directly follow the operator")
 
 
 def test_parallelism_must_be_positive(orders):

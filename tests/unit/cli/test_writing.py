@@ -40,7 +40,7 @@ def test_the_file_holds_the_job_with_its_overrides(tmp_path):
     [
         ({"names": ()}, "without calling env.execute"),
         ({"names": ("one", "two")}, "builds 2 jobs"),
-        ({"run": "submit"}, "goes on behind env.submit"),
+        ({"run": "submit"}, "uses env.submit"),
         ({"to": "no/such/folder"}, "cannot write .*: No such file or directory"),
     ],
 )

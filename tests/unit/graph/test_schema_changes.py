@@ -310,7 +310,7 @@ def test_operator_state_that_is_gone_is_not_handed_out_unless_named():
 
 def test_a_functions_state_is_no_built_in_one_whatever_its_name():
     for name in ("watermark", "splits", "in-flight", "broadcast", "top"):
-        with pytest.raises(GraphError, match=f"state '{name}' has the name of one that operators keep themselves"):
+        with pytest.raises(GraphError, match=f"state '{name}' has a name that is reserved for state of the engine"):
             plain(**{name: (ps.OperatorListState[Rule], ps.operator_list_state())})
     before = listed(Rule)
     (part,) = left_by(before)

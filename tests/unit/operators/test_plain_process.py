@@ -111,7 +111,7 @@ class Forgetful(Odd):
 def test_a_union_that_nobody_takes_over_is_not_lost_unseen(bench, out):
     operator = opened(bench, Forgetful())
     push(operator, out, 1)
-    with pytest.raises(UserFunctionError, match="state 'offsets' was restored, and `open` has not looked at") as raised:
+    with pytest.raises(UserFunctionError, match="state 'offsets' was restored, but `open` has not read") as raised:
         opened(bench, Forgetful(), snapshot(operator, out))
     assert "declare ps.operator_list_state()" in raised.value.hint
 

@@ -98,7 +98,7 @@ def test_timers_without_end_are_an_error_at_the_end_of_input(world, monkeypatch)
     op = world.open(Endless())
     op.rows((1, 0, 1))
     op.watermark(10)
-    with pytest.raises(PenstockError, match="goes on registering timers at the end of input"):
+    with pytest.raises(PenstockError, match="keeps registering timers at the end of input"):
         op.watermark(MAX_TIMESTAMP)
 
 

@@ -212,7 +212,7 @@ def test_a_mark_outside_the_calendar_is_an_error(bench, reader, out):
     [
         (WatermarkStrategy.punctuated(timestamp="ts", watermark="when"), "column 'when'"),
         (WatermarkStrategy.punctuated(timestamp="ts", watermark=pl.col("when") + 1), "column 'when'"),
-        (WatermarkStrategy.punctuated(timestamp="ts", watermark="last"), "carry as a watermark is bool"),
+        (WatermarkStrategy.punctuated(timestamp="ts", watermark="last"), "the watermark in the rows is bool"),
         (WatermarkStrategy.punctuated(timestamp="ts", watermark=5), "5 is not a column or an expression"),
         (WatermarkStrategy.punctuated(timestamp="ts", watermark=pl.col("ts").max()), "row"),
         (WatermarkStrategy.for_generator(Slow(), timestamp="ts"), "not a watermark generator's class or factory"),

@@ -33,7 +33,7 @@ def test_more_questions_than_a_mailbox_holds_are_refused_and_harm_nothing(runnin
     refused = answers(running)
     assert len(refused) == CAPACITY + 10 - MOST_WAITING
     assert {found.error for found in refused.values()} == {
-        "64 questions wait for the subtask already; ask again when it has answered them"
+        "64 queries wait for the subtask already; repeat the query later"
     }
     running.trigger(1)
     running.settle()

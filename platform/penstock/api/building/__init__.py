@@ -1,1 +1,1 @@
-"""From method calls to nodes of the graph; used by all of `ps.*`."""
+"""Conversion of method calls to nodes of the graph; used by all of `ps.*`."""

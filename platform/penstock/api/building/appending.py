@@ -1,4 +1,4 @@
-"""Adding operators behind the rows of streams, as the methods of `streams` do."""
+"""Adding operators after streams, for the methods of `streams`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class NewOperator(msgspec.Struct, frozen=True):
-    """An operator to be added, checked, and what comes out of it."""
+    """A checked operator to add, and the schema and options of its output."""
 
     spec: OperatorSpec
     schema: pa.Schema
-    #: The class that stands for a row of its output, when there is one.
+    #: The class of the output's rows, if there is one.
     row_type: Any = None
     #: Tag -> schema as text.
     side_outputs: dict[str, str] = {}
-    #: The only columns it is sent; None: all.
+    #: The only columns that are sent to it; None: all.
     edge: pa.Schema | None = None
     #: Whether rows may be combined before they are sent to it.
     combine: bool = False
 
 
 def append_end(builder: StreamGraphBuilder, flow: Flow, spec: OperatorSpec) -> int:
-    """Add an operator that nothing comes out of, and return its node."""
+    """Add an operator without output, and return its node."""
     return _append(builder, flow, StreamNode(id=0, operator=spec, where=call_site()))
 
 
@@ -45,7 +45,7 @@ def append_operator(builder: StreamGraphBuilder, flow: Flow, new: NewOperator) -
 
 
 def append_two_input(builder: StreamGraphBuilder, first: Flow, second: Flow, new: NewOperator) -> Flow:
-    """Add an operator behind the rows of two streams and return its output."""
+    """Add an operator after two streams and return its output."""
     inputs = [[(u, schema_to_text(flow.schema)) for u in flow.upstreams] for flow in (first, second)]
     return _output(builder.add_two_input(_node(new), *inputs), new)
 

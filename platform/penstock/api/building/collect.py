@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def collect(environment: JobBuilder, flow: Flow, name: str, limit: int | None) -> pl.DataFrame:
-    """Run the job whose only end is one stream and return its rows; their order is not defined.
+    """Run the job with one stream as its only end and return its rows; their order is undefined.
 
-    The rows pass through a folder of this machine, and checkpoints lie in it too: every call starts from nothing.
-    The first error of a function of the user's ends the job. With `limit`, the job is cancelled at so many rows.
+    Rows and checkpoints are stored in a temporary folder of this machine, so every call starts without state. The first
+    error of a user function ends the job. With `limit`, the job is cancelled at this number of rows.
 
     Raises:
         GraphError: a source is not bounded, and there is no limit; the limit is below 1.

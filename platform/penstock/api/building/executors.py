@@ -1,7 +1,7 @@
-"""Which executor `env.execute` uses: the one a command has put in place, else the default of this installation.
+"""The executor of `env.execute`: the one that a command has set, else the default of this installation.
 
-`penstock` itself says what the default is (`set_default_executor`), so that the API knows no client; `penstock run`,
-`penstock demo` and tests put their own in place for a while (`use_executor`).
+`penstock` sets the default (`set_default_executor`), so that the API does not depend on a client; `penstock run`,
+`penstock demo` and tests set another one temporarily (`use_executor`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.graph.executor import JobExecutor, JobResult
 
 @dataclass(slots=True)
 class InPlace:
-    """An executor, the settings it overrides, and what has run on it."""
+    """An executor, the settings it overrides, and the results of jobs run on it."""
 
     executor: JobExecutor
     overrides: dict[str, str]
@@ -24,7 +24,7 @@ class InPlace:
 
 
 class _Registry:
-    """The default and the stack of executors put in place."""
+    """The default executor and the stack of temporary ones."""
 
     def __init__(self) -> None:
         self.default: Callable[[], JobExecutor] | None = None
@@ -35,13 +35,13 @@ _registry = _Registry()
 
 
 def set_default_executor(factory: Callable[[], JobExecutor]) -> None:
-    """Say what makes the executor of a job that is started as a plain Python program."""
+    """Set the factory of the executor for jobs that are started as plain Python programs."""
     _registry.default = factory
 
 
 @contextlib.contextmanager
 def use_executor(executor: JobExecutor, overrides: dict[str, str] | None = None) -> Iterator[list[JobResult]]:
-    """Run jobs on `executor` inside the `with` block, with settings overridden; gives the list of their results."""
+    """Run jobs on `executor` inside the `with` block, with settings overridden; yield the list of their results."""
     in_place = InPlace(executor, dict(overrides or {}))
     _registry.stack.append(in_place)
     try:

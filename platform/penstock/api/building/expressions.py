@@ -1,4 +1,4 @@
-"""Polars expressions of `.select`, `.with_columns` and `.filter`: from what users write to a `project` operator."""
+"""Polars expressions of `.select`, `.with_columns` and `.filter`, converted to a `project` operator."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from penstock.api.building.flow import Flow
 
-#: What a column of `.select` may be written as.
+#: The forms of a column in `.select`.
 ColumnLike = str | pl.Expr
 Mode = Literal["select", "with_columns", "filter"]
 _SAMPLE_ROWS = 4
 
 
 def project(mode: Mode, columns: Iterable[ColumnLike], named: dict[str, Any], flow: Flow) -> NewOperator:
-    """Return the `project` operator of a column operation on the rows of a stream; what is filtered keeps its type.
+    """Return the `project` operator of a column operation; a filter keeps the row type.
 
     Raises:
-        GraphError: an unknown column, a wrong type, or an expression that looks beyond its own row.
+        GraphError: an unknown column, a wrong type, or an expression that depends on other rows.
     """
     schema = flow.schema
     expressions = [_expression(column) for column in columns]
@@ -71,21 +71,21 @@ def _named(name: str, value: Any) -> pl.Expr:
 
 
 def _check_columns(mode: Mode, expression: pl.Expr, known: Sequence[str]) -> None:
-    if expression.meta.has_multiple_outputs():  # a selector or wildcard picks what is there
+    if expression.meta.has_multiple_outputs():  # a selector or wildcard selects from the existing columns
         return
     require_columns(expression.meta.root_names(), known, mode)
 
 
 def _check_row_by_row(mode: Mode, expressions: Sequence[pl.Expr], rows: pa.Schema) -> None:
-    """Try the expressions on some rows at once and one by one: a stream cuts batches anywhere, so both must agree.
+    """Evaluate the expressions on rows together and one by one: batch bounds are arbitrary, so both must agree.
 
-    Polars itself cannot tell for all expressions (`pl.col("a") - pl.col("a").mean()` passes for row by row).
+    Polars cannot decide this for all expressions (it takes `pl.col("a") - pl.col("a").mean()` for row by row).
     """
     sample = _sample(rows)
     try:
         whole = sample.with_columns(expressions)
         pieces = pl.concat([sample[i : i + 1].with_columns(expressions) for i in range(_SAMPLE_ROWS)])
-    except pl.exceptions.PolarsError:  # made-up rows that the expression cannot take (a text to be parsed) say nothing
+    except pl.exceptions.PolarsError:  # generated rows that the expression rejects (a text to parse) prove nothing
         return
     if not whole.equals(pieces):
         msg = f"{mode}: the result of an expression depends on the rows around it"

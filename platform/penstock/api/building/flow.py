@@ -1,4 +1,4 @@
-"""`Flow`: where a stream's rows come from and what they are; every stream has one."""
+"""`Flow`: the origin and the schema of a stream's rows; every stream has one."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from penstock.graph.job_graph import Partitioner
     from penstock.graph.stream_graph import StreamGraphBuilder
 
-#: The column of the key that all rows share, of windows over all of them.
+#: The column of the key that all rows share, for windows over all rows.
 ALL = "__all"
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a stream's rows come from and what they are."""
+    """The origin and the schema of a stream's rows."""
 
     upstreams: tuple[Upstream, ...]
     #: Arrow schema, with `__ts` when rows have event time.
     schema: Any
-    #: The class that stands for a row, when there is one.
+    #: The class of a row, if there is one.
     row_type: Any = None
-    #: The schema before the rows were sent, which makes views plain; None: they were not.
+    #: The schema before the rows are sent, which converts view types; None: they are not sent.
     unsent: Any = None
-    #: The key columns where a function has computed them, and the stream whose rows it was given.
+    #: The key columns that a function has computed, and the stream whose rows it received.
     computed: tuple[str, ...] = ()
     computed_of: Any = None
 
@@ -48,38 +48,38 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> pa.Schema:
-        """Arrow schema of the rows as functions see them: no computed key, and `__ts` if there is event time."""
+        """Arrow schema of the rows as functions receive them: no computed key, and `__ts` if there is event time."""
         return visible(self.schema, self.computed)
 
     def computed_config(self, name: str = "computed") -> dict[str, Any]:
-        """Return what an operator with a Python function is told of a computed key."""
+        """Return the config entries of a computed key for an operator with a Python function."""
         return {name: list(self.computed)} if self.computed else {}
 
     def sent(self, partitioner: Partitioner) -> Flow:
-        """Return the rows as they arrive behind an edge of that kind."""
+        """Return the rows as they arrive after an edge of that kind."""
         upstreams = tuple(msgspec.structs.replace(u, partitioner=partitioner) for u in self.upstreams)
         unsent = self.schema if self.unsent is None else self.unsent
         schema = plain_schema(self.schema)
         return Flow(upstreams=upstreams, schema=schema, row_type=self.row_type, unsent=unsent)
 
     def keyed(self, keys: tuple[str, ...], *, of: object) -> Flow:
-        """Return the rows on their way to keys that an operator has computed of the rows of the stream `of`."""
+        """Return the rows sent by keys that an operator has computed from the rows of the stream `of`."""
         upstreams = tuple(msgspec.structs.replace(u, partitioner=KeyGroup(keys)) for u in self.upstreams)
         return msgspec.structs.replace(self, upstreams=upstreams, computed=keys, computed_of=of)
 
     def united(self, others: Sequence[Flow]) -> Flow:
-        """Return the rows with those of others of the same schema."""
+        """Return the union of the rows with those of others of the same schema."""
         every = (self, *others)
         types = {flow.row_type for flow in every}
         return Flow(
             upstreams=tuple(upstream for flow in every for upstream in flow.upstreams),
             schema=self.schema,
             row_type=types.pop() if len(types) == 1 else None,
-            unsent=None if others else self.unsent,  # several inputs are sent whatever becomes of them
+            unsent=None if others else self.unsent,  # several inputs are always sent
         )
 
     def as_made(self) -> Flow:
-        """Return the rows as they were before they were sent anywhere."""
+        """Return the rows as they were before being sent."""
         upstreams = tuple(msgspec.structs.replace(u, partitioner=None) for u in self.upstreams)
         schema = self.schema if self.unsent is None else self.unsent
         return Flow(upstreams=upstreams, schema=schema, row_type=self.row_type)
@@ -112,7 +112,7 @@ def _shown(field: pa.Field) -> str:
 
 
 def side_flow(builder: StreamGraphBuilder, node: int, tag: str) -> Flow:
-    """Return the rows that an operator puts aside.
+    """Return the rows of an operator's side output.
 
     Raises:
         GraphError: it has no side output of that name.

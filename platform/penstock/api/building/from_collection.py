@@ -19,20 +19,20 @@ from penstock.operators.rows.rows import RowEncoder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The rows travel in the job graph, which holds 64 MiB at most.
+#: The rows travel in the job graph, which is limited to 64 MiB.
 _MOST_BYTES = 16 << 20
 _FACTORY = "penstock_connectors.collection:CollectionSourceFactory"
 
 
 @dataclass(frozen=True)
 class CollectionSource:
-    """Rows by value."""
+    """A source that contains its rows."""
 
     rows: pa.RecordBatch
     row_schema: Any
 
     def spec(self) -> SourceSpec:
-        """Return the source as a value.
+        """Return the source's specification.
 
         Raises:
             GraphError: more than 16 MiB of rows.
@@ -53,7 +53,7 @@ class CollectionSource:
 
 
 def collection_source(rows: Any, row_type: Any) -> CollectionSource:
-    """Return rows as a source: row objects or dicts of a row type, or a DataFrame or Arrow table with or without one.
+    """Return rows as a source: row objects or dicts of a row type, or a DataFrame or Arrow table.
 
     Raises:
         GraphError: no row type where it is needed, or rows that do not fit it.
@@ -95,7 +95,7 @@ def _table(rows: Any) -> pa.RecordBatch | None:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type as sources give it: Polars has 64-bit offsets everywhere."""
+    """Return the type that sources use: Polars has 64-bit offsets everywhere."""
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):

@@ -1,4 +1,4 @@
-"""A stream as the modules see it that work out what stands behind it: protocols of `streams.DataStream`."""
+"""Protocols of `streams.DataStream` for the modules that build the operators after a stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 class InputStream(Protocol):
-    """Rows that an operator is to be given."""
+    """Rows that an operator receives."""
 
     @property
     def flow(self) -> Flow:
-        """Where the rows come from and what they are."""
+        """The origin and the schema of the rows."""
 
     @property
     def columns(self) -> list[str]:
@@ -21,7 +21,7 @@ class InputStream(Protocol):
 
 
 class KeyedInputStream(InputStream, Protocol):
-    """Rows of which one key's meet in one subtask of the operator."""
+    """Rows of which those of one key reach the same subtask of the operator."""
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Keys that are computed: `.key_by(function)`, and the one key of all rows of `.window_all(...)`.
+"""Computed keys: `.key_by(function)`, and the one key of all rows of `.window_all(...)`.
 
 Such a key is a column that the rows carry to the next operator. Python functions there do not see it in their rows.
-Of results, only those of aggregates have it. Called by `streams`.
+Only the results of aggregates contain it. Called by `streams`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _WAY = "annotate what it returns, such as `-> int`, or give returns=int"
 def selected_key(
     stream: InputStream, function: Callable[[Any], Any], returns: Any, name: str
 ) -> tuple[OperatorSpec, pa.Schema]:
-    """Return the operator that gives each row the key which a function of it returns, and that key's columns.
+    """Return the operator that computes each row's key by a function, and the key's columns.
 
     Raises:
-        GraphError: no function, a type that is not known or cannot be a key, or a column of the key's name is there.
+        GraphError: no function, a type that is not known or cannot be a key, or a column of the key's name exists.
     """
     where = f"key_by({getattr(function, '__name__', type(function).__name__)})"
     if not callable(function):
@@ -66,19 +66,19 @@ def selected_key(
 
 
 def one_key() -> tuple[OperatorSpec, pa.Schema]:
-    """Return the operator that gives all rows one key, and that key's column."""
+    """Return the operator that assigns one key to all rows, and the key's column."""
     keys = pa.schema([pa.field(ALL, pa.int64(), nullable=False)])
     return OperatorSpec(uid="", name="AllRows", kind="constant_key"), keys
 
 
 def with_key(flow: Flow, spec: OperatorSpec, keys: pa.Schema) -> NewOperator:
-    """Return the operator that gives rows the columns of a key."""
+    """Return the operator that adds the columns of a key to rows."""
     columns = pa.schema([*without_ts(flow.schema), *keys])
     return NewOperator(spec, with_ts(columns) if flow.has_event_time else columns, flow.row_type)
 
 
 def require_key_columns(columns: tuple[Any, ...], stream: InputStream) -> tuple[str, ...]:
-    """Return names as those of a key's columns.
+    """Return the names of a key's columns, checked.
 
     Raises:
         GraphError: there is none, or one is no name.
@@ -94,7 +94,7 @@ def require_key_columns(columns: tuple[Any, ...], stream: InputStream) -> tuple[
 
 
 def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> tuple[Any, Any]:
-    """Return what is said of the row and of the result."""
+    """Return the annotations of the row and of the result."""
     target = function if inspect.isroutine(function) else type(function).__call__
     try:
         hints = typing.get_type_hints(target, include_extras=True)
@@ -112,7 +112,7 @@ def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> t
 
 
 def _picked_columns(stream: InputStream, function: Callable[..., Any], name: str) -> tuple[pa.Schema, Any] | None:
-    """Return `_key_columns` of a function that only picks columns; None for any other."""
+    """Return `_key_columns` of a function that only selects columns; None for any other."""
     picked = picked_by(function)
     if picked is None or picked.shape == "row" or not set(picked.fields) <= set(stream.columns):
         return None
@@ -123,7 +123,7 @@ def _picked_columns(stream: InputStream, function: Callable[..., Any], name: str
 
 
 def _key_columns(hint: Any, name: str, where: str) -> tuple[pa.Schema, Any]:
-    """Return the key's columns, and how they lie in a key: None (a value), `tuple`, or its row type."""
+    """Return the key's columns, and the form of a key: None (a value), `tuple`, or its row type."""
     if is_row_type(hint):
         return arrow_schema_of(hint), hint
     members = get_args(hint) if get_origin(hint) is tuple else ()

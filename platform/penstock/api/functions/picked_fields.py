@@ -1,7 +1,7 @@
-"""Lambdas that only pick: `lambda r: r.k`, `lambda r: (r.a, r.b)` and `lambda r: r` need no annotation.
+"""Lambdas that only select fields: `lambda r: r.k`, `lambda r: (r.a, r.b)` and `lambda r: r` need no annotation.
 
-A lambda cannot be annotated. One that does nothing but pick fields has the types of these fields. It is recognised by
-its bytecode and is not called. Used by `api.functions.key_selector` and `api.functions.row_functions`.
+A lambda cannot be annotated. One that only selects fields has the types of these fields. It is recognised by its
+bytecode and is not called. Used by `api.functions.key_selector` and `api.functions.row_functions`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _SPECIAL = (
 
 
 class Picked(msgspec.Struct, frozen=True):
-    """What a function returns: the row, the value of one field, or a tuple of the values of some."""
+    """The result of a function: the row, the value of one field, or a tuple of the values of some."""
 
     shape: Literal["row", "value", "tuple"]
     fields: tuple[str, ...] = ()
 
 
 def picked_by(function: Any) -> Picked | None:
-    """Return what a function of one row picks out of it.
+    """Return the fields that a function of one row selects.
 
-    None when it does anything else, is no plain function, or says by an annotation what it returns.
+    None if it does anything else, is no plain function, or has a return annotation.
     """
     if not isinstance(function, FunctionType) or "return" in function.__annotations__:
         return None
@@ -60,7 +60,7 @@ class _Field(msgspec.Struct, frozen=True):
 
 
 class _Constant(msgspec.Struct, frozen=True):
-    """A text, on the stack: the name of a field in `row["k"]`."""
+    """A string, on the stack: the name of a field in `row["k"]`."""
 
     text: str
 
@@ -69,7 +69,7 @@ _ROW = _Row()
 
 
 def _take(step: dis.Instruction, parameter: str, stack: list[Any]) -> bool:
-    """Follow one instruction; False for one that does more than to pick."""
+    """Follow one instruction; return False for one that does more than select."""
     match step.opname:
         case "LOAD_FAST" if step.argval == parameter:
             stack.append(_ROW)

@@ -1,6 +1,6 @@
-"""`.process(function)` on a stream, keyed or not: states and types read from the class, the function pickled.
+"""`.process(function)` on a stream, keyed or not: states and types are read from the class, the function is pickled.
 
-The payload is cloudpickle of `(function, input row type or None, {state: row type or None})`, of two connected streams
+The payload is cloudpickle of `(function, input row type or None, {state: row type or None})`, for two connected streams
 with a pair of input row types; run by `penstock.operators.process.keyed_process`.
 """
 
@@ -77,7 +77,7 @@ def _written(function: Any, returns: Any, stream: InputStream, base: Any) -> tup
 
 
 def reduced(function: Any, ttl: TimeToLive, *, stream: KeyedInputStream) -> NewOperator:
-    """Return the operator that reduces the rows of each key, two at a time; rows stay of the stream's type.
+    """Return the operator that reduces the rows of each key, two at a time; the row type is the stream's.
 
     Raises:
         GraphError: it is no function, or a column has a type that state cannot hold.
@@ -113,7 +113,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 def process_of(written: Written, output_type: Any, sides: dict[str, Any], schema: pa.Schema) -> NewOperator:
-    """Return the operator of a function with its states and outputs; `schema` says whether there is event time.
+    """Return the operator of a function with its states and outputs; `schema` determines whether there is event time.
 
     Raises:
         GraphError: the type of an output or of a state has no Arrow type, or the function cannot be pickled.
@@ -156,7 +156,7 @@ def _require_place(name: str, state: DeclaredState, written: Written) -> None:
     """
     where, plain = f"{written.where}: state {name!r}", written.kind == "plain_process"
     if state.kind.get("kind") == BROADCAST and written.kind != "broadcast_process":
-        msg = f"{where} is a broadcast state, and nothing would ever fill it"
+        msg = f"{where} is a broadcast state, but no broadcast stream is connected"
         raise GraphError(msg, hint="connect a broadcast stream: .connect(other.broadcast()).process(...)")
     if plain and not state.of_operator:
         msg = f"{where} is by key, and the stream has no keys"
@@ -165,7 +165,7 @@ def _require_place(name: str, state: DeclaredState, written: Written) -> None:
         msg = f"{where} is of a subtask, and the function has keys"
         raise GraphError(msg, hint="use ps.list_state(), or a ps.ProcessFunction on a stream without keys")
     if state.of_operator and name in BUILT_IN:
-        msg = f"{where} has the name of one that operators keep themselves"
+        msg = f"{where} has a name that is reserved for state of the engine"
         raise GraphError(msg, hint=f"choose a name other than {', '.join(sorted(BUILT_IN))}")
 
 

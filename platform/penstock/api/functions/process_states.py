@@ -1,7 +1,6 @@
-"""The states that the class of a process function declares: their columns and types, read from the annotations.
+"""The states that the class of a process function declares: columns and types, read from the annotations.
 
-Called by `penstock.api.functions.process_functions`; what is found here is bound by
-`penstock.operators.process.process_states`.
+Called by `penstock.api.functions.process_functions`; `penstock.operators.process.process_states` binds the states.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from penstock.operators.process.operator_state_binding import MODES, saved_schem
 
 _TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or row type of these"
 _KEY_TYPES = "int, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or NamedTuple of these"
-#: Class of the declaration -> how it is written.
+#: Class of the declaration -> an example of its use.
 _WRITTEN: dict[type, str] = {
     ValueState: "ps.ValueState[int] = ps.value_state()",
     ListState: "ps.ListState[int] = ps.list_state()",
@@ -46,7 +45,7 @@ _WRITTEN: dict[type, str] = {
 
 
 class DeclaredState(msgspec.Struct, frozen=True):
-    """One state: its value columns, what the config says of its kind (nothing for a value), its row types by name."""
+    """One state: its value columns, the config entries of its kind (empty for a value), its row types by name."""
 
     values: pa.Schema
     kind: dict[str, Any]
@@ -59,7 +58,7 @@ class DeclaredState(msgspec.Struct, frozen=True):
 
     @property
     def saved(self) -> str:
-        """The columns of a state that is not by key, as text: what `penstock check` compares."""
+        """The columns of a state that is not by key, as text, for the comparison of `penstock check`."""
         keys = self.kind.get("keys")
         if keys is None:
             return schema_to_text(saved_schema(self.values, self.kind["kind"]))
@@ -87,7 +86,7 @@ def declared_states(function: type, where: str) -> dict[str, DeclaredState]:
         raise GraphError(msg, hint="the types of states must be known where the class is written") from error
     for name, annotated in hints.items():
         if get_origin(annotated) in _WRITTEN and name not in declared:
-            msg = f"{where}: state {name!r} is annotated, and there is none"
+            msg = f"{where}: state {name!r} is annotated, but has no value"
             raise GraphError(msg, hint=f"give it a value: {name}: {_WRITTEN[get_origin(annotated)]}")
     return {name: _state(name, state, hints.get(name), f"{where}: state {name!r}") for name, state in declared.items()}
 
@@ -133,14 +132,14 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
 
 
 def _migrating(name: str, declared: Declaration, where: str) -> tuple[dict[str, Any], dict[Any, Any]]:
-    """Return what the config says of a state's migration, and what the payload carries of it; nothing without one."""
+    """Return the config entries and the payload of a state's migration; empty without one."""
     migration: Any = declared.migrate
     if migration is None:
         return {}, {}
     if not isinstance(migration, MigrateValues) or not callable(migration.function):
         msg = f"{where}: {migration!r} is no migration"
         raise GraphError(msg, hint="make one: migrate=ps.migrate(function, was=Old)")
-    was = _columns(migration.was, f"{where}: what it was", where, nullable=False)[0]
+    was = _columns(migration.was, f"{where}: its type in was=", where, nullable=False)[0]
     return {"migrates": schema_to_text(was)}, {(name, "migrate"): migration}
 
 
@@ -160,7 +159,7 @@ def _accumulator(aggregator: Any, where: str) -> Any:
 
 
 def _columns(hint: Any, what: str, where: str, *, nullable: bool) -> tuple[pa.Schema, Any]:
-    """Return the columns of a type, and its row type when it has several: `tuple` for a plain tuple."""
+    """Return the columns of a type, and its row type if it has several: `tuple` for a plain tuple."""
     row_type = hint if is_row_type(hint) else None
     members = get_args(hint) if get_origin(hint) is tuple else ()
     try:
@@ -196,7 +195,7 @@ def _key_columns(hint: Any, where: str) -> tuple[pa.Schema, Any]:
 
 
 def _require_constant(row_type: Any, where: str) -> None:
-    """Elements stay in memory as objects: one that is changed in place would be another after a restart.
+    """Check that elements are immutable: they stay in memory as objects, and a restart would lose a change in place.
 
     Raises:
         GraphError: rows of the type can be changed.
@@ -204,6 +203,6 @@ def _require_constant(row_type: Any, where: str) -> None:
     frozen = getattr(getattr(row_type, "__dataclass_params__", None), "frozen", True)
     if not frozen or typing.is_typeddict(row_type):
         raise GraphError(
-            f"{where}: a {row_type.__name__} can be changed in place, which no checkpoint would see",
+            f"{where}: a {row_type.__name__} can be changed in place, and a checkpoint would miss the change",
             hint="use a NamedTuple, a ps.Schema or @dataclass(frozen=True), and put a new one to change it",
         )

@@ -1,7 +1,7 @@
 """Python functions of `.map`, `.flat_map`, `.filter` and `.map_batches`: types read from annotations, code pickled.
 
-The payload is cloudpickle of `(function, input row type or None, output row type or None)` and is unpickled in slot
-workers only (`penstock.operators.rows.user_functions`).
+The payload is cloudpickle of `(function, input row type or None, output row type or None)` and is unpickled in workers
+only (`penstock.operators.rows.user_functions`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MANY = (
 
 
 class AsyncCalls(msgspec.Struct, frozen=True):
-    """How `map_async` calls its function."""
+    """Options for the calls of `map_async`."""
 
     capacity: int
     timeout: str | float
@@ -52,7 +52,7 @@ class AsyncCalls(msgspec.Struct, frozen=True):
 
 
 class _Types(msgspec.Struct, frozen=True):
-    """What the annotations of a function say; None = nothing."""
+    """The types in the annotations of a function; None: not annotated."""
 
     parameter: Any
     result: Any
@@ -69,7 +69,7 @@ def compile_function(
 ) -> NewOperator:
     """Return the operator of a Python function on rows of `schema` (whose own row type is `row_type`, if any).
 
-    `carried`: what workers call in its place.
+    `carried`: the function that workers call in its place.
 
     Raises:
         GraphError: the output type is not known or has no Arrow type, or the function cannot be pickled.
@@ -85,7 +85,7 @@ def compile_function(
     if kind == "map" and returns is None and (picked := picked_by(function)) is not None and picked.shape == "row":
         returns = row_type if row_type is not None else without_ts(schema)
     types = _annotations(function, where, needed=kind != "filter_rows" and returns is None)
-    # a batch function is given a frame, whatever its rows are
+    # a batch function receives a frame, for any type of rows
     given = None if kind == "map_batches" else input_type(types.parameter, row_type, schema, where)
     if kind == "filter_rows":
         output, output_type = schema, row_type
@@ -123,7 +123,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def is_row_type(value: Any) -> bool:
-    """Whether `value` is a class that stands for a row: a `ps.Schema`, dataclass, TypedDict or NamedTuple."""
+    """Return whether `value` is a row class: a `ps.Schema`, dataclass, TypedDict or NamedTuple."""
     if not isinstance(value, type):
         return False
     named_tuple = issubclass(value, tuple) and hasattr(value, "_fields")
@@ -147,7 +147,7 @@ def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> _
 
 
 def input_type(annotated: Any, row_type: Any, schema: pa.Schema, where: str) -> Any:
-    """Return what the function is given: the row type it asks for, else the stream's own, else None (a named tuple)."""
+    """Return the row type that the function receives: annotated, else the stream's, else None (a named tuple)."""
     if annotated is row_type or not is_row_type(annotated):
         return row_type
     wanted, there = arrow_schema_of(annotated).names, without_ts(schema).names
@@ -159,17 +159,17 @@ def input_type(annotated: Any, row_type: Any, schema: pa.Schema, where: str) -> 
 
 
 def _takes_any_columns(row_type: Any) -> bool:
-    """Whether rows may have more columns than the type; dataclasses and named tuples are made from exactly theirs."""
+    """Return whether rows may have more columns than the type; dataclasses and named tuples need exactly theirs."""
     return hasattr(row_type, "model_fields") or typing.is_typeddict(row_type)
 
 
 def _is_frame(annotated: Any) -> bool:
-    """Whether a batch function asks for a Polars frame or an Arrow batch."""
+    """Return whether a batch function takes a Polars frame or an Arrow batch."""
     return isinstance(annotated, type) and annotated.__module__.partition(".")[0] in {"polars", "pyarrow"}
 
 
 def result_type(kind: FunctionKind, annotated: Any, where: str) -> Any:
-    """Return the row type that a function's return annotation names."""
+    """Return the row type in a function's return annotation."""
     if annotated is None or annotated is type(None) or _is_frame(annotated):
         msg = f"{where}: its output type is not known"
         hint = "annotate what it returns with a row type" if kind != "map_batches" else "a frame has no columns yet"
@@ -184,7 +184,7 @@ def result_type(kind: FunctionKind, annotated: Any, where: str) -> Any:
 
 
 def output_schema(output_type: Any, schema: pa.Schema, where: str) -> pa.Schema:
-    """Return the schema of a row type, with event time when `schema` has it."""
+    """Return the schema of a row type, with event time if `schema` has it."""
     import pyarrow as pa
 
     if isinstance(output_type, pa.Schema):
@@ -204,7 +204,7 @@ def output_schema(output_type: Any, schema: pa.Schema, where: str) -> pa.Schema:
 
 
 def pickled(value: Any, where: str) -> bytes:
-    """Return what workers unpickle."""
+    """Return the pickled form of a function for workers."""
     try:
         payload: bytes = cloudpickle.dumps(value)
     except Exception as error:

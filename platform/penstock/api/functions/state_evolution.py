@@ -1,4 +1,4 @@
-"""What a value's row type says for the jobs to come: the defaults of its fields, and what they were called before.
+"""Metadata of a value's row type for later versions of the job: the defaults of its fields, and their former names.
 
 Called by `penstock.api.functions.process_states`; read by `penstock.core.evolution` when a snapshot has other fields.
 """
@@ -34,7 +34,7 @@ def evolving(schema: pa.Schema, row_type: Any, renamed: Mapping[str, str], where
                 more[DEFAULT] = default_text(defaults[field.name], field.type)
             except (pa.ArrowException, TypeError, ValueError) as error:
                 msg = f"{where}: the default of {field.name} is {defaults[field.name]!r}, which is no {field.type}"
-                raise GraphError(msg, hint="give it a default of its own type") from error
+                raise GraphError(msg, hint="give it a default of the field's type") from error
         if field.name in renamed:
             more[WAS] = renamed[field.name].encode()
         fields.append(field.with_metadata(more) if more else field)
@@ -42,7 +42,7 @@ def evolving(schema: pa.Schema, row_type: Any, renamed: Mapping[str, str], where
 
 
 def _defaults(row_type: Any) -> dict[str, Any]:
-    """Return the defaults of a NamedTuple, dataclass or `ps.Schema`; those made by a function count for none."""
+    """Return the defaults of a NamedTuple, dataclass or `ps.Schema`; those made by a function are ignored."""
     if hasattr(row_type, "model_fields"):
         return {n: f.default for n, f in row_type.model_fields.items() if not f.is_required() and not f.default_factory}
     if dataclasses.is_dataclass(row_type):

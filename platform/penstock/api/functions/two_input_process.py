@@ -75,7 +75,7 @@ def _keys(streams: tuple[Any, Any], where: str) -> dict[str, Any]:
 
 
 def _output_type(results: list[Any], shape: Shape, where: str) -> Any:
-    """Return the one row type that the methods which emit rows name."""
+    """Return the one row type of the methods that emit rows."""
     types = [result_type("flat_map", result, where) for result in results]
     if not types:
         return result_type("flat_map", None, where)

@@ -1,4 +1,4 @@
-"""What a watermark strategy must be to give the rows of a stream event time; for `watermarks` and `watermark_code`."""
+"""Checks of a watermark strategy against the rows of a stream; for `watermarks` and `watermark_code`."""
 
 from __future__ import annotations
 

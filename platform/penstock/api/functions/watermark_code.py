@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def pack_code(strategy: WatermarkStrategy, schema: pa.Schema, where: str) -> bytes:
-    """Return what a source operator carries besides the strategy's numbers: an expression, or the user's code.
+    """Return the payload of a source operator: an expression, or the user's code.
 
     Raises:
         GraphError: the expression does not fit the rows or is no time, or the code cannot be called or pickled.
@@ -30,7 +30,7 @@ def pack_code(strategy: WatermarkStrategy, schema: pa.Schema, where: str) -> byt
     if strategy.kind == "generator":
         if not callable(strategy.code):
             msg = f"{where}: {strategy.code!r} is not a watermark generator's class or factory"
-            raise GraphError(msg, hint="give what makes one for each split: for_generator(MyGenerator, ...)")
+            raise GraphError(msg, hint="give a callable that makes one for each split: for_generator(MyGenerator, ...)")
         return pickled(strategy.code, f"{where}: watermark generator")
     expression = strategy.code
     if isinstance(expression, str):
@@ -42,5 +42,5 @@ def pack_code(strategy: WatermarkStrategy, schema: pa.Schema, where: str) -> byt
     require_columns(expression.meta.root_names(), schema.names, f"{where}: watermarks")
     expression = expression.alias("watermark")
     result = output_schema_of("select", [expression], schema)
-    require_time(result.field(0).type, "what rows carry as a watermark", where)
+    require_time(result.field(0).type, "the watermark in the rows", where)
     return serialize_expressions([expression])

@@ -1,7 +1,7 @@
 """Aggregates as values: `ps.count()`, `ps.sum("amount")`...; computed by operators of windows and `running_aggregate`.
 
-Named (`total=ps.sum("amount")`) or positional (`ps.sum("amount").alias("total")`); the functions hide Python's own
-`sum`, `min` and `max` on purpose: they are meant to be used as `ps.sum`.
+Named (`total=ps.sum("amount")`) or positional (`ps.sum("amount").alias("total")`). The functions have the names of
+Python's `sum`, `min` and `max` on purpose: their use is `ps.sum`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ AggregateFunction = Literal[
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """One aggregate: a function, the column it reads, the column it gives, and which rows count."""
+    """One aggregate: a function, its input column, its output column, and the rows it includes."""
 
     fn: AggregateFunction
     column: str | None
     name: str
     #: A Polars expression, or the name of a boolean column; None: all rows.
     condition: Any = None
-    #: Of `quantile`: which one.
+    #: For `quantile`: the quantile, from 0 to 1.
     quantile: float | None = None
-    #: An aggregate of one's own.
+    #: A user-defined aggregate.
     aggregator: Any = None
     #: Its output column, as schema text.
     output: str = ""
@@ -55,12 +55,12 @@ class Aggregate(msgspec.Struct, frozen=True):
     def where(self, condition: pl.Expr | str) -> Aggregate:
         """Return the same aggregate over the rows for which a Polars expression (or a boolean column) is true.
 
-        `ps.count().where(pl.col("price") < 10_000)` counts cheap ones: SQL's `FILTER (WHERE ...)`.
+        `ps.count().where(pl.col("price") < 10_000)` counts rows with such a price: SQL's `FILTER (WHERE ...)`.
         """
         return msgspec.structs.replace(self, condition=condition)
 
     def to_config(self) -> dict[str, Any]:
-        """Return the aggregate as it lies in an operator's config."""
+        """Return the aggregate in the form of an operator's config."""
         config: dict[str, Any] = {"fn": self.fn, "column": self.column, "alias": self.name}
         if self.quantile is not None:
             config["quantile"] = self.quantile
@@ -70,12 +70,12 @@ class Aggregate(msgspec.Struct, frozen=True):
 
 
 def count(column: str | None = None) -> Aggregate:
-    """Return the number of rows, or of a column's values that are not null; called `count` unless named."""
+    """Return the number of rows, or of a column's non-null values; called `count` unless named."""
     return Aggregate("count", column, "count" if column is None else f"count_{column}")
 
 
 def sum(column: str) -> Aggregate:  # noqa: A001
-    """Return the sum of a numeric column; null counts as nothing; called `sum_<column>` unless named."""
+    """Return the sum of a numeric column; nulls are ignored; called `sum_<column>` unless named."""
     return Aggregate("sum", column, f"sum_{column}")
 
 
@@ -115,15 +115,15 @@ def last(column: str) -> Aggregate:
 
 
 def collect(column: str) -> Aggregate:
-    """Return a list of the values that are not null, as they came; for windows. Called `collect_<column>` unless named.
+    """Return a list of the non-null values, in order of arrival; for windows. Called `collect_<column>` unless named.
 
-    A window with this aggregate keeps its rows, as do `count_distinct`, `quantile` and aggregates of one's own.
+    A window with this aggregate keeps its rows, as with `count_distinct`, `quantile` and user-defined aggregates.
     """
     return Aggregate("collect", column, f"collect_{column}")
 
 
 def count_distinct(column: str) -> Aggregate:
-    """Return the exact number of different values, null left out; for windows, which then keep their rows.
+    """Return the exact number of distinct non-null values; for windows, which then keep their rows.
 
     Called `count_distinct_<column>` unless named.
     """
@@ -131,9 +131,9 @@ def count_distinct(column: str) -> Aggregate:
 
 
 def approx_count_distinct(column: str) -> Aggregate:
-    """Return about how many different values there are (HyperLogLog, standard error 4.6 %), null left out.
+    """Return the approximate number of distinct non-null values (HyperLogLog, standard error 4.6 %).
 
-    Takes 512 bytes a key and pane, whatever it sees; called `approx_count_distinct_<column>` unless named.
+    Takes 512 bytes per key and pane, for any number of values; called `approx_count_distinct_<column>` unless named.
     """
     return Aggregate("approx_count_distinct", column, f"approx_count_distinct_{column}")
 
@@ -147,9 +147,9 @@ def quantile(column: str, q: float) -> Aggregate:
 
 
 def aggregating(aggregator: Aggregator[Any, Any, Any], column: str | None = None) -> Aggregate:
-    """Return an aggregate of one's own over a column's values that are not null, or without one over whole rows.
+    """Return a user-defined aggregate over a column's non-null values, or without a column over whole rows.
 
     For windows, which then keep their rows: they are added, one by one, when the window fires. The output column has
-    the type that `get_result` is annotated with; called after the class unless named.
+    the type in the annotation of `get_result`; it has the name of the class unless named.
     """
     return Aggregate("aggregator", column, type(aggregator).__name__.lower(), aggregator=aggregator)

@@ -1,7 +1,7 @@
-"""From `.aggregate(...)` as written to the aggregates an operator computes; windows and keyed streams share it.
+"""The aggregates of a call of `.aggregate(...)` in the form of an operator; shared by windows and keyed streams.
 
-An aggregate with a condition becomes one over a hidden column that is null where the condition does not hold, computed
-before the rows are sent to their keys.
+An aggregate with a condition becomes one over a hidden column that is null where the condition is false, computed
+before the rows are sent by key.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _renamed(name: str, value: Any, where: str) -> Aggregate:
 
 
 def _aggregate_of(value: Any, where: str) -> Aggregate:
-    """Return an aggregate as it was given; one of one's own may stand as it is, for whole rows."""
+    """Return an aggregate; a user-defined one may be given directly, for whole rows."""
     if not isinstance(value, Aggregate) and not isinstance(value, type) and _is_aggregator(value):
         value = aggregating(value)
     if not isinstance(value, Aggregate):
@@ -88,7 +88,7 @@ def _aggregate_of(value: Any, where: str) -> Aggregate:
 
 
 def _with_output(value: Aggregate, where: str) -> Aggregate:
-    """Return an aggregate of one's own with the type of its results."""
+    """Return a user-defined aggregate with the type of its results."""
     where = f"{where}: {type(value.aggregator).__name__}"
     if isinstance(value.aggregator, type) or not _is_aggregator(value.aggregator):
         way = "make one of a class with create_accumulator, add, get_result and merge, such as a ps.Aggregator"

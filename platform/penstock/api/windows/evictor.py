@@ -1,6 +1,6 @@
-"""`ps.evictor`: which rows of a window are left out and forgotten; for one's own derive from `ps.Evictor`.
+"""`ps.evictor`: which rows of a window are dropped; for custom evictors derive from `ps.Evictor`.
 
-Each chooses before the window is computed, or with `after=True` behind it.
+Each one acts before the window is computed, or with `after=True` after it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 def count(rows: int, *, after: bool = False) -> Evictor:
-    """Keep so many rows, those that came last."""
+    """Keep the `rows` rows that arrived last."""
     return evictors.CountEvictor(rows, after=after)
 
 
 def time(keep: str | float, *, after: bool = False) -> Evictor:
-    """Keep the rows that are less than a time older than the newest, by event time: the stream must have it."""
+    """Keep the rows that are less than `keep` older than the newest one by event time, which the stream must have."""
     return evictors.TimeEvictor(keep, after=after)
 
 
 def delta(
     threshold: float, of: str, measure: Callable[[Any, Any], float] | None = None, *, after: bool = False
 ) -> Evictor:
-    """Keep the rows whose value in a column is nearer than a threshold to that of the row that came last.
+    """Keep the rows whose value in a column differs by less than a threshold from that of the row that arrived last.
 
-    `measure(value, last)` says how far; without it, it is the difference, whatever its sign.
+    `measure(value, last)` returns the distance of two values; by default it is the absolute difference.
     """
     return evictors.DeltaEvictor(threshold, of, measure, after=after)

@@ -1,6 +1,6 @@
-"""`a.join(b).where(...).equal_to(...).window(...)`: two streams joined by key and window, one word after the other.
+"""`a.join(b).where(...).equal_to(...).window(...)`: two streams joined by key and window, step by step.
 
-`streams` says how its sides are keyed (`Key`) and what the join is (`Join`), of a `ps.KeyedStream` and a
+`streams` provides the functions that key a side (`Key`) and that join (`Join`), for a `ps.KeyedStream` and a
 `ps.DataStream`.
 """
 
@@ -13,14 +13,14 @@ from penstock.api.windows.windows import Window
 
 K = TypeVar("K")
 S = TypeVar("S")
-#: Keys a side by columns or a function, and what the function returns.
+#: Keys a side by columns or a function, with the function's return type.
 Key: TypeAlias = Callable[[tuple[Any, ...], Any], K]
 #: Joins two keyed sides over a window.
 Join: TypeAlias = Callable[[K, K, Window], S]
 
 
 class JoinedStreams(Generic[K, S]):
-    """Two streams that are to be joined."""
+    """Two streams to join."""
 
     def __init__(self, left: Key[K], right: Key[K], join: Join[K, S]) -> None:
         """Made by `DataStream.join`."""
@@ -29,12 +29,12 @@ class JoinedStreams(Generic[K, S]):
         self._join = join
 
     def where(self, *columns: Any, returns: Any = None) -> Where[K, S]:
-        """Name the key of the left side: columns, or a function as of `key_by`."""
+        """Set the key of the left side: columns, or a function as for `key_by`."""
         return Where(self._left(columns, returns), self._right, self._join)
 
 
 class Where(Generic[K, S]):
-    """A join that knows the key of its left side."""
+    """A join with the key of its left side."""
 
     def __init__(self, left: K, right: Key[K], join: Join[K, S]) -> None:
         """Made by `JoinedStreams.where`."""
@@ -43,12 +43,12 @@ class Where(Generic[K, S]):
         self._join = join
 
     def equal_to(self, *columns: Any, returns: Any = None) -> EqualTo[K, S]:
-        """Name the key of the right side: as many columns of the same types, in the same order, or a function."""
+        """Set the key of the right side: as many columns of the same types, in the same order, or a function."""
         return EqualTo(self._left, self._right(columns, returns), self._join)
 
 
 class EqualTo(Generic[K, S]):
-    """A join that knows the keys of both sides."""
+    """A join with the keys of both sides."""
 
     def __init__(self, left: K, right: K, join: Join[K, S]) -> None:
         """Made by `Where.equal_to`."""
@@ -63,9 +63,9 @@ class EqualTo(Generic[K, S]):
         their rows as Python objects; tumbling, sliding and cumulative ones of event time keep columns.
 
         Columns: the left side's, the right side's without its key columns (one whose name is taken gets the suffix),
-        then `window_start` and `window_end`. Rows come out when the watermark has passed the window's end; of rows that
-        come out without a partner the other side's columns are null. Rows that are late, as all their windows have come
-        out, are counted (`numLateRecordsDropped`) and dropped, or put aside (`join(..., late_to=...)`).
+        then `window_start` and `window_end`. Rows are emitted when the watermark has passed the window's end; an
+        unmatched row has nulls in the other side's columns. A row is late when all its windows were emitted: it is
+        counted (`numLateRecordsDropped`) and dropped, or emitted to a side output (`join(..., late_to=...)`).
 
         Raises:
             GraphError: a global window, a side without event time where the window needs it, keys of different types,

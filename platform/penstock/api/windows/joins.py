@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from penstock.api.building.input_stream import InputStream, KeyedInputStream
     from penstock.api.windows.windows import Window
 
-#: Which rows of a join come out: pairs alone, or also rows of the left side, the right side or both that meet none.
+#: Rows that a join emits: pairs only, or also unmatched rows of the left side, the right side or both.
 How = Literal["inner", "left", "right", "full"]
-#: Under which tag the late rows of a side are put aside.
+#: The side-output tags of each side's late rows.
 LateTo: TypeAlias = dict[Literal["left", "right"], str]
 
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """What was said of a join besides its keys and its window."""
+    """The options of a join besides its keys and its window."""
 
     how: How
     suffix: str
@@ -49,7 +49,7 @@ class JoinOptions:
 def interval_join(
     left: KeyedInputStream, right: KeyedInputStream, bounds: tuple[str | float, str | float], options: JoinOptions
 ) -> NewOperator:
-    """Return the operator that joins rows of a key whose event times are near; `bounds`: the lower and the upper one.
+    """Return the operator that joins rows of a key with event times within `bounds` (lower, upper).
 
     Raises:
         GraphError: keys of different types, a side without event time, the lower bound above the upper one, a name
@@ -126,7 +126,7 @@ def window_join(left: KeyedInputStream, right: KeyedInputStream, window: Window,
 
 
 def _join(spec: OperatorSpec, left: InputStream, right: InputStream, schema: pa.Schema) -> NewOperator:
-    """Return an operator with the rows of each side that it puts aside."""
+    """Return an operator with a side output for the late rows of each side."""
     late = spec.config.get("late_to", {})
     sides = {
         late[side]["tag"]: schema_to_text(stream.flow.rows)
@@ -137,7 +137,7 @@ def _join(spec: OperatorSpec, left: InputStream, right: InputStream, schema: pa.
 
 
 def _late_config(late_to: LateTo | None, left: InputStream, right: InputStream, where: str) -> dict[str, Any]:
-    """Return what the operator is told of late rows.
+    """Return the operator's config entries for late rows.
 
     Raises:
         GraphError: a side or a tag that cannot be, or one tag for both.
@@ -146,13 +146,13 @@ def _late_config(late_to: LateTo | None, left: InputStream, right: InputStream, 
         return {}
     sides: Any = late_to
     if not isinstance(sides, dict) or not set(SIDES).issuperset(sides):
-        msg = f"{where}: late_to={late_to!r} does not say which side's rows go where"
+        msg = f"{where}: late_to={late_to!r} does not map sides to tags"
         raise GraphError(msg, hint='write late_to={"left": "late-orders", "right": "late-payments"}, or one of them')
     for tag in late_to.values():
         require_name(tag, f"{where}: late_to: the tag")
     if len(set(late_to.values())) < len(late_to):
         msg = f"{where}: late_to has one tag for both sides, whose columns differ"
-        raise GraphError(msg, hint="give each side a tag of its own")
+        raise GraphError(msg, hint="give each side a separate tag")
     columns = {"left": left.flow.rows.names, "right": right.flow.rows.names}
     return {"late_to": {side: {"tag": tag, "columns": columns[side]} for side, tag in late_to.items()}}
 

@@ -1,4 +1,4 @@
-"""`.window(...).aggregate(...)`: the operator of a window's aggregates, over columns or over rows that are kept."""
+"""`.window(...).aggregate(...)`: the operator of a window's aggregates, over columns or over kept rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def window_aggregate(rows: WindowedRows, wanted: list[Aggregate], where: str) ->
 
 
 def _used_columns(rows: WindowedRows, wanted: Sequence[Aggregate]) -> pa.Schema:
-    """Return the columns the operator looks at: no other need travel to it."""
+    """Return the columns that the operator uses: no others are sent to it."""
     schema = rows.stream.flow.schema
     if rows.options.late_tag is not None:
         return schema
@@ -60,7 +60,7 @@ def _used_columns(rows: WindowedRows, wanted: Sequence[Aggregate]) -> pa.Schema:
 
 
 def _kind(window: Window) -> str:
-    """Return the operator that serves a window."""
+    """Return the kind of the operator that supports a window."""
     if isinstance(window, Session):
         return "session_aggregate"
     if window.time != "event":

@@ -1,6 +1,6 @@
-"""What is said of a window besides its assigner: allowed lateness, late rows, a trigger, an evictor.
+"""The options of a window besides its assigner: allowed lateness, late rows, a trigger, an evictor.
 
-The assigners are only loaded where there is a window.
+The assigners are only loaded if there is a window.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WindowOptions(msgspec.Struct, frozen=True):
-    """What was said of a window besides its assigner; each method says one thing more."""
+    """The options of a window besides its assigner; each method sets one."""
 
     lateness_us: int = 0
     late_tag: str | None = None
@@ -29,7 +29,7 @@ class WindowOptions(msgspec.Struct, frozen=True):
     evictor: Evictor | None = None
 
     def with_lateness(self, lateness: str | float, window: Window) -> WindowOptions:
-        """Keep closed windows for so long.
+        """Keep closed windows for this duration.
 
         Raises:
             GraphError: a negative duration, or a window for which no row is late.
@@ -44,7 +44,7 @@ class WindowOptions(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, lateness_us=milliseconds * 1000)
 
     def with_late_tag(self, tag: str, window: Window) -> WindowOptions:
-        """Put late rows aside.
+        """Emit late rows to a side output.
 
         Raises:
             GraphError: no name, or a window for which no row is late.
@@ -56,7 +56,7 @@ class WindowOptions(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, late_tag=tag)
 
     def with_trigger(self, trigger: Trigger) -> WindowOptions:
-        """Compute windows when a trigger says so.
+        """Compute windows when a trigger fires.
 
         Raises:
             GraphError: it is none.
@@ -69,7 +69,7 @@ class WindowOptions(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, trigger=trigger)
 
     def with_evictor(self, evictor: Evictor) -> WindowOptions:
-        """Leave rows out of windows.
+        """Drop rows from windows by an evictor.
 
         Raises:
             GraphError: it is no evictor.
@@ -83,7 +83,7 @@ class WindowOptions(msgspec.Struct, frozen=True):
 
 
 def counted(size: int, slide: int | None, where: str) -> tuple[Window, WindowOptions]:
-    """Return global windows and what makes them those of `size` rows, computed every `slide` rows.
+    """Return global windows with the trigger and evictor for `size` rows, computed every `slide` rows.
 
     Raises:
         GraphError: a window without rows.
@@ -100,7 +100,7 @@ def counted(size: int, slide: int | None, where: str) -> tuple[Window, WindowOpt
 
 
 def require_event_time(window: Any, method: str, flow: Flow) -> str:
-    """Check a window for the rows of a stream, and return how errors begin.
+    """Check a window for the rows of a stream, and return the start of error messages.
 
     Raises:
         GraphError: it is no window, or one of event time, which the rows do not have.

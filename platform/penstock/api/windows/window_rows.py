@@ -1,7 +1,7 @@
-"""Windows whose rows are kept: what stands there where a trigger, an evictor or a function asks for it.
+"""Windows that keep their rows: the operator of a window with a trigger, an evictor or a function.
 
-The payload is cloudpickle of `(trigger, evictor, function, input row type or None)`, of aggregates with those of one's
-own by output column in place of the function; run by `penstock.operators.windows.window_rows`.
+The payload is cloudpickle of `(trigger, evictor, function, input row type or None)`; for aggregates, the user-defined
+ones by output column replace the function. Run by `penstock.operators.windows.window_rows`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def aggregated(rows: WindowedRows, aggregates: list[Aggregate]) -> NewOperator:
 
 
 def reduced(rows: WindowedRows, function: Any) -> NewOperator:
-    """Return the operator that puts rows together."""
+    """Return the operator that reduces rows."""
     flow = rows.stream.flow
     if not callable(function):
         raise GraphError(f"reduce: {function!r} is not a function", hint="pass a function of two rows")
@@ -94,7 +94,7 @@ def _operator(rows: WindowedRows, config: dict[str, Any], function: Any, output:
     validate_rows(config, rows.schema, where)
     row_type = stream.flow.row_type if rows.edge is None else None
     if any(value["column"] in stream.flow.computed for value in config.get("aggregates", ())):
-        row_type = None  # rows with the key, which is asked for
+        row_type = None  # the rows include the requested key
     else:
         config = {**config, **stream.flow.computed_config()}
     payload = (_trigger_of(rows, where), _evictor_of(rows, where), function, row_type)
@@ -115,7 +115,7 @@ def _operator(rows: WindowedRows, config: dict[str, Any], function: Any, output:
 
 
 def _trigger_of(rows: WindowedRows, where: str) -> Trigger:
-    """Return the trigger, the window's own if none was given.
+    """Return the trigger; by default the window's.
 
     Raises:
         GraphError: it does not go with the window.
@@ -127,7 +127,7 @@ def _trigger_of(rows: WindowedRows, where: str) -> Trigger:
         return EventTimeTrigger() if rows.window.time == "event" else ProcessingTimeTrigger()
     if isinstance(rows.window, Session) and not chosen.can_merge:
         msg = f"{where}: {type(chosen).__name__} cannot be used with sessions, which merge"
-        raise GraphError(msg, hint="use another trigger, or give one of your own can_merge = True and on_merge")
+        raise GraphError(msg, hint="use another trigger, or give a custom one can_merge = True and on_merge")
     if chosen.event_time and not rows.stream.flow.has_event_time:
         msg = f"{where}: {type(chosen).__name__} needs event time, the stream has none"
         raise GraphError(msg, hint="give env.from_source(..., watermarks=...), or use processing time")

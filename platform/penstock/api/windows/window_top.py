@@ -1,4 +1,4 @@
-"""`.window_all(...).top(...)`: the best rows of each window, thinned out in every subtask, chosen in one."""
+"""`.window_all(...).top(...)`: the best rows of each window, pre-selected in every subtask, selected in one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Which rows are kept."""
+    """The selection of rows to keep."""
 
     by: str
     count: int
@@ -31,7 +31,7 @@ class Best:
 def window_top(
     stream: InputStream, window: Window, options: WindowOptions, best: Best
 ) -> tuple[NewOperator, NewOperator]:
-    """Return the operators that thin rows out and that choose the best of them.
+    """Return the operators that pre-select rows and that select the best of them.
 
     Raises:
         GraphError: no such column, or one that cannot order rows; another window; or a trigger or the like.

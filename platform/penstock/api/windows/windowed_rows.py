@@ -1,4 +1,4 @@
-"""The rows of a keyed stream by window: what the operators of all windows are made of."""
+"""The rows of a keyed stream by window: the input of the operators of all windows."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class WindowedRows(msgspec.Struct, frozen=True):
-    """The rows of a keyed stream by window, and what was said of it."""
+    """The rows of a keyed stream by window, with the window's options."""
 
     stream: KeyedInputStream
     window: Window
     options: WindowOptions
-    #: Arrow schema of the rows as the window was opened over them: no hidden columns.
+    #: Arrow schema of the rows at the call of `window`: no hidden columns.
     seen: pa.Schema
-    #: The only columns that travel to the operator, None: all of them.
+    #: The only columns sent to the operator; None: all of them.
     edge: pa.Schema | None = None
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the rows that travel to the operator."""
+        """Schema of the rows sent to the operator."""
         return self.stream.flow.schema if self.edge is None else self.edge
 
     @property
@@ -38,7 +38,7 @@ class WindowedRows(msgspec.Struct, frozen=True):
         return self.stream.keys == (ALL,)
 
     def config(self) -> dict[str, Any]:
-        """Return what the operators of all windows are told."""
+        """Return the config entries common to the operators of all windows."""
         config: dict[str, Any] = {
             "key": list(self.stream.keys),
             "window": self.window.to_config(),

@@ -1,4 +1,4 @@
-"""The modules behind the names `ps.trigger` and `ps.evictor`."""
+"""The modules that `ps.trigger` and `ps.evictor` name."""
 
 from __future__ import annotations
 

@@ -22,22 +22,22 @@ class Window(Protocol):
 
     @property
     def label(self) -> str:
-        """How the window is called in names and in `explain`."""
+        """The window's name in operator names and in `explain`."""
 
     @property
     def time(self) -> Time:
-        """Whether rows belong to windows by their event time or by the moment they are processed."""
+        """The time that assigns rows to windows: event time or processing time."""
 
     def to_config(self) -> dict[str, Any]:
-        """Return the window as it lies in an operator's config, in microseconds."""
+        """Return the window in the form of an operator's config, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tumbling:
-    """Windows of one size, side by side: every row is in exactly one; aligned to the epoch plus `offset`.
+    """Windows of one size without gaps or overlaps: every row is in one; aligned to the epoch plus `offset`.
 
     With `time_zone`, a name such as `"Europe/Berlin"`, they are windows of the wall clock there: days begin at midnight
-    and have 23 or 25 hours when the clock is set. So for `Sliding` and `Cumulative`.
+    and have 23 or 25 hours when the clock changes. The same applies to `Sliding` and `Cumulative`.
     """
 
     size: Duration
@@ -53,11 +53,11 @@ class Tumbling:
 
     @property
     def label(self) -> str:
-        """How the window is called in names and in `explain`."""
+        """The window's name in operator names and in `explain`."""
         return f"tumbling {self.size}{_time_label(self.time, self.time_zone)}"
 
     def to_config(self) -> dict[str, Any]:
-        """Return the window as it lies in an operator's config, in microseconds."""
+        """Return the window in the form of an operator's config, in microseconds."""
         size = _us(self.size)
         config = {"kind": "tumbling", "size_us": size, "slide_us": size, "offset_us": _us(self.offset)}
         return config | _time_config(self.time, self.time_zone)
@@ -81,11 +81,11 @@ class Sliding:
 
     @property
     def label(self) -> str:
-        """How the window is called in names and in `explain`."""
+        """The window's name in operator names and in `explain`."""
         return f"sliding {self.size} every {self.slide}{_time_label(self.time, self.time_zone)}"
 
     def to_config(self) -> dict[str, Any]:
-        """Return the window as it lies in an operator's config, in microseconds."""
+        """Return the window in the form of an operator's config, in microseconds."""
         offset = _us(self.offset)
         config = {"kind": "sliding", "size_us": _us(self.size), "slide_us": _us(self.slide), "offset_us": offset}
         return config | _time_config(self.time, self.time_zone)
@@ -93,10 +93,10 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class Cumulative:
-    """Windows that begin every `size` and end every `step` from there on: the last of them is `size` long.
+    """Windows that begin every `size` and end every `step` after that: the last of them is `size` long.
 
-    A row is in all that end after it, so each result holds those before it: hourly results of a day so far are
-    `Cumulative("1h", "1d")`. Aligned to the epoch plus `offset`.
+    A row is in all windows that end after it, so each result includes the rows of the former ones: hourly results of
+    a day so far are `Cumulative("1h", "1d")`. Aligned to the epoch plus `offset`.
     """
 
     step: Duration
@@ -113,11 +113,11 @@ class Cumulative:
 
     @property
     def label(self) -> str:
-        """How the window is called in names and in `explain`."""
+        """The window's name in operator names and in `explain`."""
         return f"cumulative {self.size} every {self.step}{_time_label(self.time, self.time_zone)}"
 
     def to_config(self) -> dict[str, Any]:
-        """Return the window as it lies in an operator's config, in microseconds."""
+        """Return the window in the form of an operator's config, in microseconds."""
         offset = _us(self.offset)
         config = {"kind": "cumulative", "size_us": _us(self.size), "step_us": _us(self.step), "offset_us": offset}
         return config | _time_config(self.time, self.time_zone)
@@ -125,9 +125,9 @@ class Cumulative:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Windows that last as long as a key's rows come at most `gap` after one another.
+    """Windows of rows of a key with distances of at most `gap`.
 
-    Of processing time they keep their rows.
+    Sessions of processing time keep their rows.
     """
 
     gap: Duration
@@ -141,38 +141,38 @@ class Session:
 
     @property
     def label(self) -> str:
-        """How the window is called in names and in `explain`."""
+        """The window's name in operator names and in `explain`."""
         return f"session {self.gap}{_time_label(self.time, None)}"
 
     def to_config(self) -> dict[str, Any]:
-        """Return the window as it lies in an operator's config, in microseconds."""
+        """Return the window in the form of an operator's config, in microseconds."""
         return {"kind": "session", "gap_us": _us(self.gap)} | _time_config(self.time, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """One window for all rows of a key; a trigger says when it is computed: `.trigger(ps.trigger.count(100))`."""
+    """One window for all rows of a key; a trigger decides when it is computed: `.trigger(ps.trigger.count(100))`."""
 
     @property
     def label(self) -> str:
-        """How the window is called in names and in `explain`."""
+        """The window's name in operator names and in `explain`."""
         return "global"
 
     @property
     def time(self) -> Time:
-        """No row is late, and none needs event time."""
+        """Processing time: no row is late, and none needs event time."""
         return "processing"
 
     def to_config(self) -> dict[str, Any]:
-        """Return the window as it lies in an operator's config."""
+        """Return the window in the form of an operator's config."""
         return {"kind": "global"}
 
 
 def require_window(window: Any) -> Window:
-    """Return the window if it is one that runs.
+    """Return the window, checked to be a supported one.
 
     Raises:
-        GraphError: it is something else; names what there is.
+        GraphError: it is something else; the hint lists the windows.
     """
     if isinstance(window, (Tumbling, Sliding, Cumulative, Session, Global)):
         return window
@@ -182,7 +182,7 @@ def require_window(window: Any) -> Window:
 
 
 def require_event_time_window(window: Any, where: str) -> Window:
-    """Return the window if its bounds are known beforehand: tumbling or sliding in event time.
+    """Return the window, checked to be tumbling or sliding in event time, so that its bounds are known in advance.
 
     Raises:
         GraphError: it is something else.
@@ -195,7 +195,7 @@ def require_event_time_window(window: Any, where: str) -> Window:
 
 
 def is_aligned(window: Window) -> bool:
-    """Whether a window's bounds are known beforehand: tumbling, sliding or cumulative in event time of UTC."""
+    """Return whether a window's bounds are known in advance: tumbling, sliding or cumulative in event time of UTC."""
     return isinstance(window, (Tumbling, Sliding, Cumulative)) and window.time == "event" and not window.time_zone
 
 

@@ -1,1 +1,1 @@
-"""Operators that aggregate without windows, and the schemas that windows share with them."""
+"""Aggregating operators without windows, and the schemas that they share with the window operators."""

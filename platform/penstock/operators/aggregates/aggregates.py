@@ -1,11 +1,12 @@
-"""From aggregate functions to accumulators and back.
+"""The mapping between aggregate functions and accumulators.
 
-Which accumulators a window keeps, what a batch adds, what a window shows.
+`AggregatePlan` says which accumulators a window keeps, computes the input of a batch for each, and turns accumulators
+into results.
 
-All are associative, so that panes merge, and rows that `operators.aggregates.combine` put together before the shuffle.
-SQL's rules for nulls: an aggregate of no value is null, `count(column)` counts values. Sums and means of integers are
-exact; leaving 64 bits is an error. `mean` = sum and count, `var` and `std` are of a sample (null below two values).
-`first` and `last` go by event time, then by arrival.
+All accumulators are associative, so panes can be merged, and so can rows that `operators.aggregates.combine` combined
+before the shuffle. SQL's rules for nulls apply: an aggregate of no value is null, `count(column)` counts values. Sums
+and means of integers are exact; a result beyond 64 bits is an error. `mean` is sum and count; `var` and `std` are those
+of a sample (null below two values). `first` and `last` go by event time, then by arrival.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from penstock.operators.aggregates.window_schema import Aggregate, Grouping
 
 _NONE = np.zeros(0, np.uint8)
-#: Aggregates that are one of the values, of whatever type.
+#: Aggregates whose result is one of the values, so they take any type.
 _APPROXIMATE = "approx_count_distinct"
 _PICKS = ("min", "max", "first", "last")
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """An accumulator some aggregate needs; `count` counts the values of a nullable column."""
+    """One accumulator that some aggregate needs; `counts`: the number of values of a nullable column."""
 
     combine: Combine
     column: str
@@ -56,7 +57,7 @@ class AggregatePlan:
     def __init__(
         self, config: Grouping, input_schema: pa.Schema, *, single_pane: bool = False, expires: bool = False
     ) -> None:
-        """Collect what the aggregates need; two that need the same share it. `expires`: rows have a time-to-live."""
+        """Collect the accumulators; aggregates share equal ones. `expires`: rows have a time-to-live."""
         self._schema = input_schema
         self._aggregates = config.aggregates
         self._needs: list[_Need] = []
@@ -73,7 +74,8 @@ class AggregatePlan:
             keys, accumulators, single_pane, expires=expires, evolves=True, parts=parts, window=window
         )
         self._word = dict(zip(self._needs, self.spec.words, strict=True))
-        #: Where strings and the like lie that cells refer to: the table's heap, where there is a table.
+        #: The store of strings and other variable-size values that cells refer to: the table's heap, if there is a
+        #: table.
         self.heap = ValueHeap()
 
     def _needs_of(self, aggregate: Aggregate) -> list[_Need]:
@@ -95,7 +97,7 @@ class AggregatePlan:
         return [_Need(combine, column), *count]
 
     def _part_of(self, aggregate: Aggregate) -> Part:
-        """Return what an aggregate of a column is made of, for the versions of the job to come."""
+        """Return the accumulators of an aggregate, recorded in the snapshot for later versions of the job."""
         column, needs = str(aggregate.column), self._needs_of(aggregate)
         values = [need for need in needs if not need.counts or aggregate.fn == "count"]
         counts = [need for need in needs if need not in values]
@@ -128,11 +130,11 @@ class AggregatePlan:
         return tuple(specs)
 
     def word(self, combine: Combine, column: str) -> int:
-        """Return the place of an accumulator's first word in a cell."""
+        """Return the index of an accumulator's first word in a cell."""
         return self._word[_Need(combine, column)]
 
     def inputs(self, batch: pa.RecordBatch) -> list[AccumulatorInput | None]:
-        """Return what a batch adds to each accumulator."""
+        """Return the input of each accumulator from a batch."""
         fixed: dict[str, FixedColumn] = {}
         floats: dict[str, F64] = {}
         addresses: dict[str, I64] = {}
@@ -197,7 +199,7 @@ class AggregatePlan:
             return fixed_to_arrow((total / np.maximum(count, 1)).view(np.int64), valid, pa.float64())
         if aggregate.fn == "sum":
             return fixed_to_arrow(bits, valid, pa.float64() if pt.is_floating(field.type) else pa.int64())
-        if valid is not None:  # what an accumulator holds that saw nothing need not fit the column's type
+        if valid is not None:  # the content of an empty accumulator need not fit the column's type
             bits = np.where(valid == 1, bits, 0)
         return fixed_to_arrow(bits, valid, plain_type(field.type))
 
@@ -208,7 +210,7 @@ class AggregatePlan:
 
 
 def _shown(window: WindowConfig) -> str:
-    """Return what makes panes those of a window."""
+    """Return the part of a window's definition that its panes depend on."""
     numbers = {"size": window.size, "slide": window.slide, "offset": window.offset, "step": window.step}
     if window.slide == window.size:
         del numbers["slide"]
@@ -217,7 +219,7 @@ def _shown(window: WindowConfig) -> str:
 
 
 def _times(batch: pa.RecordBatch) -> I64:
-    """Event times; without any, all rows count as of one time, so that the order of arrival decides."""
+    """Return event times; without any, equal times for all rows, so that the order of arrival decides."""
     if TS_COLUMN not in batch.schema.names:
         return np.zeros(batch.num_rows, np.int64)
     times: I64 = batch.column(TS_COLUMN).to_numpy()

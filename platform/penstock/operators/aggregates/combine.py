@@ -1,14 +1,14 @@
-"""Combining before the shuffle: a batch that is on its way to a window becomes one row a key and pane.
+"""Combining before the shuffle: a batch on its way to a window becomes one row per key and pane.
 
-The sending side (`Combiner`, put into the outgoing edge by `penstock.task.chain.combining`) and the form of such rows,
-which `operators.windows.window_aggregate` reads. Batch by batch: nothing is kept that a snapshot would have to hold,
-nothing waits that a watermark or barrier could overtake. Lateness is still judged by the window, which the start of the
-pane tells as much as the time of each row. For a window of processing time it is a row a key: the moment the batch
-arrives is that of all its rows, so that their pane is the receiver's business.
+Defines the sender (`Combiner`, placed in the outgoing edge by `penstock.task.chain.combining`) and the layout of
+combined rows, which `operators.windows.window_aggregate` reads. Combining works on single batches: no state needs a
+snapshot, and no row waits, so a watermark or barrier cannot overtake one. The window decides on lateness, for which the
+start of the pane is as good as the time of each row. For a window of processing time there is one row per key: all rows
+of a batch have the time of its arrival, so the receiver chooses the pane.
 
-What is combined gives the same result as its rows would: sums and counts of integers, minima and maxima, first and
-last. Sums of floats depend on their order, so they are combined only when the job says `combine=all`. Values of any
-length, strings and the like, have columns of their own.
+A combined row gives the same result as its rows: sums and counts of integers, minima and maxima, first and last. Sums
+of floats depend on their order, so they are combined only if the job sets `combine=all`. Values of variable size, such
+as strings, have separate columns.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I64
     from penstock.state.cells.accumulators import PaneTableSpec
 
-#: Column of the accumulators, as many words as the window's table has in a cell.
+#: Column of the accumulators: as many words as a cell of the window's table.
 CELLS_COLUMN = "__cells"
-#: Rows that go by before a batch is tried again, and the most of them: each vain trial doubles the pause.
+#: Rows sent uncombined before the next attempt, and their maximum: each attempt without effect doubles the number.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1 << 19, 1 << 24
 
 
 def combined_schema(keys: tuple[str, ...], schema: pa.Schema, spec: PaneTableSpec) -> pa.Schema:
-    """Return the columns of combined rows on an edge of `schema`.
+    """Return the schema of combined rows on an edge of `schema`.
 
     The keys, the pane's start, the accumulators, and the values that these refer to.
     """
@@ -52,7 +52,7 @@ def _value_column(word: int) -> str:
 
 
 def cells_of(batch: pa.RecordBatch) -> I64:
-    """Return the accumulators of combined rows, a row each; nothing is copied."""
+    """Return the accumulators of combined rows, one row each, without a copy."""
     column = batch.column(CELLS_COLUMN)
     width = column.type.byte_width // 8
     words = np.frombuffer(column.buffers()[1], np.int64)
@@ -60,7 +60,7 @@ def cells_of(batch: pa.RecordBatch) -> I64:
 
 
 def taken_cells(batch: pa.RecordBatch, spec: PaneTableSpec, heap: ValueHeap) -> I64:
-    """Return the accumulators of combined rows; what they refer to is put into `heap`."""
+    """Return the accumulators of combined rows; values that they refer to are put into `heap`."""
     cells = cells_of(batch)
     if spec.value_words:
         cells = cells.copy()
@@ -70,7 +70,7 @@ def taken_cells(batch: pa.RecordBatch, spec: PaneTableSpec, heap: ValueHeap) -> 
 
 
 def combiner_for(config: dict[str, Any], schema: pa.Schema, settings: JobSettings) -> Combiner | None:
-    """Return what combines for a window of that configuration, or None where rows are to go as they are.
+    """Return the combiner for a window of that configuration, or None if its rows cannot be combined.
 
     An edge without event time leads to a window of processing time. First and last of these are decided by the moments
     at which rows arrive, which the sender does not know.
@@ -83,7 +83,7 @@ def combiner_for(config: dict[str, Any], schema: pa.Schema, settings: JobSetting
 
 
 class Combiner:
-    """Decides batch by batch, by what the batches hold alone, so that a replay decides in the same way."""
+    """Combines batches; each decision depends on the batches alone, so a replay decides in the same way."""
 
     def __init__(self, config: WindowConfig, plan: AggregatePlan, schema: pa.Schema, settings: JobSettings) -> None:
         """Made by `combiner_for`."""
@@ -94,12 +94,12 @@ class Combiner:
         self._least_rows = max(1, settings.combine_min_rows)
         self._partials = Partials(plan.spec, config.pane, config.offset)
         self._pause = _FIRST_PAUSE
-        #: Rows that still go by untried.
+        #: Rows still to be sent without an attempt to combine them.
         self._left = 0
         self.schema = combined_schema(config.key, schema, plan.spec)
 
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Return the batch combined, or None: its rows are to go as they are."""
+        """Return the combined batch, or None if its rows are to be sent as they are."""
         rows = batch.num_rows
         if rows < self._least_rows:
             return None
@@ -108,7 +108,7 @@ class Combiner:
             return None
         times = batch.column(TS_COLUMN).to_numpy() if self._timed else np.zeros(rows, np.int64)
         limit = max(1, int(rows * self._ratio))
-        self._plan.heap = ValueHeap()  # of this batch alone
+        self._plan.heap = ValueHeap()  # the combiner keeps no values across batches
         found = self._partials.reduce(key_columns(batch, self._key), times, self._plan.inputs(batch), limit)
         if found is None:
             self._left, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
@@ -116,7 +116,7 @@ class Combiner:
         self._pause = _FIRST_PAUSE
         order, words = pa.array(found.first_rows), self._plan.spec.value_words
         values = [take_values(found.cells[:, word], kind) for word, kind in words.items()]
-        found.cells[:, list(words)] = 0  # an address means nothing to another process
+        found.cells[:, list(words)] = 0  # an address has no meaning in another process
         cells = pa.Array.from_buffers(
             self.schema.field(CELLS_COLUMN).type, len(found.panes), [None, pa.py_buffer(found.cells)], 0
         )

@@ -1,7 +1,7 @@
-"""One row per key (kind `deduplicate`): the first or the last by an order, a row out whenever the kept one changes.
+"""One row per key (kind `deduplicate`): the first or last by an order; emits each row that replaces the kept one.
 
-The state of a key is the order of the row that is kept, not the row: whatever replaces it is at hand. A null in the
-order column stands before all values.
+The state of a key is the order value of the kept row, not the row: a replacing row is in the current batch. A null in
+the order column sorts before all values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ORDER = "__order"
 
 
 class DeduplicateOperator(Operator):
-    """Passes the rows that take their key's place."""
+    """Emits the rows that become their key's kept row."""
 
     _config: DeduplicateConfig
     _by: str | None
@@ -57,7 +57,7 @@ class DeduplicateOperator(Operator):
         self._table = self._store.running_table(_STATE, spec, ttl)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
-        """Emit the rows that are kept in place of what was there."""
+        """Emit the rows that replace the kept row of their key."""
         for part in self._table.pieces(batch.data):
             self._process(part, out)
 

@@ -1,9 +1,9 @@
-"""How many values an accumulator of `approx_count_distinct` has seen: HyperLogLog over the xxhash64 of the values.
+"""The estimate of `approx_count_distinct`: HyperLogLog over the xxhash64 of the values.
 
-512 registers of 8 bits lie in the words of a cell (`kernels.aggregates.aggregate.add_registers`); two merge by the
-greater of each pair. The estimate is Ertl's improved one ("New cardinality estimation algorithms for HyperLogLog
-sketches", 2017), which needs no tables and no correction for small numbers. Its standard error is 1.04 / sqrt(512) =
-4.6 %.
+A cell holds 512 registers of 8 bits in its words (`kernels.aggregates.aggregate.add_registers`); two accumulators merge
+by the maximum of each register. The estimate is Ertl's improved one ("New cardinality estimation algorithms for
+HyperLogLog sketches", 2017), which needs no tables and no correction for small numbers. Its standard error is 1.04 /
+sqrt(512) = 4.6 %.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 #: As in `kernels.aggregates.aggregate`: words and registers of an accumulator, the highest rank a register can hold.
 WORDS, _REGISTERS, _HIGHEST = 64, 512, 56
-#: Accumulators that are looked at together: a histogram each.
+#: Accumulators processed together, with one histogram each.
 _PIECE = 4096
 
 
 def estimates(words: I64) -> I64:
-    """Return the number of different values that each row of words stands for."""
+    """Return the estimated number of distinct values for each row of words."""
     rows = len(words)
     found = np.empty(rows, np.int64)
     for first in range(0, rows, _PIECE):
@@ -45,7 +45,7 @@ def _estimate(histogram: F64) -> I64:
 
 
 def _sigma(empty: F64) -> F64:
-    """Sum x^(2^k) 2^(k-1) over k from 1 on, and x: what registers that saw nothing tell; infinite if none saw any."""
+    """Sum x^(2^k) 2^(k-1) over k from 1 on, and x: the share of empty registers; infinite if all are empty."""
     power, factor, found = empty.copy(), 1.0, empty.copy()
     power[empty >= 1.0] = 0.0
     while True:
@@ -58,7 +58,7 @@ def _sigma(empty: F64) -> F64:
 
 
 def _tau(rest: F64) -> F64:
-    """What registers that are full tell."""
+    """Return the share of saturated registers."""
     root, factor, found = rest.copy(), 1.0, 1.0 - rest
     inside = (rest > 0.0) & (rest < 1.0)
     while True:

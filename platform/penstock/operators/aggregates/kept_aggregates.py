@@ -1,4 +1,4 @@
-"""Aggregates that need the rows of a window: `collect`, `count_distinct`, `quantile`, and those of one's own.
+"""Aggregates that need the rows of a window: `collect`, `count_distinct`, `quantile` and user-defined ones.
 
 Computed when a window fires, over the values of all windows that fire together; called by
 `operators.windows.window_outputs`.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def kept_output(aggregate: Aggregate, values: pa.Array, window: I64, windows: int) -> pa.Array:
-    """Return an aggregate of each window; value i belongs to `window[i]`, which never falls. Null is no value."""
+    """Return an aggregate of each window; value i belongs to `window[i]`, which is sorted. Null means no value."""
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if values.null_count:
@@ -41,7 +41,7 @@ def kept_output(aggregate: Aggregate, values: pa.Array, window: I64, windows: in
 def aggregated(
     aggregator: Aggregator[Any, Any, Any], windows: Sequence[Sequence[Any]], column: str | None
 ) -> list[Any]:
-    """Return the result of an aggregate of one's own for each window's rows, of a column's values but null if named."""
+    """Return a user-defined aggregate of each window's rows, or of the non-null values of `column`."""
     results = []
     for rows in windows:
         held = aggregator.create_accumulator()
@@ -72,7 +72,7 @@ def _floats(values: pa.Array) -> F64:
 
 
 def _quantiles(values: F64, window: I64, windows: int, quantile: float) -> pa.Array:
-    """Interpolate between the two values around the place, as SQL's `PERCENTILE_CONT`; NaN is the greatest."""
+    """Interpolate between the two nearest values, as SQL's `PERCENTILE_CONT`; NaN is the greatest."""
     order = np.lexsort((values, window))
     values = np.append(values[order], 0.0)
     count = np.bincount(window, minlength=windows)
@@ -82,7 +82,7 @@ def _quantiles(values: F64, window: I64, windows: int, quantile: float) -> pa.Ar
     high = np.ceil(place).astype(np.int64)
     below, above = values[first + low], values[first + high]
     part = place - low
-    with np.errstate(invalid="ignore"):  # between the two infinities nothing is in the middle
+    with np.errstate(invalid="ignore"):  # the mean of the two infinities is undefined
         found = np.where(below == above, below, below * (1 - part) + above * part)
     found = np.where(low == high, below, found)
     valid = (count > 0).astype(np.uint8)

@@ -1,7 +1,7 @@
-"""Running aggregates per key (kind `running_aggregate`): every row comes out with its key's aggregates as of it.
+"""Running aggregates per key (kind `running_aggregate`): each row is emitted with its key's aggregates so far.
 
-Rows keep their order and their event time; nothing waits for a watermark, and what was emitted before is not taken
-back. State is one cell a key in a pane table with a single pane that never closes.
+Rows keep their order and their event time; none waits for a watermark, and emitted results are not retracted. State is
+one cell per key, in a pane table with a single pane that never closes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STATE = "running"
 
 
 class RunningAggregateOperator(Operator):
-    """Aggregates by key, as of every row."""
+    """Aggregates by key and emits a result for each row."""
 
     _config: RunningConfig
     _plan: AggregatePlan
@@ -53,7 +53,7 @@ class RunningAggregateOperator(Operator):
         self._plan.heap = self._table.heap
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
-        """Add the rows, and emit each with what its key then holds."""
+        """Add the rows; emit each with the aggregates of its key after it."""
         for part in self._table.pieces(batch.data):
             self._process(part, out)
 

@@ -1,4 +1,4 @@
-"""Running aggregates and deduplication as configurations: validation and output schema, without loading a compiler.
+"""Configurations of running aggregates and deduplication: validation and output schema, without loading a compiler.
 
 Called by the API when the graph is built, and by `operators.aggregates.running_aggregate` and
 `operators.aggregates.deduplicate` when they open.
@@ -34,13 +34,13 @@ class RunningConfig:
 
     key: tuple[str, ...]
     aggregates: tuple[Aggregate, ...]
-    #: As `state.log.ttl.Ttl` has it, without the clock.
+    #: The time-to-live as in `state.log.ttl.Ttl`, without the clock.
     ttl: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeduplicateConfig:
-    """The configuration of a `deduplicate` operator; `by` None: by event time, or by arrival where there is none."""
+    """The configuration of a `deduplicate` operator; `by` None: by event time, or by arrival without event time."""
 
     key: tuple[str, ...]
     keep: str
@@ -49,7 +49,7 @@ class DeduplicateConfig:
 
 
 def parse_running(config: dict[str, Any]) -> RunningConfig:
-    """Return the configuration of a running aggregate as a value.
+    """Parse the configuration of a running aggregate.
 
     Raises:
         GraphError: a part is missing.
@@ -61,7 +61,7 @@ def parse_running(config: dict[str, Any]) -> RunningConfig:
 
 
 def parse_deduplicate(config: dict[str, Any]) -> DeduplicateConfig:
-    """Return the configuration of a deduplication as a value.
+    """Parse the configuration of a deduplication.
 
     Raises:
         GraphError: a part is missing.
@@ -73,7 +73,7 @@ def parse_deduplicate(config: dict[str, Any]) -> DeduplicateConfig:
 
 
 def running_schema(config: dict[str, Any], input_schema: pa.Schema) -> pa.Schema:
-    """Return the output of a running aggregate: key columns, aggregates, and `__ts` where the input has it.
+    """Return the output schema of a running aggregate: key columns, aggregates, and `__ts` if the input has it.
 
     Raises:
         GraphError: the configuration does not fit the input.
@@ -92,7 +92,7 @@ def running_schema(config: dict[str, Any], input_schema: pa.Schema) -> pa.Schema
 
 
 def validate_deduplicate(config: dict[str, Any], input_schema: pa.Schema) -> None:
-    """Check a deduplication against the rows it will see.
+    """Check a deduplication against its input schema.
 
     Raises:
         GraphError: it does not fit them.
@@ -117,7 +117,7 @@ def validate_deduplicate(config: dict[str, Any], input_schema: pa.Schema) -> Non
 
 
 def is_order_type(data_type: pa.DataType) -> bool:
-    """Whether rows can be ordered by a column of the type: its canonical integers keep the order of its values."""
+    """Return whether rows can be ordered by such a column: its canonical integers keep the order of its values."""
     return bool(
         (pt.is_integer(data_type) and not pt.is_uint64(data_type))
         or pt.is_timestamp(data_type)

@@ -1,8 +1,8 @@
-"""Windows in a time zone: the instants of rows and watermarks as wall-clock times there, and window bounds back.
+"""Windows in a time zone: converts instants of rows and watermarks to wall-clock time, and window bounds back.
 
-Windows of a zone are windows of its wall clock, so a day has 23 or 25 hours when the clock is set. What the clock skips
-does not exist; an hour it shows twice is one hour of windows, which fire when it is over for the second time. All
-times are int64 microseconds. Used by `operators.windows.zoned_window`; the graph asks `require_zone` beforehand.
+Windows of a zone follow its wall clock, so a day has 23 or 25 hours when the clock changes. Skipped wall-clock times do
+not exist; a repeated hour is one hour of windows, which fire after its second occurrence. All times are int64
+microseconds. Used by `operators.windows.zoned_window`; the graph calls `require_zone` beforehand.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.core.errors import GraphError
 if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I64
 
-#: Times further from 1970 (9,000 years) are the same everywhere.
+#: Times further from 1970 than 9,000 years have the same offset in all zones.
 _LIMIT = 1 << 58
-#: No clock is set by more.
+#: Upper bound of a clock change.
 _LARGEST_STEP = 48 * 3_600_000_000
 
 
@@ -47,14 +47,14 @@ class TimeZone:
         self._type: Any = pa.timestamp("us", tz=name)
 
     def local(self, times: I64) -> I64:
-        """Return what the clock shows at these instants."""
+        """Return the wall-clock times of these instants."""
         near = np.abs(times) < _LIMIT
         instants = times if near.all() else np.where(near, times, 0)
         shown: I64 = pc.local_timestamp(pa.array(instants).view(self._type)).view(pa.int64()).to_numpy()
         return shown if near.all() else np.where(near, shown, times)
 
     def instant(self, shown: int, *, last: bool) -> int:
-        """Return when the clock shows a time: for the first or the last time; skipped times come when it is set."""
+        """Return the instant of a wall-clock time: the first or last one; skipped times map to the clock change."""
         if abs(shown) >= _LIMIT:
             return shown
         at = pa.array([shown]).view(pa.timestamp("us"))
@@ -63,7 +63,7 @@ class TimeZone:
         return int(found.view(pa.int64())[0].as_py())
 
     def local_watermark(self, watermark: int) -> int:
-        """Return the time up to which the clock has shown everything for the last time, once `watermark` is reached."""
+        """Return the wall-clock time up to which all times have occurred for the last time at `watermark`."""
         if abs(watermark) >= _LIMIT:
             return watermark
         now = watermark + 1

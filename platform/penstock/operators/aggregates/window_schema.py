@@ -1,8 +1,7 @@
-"""Windowed aggregation as a configuration.
+"""The configuration of windowed aggregation.
 
-Validation and output schema, without the operator (and without loading a compiler).
-
-Called by the API when the graph is built, and by `operators.windows.window_aggregate` when it opens.
+Validation and output schema, without the operator (and without loading a compiler). Called by the API when the graph is
+built, and by `operators.windows.window_aggregate` when it opens.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from penstock.kernels.keys.key_types import is_key_type
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 FUNCTIONS = ("count", "sum", "min", "max", "mean", "var", "std", "first", "last", "approx_count_distinct")
-#: What is computed from the rows themselves: a window with one of these keeps them.
+#: Aggregates computed from the rows themselves: a window with one of these keeps its rows.
 KEPT_FUNCTIONS = ("collect", "count_distinct", "quantile", "aggregator")
 _KINDS = ("tumbling", "sliding", "cumulative", "session")
 _COUNTS = ("count", "count_distinct", "approx_count_distinct")
@@ -31,7 +30,7 @@ _COUNTS = ("count", "count_distinct", "approx_count_distinct")
 _ANY_INTEGERS = ("collect", "count_distinct", "approx_count_distinct")
 _RESERVED = (WINDOW_START, WINDOW_END, TS_COLUMN)
 _TIME = pa.timestamp("us", tz="UTC")
-#: Longer windows (35 years) take the longer way, whose arithmetic has room for any length.
+#: Longer windows (35 years) use the slower arithmetic, which has room for any length.
 _LONGEST = 1 << 50
 
 
@@ -42,9 +41,9 @@ class Aggregate:
     fn: str
     column: str | None
     alias: str
-    #: Of `quantile`: which one, from 0 to 1.
+    #: For `quantile`: the quantile, from 0 to 1.
     quantile: float = 0.5
-    #: Of an aggregate of one's own: its output column, as schema text.
+    #: For a user-defined aggregate: its output column, as schema text.
     output: str = ""
 
     @property
@@ -66,7 +65,7 @@ def aggregates_of(config: dict[str, Any]) -> tuple[Aggregate, ...]:
 
 
 class Keyed(Protocol):
-    """What is done by key."""
+    """A configuration with key columns."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -74,7 +73,7 @@ class Keyed(Protocol):
 
 
 class Grouping(Keyed, Protocol):
-    """What is aggregated by key, with or without windows."""
+    """A configuration of aggregates by key, with or without windows."""
 
     @property
     def aggregates(self) -> tuple[Aggregate, ...]:
@@ -91,9 +90,9 @@ class WindowConfig:
     offset: int
     allowed_lateness: int
     aggregates: tuple[Aggregate, ...]
-    #: Whether late rows are wanted as they came.
+    #: Whether late rows are emitted unchanged to a side output.
     late_rows: bool = False
-    #: Of cumulative windows: they end every step of a `size` (0: other windows).
+    #: For cumulative windows: the distance of window ends within `size`; 0 for other windows.
     step: int = 0
     time_zone: str | None = None
 
@@ -104,17 +103,17 @@ class WindowConfig:
 
     @property
     def plain(self) -> bool:
-        """Whether rows of one key and pane fare alike: none brings a window back, none lies between two windows."""
+        """Whether rows of a key and pane are treated alike: none reopens a fired window or is between two windows."""
         return not self.allowed_lateness and self.slide <= self.size < _LONGEST
 
     @property
     def combines(self) -> bool:
-        """Whether rows may come combined by key and pane: late ones are then counted and no more."""
+        """Whether rows may be combined by key and pane before the shuffle: late ones are then only counted."""
         return self.plain and not self.late_rows and self.time_zone is None
 
 
 def parse(config: dict[str, Any]) -> WindowConfig:
-    """Return the configuration as a value.
+    """Parse the configuration.
 
     Raises:
         GraphError: a part is missing or the window's numbers are wrong.
@@ -124,7 +123,7 @@ def parse(config: dict[str, Any]) -> WindowConfig:
         kind = window["kind"]
         if kind not in _KINDS:
             raise GraphError(f"unknown window kind {kind!r}", hint=f"use one of {', '.join(_KINDS)}")
-        # a session's rows are kept in panes of the gap: rows of one pane are always of one session
+        # a session's rows are kept in panes as long as the gap: rows of one pane are always in one session
         size = int(window["gap_us"] if kind == "session" else window["size_us"])
         slide = int(window["slide_us"]) if kind == "sliding" else size
         step = int(window["step_us"]) if kind == "cumulative" else 0
@@ -143,7 +142,7 @@ def parse(config: dict[str, Any]) -> WindowConfig:
 
 
 def validate(config: dict[str, Any], input_schema: pa.Schema) -> None:
-    """Check a configuration against the schema it will see.
+    """Check a configuration against its input schema.
 
     Raises:
         GraphError: the first thing that is wrong, and what to do about it.
@@ -151,7 +150,7 @@ def validate(config: dict[str, Any], input_schema: pa.Schema) -> None:
     parsed = parse(config)
     if input_schema.get_field_index(TS_COLUMN) < 0:
         raise GraphError(
-            "a window needs event time, its input has none", hint="call assign_timestamps(...) before the window"
+            "a window needs event time, its input has none", hint="call assign_timestamps_and_watermarks(...) before it"
         )
     if not parsed.key:
         raise GraphError("a window needs a key", hint="call key_by(...) before the window")
@@ -212,13 +211,13 @@ def _validate_type(aggregate: Aggregate, kind: pa.DataType) -> None:
         if not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind)):
             raise GraphError(what, hint="quantile takes numbers; cast the column first")
         if not 0.0 <= aggregate.quantile <= 1.0:
-            raise GraphError(f"quantile({aggregate.column!r}, {aggregate.quantile})", hint="it lies between 0 and 1")
+            raise GraphError(f"quantile({aggregate.column!r}, {aggregate.quantile})", hint="it is between 0 and 1")
         return
     if aggregate.fn in ("sum", "mean", "var", "std"):
         if not (pt.is_integer(kind) or pt.is_floating(kind)):
             raise GraphError(what, hint="sum, mean, var and std take integers and floats; cast the column first")
     elif not is_key_type(kind):
-        raise GraphError(what, hint=f"{aggregate.fn} takes no lists, maps and structs; take out what is to be compared")
+        raise GraphError(what, hint=f"{aggregate.fn} takes no lists, maps and structs; select comparable fields")
 
 
 def field_of(name: str, schema: pa.Schema, what: str) -> pa.Field:
@@ -261,7 +260,7 @@ def plain_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def output_field(aggregate: Aggregate, schema: pa.Schema) -> pa.Field:
-    """Return the column an aggregate gives."""
+    """Return the output column of an aggregate."""
     if aggregate.fn == "aggregator":
         return schema_from_text(aggregate.output).field(0).with_name(aggregate.alias)
     if aggregate.fn in _COUNTS or aggregate.column is None:

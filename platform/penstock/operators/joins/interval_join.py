@@ -1,9 +1,9 @@
-"""Interval join (kind `interval_join`): a left row meets the right rows of its key with a time near its own.
+"""Interval join (kind `interval_join`): joins a left row with the right rows of its key within time bounds.
 
-A row that is not late meets what the other side has kept and is kept itself until the watermark has passed all that it
-could still meet. So every pair within the bounds of rows that were not late comes out once, as soon as both are there,
-with the later of their times. Where asked for, a row that has met none comes out when it no longer can, and the rows of
-the other side are kept until then, so that no row need say whether it has met one.
+A row that is not late is joined with the kept rows of the other side, and is kept until the watermark has passed all
+rows that it could still be joined with. So each pair of rows within the bounds that were not late is emitted once, as
+soon as both have arrived, with the later of their times. In an outer join, an unmatched row is emitted when it can no
+longer match; the rows of the other side are kept until then, so no row has to record whether it has matched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class IntervalJoinOperator(JoinOperator):
     """Inner or outer join of two keyed inputs by event time."""
 
     def open(self, context: OperatorContext) -> None:
-        """Declare (and so restore) both sides' rows, and take up the watermark where it was."""
+        """Declare (and so restore) both sides' rows and the watermark."""
         config, (left, right) = context.spec.config, context.input_schemas
         validate_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)
@@ -43,7 +43,7 @@ class IntervalJoinOperator(JoinOperator):
         self._pieces = OutputPieces(context.limits.output_rows)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
-        """Yield what the rows meet of the other side, and keep them."""
+        """Yield the pairs of these rows with the other side, and keep the rows."""
         arrived = self._state.take(batch, side, out)
         if arrived is not None:
             yield from self._meet(arrived, side)
@@ -67,7 +67,7 @@ class IntervalJoinOperator(JoinOperator):
         yield from self._output.flush()
 
     def _pass(self, watermark: int) -> Iterator[Batch]:
-        """Yield the rows that can meet none any more and have met none, forget those that nothing asks for."""
+        """Yield unmatched rows that can no longer match, and delete rows that are no longer needed."""
         for side in (0, 1):
             if is_outer(self._interval.how, side):
                 yield from self._alone(side, watermark)
@@ -78,7 +78,7 @@ class IntervalJoinOperator(JoinOperator):
         self._state.rows.settle()
 
     def _alone(self, side: int, watermark: int) -> Iterator[Batch]:
-        """Yield the rows of a side whose time to meet one ends, and that have met none, with the time of that end."""
+        """Yield the unmatched rows of a side whose time to match ends, with that end as their time."""
         over = self._interval.reach(side) + 1
         low, high = below(self._state.watermarks.low, over), below(watermark, over)
         for part in self._state.parts(low, high):
@@ -88,7 +88,7 @@ class IntervalJoinOperator(JoinOperator):
 
     def _alone_of(self, run: Run, side: int, over: int) -> Iterator[Batch]:
         hashes = self._state.rows.index.hashes_of(run.slots)
-        alone = run.times + over > self._state.marks(hashes)  # else it has come out already
+        alone = run.times + over > self._state.marks(hashes)  # otherwise it was emitted before
         lower, upper = self._interval.lower, self._interval.upper
         lows, highs = run.times + (-upper if side else lower), run.times + (-lower if side else upper)
         for other, asking, slots in self._state.tables[1 - side].asked(run.slots, lows, highs):

@@ -1,8 +1,8 @@
-"""Joins as a configuration: validation, output schema, key types, without the operators.
+"""The configuration of joins: validation, output schema and key types, without the operators.
 
 Called by the API when the graph is built, and by the join operators when they open. The result has the columns of the
-left side, then those of the right side without its key columns (they are equal to the left's); a right column whose
-name is taken gets the suffix.
+left side, then those of the right side without its key columns (equal to the left ones); a right column whose name is
+taken gets the suffix.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from penstock.eventtime.windows import validate_cumulative, validate_window
 from penstock.graph.validate import WINDOW_COLUMNS, is_key_type, require_key_types
 from penstock.operators.rows.columns import TS_FIELD, without_ts
 
-#: Interval bounds beyond this (36 000 years) are refused instead of wrapping around.
+#: Interval bounds beyond this (36 000 years) are rejected, so that they cannot overflow.
 _MOST_US = 1 << 60
-#: Which rows of a join come out: pairs alone, or rows without a partner of one side or both too.
+#: Rows that a join emits: pairs only, or also the unmatched rows of one side or both.
 JOIN_KINDS = ("inner", "left", "right", "full")
 SIDES = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
 class JoinSides:
-    """Key columns of both sides, in the same order, and what tells equal names apart."""
+    """Key columns of both sides, in the same order, and the suffix for equal names."""
 
     left: tuple[str, ...]
     right: tuple[str, ...]
@@ -55,7 +55,7 @@ def parse_sides(config: dict[str, Any]) -> JoinSides:
 
 
 def validate_join(config: dict[str, Any], left: pa.Schema, right: pa.Schema, where: str) -> None:
-    """Check a join against the rows it will see.
+    """Check a join against its input schemas.
 
     Raises:
         GraphError: a side has no event time, the keys do not fit each other, or a column cannot be kept.
@@ -64,7 +64,7 @@ def validate_join(config: dict[str, Any], left: pa.Schema, right: pa.Schema, whe
 
 
 def validate_join_of(config: dict[str, Any], left: pa.Schema, right: pa.Schema, where: str, *, timed: bool) -> None:
-    """As `validate_join`; where it is not `timed` no side needs event time."""
+    """Check a join as `validate_join` does; if not `timed`, no side needs event time."""
     sides = parse_sides(config)
     for name, schema in (("left", left), ("right", right)):
         if timed and TS_COLUMN not in schema.names:
@@ -119,7 +119,7 @@ def joined_fields(sides: JoinSides, left: pa.Schema, right: pa.Schema, where: st
 
 
 def outer_fields(sides: JoinSides, how: str, left: pa.Schema, right: pa.Schema) -> list[pa.Field]:
-    """As `joined_fields`; what may have no partner makes the other side's columns nullable."""
+    """Return the fields as `joined_fields` does; a side that may be missing has nullable columns."""
     lefts = len(without_ts(left))
     fields = joined_fields(sides, left, right, "join")
     named = [
@@ -131,7 +131,7 @@ def outer_fields(sides: JoinSides, how: str, left: pa.Schema, right: pa.Schema) 
 
 
 def is_outer(how: str, side: int) -> bool:
-    """Whether rows of side 0 or 1 come out also when they meet none."""
+    """Return whether unmatched rows of side 0 or 1 are emitted."""
     return how in ("full", SIDES[side])
 
 
@@ -155,7 +155,7 @@ def join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema) -> pa
 
 
 def value_fields(schema: pa.Schema, key: Sequence[str]) -> list[pa.Field]:
-    """Return what a side keeps of a row besides its key and its time."""
+    """Return the fields that a side keeps of a row, without its key and time."""
     return [field for field in without_ts(schema) if field.name not in key]
 
 
@@ -166,19 +166,19 @@ def key_schema_of(sides: JoinSides, left: pa.Schema) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class JoinWindow:
-    """The windows of a window join, in microseconds, and which rows without a partner come out too."""
+    """The windows of a window join, in microseconds, and the sides whose unmatched rows are emitted."""
 
     size: int
-    #: Of cumulative windows the size.
+    #: For cumulative windows: the size.
     slide: int
     offset: int
     how: str
-    #: Of cumulative windows: they end every step of a `size` (0: other windows).
+    #: For cumulative windows: the distance of window ends within `size`; 0 for other windows.
     step: int = 0
 
     @property
     def shown(self) -> str:
-        """The windows, for a person."""
+        """The windows as text for messages."""
         kind = f"every {self.step / 1e6:g} s up to" if self.step else f"every {self.slide / 1e6:g} s, of"
         return f"by windows {kind} {self.size / 1e6:g} s, from {self.offset / 1e6:g} s on"
 
@@ -205,7 +205,7 @@ def parse_join_window(config: dict[str, Any]) -> JoinWindow:
 
 
 def window_join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema) -> pa.Schema:
-    """Return the result's schema, with `__ts`; what may have no partner makes the other side's columns nullable."""
+    """Return the result's schema, with `__ts`; a side that may be missing has nullable columns."""
     time = pa.timestamp("us", tz="UTC")
     bounds = [pa.field(name, time, nullable=False) for name in WINDOW_COLUMNS]
     return pa.schema(
@@ -214,7 +214,7 @@ def window_join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema
 
 
 def validate_temporal_join(config: dict[str, Any], left: pa.Schema, right: pa.Schema, where: str) -> None:
-    """Check a temporal join against the rows it will see.
+    """Check a temporal join against its input schemas.
 
     Raises:
         GraphError: as `validate_join`; or another `how`; or a version has a column that cannot be kept by key.
@@ -249,22 +249,22 @@ class Interval:
 
     @property
     def shown(self) -> str:
-        """The bounds, for a person."""
+        """The bounds as text for messages."""
         return f"by time, from {self.lower / 1e6:g} s to {self.upper / 1e6:g} s"
 
     @property
     def alone(self) -> bytes:
-        """The sides whose rows come out without a partner too; see `core.join_evolution`."""
+        """The sides whose unmatched rows are emitted; see `core.join_evolution`."""
         return b"".join(b"%d" % side for side in (0, 1) if is_outer(self.how, side))
 
     def reach(self, side: int) -> int:
-        """Return for how long after a row of side 0 or 1 a row that it meets may come, in event time."""
+        """Return how long after a row of side 0 or 1, in event time, a matching row may arrive."""
         return max(-self.lower if side else self.upper, 0)
 
     def needed(self, side: int) -> int:
-        """Return for how long a row of side 0 or 1 is looked at: by rows to come, or when another has met none.
+        """Return how long a row of side 0 or 1 is needed: by later rows, or to decide that another one is unmatched.
 
-        That shows when the reach of the other one is over, which may be as much older as the bounds allow.
+        The latter is known at the end of the other row's reach, which may be older by as much as the bounds allow.
         """
         if not is_outer(self.how, 1 - side):
             return self.reach(side)
@@ -288,7 +288,7 @@ def parse_interval(config: dict[str, Any]) -> Interval:
         raise GraphError(
             f"interval_join: the lower bound ({interval.lower / 1e6:g} s) is above the upper one"
             f" ({interval.upper / 1e6:g} s)",
-            hint="a row at time t meets rows of the other side from t + lower to t + upper",
+            hint="a row at time t matches rows of the other side from t + lower to t + upper",
         )
     if max(-interval.lower, interval.upper) > _MOST_US:
         raise GraphError("interval_join: a bound is beyond 36,000 years", hint="use a smaller one")

@@ -1,4 +1,4 @@
-"""What the join operators share: one side's batches taken apart and kept, result rows put together and put out.
+"""Code that the join operators share: the kept rows of both sides, and the batches of result rows.
 
 Used by `operators.joins.interval_join`, `operators.joins.window_join` and `operators.joins.temporal_join`.
 """
@@ -52,12 +52,12 @@ class Arrived:
 
 
 class JoinState:
-    """Both sides' rows, their keys, and the watermark: what a join operator keeps."""
+    """State of a join operator: both sides' rows, their keys, and the watermark."""
 
     def __init__(self, context: OperatorContext, sides: JoinSides, join: str, alone: bytes = b"") -> None:
-        """Declare (and so restore) both sides' rows, and take up the watermark where it was.
+        """Declare (and so restore) both sides' rows and the watermark.
 
-        `join` and `alone` say for which join; see `core.join_evolution`.
+        `join` and `alone` describe the join; see `core.join_evolution`.
 
         Raises:
             GraphError: the operator was deployed without keyed state.
@@ -82,11 +82,11 @@ class JoinState:
         self.watermarks = RangeWatermarks.restored(context.hash_range, saved)
 
     def check_all_declared(self) -> None:
-        """Check that nothing of the snapshot is left undeclared; after all that the operator keeps was declared."""
+        """Check that no state of the snapshot is left undeclared; call after all declarations."""
         self._store.check_all_declared()
 
     def take(self, batch: Batch, side: int, out: Collector, last: Callable[[I64], I64] | None = None) -> Arrived | None:
-        """Return the rows of a side with their keys' slots; those that are late are counted or put aside.
+        """Return the rows of a side with their keys' slots; late rows are counted or emitted to their side output.
 
         A row is late when its time (or the `last` time of its use) is below the watermark.
 
@@ -115,26 +115,26 @@ class JoinState:
         return Arrived(self.rows.upsert(keys, hashes).copy(), times, data)
 
     def keep(self, arrived: Arrived, side: int) -> None:
-        """Keep rows that `take` has returned; slots may have new numbers when this returns."""
+        """Keep rows returned by `take`; slots may be renumbered by the call."""
         self.tables[side].add(arrived.slots, arrived.times, arrived.columns(self.names[side]))
         self.rows.settle()
 
     def parts(self, low: int, high: int) -> Iterator[HashRange]:
-        """Yield ranges of hashes of which the rows between two times are looked at together.
+        """Yield hash ranges whose rows between two times are processed together.
 
-        Slots may have new numbers behind each.
+        Slots may be renumbered after each range.
         """
         for part in self.rows.parts(low, high):
             yield part
             self.rows.settle()
 
     def see(self, up_to: int) -> None:
-        """Have the tables told of all rows up to a time (`TimedRows.noted`), where some are in the object store."""
+        """Fetch the rows up to a time from the object store, if any are there (`TimedRows.noted`)."""
         if self.rows.far_rows is not None:
             self.rows.far_rows.see(up_to)
 
     def snapshot(self, checkpoint_id: int) -> OperatorSnapshot:
-        """Freeze the rows of both sides; the watermark goes with the hash range it holds for."""
+        """Freeze the rows of both sides; the watermark is saved with the hash range it holds for."""
         items: tuple[Any, ...] = self.watermarks.items()
         watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=WATERMARK, mode="union", items=items)
         return OperatorSnapshot(keyed=self._store.freeze(checkpoint_id), operator=(watermark,))
@@ -155,12 +155,16 @@ class JoinState:
 
 
 class JoinOutput:
-    """Puts result rows together into batches of a good size."""
+    """Collects result rows into batches of suitable size."""
 
     def __init__(
         self, schema: pa.Schema, sides: JoinSides, left: pa.Schema, most_rows: int = PRODUCTION.output_rows
     ) -> None:
-        """`schema`: the result's, with `__ts`; `left`: that of the left side; `most_rows` of a batch, about."""
+        """Make an output.
+
+        `schema` is that of the result, with `__ts`; `left` is that of the left side; a batch has about `most_rows`
+        rows.
+        """
         self._most_rows = most_rows
         self._schema = schema
         self._left = [name for name in left.names if name != TS_COLUMN]
@@ -169,7 +173,7 @@ class JoinOutput:
         self._rows = 0
 
     def add(self, columns: tuple[Sequence[Any], Sequence[Any], Sequence[Any]], times: I64) -> Iterator[Batch]:
-        """Add rows, and yield a batch when there are enough; to be exhausted.
+        """Add rows, and yield a batch once there are enough; the caller exhausts the iterator.
 
         `columns`: (key columns, other columns of the left side, all that follows), in the order of the schemas.
         """
@@ -183,33 +187,33 @@ class JoinOutput:
             yield from self.flush()
 
     def flush(self) -> Iterator[Batch]:
-        """Yield what waits."""
+        """Yield the remaining rows."""
         if self._rows:
             waiting, self._waiting, self._rows = self._waiting, [], 0
             yield Batch(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting))
 
 
 class JoinOperator(PutsOutPieces, Operator, Protocol):
-    """What the joins do alike: rows and watermarks become work, which is put out piece by piece."""
+    """The common part of the joins: work on rows and watermarks is a generator, whose output is emitted in batches."""
 
     _state: JoinState
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
-        """Keep rows of a side, and yield what they give at once; `out` takes late rows."""
+        """Keep rows of a side, and yield the results available at once; `out` receives late rows."""
 
     def _pass(self, watermark: int) -> Iterator[Batch]:
-        """Yield what comes out as the watermark advances to `watermark`, and forget what is done with."""
+        """Yield the results as the watermark advances to `watermark`, and delete rows that are no longer needed."""
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
-        """Keep the rows, emit what they give."""
+        """Keep the rows; emit the results available at once."""
         self._pieces.begin(self._take(batch, input_index, out), out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Emit what the watermark brings, then pass it on."""
+        """Emit the results up to the watermark, then the watermark."""
         self._pieces.begin(self._passing(watermark), out)
 
     def process_status(self, status: WatermarkStatus, out: Collector) -> None:
-        """Pass it on behind all that is to come out before."""
+        """Emit the status after all pending results."""
         self._pieces.begin(iter((status,)), out)
 
     def _passing(self, watermark: Watermark) -> Iterator[Batch | Watermark]:
@@ -218,7 +222,7 @@ class JoinOperator(PutsOutPieces, Operator, Protocol):
         yield watermark
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze the rows of both sides; what the rows before the barrier give is out by then."""
+        """Freeze the rows of both sides; results of the rows before the barrier were emitted by then."""
         self._pieces.drain(out)
         return self._state.snapshot(barrier.checkpoint_id)
 

@@ -1,9 +1,9 @@
-"""Temporal join (kind `temporal_join`): a left row meets the newest version of its key at its event time.
+"""Temporal join (kind `temporal_join`): a left row is joined with the newest version of its key at its event time.
 
-Rows of the right side are versions: each holds from its time until the next one's. A left row waits until the watermark
-has reached it, so that every version up to its time is there. Versions the watermark has passed are kept as one value
-by key, the newest, which may leave memory; those beyond it wait too. A left row at or
-below the watermark is late; a version that comes late holds for the left rows that are still to come out.
+Rows of the right side are versions: each is valid from its time until the next one's. A left row waits until the
+watermark has reached it, so that every version up to its time has arrived. Of the versions that the watermark has
+passed, the newest is kept as one value per key, which may be evicted from memory; later ones wait too. A left row at or
+below the watermark is late; a late version applies to the left rows that are still waiting.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class TemporalJoinOperator(JoinOperator):
     """Inner or left join of a keyed input with the versions of another."""
 
     def open(self, context: OperatorContext) -> None:
-        """Declare (and so restore) rows and versions, and take up the watermark where it was."""
+        """Declare (and so restore) rows, versions and the watermark."""
         config, (left, right) = context.spec.config, context.input_schemas
         validate_temporal_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)
         self._outer = config["how"] == "left"
         self._state = JoinState(context, sides, "with versions")
         fields, marks = value_fields(right, sides.right), self._state.watermarks
-        # behind a drain, whose end of time is not carried over, all versions are looked at once more
+        # a drain's end of time is not restored, so all versions are examined again
         anew, rows = marks.low == MIN_TIMESTAMP and not marks.differ, self._state.rows
         rows.keeps_all = anew and rows.remote is None
         self._current = rows.value(_CURRENT, (_VERSION, *fields))
@@ -57,7 +57,7 @@ class TemporalJoinOperator(JoinOperator):
         self._pieces = OutputPieces(context.limits.output_rows)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
-        """Keep the rows; versions that the watermark has passed already take their place at once."""
+        """Keep the rows; versions that the watermark has passed become the kept version at once."""
         if side:
             self._take_versions(batch, out)
         else:
@@ -95,7 +95,7 @@ class TemporalJoinOperator(JoinOperator):
         self._state.rows.settle()
 
     def _await_again(self, slots: I32) -> None:
-        """Let the versions of these keys that a drain has passed be yet to come."""
+        """Move the versions of these keys that a drain has passed back to the waiting ones."""
         kept = self._current.rows_of(slots)
         slots, kept = slots[kept >= 0], kept[kept >= 0]
         if len(slots):
@@ -111,7 +111,7 @@ class TemporalJoinOperator(JoinOperator):
         has = kept >= 0
         current = self._current.arrays(kept[has])
         count = 0 if versions is None else len(versions.slots)
-        # a place among the versions, behind them one among the kept ones, -1: none
+        # an index into the versions, then into the kept ones; -1: none
         place = np.full(len(rows.slots), -1, np.int64)
         place[has] = count + np.arange(int(has.sum()))
         if versions is not None:
@@ -130,7 +130,7 @@ class TemporalJoinOperator(JoinOperator):
         yield from self._output.flush()
 
     def _newest(self, rows: Run, versions: Run) -> I64:
-        """Return the place of the newest version at each row's time; of equal ones the last that came; -1: none."""
+        """Return the index of the newest version at each row's time; of equal ones the last arrived; -1: none."""
         lows = np.full(len(rows.slots), MIN_TIMESTAMP)
         firsts, counts = versions.ranges(rows.slots, lows, rows.times)
         return np.where(counts > 0, firsts + counts - 1, -1)
@@ -144,7 +144,7 @@ class TemporalJoinOperator(JoinOperator):
         yield from self._output.add((self._state.rows.keys(rows.slots[chosen]), left, right), rows.times[chosen])
 
     def _replace(self, versions: Run) -> None:
-        """Let the newest version of each key be the kept one, unless that is newer."""
+        """Make the newest version of each key the kept one, unless the kept one is newer."""
         last = np.flatnonzero(np.append(versions.slots[1:] != versions.slots[:-1], True))
         slots, times = versions.slots[last], versions.times[last]
         kept = self._current.rows_of(slots)

@@ -1,8 +1,7 @@
-"""Window join (kind `window_join`): in each window of event time every left row meets every right row of its key.
+"""Window join (kind `window_join`): in each event-time window every left row is joined with every right row of its key.
 
-The rows wait until the watermark has reached the window's last microsecond; then all its pairs come out, and, where
-asked for, the rows that met none, with the event time of the window's end. A row is late when all its windows have
-come out.
+Rows wait until the watermark has reached the window's last microsecond; then all pairs are emitted and, in an outer
+join, the unmatched rows, with the event time of the window's end. A row is late when all its windows have been emitted.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class WindowJoinOperator(JoinOperator):
     """Inner or outer join of two keyed inputs by window."""
 
     def open(self, context: OperatorContext) -> None:
-        """Declare (and so restore) both sides' rows, and take up the watermark where it was."""
+        """Declare (and so restore) both sides' rows and the watermark."""
         config, (left, right) = context.spec.config, context.input_schemas
         validate_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)
@@ -48,7 +47,7 @@ class WindowJoinOperator(JoinOperator):
         self._output = JoinOutput(self._schema, sides, left, context.limits.output_rows)
         self._most_pairs = context.limits.join_pairs
         self._pieces = OutputPieces(context.limits.output_rows)
-        #: Where the panes begin that rows in memory are in.
+        #: Starts of the panes of rows in memory.
         self._panes: set[int] = set()
         for table in self._state.tables:
             table.noted = self._note
@@ -56,9 +55,9 @@ class WindowJoinOperator(JoinOperator):
                 self._note(run.times)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
-        """Keep the rows that are in a window still to come out."""
+        """Keep the rows that are in an open window."""
         window = self._window
-        if window.slide > window.size:  # rows between two windows are in none
+        if window.slide > window.size:  # rows between two windows belong to none
             times = batch.data.column(TS_COLUMN).to_numpy()
             batch = Batch(batch.data.filter(pa.array((times - window.offset) % window.slide < window.size)))
         arrived = self._state.take(batch, side, out, self._usable)
@@ -68,7 +67,7 @@ class WindowJoinOperator(JoinOperator):
         yield from ()
 
     def _pass(self, watermark: int) -> Iterator[Batch]:
-        """Yield the windows that close, in order, then forget what is in no other."""
+        """Yield the results of the windows that close, in order, then delete rows that are in no open window."""
         window, before = self._window, self._state.watermarks.low
         if self._closed(watermark) > self._closed(before):
             self._state.see(self._closed(watermark))
@@ -89,7 +88,7 @@ class WindowJoinOperator(JoinOperator):
         return time - (time - self._window.offset) % self._window.slide
 
     def _closed(self, watermark: int) -> int:
-        """Return up to which time there may be rows in windows that the watermark has closed."""
+        """Return the latest time of a row in windows that the watermark has closed."""
         window = self._window
         step = window.step or window.slide
         return watermark - (watermark + 1 - window.offset - window.size) % step
@@ -126,7 +125,7 @@ class WindowJoinOperator(JoinOperator):
                     yield from self._add(run.slots[alone], (none, mine) if side else (mine, none), window)
 
     def _of_window(self, run: Run | None, end: int) -> Run | None:
-        """Leave out the keys for which a former subtask has fired the window already."""
+        """Remove the rows of keys whose former subtask had already fired the window."""
         marks = self._state.watermarks
         if run is None or not marks.differ:
             return run

@@ -1,8 +1,8 @@
 """Window join of sessions, of processing time and of wall clocks (kind `window_rows_join`).
 
-For the windows that `operators.joins.window_join` does not know. The rows of both sides are rows of one stream here,
-with a column that says of which side they are, and go through the windows of `operators.windows.window_rows`: sessions
-are made of the rows of both, as in Flink. A window that is over gives all its pairs, and, where asked for, rows whose
+Covers the windows that `operators.joins.window_join` does not support. The rows of both sides become rows of one
+stream, with a column for the side, and pass through the windows of `operators.windows.window_rows`; a session is made
+of the rows of both sides, as in Flink. A window that is over emits all its pairs and, in an outer join, rows whose
 other side is empty.
 """
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class BothSides:
-    """Rows of either side as rows of one schema: the key, the side, the left side's columns, the right side's."""
+    """Rows of either side in one schema: the key, the side, the left side's columns, the right side's."""
 
     def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, ...], *, timed: bool) -> None:
         """`schemas` of the two inputs; `timed`: whether rows keep their event time."""
@@ -69,7 +69,7 @@ class BothSides:
         self._schemas = schemas
 
     def together(self, data: pa.RecordBatch, side: int) -> pa.RecordBatch:
-        """Return rows of a side as rows of both."""
+        """Convert rows of a side to the common schema."""
         rows = data.num_rows
         columns = [data.column(name) for name in self._sides.key(side)]
         columns.append(pa.array(np.full(rows, side, np.int8)))
@@ -80,7 +80,7 @@ class BothSides:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def as_came(self, data: pa.RecordBatch, side: int) -> pa.RecordBatch:
-        """Return rows that `together` has made of a side as that side has them."""
+        """Convert rows that `together` has made of a side back to that side's schema."""
         first = len(self.key) + 1 + (len(self._kept[0]) if side else 0)
         columns = {name: data.column(place) for place, name in enumerate(self._sides.key(side))}
         columns |= {field.name: data.column(first + place) for place, field in enumerate(self._kept[side])}
@@ -89,17 +89,20 @@ class BothSides:
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def apart(self, columns: list[pa.Array]) -> tuple[I64, list[pa.Array], list[pa.Array]]:
-        """Return the side of each row, and the columns of both sides."""
+        """Split columns into the side of each row and the columns of both sides."""
         lefts = 1 + len(self._kept[0])
         side: I64 = columns[0].to_numpy()
         return side, columns[1:lefts], columns[lefts : lefts + len(self._kept[1])]
 
 
 class JoinedWindows:
-    """The pairs of windows that are over, made piece by piece."""
+    """The pairs of windows that are over, made in bounded batches."""
 
     def __init__(self, both: BothSides, output: JoinOutput, bounds: pa.DataType, how: str, most_pairs: int) -> None:
-        """`bounds`: the type of the columns of a window's start and end; `most_pairs` are made at a time."""
+        """Make a sink of windows.
+
+        `bounds` is the type of the columns of a window's start and end; at most `most_pairs` pairs are made at a time.
+        """
         self._most_pairs = most_pairs
         self._both = both
         self._output = output
@@ -107,21 +110,21 @@ class JoinedWindows:
         self._how = how
         self._encoder = RowEncoder(both.rows, "rows of a join")
         self._fired: list[tuple[int, TimeWindow, list[WindowElement]]] = []
-        #: What is still to be put out.
+        #: Windows still to be emitted.
         self.waiting: list[Iterator[Batch]] = []
         self.time_of: Callable[[TimeWindow], int] = lambda window: window.max_timestamp
 
     def fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, elements: list[WindowElement]) -> None:
-        """Remember what is to be joined."""
+        """Record a window to be joined."""
         del known
         if elements:
             self._fired.append((key.at, window, elements))
 
     def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is kept for a window."""
 
     def emit(self, keys: list[pa.Array], out: Collector) -> None:
-        """Join; the pairs wait until there is room for them."""
+        """Join the recorded windows; the pairs wait until output has room."""
         del out
         if self._fired:
             fired, self._fired = self._fired, []
@@ -202,23 +205,23 @@ class WindowRowsJoinOperator(PutsOutPieces, WindowRowsOperator):
         return self._late_sides
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
-        """Put every row of a side into its windows."""
+        """Put each row of a side into its windows."""
         self._late_sides.side = input_index
         super().process_batch(Batch(self._both.together(batch.data, input_index)), 0, out)
         self._begin_pieces((), out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Join what is over, then pass it on."""
+        """Join the windows that are over, then emit the watermark."""
         behind = _Behind()
-        super().process_watermark(watermark, behind)  # type: ignore[arg-type] # it takes what this call gives
+        super().process_watermark(watermark, behind)  # type: ignore[arg-type] # the collector type that this call uses
         self._begin_pieces((watermark,), out)
 
     def process_status(self, status: WatermarkStatus, out: Collector) -> None:
-        """Pass it on behind all that is to come out before."""
+        """Emit the status after all pending results."""
         self._begin_pieces((status,), out)
 
     def process_time(self, now_ms: int, out: Collector) -> None:
-        """Join what is over."""
+        """Join the windows that are over."""
         super().process_time(now_ms, out)
         self._begin_pieces((), out)
 
@@ -228,35 +231,35 @@ class WindowRowsJoinOperator(PutsOutPieces, WindowRowsOperator):
             self._pieces.begin(itertools.chain(*waiting, behind), out)
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze rows, windows and timers; what the rows before the barrier give is out by then."""
+        """Freeze rows, windows and timers; results of the rows before the barrier were emitted by then."""
         self._pieces.drain(out)
         return super().snapshot(barrier, out)
 
 
 class _LateOfSides:
-    """Late rows of either side: they go aside as they came."""
+    """Late rows of either side, emitted to the side output in their own schema."""
 
     def __init__(self, context: OperatorContext, both: BothSides) -> None:
         late = context.spec.config.get("late_to", {})
         self._late = tuple(LateRows({"late_to": late.get(side)}, context.metrics) for side in SIDES)
         self._both = both
-        #: Of which side the rows are.
+        #: The side of the rows.
         self.side = 0
 
     def take(self, data: pa.RecordBatch, late: np.ndarray, out: Collector) -> None:
-        """Rows of one side are late where `late` is true."""
+        """Take late rows of one side: those where `late` is true."""
         self._late[self.side].take(self._both.as_came(data, self.side), late, out)
 
 
 class _Behind:
-    """Takes the watermark, which is put out behind the pairs."""
+    """Drops the watermark, which the operator emits after the pairs."""
 
     def watermark(self, watermark: Watermark) -> None:
-        """Nothing: the operator puts it out."""
+        """Do nothing: the operator emits it."""
 
 
 def _met(left: I64, right: I64, most: int) -> Iterator[tuple[I64, I64]]:
-    """Yield every pair of the two, at most so many at a time."""
+    """Yield all pairs of the two, at most `most` at a time."""
     if not len(left) or not len(right):
         return
     for low in range(0, len(right), most):

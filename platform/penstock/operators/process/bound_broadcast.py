@@ -1,7 +1,8 @@
-"""A broadcast state of one subtask, and what a snapshot holds of it.
+"""A broadcast state of one subtask and its form in a snapshot.
 
-Kept as Python objects in memory. In a snapshot it is one operator state of the first subtask, which every subtask gets
-back: the rows up to a barrier are the same everywhere. Made by `penstock.operators.process.process_states`.
+The state is Python objects in memory. A snapshot stores it as one operator state of the first subtask, and every
+subtask restores it: the rows up to a barrier are equal in all subtasks. Made by
+`penstock.operators.process.process_states`.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ class BoundBroadcast:
     """A broadcast state of one subtask."""
 
     def __init__(self, name: str, declared: StateConfig, types: StateTypes) -> None:
-        """Empty; `restore` fills it."""
+        """Make an empty state; `restore` fills it."""
         self.name = name
         self._held = BroadcastEntries(name)
         self.handle: BroadcastState[Any, Any] = BroadcastState(self._held)
-        assert declared.keys is not None  # noqa: S101 - the API has read them
+        assert declared.keys is not None  # noqa: S101 - the API has set them
         self._keys = ObjectCodec(declared.keys, types.keys, f"{declared.where}: key")
         self._values = ObjectCodec(declared.values, types.values, declared.where)
         self._where, self._width = declared.where, len(declared.keys)
-        #: Columns in a snapshot; their metadata says what the fields are called.
+        #: Columns in a snapshot; their metadata holds the names of the fields.
         self._schema = _saved_schema(declared.keys, declared.values)
 
     def begin(self, slots: I32) -> None:
-        """The next calls are for rows of keys, whatever keys these are."""
+        """Start a batch of keyed rows, with any keys."""
         del slots
         self._held.writable = False
 
     def begin_broadcast(self) -> None:
-        """The next calls are for rows of the broadcast stream."""
+        """Start a batch of the broadcast stream."""
         self._held.writable = True
 
     def write_back(self) -> None:
-        """Nothing is to be saved by key."""
+        """Do nothing: no state by key has to be saved."""
 
     def saved(self) -> dict[str, str]:
         """Return the entries as an item of an operator state: an Arrow IPC stream, base64."""
@@ -66,7 +67,7 @@ class BoundBroadcast:
         return {"state": self.name, "rows": base64.b64encode(sink.getvalue()).decode()}
 
     def restore(self, item: dict[str, str]) -> None:
-        """Take up what `saved` has returned.
+        """Restore a result of `saved`.
 
         Raises:
             StateMismatchError: its keys or values had other fields.
@@ -85,10 +86,10 @@ class BoundBroadcast:
 
 
 def require_declared(saved: dict[str, dict[str, str]], bound: Sequence[object], where: str) -> None:
-    """Check that no entries of a snapshot are left over.
+    """Check that all broadcast state of a snapshot is declared.
 
     Raises:
-        StateMismatchError: they are of a state that is not among the bound ones.
+        StateMismatchError: an entry's state is not among the bound ones.
     """
     names = [state.name for state in bound if isinstance(state, BoundBroadcast)]
     for name, item in saved.items():
@@ -98,7 +99,7 @@ def require_declared(saved: dict[str, dict[str, str]], bound: Sequence[object], 
 
 
 def broadcast_schema(keys: str, values: pa.Schema) -> pa.Schema:
-    """Return the columns of a broadcast state in a snapshot; `keys` is the schema of its keys as text."""
+    """Return the schema of a broadcast state in a snapshot; `keys` is the schema of its keys as text."""
     return _saved_schema(schema_from_text(keys), values)
 
 

@@ -1,11 +1,11 @@
 """The row path (kinds `process`, `co_process`, `broadcast_process`): a Python function by row, with state by key.
 
-A batch is decoded once, the slots of its keys are found at once, the function runs row by row on Python values, and
-what it has changed is written back into columns behind the batch; so a barrier finds nothing left to encode. Timers
-fire in the same way, a piece of them as a batch. Errors of the function name the line in the user's file.
+A batch is decoded once, the slots of its keys are looked up at once, and the function runs row by row on Python values.
+Its changes are written into state columns after the batch, so a barrier needs no encoding. Timers fire in the same way,
+in batches. Errors of the function name the line in the user's file.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from penstock.state.tables.timer_table import TimerTable
 
 _WATERMARK = "watermark"
-#: What `on_timer` is of a function that has none.
+#: The inherited `on_timer` of a function without one.
 _NO_TIMERS = tuple(
     kind.on_timer for kind in (KeyedProcessFunction, KeyedCoProcessFunction, KeyedBroadcastProcessFunction)
 )
@@ -68,13 +68,13 @@ _NO_TIMERS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """What becomes of the rows of an input."""
+    """The handling of the rows of an input."""
 
     #: None: a broadcast stream, whose rows belong to no key.
     key: tuple[str, ...] | None
     decoder: RowDecoder
     process: Callable[[Any, Any], Any]
-    #: What the function is given with a row.
+    #: The context passed to the function with a row.
     context: ProcessContext | BroadcastContext
 
 
@@ -129,7 +129,7 @@ class KeyedProcessOperator(Operator):
         self._keys = Cells(self._current)
         self._context = ProcessContext(self._keys, timers, context.clock, self._output.sides)
         marks = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
-        # timers that were due at the cut and waited for the next watermark go on waiting
+        # timers that were due at the checkpoint and waited for the next watermark keep waiting
         self._watermarks = RangeWatermarks.restored(context.hash_range, marks)
         self._context.watermark = self._watermarks.low
         self._processing_now = MIN_TIMESTAMP
@@ -141,7 +141,7 @@ class KeyedProcessOperator(Operator):
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Call the function for every row."""
         with collector_paused():
-            # of one way all inputs are alike: they are streams of a union
+            # with one handler all inputs are alike: they are the streams of a union
             self._process(batch.data, self._ways[input_index if len(self._ways) > 1 else 0], out)
 
     def _process(self, data: pa.RecordBatch, way: _Way, out: Collector) -> None:
@@ -191,23 +191,23 @@ class KeyedProcessOperator(Operator):
 
     @property
     def next_timer_ms(self) -> float | None:
-        """When the next processing-time timer is due, as `Clock.now_ms` counts."""
+        """Return the time of the next processing-time timer, as `Clock.now_ms` counts."""
         if self._next_processing is None or self._ended:
             return None
         return -(-self._next_processing // 1000)
 
     @property
     def next_event_timer(self) -> int | None:
-        """A time before which no timer of event time is due, in microseconds; None: there is none."""
+        """Return a time (us) before which no event-time timer is due; None: there is no timer."""
         return self._event_table.next_time()
 
     @property
     def has_timers(self) -> bool:
-        """Whether the function does something when a timer is due."""
+        """Whether the function handles timers."""
         return self._function is not None and type(self._function).on_timer not in _NO_TIMERS
 
     def process_time(self, now_ms: int, out: Collector) -> None:
-        """Fire the processing-time timers that are due by the clock (which never goes back here)."""
+        """Fire the processing-time timers that are due by the clock, which is monotonic here."""
         self._processing_now = max(self._processing_now, now_ms * 1000)
         self._fire(self._processing_table, self._processing, self._processing_now, out)
         self._next_processing = self._processing_table.next_time()
@@ -225,7 +225,7 @@ class KeyedProcessOperator(Operator):
                 self._end(distinct, out)
             fired += len(times)
             if until == MAX_TIMESTAMP and fired > self._limits.timers_at_end + 1000 * known:
-                msg = f"{self._where}: on_timer goes on registering timers at the end of input"
+                msg = f"{self._where}: on_timer keeps registering timers at the end of input"
                 raise PenstockError(msg, hint="do not register another one when ctx.at_end is true")
         context.time_domain = None
 
@@ -261,7 +261,7 @@ class KeyedProcessOperator(Operator):
         self._keys.begin(keys)
 
     def _end(self, distinct: I32, out: Collector) -> None:
-        """Write back what the function has changed, and emit what it has yielded."""
+        """Write back the function's changes to state, and emit its output."""
         for state in self._states:
             state.write_back()
         self._change(self._event_table, self._event, distinct)
@@ -288,7 +288,7 @@ class KeyedProcessOperator(Operator):
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze states and timers; the watermark goes with the hash range it holds for."""
+        """Freeze states and timers; the watermark is saved with the hash range it holds for."""
         self._ended = self._ended or barrier.kind.ends_job
         self._ttl_clock.tick()
         alike = [state.saved() for state in self._states if isinstance(state, BoundBroadcast)]
@@ -305,7 +305,7 @@ class KeyedProcessOperator(Operator):
         self._store.completed(permit.checkpoint_id)
 
     def finish(self, out: Collector) -> None:
-        """Processing-time timers that are still to come never fire."""
+        """Drop pending processing-time timers: they never fire."""
         self._ended = True
 
     def close(self) -> None:
@@ -316,7 +316,7 @@ class KeyedProcessOperator(Operator):
 
 
 def _ways(context: OperatorContext, function: Any, row_type: Any, given_context: ProcessContext) -> tuple[_Way, ...]:
-    """Return a way for each input that the function tells apart; of two inputs `row_type` is a pair."""
+    """Return the handlers of the function's inputs; of two inputs `row_type` is a pair."""
     config, schemas = context.spec.config, context.input_schemas
     computed = config.get("computed", ()), config.get("second_computed", ())
     schemas = tuple(visible(schema, hidden) for schema, hidden in zip(schemas, computed, strict=False))

@@ -1,7 +1,7 @@
-"""Binding of the operator state of a function without keys: elements in memory, saved and restored by a subtask.
+"""The operator state of a function without keys: elements in memory, saved and restored per subtask.
 
-A snapshot holds one operator state by name, an item for each element, with the columns as its schema. The user's side
-is `functions.operator_lists`; called by `operators.process.plain_process`.
+A snapshot holds one operator state per name, with an item for each element and the columns as its schema. The user's
+side is `functions.operator_lists`; called by `operators.process.plain_process`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from penstock.state.tables.value_columns import plain_values
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: What a declaration is called in the operator's config -> how a rescale hands its elements out.
+#: Name of a declaration in the operator's config -> mode of redistribution at a rescale.
 MODES = {"operator_list": "list", "union": "union"}
 
 
 def saved_schema(values: pa.Schema, kind: str, evolution: Evolution | None = None) -> pa.Schema:
-    """Return the columns of a state's elements in a snapshot, after `evolution` with the field ids they had before."""
+    """Return the schema of a state's elements in a snapshot; `evolution` preserves their field ids."""
     ids, last, carried = ((), 0, ()) if evolution is None else (evolution.ids, evolution.last_id, evolution.carried)
     spec = RowSpec(pa.schema([]), tuple(values), evolves=True, ids=ids, last_id=last, carried=carried)
     columns = value_columns(spec.segment_schema)
@@ -41,7 +41,7 @@ class BoundOperatorState:
     """An operator state of one subtask."""
 
     def __init__(self, name: str, kind: str, values: pa.Schema, types: Any, where: str) -> None:
-        """`kind` is a key of `MODES`, `types` the row type of its elements; empty: `restore` fills it."""
+        """Make an empty state, for `restore` to fill; `kind` is a key of `MODES`, `types` the elements' row type."""
         self.name = name
         self._held, self._union = OperatorElements(), kind == "union"
         self.handle: OperatorListState[Any] = (UnionState if self._union else OperatorListState)(self._held)
@@ -51,7 +51,7 @@ class BoundOperatorState:
         self._schema = saved_schema(values, kind)
 
     def saved(self, uid: str) -> OperatorStateSnapshot:
-        """Return the elements as they stand in a snapshot."""
+        """Return the elements in their snapshot form."""
         elements = self._held.elements
         arrays = self._codec.encode(elements) if elements else []
         return OperatorStateSnapshot(
@@ -63,10 +63,10 @@ class BoundOperatorState:
         )
 
     def restore(self, parts: Sequence[OperatorStateSnapshot]) -> None:
-        """Take up what `saved` has returned, as the job has handed it out.
+        """Restore results of `saved`, as assigned by the JobMaster.
 
         Raises:
-            StateMismatchError: its elements had fields that cannot become those of today.
+            StateMismatchError: its elements had fields that cannot be converted to the present ones.
         """
         found: list[Any] = []
         for part in parts:
@@ -80,18 +80,18 @@ class BoundOperatorState:
             self._held.elements = found
 
     def require_looked_at(self) -> None:
-        """Check, after `open`, that nothing is lost.
+        """Check, after `open`, that no restored element is lost.
 
         Raises:
-            UserFunctionError: it is a union, elements were restored, and the function has not looked at them.
+            UserFunctionError: it is a union, elements were restored, and the function has not read them.
         """
         if not self._held.looked_at:
-            msg = f"{self._where} was restored, and `open` has not looked at its `restored`: all of it would be lost"
-            way = "add in open what concerns the subtask (other than in Flink a union's own elements begin empty)"
+            msg = f"{self._where} was restored, but `open` has not read its `restored`: all elements would be lost"
+            way = "add the elements of the subtask in open (unlike in Flink, a union starts empty)"
             raise UserFunctionError(msg, hint=f"{way}, or declare ps.operator_list_state()")
 
     def _evolved(self, part: OperatorStateSnapshot, saved: pa.Schema) -> pa.Schema:
-        """Return today's columns with the field ids that the saved ones have."""
+        """Return the present columns with the field ids of the saved ones."""
         if part.mode != self._mode:
             msg = f"{self._where}: it was handed out as {part.mode!r}, and is now {self._mode!r}"
             raise StateMismatchError(msg, hint="declare it as it was, or give it another name")
@@ -103,7 +103,7 @@ class BoundOperatorState:
 
 
 def restore_all(bound: Sequence[BoundOperatorState], restored: Sequence[OperatorStateSnapshot], where: str) -> None:
-    """Give every state what was saved under its name.
+    """Restore every state from the elements saved under its name.
 
     Raises:
         StateMismatchError: elements are left over, or were of a state of another kind.

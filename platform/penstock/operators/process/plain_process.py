@@ -3,7 +3,7 @@
 Kind `plain_process`. No timers and no state by key: those are of `operators.process.keyed_process`.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PlainProcessOperator(Operator):
     _function: ProcessFunction | None
 
     def open(self, context: OperatorContext) -> None:
-        """Load the function, give it its restored states, open it."""
+        """Load the function, restore its states, call its `open`."""
         spec = context.spec
         self._uid, self._where = spec.uid, f"process {spec.uid or spec.name!r}"
         self._function = None
@@ -79,12 +79,12 @@ class PlainProcessOperator(Operator):
             output.emit(out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Let the function see it in its context, and pass it on."""
+        """Set the watermark in the function's context, and emit it."""
         self._context.watermark = max(self._context.watermark, watermark.timestamp)
         out.watermark(watermark)
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Let the function bring its states up to date, then save them."""
+        """Call the function's hook that updates its states, then save them."""
         assert self._function is not None  # noqa: S101 - opened
         if not self._states:
             return OperatorSnapshot()

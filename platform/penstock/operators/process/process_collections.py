@@ -1,4 +1,4 @@
-"""The handles of lists and maps bound to their tables, once for every batch that touches them.
+"""Handles of list and map states, bound to their tables; changes are written once per batch.
 
 Called by `penstock.operators.process.keyed_process`, as `process_values` is for values.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.operators.process.state_binding import Home, StateConfig, StateTypes
     from penstock.state.tables.entry_table import EntryTable
 
-#: Arrow types whose values in memory are of one Python type, and equal to what comes back from columns.
+#: Arrow types whose Python values are of one type and equal to the values decoded from columns.
 _PLAIN: dict[pa.DataType, type] = {
     pa.int64(): int,
     pa.float64(): float,
@@ -37,17 +37,17 @@ _PLAIN: dict[pa.DataType, type] = {
     pa.binary(): bytes,
     pa.date32(): dt.date,
 }
-#: Place in the batch, the map, the map key.
+#: Index in the batch, the map, the map key.
 _Change: TypeAlias = tuple[int, dict[Any, Any], Any]
-#: What a number, a date... and what a tuple or row takes in memory, without what they point to.
+#: Memory of a number or date, and of a tuple or row, without referenced objects.
 _SCALAR_BYTES, _ROW_BYTES = 40, 64
 
 
 class ObjectCodec:
-    """Objects of one declared type, as they are kept in memory between batches."""
+    """Objects of one declared type, as kept in memory between batches."""
 
     def __init__(self, schema: pa.Schema, row_type: type | None, where: str) -> None:
-        """As `ValueCodec`."""
+        """Make a codec; parameters as in `ValueCodec`."""
         self._codec = ValueCodec(schema, row_type, where)
         self.decode = self._codec.decode
         self._plain = {_PLAIN.get(schema.field(0).type)} if row_type is None else set()
@@ -60,7 +60,7 @@ class ObjectCodec:
         self.object_bytes = len(schema) * _SCALAR_BYTES + (0 if row_type is None else _ROW_BYTES)
 
     def encode(self, values: Sequence[Any]) -> tuple[list[pa.Array], list[Any] | None]:
-        """Return the columns of values; and the values as these columns mean them, None where they are the same.
+        """Return the columns of values; and the values as decoded from these columns, None if they are equal.
 
         Raises:
             ColumnError: one does not fit its declared type.
@@ -89,7 +89,10 @@ class MapCodec:
     """Map keys (of a list: indices) and values."""
 
     def __init__(self, keys: ObjectCodec | None, values: ObjectCodec, width: int) -> None:
-        """`keys` is None for a list; `width` entry columns stand before the value's."""
+        """Make a codec.
+
+        `keys` is None for a list; `width` entry columns precede the value's columns.
+        """
         self.keys = keys
         self.values = values
         self._width = width
@@ -126,7 +129,7 @@ class MapCodec:
 def bind_entries(
     name: str, declared: StateConfig, types: StateTypes, home: Home, migrates: tuple[str | None, Any]
 ) -> Any:
-    """Declare (and so restore) a list or a map and return it bound; `migrates`: old columns and the migration."""
+    """Declare (and so restore) a list or map and return it bound; `migrates`: old columns and the migration."""
     values = ObjectCodec(declared.values, types.values, declared.where)
     keys = None if declared.keys is None else ObjectCodec(declared.keys, types.keys, f"{declared.where}: map key")
     fields = (pa.field(ENTRY, pa.int64()),) if declared.keys is None else _entry_fields(declared.keys, types.keys)
@@ -151,7 +154,7 @@ class BoundList:
     """A `ListState` over its table, for the keys of one batch after another."""
 
     def __init__(self, current: Current, table: EntryTable, codec: MapCodec) -> None:
-        """Make the handle that the function is given."""
+        """Make the handle that is passed to the function."""
         self._cells, self._changes = Cells(current), ListChanges()
         self.handle: ListState[Any] = (ReadListState if _on_read(table) else ListState)(self._cells, self._changes)
         self._table = table
@@ -159,16 +162,16 @@ class BoundList:
         self._slots: I32 = np.empty(0, np.int32)
 
     def begin(self, slots: I32) -> None:
-        """The next calls are for these keys."""
+        """Start a batch of these keys."""
         self._slots = slots
         self._cells.begin(self._load)
 
     def begin_broadcast(self) -> None:
-        """The next calls are for rows that have no key."""
+        """Start a batch of rows without keys."""
         self._cells.forbid()
 
     def write_back(self) -> None:
-        """Save what has changed."""
+        """Save the changes."""
         changes, table = self._changes, self._table
         places, starts = self._cells.take(), changes.starts
         if not places:
@@ -213,7 +216,7 @@ class BoundList:
         table.changed(slots, lists)
 
     def _first(self, at: int, start: int) -> int:
-        """Return the first element that is to be saved: the first new one, of a list that was read the first alive."""
+        """Return the index of the first element to save: the first new one; for a read list the first live one."""
         stamps = self._table.stamps
         if stamps is None or at not in self._changes.read or at in self._changes.cleared:
             return start
@@ -227,26 +230,26 @@ class BoundMap:
     """A `MapState` over its table, for the keys of one batch after another."""
 
     def __init__(self, current: Current, table: EntryTable, codec: MapCodec) -> None:
-        """Make the handle that the function is given."""
+        """Make the handle that is passed to the function."""
         self._cells, self._changes, normal = Cells(current), MapChanges(), _normal(table.spec.entries)
         kind = ReadMapState if _on_read(table) else MapState
         self.handle: MapState[Any, Any] = kind(self._cells, self._changes, normal)
         self._table = table
-        assert codec.keys is not None  # noqa: S101 - a map's
+        assert codec.keys is not None  # noqa: S101 - a map has keys
         self._keys, self._values = codec.keys, codec.values
         self._slots: I32 = np.empty(0, np.int32)
 
     def begin(self, slots: I32) -> None:
-        """The next calls are for these keys."""
+        """Start a batch of these keys."""
         self._slots = slots
         self._cells.begin(self._load)
 
     def begin_broadcast(self) -> None:
-        """The next calls are for rows that have no key."""
+        """Start a batch of rows without keys."""
         self._cells.forbid()
 
     def write_back(self) -> None:
-        """Save what has changed."""
+        """Save the changes."""
         changes, table = self._changes, self._table
         places, changed = self._cells.take(), changes.changed
         if not places:
@@ -261,7 +264,7 @@ class BoundMap:
             table.remove_expired(self._slots)
 
     def _access(self, places: list[Any]) -> None:
-        """Entries that were read are written again, with the present time; those that have expired are not."""
+        """Write entries that were read again, with the present time, except expired ones."""
         stamps = self._table.stamps
         assert stamps is not None  # noqa: S101 - only with a time-to-live
         for at, keys in self._changes.read.items():
@@ -325,7 +328,7 @@ def _replace(lists: list[list[Any]], starts: Any, meant: list[Any]) -> None:
 
 
 def _normal(fields: Sequence[pa.Field]) -> Callable[[Any], Any] | None:
-    """Return what makes one object of map keys that are one as columns: naive times and those of UTC."""
+    """Return a function that unifies map keys that are equal as columns: naive times and UTC times."""
     if not any(pt.is_timestamp(field.type) for field in fields):
         return None
     if len(fields) == 1:

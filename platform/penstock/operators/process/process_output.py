@@ -1,4 +1,4 @@
-"""What a process function has yielded during one batch, on its way into columns: main rows and side outputs.
+"""The output of a process function during one batch, converted to columns: main rows and side outputs.
 
 Called by `penstock.operators.process.keyed_process`.
 """
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class ProcessOutput:
-    """Rows with the time of the row or timer they came from."""
+    """Rows, each with the time of its input row or timer."""
 
     def __init__(self, schema: pa.Schema, sides: dict[str, pa.Schema], where: str) -> None:
-        """`schema` and `sides` are those of the outputs, with `__ts` where there is event time."""
+        """Make an empty output; `schema` and `sides` are the outputs' schemas, with `__ts` if there is event time."""
         self.rows: list[Any] = []
-        #: One entry for each row or timer that has yielded any: rows so far, and its time.
+        #: One entry for each row or timer with output: number of rows so far, and its time.
         self.ends: list[int] = []
         self.times: list[int] = []
         #: tag -> (time, row).
@@ -34,7 +34,7 @@ class ProcessOutput:
         self._side_encoders = {tag: RowEncoder(side, f"{where}, side output {tag!r}") for tag, side in sides.items()}
 
     def emit(self, out: Collector) -> None:
-        """Emit everything and forget it."""
+        """Emit all rows and clear."""
         for tag, found in self.sides.items():
             if found:
                 times = pa.array([time for time, _ in found], pa.int64()) if self._timed else None

@@ -1,7 +1,7 @@
-"""The states a process function declares, each bound to a table of its operator.
+"""The states that a process function declares, each bound to a table of its operator.
 
-What the API has found in the class travels in the operator's config (`states`: value columns; `kinds`: what a state
-that is no value is) and payload (row types). Called by `penstock.operators.process.keyed_process` when it opens.
+The API stores the declarations in the operator's config (`states`: value columns; `kinds`: the kind of a state that is
+no value) and payload (row types). Called by `penstock.operators.process.keyed_process` when it opens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.operators.process.table_migration import migration_of
 
 
 def bind_states(function: Any, config: dict[str, Any], types: dict[Any, Any], home: Home) -> list[BoundState]:
-    """Declare (and so restore) every state of a function and give the function its handles."""
+    """Declare (and so restore) every state of a function and set its handles."""
     bound: list[BoundState] = []
     kinds = config.get("kinds", {})
     for name, text in config.get("states", {}).items():

@@ -1,6 +1,6 @@
-"""From a process function's value to columns and back, and the handle of a value bound to its table.
+"""Conversion of a process function's values to columns and back, and the handle of a value bound to its table.
 
-Called by `penstock.operators.process.keyed_process`, once a batch for each value that the function has touched.
+Called by `penstock.operators.process.keyed_process`, once a batch for each value that the function has used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ValueCodec:
     """Values of one declared type: a row type of several columns, or one column."""
 
     def __init__(self, schema: pa.Schema, row_type: type | None, where: str) -> None:
-        """`row_type` is None for a plain value, `tuple` for a plain tuple; `where` begins every error."""
+        """Make a codec; `row_type` is None for a plain value, `tuple` for a plain tuple; `where` begins each error."""
         self._schema = schema
         self._where = where
         self._tuples = row_type is not None and issubclass(row_type, tuple)
@@ -39,7 +39,7 @@ class ValueCodec:
         self._encoder = RowEncoder(schema, where)
 
     def decode(self, columns: list[list[Any]]) -> list[Any]:
-        """Return values of their columns."""
+        """Return values decoded from columns."""
         return columns[0] if self._make is None else list(self._make(columns))
 
     def encode(self, values: Sequence[Any]) -> list[pa.Array]:
@@ -70,7 +70,7 @@ class BoundValue:
     """A `ValueState` over its table, for the keys of one batch after another."""
 
     def __init__(self, current: Current, table: RowTable, codec: ValueCodec) -> None:
-        """Make the handle that the function is given."""
+        """Make the handle that is passed to the function."""
         on_read = table.ttl is not None and table.ttl.on_read
         self._cells, self._changes = Cells(current), ValueChanges()
         self.handle: ValueState[Any] = (ReadValueState if on_read else ValueState)(self._cells, self._changes)
@@ -79,17 +79,17 @@ class BoundValue:
         self._slots: I32 = np.empty(0, np.int32)
 
     def begin(self, slots: I32) -> None:
-        """The next calls are for these keys."""
+        """Start a batch of these keys."""
         self._slots = slots
         self._cells.begin(self._load)
         self._changes.begin(len(slots))
 
     def begin_broadcast(self) -> None:
-        """The next calls are for rows that have no key."""
+        """Start a batch of rows without keys."""
         self._cells.forbid()
 
     def write_back(self) -> None:
-        """Write what has changed."""
+        """Write the changes."""
         found = self._cells.items
         if not found:
             return
@@ -122,7 +122,7 @@ class BoundValue:
             return [None] * len(rows)
         if len(present) == len(rows):
             return self._codec.decode(self._table.values(rows))
-        if 2 * len(present) > len(rows):  # set the fewer places by hand
+        if 2 * len(present) > len(rows):  # set values one by one: there are fewer of them
             values = self._codec.decode(self._table.values(np.where(rows < 0, rows[present[0]], rows)))
             for place in np.flatnonzero(rows < 0).tolist():
                 values[place] = None

@@ -1,4 +1,4 @@
-"""The handles of states with a time-to-live for which reading is an access too; `state_ttl` says which these are."""
+"""Handles of states with a time-to-live that reading renews; `state_ttl` says which ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ReadValueState(ValueState[Any]):
-    """A value that lives on when it is read."""
+    """A value whose time-to-live restarts when it is read."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ class ReadValueState(ValueState[Any]):
 
 
 class ReadListState(ListState[Any]):
-    """A list whose elements live on when it is read."""
+    """A list whose elements' time-to-live restarts when it is read."""
 
     __slots__ = ()
 
@@ -37,12 +37,12 @@ class ReadListState(ListState[Any]):
 
 
 class ReadMapState(MapState[Any, Any]):
-    """A map whose entries live on when they are read."""
+    """A map whose entries' time-to-live restarts when they are read."""
 
     __slots__ = ()
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the value of a map key, which is accessed."""
+        """Return the value of a map key and renew its entry."""
         found = super().get(key, MISSING)
         if found is MISSING:
             return default
@@ -51,17 +51,17 @@ class ReadMapState(MapState[Any, Any]):
         return found
 
     def keys(self) -> KeysView[Any]:
-        """Return the map keys; all entries are accessed."""
+        """Return the map keys and renew all entries."""
         self._read_all()
         return super().keys()
 
     def values(self) -> ValuesView[Any]:
-        """Return the values; all entries are accessed."""
+        """Return the values and renew all entries."""
         self._read_all()
         return super().values()
 
     def items(self) -> ItemsView[Any, Any]:
-        """Return the entries; all are accessed."""
+        """Return the entries and renew all of them."""
         self._read_all()
         return super().items()
 

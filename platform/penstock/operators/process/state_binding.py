@@ -1,4 +1,4 @@
-"""What binding a declared state needs to know and gives: the values that `process_states` hands to the binders."""
+"""Parameters and results of binding a declared state: the values that `process_states` passes to the binders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StateConfig:
-    """One state as the operator's config has it."""
+    """One state as described in the operator's config."""
 
     kind: str
     values: pa.Schema
@@ -40,21 +40,21 @@ class BoundState(Protocol):
 
     @property
     def handle(self) -> Any:
-        """What the function is given."""
+        """The handle that is passed to the function."""
 
     def begin(self, slots: I32) -> None:
-        """The next calls are for these keys."""
+        """Start a batch of these keys."""
 
     def begin_broadcast(self) -> None:
-        """The next calls are for rows of a broadcast stream, which have no key."""
+        """Start a batch of the broadcast stream, whose rows have no key."""
 
     def write_back(self) -> None:
-        """Save what has changed."""
+        """Save the changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where the states of an operator live."""
+    """The stores and names that an operator's states share."""
 
     state: RowState
     current: Current

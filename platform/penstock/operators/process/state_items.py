@@ -1,7 +1,7 @@
-"""Rows as the items of an operator state: lists of JSON values, one a row, by the columns that its schema names.
+"""Rows as items of an operator state: each a list of JSON values, in the order of the schema's columns.
 
-Numbers, truth values and texts are themselves; a time is its number of units, a date its number of days, a decimal its
-digits, bytes base64, and a float that JSON does not have (NaN, infinities) a text. Used by
+Numbers, booleans and strings are stored as they are; a time as its number of units, a date as its number of days, a
+decimal as its digits, bytes as base64, and a float that JSON does not support (NaN, infinities) as a string. Used by
 `operators.process.operator_state_binding`.
 """
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def to_items(arrays: Sequence[pa.Array], schema: pa.Schema) -> tuple[list[Any], ...]:
-    """Return the rows of columns."""
+    """Convert columns to items."""
     columns = [_plain(array.cast(field.type)) for array, field in zip(arrays, schema, strict=True)]
     return tuple(list(row) for row in zip(*columns, strict=True))
 
 
 def from_items(items: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
-    """Return items as a table of the schema they were saved with."""
+    """Convert items to a table of the schema they were saved with."""
     columns = [_array([item[place] for item in items], field.type) for place, field in enumerate(schema)]
     return pa.Table.from_arrays(columns, schema=schema)
 

@@ -1,4 +1,4 @@
-"""A declared migration (`ps.migrate`) as the table of a state takes it: from old columns to those of today.
+"""A declared migration (`ps.migrate`) in the form that a state's table takes: from old columns to the present ones.
 
 Called by `process_states` and `process_collections` when a state is bound.
 """
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 def keeps_all(migration: Migration, where: str) -> Migration:
-    """Return the migration of a list with a time-to-live, whose elements expire in their order: none may go."""
+    """Return the migration of a list with a time-to-live, which must keep all elements: they expire in order."""
     convert = migration.convert
 
     def all_of(old: list[dict[str, Any]]) -> tuple[np.ndarray, list[pa.Array]]:
         stay, columns = convert(old)
         if not stay.all():
             msg = f"{where}: migration {migration.by} leaves out an element of a list with a time-to-live"
-            raise StateMismatchError(msg, hint="return something in its place, and leave that out where it is read")
+            raise StateMismatchError(msg, hint="return something in its place, and ignore that value when reading")
         return stay, columns
 
     return dataclasses.replace(migration, convert=all_of)
 
 
 def migration_of(was: str | None, function: Any, codec: ValueCodec, where: str) -> Migration | None:
-    """Return the migration of a state as its table takes it; `was` are the old columns as text, None without one."""
+    """Return the migration of a state in its table's form; `was` are the old columns as text, None without one."""
     if was is None:
         return None
     made: MigrateValues = function

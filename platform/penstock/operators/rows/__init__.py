@@ -1,1 +1,1 @@
-"""Operators that look at single rows, with columns or with Python functions."""
+"""Operators on single rows, with columns or with Python functions."""

@@ -1,8 +1,7 @@
-"""What is under way in an asynchronous function, and what of it may be emitted: a decider without clock or thread.
+"""The queue of rows in an asynchronous function, which decides what to emit; it has no clock and no thread.
 
-Watermarks and statuses wait for the rows before them, so that no row becomes late by being under way. Rows come out in
-the order they came in, or (unordered) as they are done, though never past such a mark. Used by
-`operators.rows.map_async`.
+Watermarks and statuses wait for the rows before them, so that no row becomes late by a slow call. Rows are emitted in
+input order or (unordered) in order of completion, but never past such a mark. Used by `operators.rows.map_async`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One row: its place in the batch it came with, what the function is given, and what came of it."""
+    """One row: its index in its batch, the function's argument, and the result."""
 
     batch: pa.RecordBatch
     index: int
@@ -35,40 +34,40 @@ class Entry:
 
 @dataclass(slots=True)
 class _Segment:
-    """Rows up to the next mark."""
+    """Rows before the next mark."""
 
-    #: Rows that were not emitted, in the order they came.
+    #: Rows not yet emitted, in input order.
     entries: dict[Entry, None] = field(default_factory=dict)
-    #: Those of them that are done, in that order (unordered only).
+    #: The completed ones of them, in order of completion (unordered only).
     finished: list[Entry] = field(default_factory=list)
     mark: Watermark | WatermarkStatus | None = None
 
 
 class AsyncQueue:
-    """Rows in the order they came; at most `capacity` of them are under way at a time."""
+    """Rows in input order; at most `capacity` calls run at a time."""
 
     def __init__(self, capacity: int, *, ordered: bool) -> None:
-        """Nothing is under way."""
+        """Make an empty queue."""
         self._capacity = capacity
         self._ordered = ordered
         self._segments: deque[_Segment] = deque([_Segment()])
         self._waiting: deque[Entry] = deque()
-        #: Rows under way; rows that were not emitted, be they done or not.
+        #: Rows with a running call; rows not yet emitted, completed or not.
         self._running = self._held = 0
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is held, no row and no mark."""
+        """Whether the queue has no row and no mark."""
         return len(self._segments) == 1 and not self._segments[0].entries
 
     @property
     def full(self) -> bool:
-        """Whether more rows would only wait, be it behind done ones that one slow call holds up."""
+        """Whether further rows would only wait, possibly after completed ones that one slow call delays."""
         return self._held >= self._capacity
 
     @property
     def running(self) -> int:
-        """Rows under way."""
+        """The number of rows with a running call."""
         return self._running
 
     def add(self, batch: pa.RecordBatch, rows: Iterator[Any]) -> None:
@@ -80,12 +79,12 @@ class AsyncQueue:
         self._held += len(entries)
 
     def mark(self, element: Watermark | WatermarkStatus) -> None:
-        """Take what must not overtake the rows before it."""
+        """Append a mark, which must not overtake the rows before it."""
         self._segments[-1].mark = element
         self._segments.append(_Segment())
 
     def start(self) -> list[Entry]:
-        """Return the rows to begin with now."""
+        """Return the rows whose calls start now."""
         begun = []
         while self._waiting and self._running < self._capacity:
             entry = self._waiting.popleft()
@@ -94,14 +93,14 @@ class AsyncQueue:
         return begun
 
     def complete(self, entry: Entry, result: Any) -> None:
-        """A row is done."""
+        """Set the result of a row."""
         entry.done, entry.result = True, result
         self._running -= 1
         if not self._ordered:
             entry.segment.finished.append(entry)
 
     def take(self) -> list[list[Entry] | Watermark | WatermarkStatus]:
-        """Return what may be emitted now, in order: rows that are done, and marks with no row before them any more."""
+        """Return the output that is ready, in order: completed rows, and marks with no pending row before them."""
         taken: list[list[Entry] | Watermark | WatermarkStatus] = []
         while True:
             segment = self._segments[0]
@@ -119,5 +118,5 @@ class AsyncQueue:
             self._segments.popleft()
 
     def held(self) -> list[Entry]:
-        """Return the rows that were not emitted, in the order they came."""
+        """Return the rows not yet emitted, in input order."""
         return [entry for segment in self._segments for entry in segment.entries]

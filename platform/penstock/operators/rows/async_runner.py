@@ -1,4 +1,4 @@
-"""Runs a coroutine function for rows, in an event loop with a thread of its own. Made by `operators.rows.map_async`."""
+"""Runs a coroutine function for rows, in an event loop with a separate thread. Made by `operators.rows.map_async`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CLOSE_SECONDS = 5.0
 
 
 class CallTimeoutError(Exception):
-    """A call took longer than it may."""
+    """A call exceeded its time-out."""
 
 
 class AsyncRunner:
-    """Starts calls from one thread, and hands back what came of them to the same."""
+    """Starts calls from one thread, and returns their results to the same thread."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class AsyncRunner:
         """Start the loop; `wake` is called from its thread whenever a call has ended.
 
         The function's `open()` and `close()` coroutines, where it has them, are awaited first and last in the loop;
-        its `timeout(row)`, plain or a coroutine, gives the result of a call that took too long.
+        its `timeout(row)`, plain or a coroutine, returns the result of a call that took too long.
         """
         self._function = function
         instead = getattr(function, "timeout", None)
@@ -55,20 +55,20 @@ class AsyncRunner:
             raise
 
     def start(self, entries: list[Entry]) -> None:
-        """Begin with these rows."""
+        """Start the calls for these rows."""
         self._loop.call_soon_threadsafe(self._begin, entries, context=settled_context())
 
     @property
     def ready(self) -> bool:
-        """Whether `take` has something."""
+        """Whether `take` has results."""
         return bool(self._ended)
 
     def take(self) -> list[tuple[Entry, Any, BaseException | None]]:
-        """Return the calls that have ended since: the row, the result, the error."""
+        """Return the calls that ended since the last call: row, result, error."""
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def close(self) -> None:
-        """Give up what is under way and end the thread. Idempotent."""
+        """Cancel the running calls and end the thread. Idempotent."""
         if self._closing:
             return
         self._closing = True
@@ -79,7 +79,7 @@ class AsyncRunner:
             self._stop()
 
     def _stop(self) -> None:
-        with contextlib.suppress(TimeoutError):  # what does not end when it is cancelled goes with the process
+        with contextlib.suppress(TimeoutError):  # a call that survives its cancellation ends with the process
             self._cancel_all()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(self._close_seconds)

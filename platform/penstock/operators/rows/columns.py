@@ -1,7 +1,4 @@
-"""Small Arrow helpers the operators share.
-
-Aligning a batch with a declared schema, event time kept apart from the rows.
-"""
+"""Arrow helpers that the operators share: conversion to a declared schema, separation of event time and rows."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from penstock.core.errors import PenstockError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: `__ts` as it stands in every schema with event time.
+#: The field `__ts` of each schema with event time.
 TS_FIELD = pa.field(TS_COLUMN, pa.int64(), nullable=False)
 
 
@@ -35,7 +32,7 @@ def with_ts(schema: pa.Schema) -> pa.Schema:
 
 
 def visible(schema: pa.Schema, computed: Sequence[str]) -> pa.Schema:
-    """Return the schema without the columns of a computed key, which rows carry and functions do not see."""
+    """Return the schema without the columns of a computed key, which rows carry but functions do not see."""
     return pa.schema([field for field in schema if field.name not in computed]) if computed else schema
 
 
@@ -46,7 +43,7 @@ def ts_of(batch: pa.RecordBatch) -> pa.Array | None:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """Return the columns `schema` names, in its order and types; free when the batch already has exactly these.
+    """Return the columns of `schema`, in its order and types; without a copy if the batch already has exactly these.
 
     Raises:
         ColumnError: a column is missing, cannot be cast without loss, or holds null where none is allowed.

@@ -1,7 +1,7 @@
-"""Python's cyclic garbage collector while a batch of rows is Python objects.
+"""Control of Python's cyclic garbage collector while a batch of rows is Python objects.
 
-Rows and values are freed by their reference counts. The collector, which is started by the number of new objects,
-would look through all of them again and again and find nothing: more than half of a row function's time.
+Rows and values are freed by reference counting. The collector, which starts after a number of new objects, would scan
+all of them repeatedly without effect: more than half of a row function's time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Collect no cyclic garbage meanwhile; what a function leaves of it is collected behind the batch."""
+    """Pause the cyclic garbage collector; a function's cyclic garbage is collected after the batch."""
     if not gc.isenabled():
         yield
         return

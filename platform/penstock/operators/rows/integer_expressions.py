@@ -1,10 +1,10 @@
-"""Integer arithmetic of `select` and `filter` in NumPy, several times as fast as Polars there; called by `project`.
+"""Integer arithmetic of `select` and `filter` in NumPy, several times as fast as in Polars; called by `project`.
 
-Polars divides row by row; NumPy divides by a constant with a multiplication and a shift, and takes a remainder by a
-power of two with a mask. An expression is taken if it is made of 64-bit integer columns and literals with `+ - *`, `//`
-and `%` by a positive literal, comparisons, `& | ~`, or is such a number times a decimal literal; everything else, and
-every batch with nulls in such a column, is Polars' own. Both give the same answers, also where a number overflows and
-where it is negative.
+Polars divides row by row; NumPy divides by a constant with a multiplication and a shift, and computes a remainder by a
+power of two with a mask. Supported expressions consist of 64-bit integer columns and literals with `+ - *`, `//` and
+`%` by a positive literal, comparisons and `& | ~`, or multiply such a number by a decimal literal. Polars evaluates all
+other expressions, and each batch with nulls in such a column. Results are equal to those of Polars, also for overflow
+and negative numbers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from penstock.kernels.keys.key_columns import fixed_to_arrow
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    #: Integers or truth values of a batch's rows.
+    #: Integers or booleans of a batch's rows.
     Values: TypeAlias = NDArray[Any]
-    #: From the columns of a batch, by name, to the expression's values.
+    #: A function from the columns of a batch, by name, to the expression's values.
     Evaluate: TypeAlias = Callable[[Mapping[str, Values]], Values]
-    #: With it: whether the values are nobody else's, so that the next step may write its own over them.
+    #: With a flag: whether the array belongs to the step, so that the next step may overwrite it.
     Step: TypeAlias = tuple[Evaluate, bool]
 
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -42,16 +42,16 @@ _COMPARISONS: dict[str, Any] = {
 }
 _LOGIC: dict[str, Any] = {"And": np.logical_and, "Or": np.logical_or}
 
-#: Polars' type of decimals has so many digits, whatever they are made of.
+#: The precision of Polars' decimal results, for any operands.
 _DIGITS = 38
 
 
 class _OtherwiseError(Exception):
-    """The expression has a part, or the batch a number, that is left to Polars."""
+    """The expression has an unsupported part, or the batch an unsupported number: Polars evaluates it."""
 
 
 class Computed(NamedTuple):
-    """An expression's values (int64 or bool); of decimals the digits, and how many of these are behind the point."""
+    """An expression's values (int64 or bool); for decimals the unscaled integers and the scale."""
 
     values: Values
     scale: int | None
@@ -59,7 +59,7 @@ class Computed(NamedTuple):
 
 class _Expression(NamedTuple):
     integers: Evaluate
-    #: What these are multiplied with: the digits of a decimal, and how many of them are behind the point.
+    #: The factor: the unscaled integer of a decimal, and its scale.
     factor: tuple[int, int] | None
 
     def of(self, columns: Mapping[str, Values]) -> Computed:
@@ -96,7 +96,7 @@ class IntegerExpressions:
 
 
 def compile_integers(expressions: Sequence[pl.Expr], rows: pa.Schema) -> IntegerExpressions | None:
-    """Return what computes all of the expressions; None: they, or some of them, are left to Polars."""
+    """Return an evaluator of all the expressions; None: Polars evaluates them."""
     integers = {field.name for field in rows if pa.types.is_int64(field.type)}
     roots = {name for expression in expressions for name in expression.meta.root_names()}
     if not roots or not integers.issuperset(roots):
@@ -117,7 +117,7 @@ def to_arrow(computed: Computed) -> pa.Array:
 def _compiled(expression: pl.Expr) -> _Expression:
     try:
         tree = json.loads(expression.meta.serialize(format="json"))
-    except pl.exceptions.PolarsError as error:  # one with a Python function in it, for example
+    except pl.exceptions.PolarsError as error:  # for example an expression with a Python function
         raise _OtherwiseError from error
     while "Alias" in tree:
         tree = tree["Alias"][0]
@@ -131,7 +131,7 @@ def _compiled(expression: pl.Expr) -> _Expression:
 
 
 def _decimal(tree: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the digits of a decimal literal and how many are behind the point; None: it is none."""
+    """Return the unscaled integer and the scale of a decimal literal; None: it is none."""
     match tree:
         case {"Literal": {"Scalar": {"Decimal": [int(digits), int(_), int(scale)]}}} if digits in _INT64:
             return digits, scale
@@ -145,7 +145,7 @@ def _is_boolean(tree: dict[str, Any]) -> bool:
 
 
 def _boolean(tree: dict[str, Any]) -> Step:
-    """Comparisons of integers, and `& | ~` of those."""
+    """Compile comparisons of integers, and `& | ~` of those."""
     match tree:
         case {"Function": {"input": [inner], "function": {"Boolean": "Not"}}}:
             turned, _ = _boolean(inner)
@@ -154,12 +154,12 @@ def _boolean(tree: dict[str, Any]) -> Step:
             return _binary(_LOGIC[op], _boolean(left), _boolean(right))
         case {"BinaryExpr": {"left": left, "op": op, "right": right}} if op in _COMPARISONS:
             (first, _), (second, _) = _sides(left, right)
-            return _binary(_COMPARISONS[op], (first, False), (second, False))  # integers have no room for the answer
+            return _binary(_COMPARISONS[op], (first, False), (second, False))  # the result does not fit 64-bit integers
     raise _OtherwiseError
 
 
 def _integer(tree: dict[str, Any]) -> Step:
-    """Columns, and `+ - * // %` of integers."""
+    """Compile columns, and `+ - * // %` of integers."""
     match tree:
         case {"Column": str(name)}:
             return (lambda columns: columns[name]), False
@@ -174,10 +174,10 @@ def _integer(tree: dict[str, Any]) -> Step:
 
 
 def _sides(left: dict[str, Any], right: dict[str, Any]) -> tuple[Step, Step]:
-    """Two operands, of which one may be a literal."""
+    """Compile two operands, of which one may be a literal."""
     numbers = (_literal(left), _literal(right))
     if None not in numbers:
-        raise _OtherwiseError  # a constant has no rows of its own
+        raise _OtherwiseError  # a constant has no array
     first, second = (
         _integer(side) if number is None else _constant(number)
         for side, number in zip((left, right), numbers, strict=True)
@@ -200,7 +200,7 @@ def _constant(number: int) -> Step:
 
 
 def _binary(function: Any, left: Step, right: Step) -> Step:
-    """Write over an operand that nobody else has: memory that was not used just now comes from far away."""
+    """Compile an operation that overwrites an operand it owns: memory in the CPU cache is faster than new memory."""
     (first_of, first_own), (second_of, second_own) = left, right
 
     def values(columns: Mapping[str, Values]) -> Values:
@@ -212,7 +212,7 @@ def _binary(function: Any, left: Step, right: Step) -> Step:
 
 
 def _divided(op: str, dividend: Step, divisor: np.int64) -> Evaluate:
-    """Rounded down, so that a remainder is never negative."""
+    """Compile a division that rounds down, so that a remainder is never negative."""
     of, own = dividend
 
     def whole(columns: Mapping[str, Values]) -> Values:

@@ -1,10 +1,10 @@
-"""The key of rows as a column behind the others: what a function computes (kind `key_selector`), or one for all rows.
+"""The key of rows as additional last columns: a function's result (kind `key_selector`), or one key for all rows.
 
-`key_selector` is `.key_by(function)`; `constant_key` is what `.window_all(...)` puts before its one subtask. Both run
-before rows are sent to their keys, so that the key travels with its row and is computed once.
+`key_selector` implements `.key_by(function)`; `constant_key` precedes the one subtask of `.window_all(...)`. Both run
+before rows are sent by key, so a key travels with its row and is computed once.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class KeySelectorOperator(FunctionOperator):
-    """Calls a function of each row; the payload says at last what it returns: None (a value), tuple, or a row type."""
+    """Calls a function for each row; the payload ends with its result type: None (a value), tuple, or a row type."""
 
     def _prepare(self, row_type: type | None, output_type: type | None) -> None:
         super()._prepare(row_type, output_type)
@@ -63,7 +63,7 @@ class KeySelectorOperator(FunctionOperator):
 
 
 class ConstantKeyOperator(Operator):
-    """Gives all rows the same key."""
+    """Assigns the same key to all rows."""
 
     def open(self, context: OperatorContext) -> None:
         """Read the schema."""

@@ -1,10 +1,11 @@
-"""Asynchronous function by row (kind `map_async`): one row for each row, many of them under way at a time.
+"""Asynchronous function by row (kind `map_async`): one result for each row, with many calls running at a time.
 
-For what waits on others (a web service, a database). Rows under way are part of a checkpoint, as they came in, and
-are asked again after a restore; so the function is called at least once for a row, and its result counts once.
+For functions that wait for other services, such as a web service or database. A checkpoint contains the input rows
+whose results were not emitted, and a restore calls the function for them again. So the function is called at least once
+for a row, and exactly one result takes effect.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.operators.operator import Collector, OperatorContext
 
-#: Name of the state that holds the rows under way.
+#: Name of the state with the rows not yet emitted.
 IN_FLIGHT = "in-flight"
-#: A rescale can hand them out in so many parts.
+#: The number of parts in which a rescale can redistribute them.
 _PARTS = 8
 
 
 class MapAsyncOperator(FunctionOperator):
-    """Starts calls for rows as they come, emits what has come of them when it is their turn."""
+    """Starts calls for rows as they arrive, and emits results in turn."""
 
     def __init__(self, close_seconds: float = CLOSE_SECONDS) -> None:
         """`close_seconds`: how long the function's `close` may take."""
@@ -58,12 +59,12 @@ class MapAsyncOperator(FunctionOperator):
 
     @property
     def available(self) -> bool:
-        """Whether rows that come now would be begun with."""
+        """Whether calls for further rows would start at once."""
         return not self._queue.full
 
     @property
     def held(self) -> bool:
-        """Whether a row is under way, or a watermark behind one."""
+        """Whether a row or a watermark after one is pending."""
         return not self._queue.empty
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
@@ -77,7 +78,7 @@ class MapAsyncOperator(FunctionOperator):
         self._mark(status, out)
 
     def go_on(self, out: Collector) -> bool:
-        """Emit what is done and begin with what waits; return whether anything was done."""
+        """Emit completed rows and start waiting calls; return whether any row was completed."""
         runner = self._runner
         if runner is None or not runner.ready:
             return False

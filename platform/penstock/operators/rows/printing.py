@@ -3,7 +3,7 @@
 `penstock.client.printed` shows those lines again where an embedded job runs.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Column operations in Polars expressions: `select`, `with_columns`, `filter`.
 
-The payload is a msgpack list of serialized expressions. Only the columns an expression names are handed to Polars,
-`__ts` passes by, and a filter computes its mask alone and leaves the rows in Arrow. The same functions give the API
-its output schemas.
+The payload is a msgpack list of serialized expressions. Polars receives only the columns that an expression names,
+`__ts` bypasses it, and a filter computes only its mask and leaves the rows in Arrow. The API computes its output
+schemas with the same functions.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def deserialize_expressions(payload: bytes) -> tuple[pl.Expr, ...]:
 
 
 def output_schema_of(mode: Mode, expressions: Sequence[pl.Expr], input_schema: pa.Schema) -> pa.Schema:
-    """Return the schema behind the operation; `__ts` is in it exactly when it is in the input.
+    """Return the schema after the operation; it contains `__ts` exactly if the input does.
 
     Raises:
         GraphError: an unknown column, a type that does not fit, or an expression that looks at more than its own row.
@@ -79,10 +79,10 @@ def output_schema_of(mode: Mode, expressions: Sequence[pl.Expr], input_schema: p
 
 
 def _require_row_by_row(expression: pl.Expr) -> None:
-    """Refuse what a stream cannot mean: `sum()`, `shift()`, `over()` see one batch, and batches are cut anywhere."""
+    """Reject expressions without a meaning on a stream: `sum()`, `shift()`, `over()` see one arbitrary batch."""
     try:
         row_by_row = expression.meta.is_row_separable() or expression.meta.is_literal()
-    except pl.exceptions.InvalidOperationError:  # a selector or wildcard, which Polars only judges once it is expanded
+    except pl.exceptions.InvalidOperationError:  # a selector or wildcard, which Polars checks only after expanding it
         return
     if not row_by_row:
         msg = f"the expression `{expression}` looks at more than its own row"
@@ -100,7 +100,7 @@ def _output_field(field: pa.Field, expressions: Sequence[pl.Expr], rows: pa.Sche
 
 
 def _plain_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Polars' large and view types as the plain ones that schemas of ours use."""
+    """Return the plain type of one of Polars' large and view types."""
     if pa.types.is_large_string(arrow_type) or arrow_type == pa.string_view():
         return pa.string()
     if pa.types.is_large_binary(arrow_type) or arrow_type == pa.binary_view():
@@ -125,7 +125,7 @@ class ProjectOperator(Operator):
         text = context.spec.output_schema
         self._schema = schema_from_text(text) if text else output_schema_of(self._mode, self._expressions, input_schema)
         rows = without_ts(input_schema)
-        #: Output columns that are input columns as they are: Polars would convert strings there and back.
+        #: Output columns that are unchanged input columns: Polars would convert strings twice.
         self._passed = {} if self._mode == "filter" else _passed_columns(self._expressions)
         if self._passed:
             self._expressions = tuple(e for e in self._expressions if _passed_name(e) is None)
@@ -137,7 +137,7 @@ class ProjectOperator(Operator):
         self._rows = without_ts(self._schema)
         self._with_ts = with_ts(self._rows)
         self._timed = True
-        #: What a filter hands on; None: all.
+        #: The columns that a filter emits; None: all.
         self._handed_on: list[str] | None = None
 
     def narrow(self, behind: frozenset[str] | None) -> frozenset[str] | None:
@@ -145,7 +145,7 @@ class ProjectOperator(Operator):
             return None
         here = set(self._roots)
         if self._mode == "filter":
-            assert behind is not None  # noqa: S101 - told apart above
+            assert behind is not None  # noqa: S101 - distinguished above
             names = [name for name in self._schema.names if name in behind]
             if not names:  # a batch without columns would have no rows
                 return None
@@ -195,28 +195,28 @@ class ProjectOperator(Operator):
         return {name: _one_chunk(table.column(name)) for name in self._computed}
 
     def _evaluated(self, batch: pa.RecordBatch) -> pl.DataFrame:
-        """The expressions' columns, in their order."""
+        """Compute the expressions' columns, in their order."""
         if not self._roots:
-            # literals only: a column of the right height for them to be broadcast to
+            # literals only: add a column of the right length to broadcast them to
             frame = pl.DataFrame({"": pl.zeros(batch.num_rows, pl.Int8, eager=True)})
             return frame.with_columns(self._expressions).select(self._computed)
         return pl.DataFrame(pl.from_arrow(batch.select(self._roots))).select(self._expressions)
 
 
 def _passed_columns(expressions: Sequence[pl.Expr]) -> dict[str, str]:
-    """Columns that are only taken, also under another name: output name to input name."""
+    """Return columns that are only selected, also under another name: output name to input name."""
     return {e.meta.output_name(): name for e in expressions if (name := _passed_name(e)) is not None}
 
 
 def _passed_name(expression: pl.Expr) -> str | None:
-    """Return the one input column the expression is, None when it computes something or means several columns."""
+    """Return the one input column that the expression selects; None if it computes or selects several."""
     if expression.meta.has_multiple_outputs() or not expression.meta.undo_aliases().meta.is_column():
         return None
     return expression.meta.root_names()[0]
 
 
 def _root_columns(expressions: Sequence[pl.Expr], rows: pa.Schema) -> list[str]:
-    """Columns the expressions read; all of them when a selector or wildcard is among the expressions."""
+    """Return the columns that the expressions read; all if there is a selector or wildcard."""
     names: set[str] = set()
     for expression in expressions:
         if expression.meta.has_multiple_outputs():
@@ -230,7 +230,7 @@ def _computed_names(expressions: Sequence[pl.Expr], rows: pa.Schema) -> list[str
 
 
 def _null_frame(rows: pa.Schema) -> pl.DataFrame:
-    """One row of nulls: enough for Polars to resolve names and types."""
+    """Return one row of nulls, for Polars to resolve names and types."""
     nulls = [pa.nulls(1, field.type) for field in rows]
     return pl.DataFrame(pl.from_arrow(pa.RecordBatch.from_arrays(nulls, names=rows.names)))
 

@@ -1,6 +1,6 @@
-"""Rows as Python sees them: columns decoded once into row objects, returned objects encoded once into columns.
+"""Rows as Python objects: columns are decoded once into row objects, returned objects are encoded once into columns.
 
-A row of a `ps.Schema` is a struct that answers like an instance of the model (attributes, methods, `isinstance`),
+A row of a `ps.Schema` is a struct that behaves like an instance of the model (attributes, methods, `isinstance`),
 because building a real model for every row would halve the speed of row functions. Called by
 `penstock.operators.rows.user_functions` and `penstock.operators.process.keyed_process`.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def read_columns(schema: pa.Schema, row_type: Any) -> pa.Schema:
-    """Return the columns that a row type has: others need not be decoded."""
+    """Return the columns that a row type has; others need not be decoded."""
     return schema if row_type is None else pa.schema([schema.field(name) for name in arrow_schema_of(row_type).names])
 
 
@@ -49,7 +49,7 @@ class RowDecoder:
         return self._make(columns) if columns else (self._make([]) for _ in range(batch.num_rows))
 
 
-#: Special methods that make a model or guard its fields: a row is made and guarded in its own way.
+#: Special methods that construct a model or guard its fields; row structs define their own.
 _MAKING = {
     "__new__",
     "__init__",
@@ -61,12 +61,12 @@ _MAKING = {
 }
 
 
-#: What the fields of a row are, and a row is not.
+#: Properties of a model that describe its fields, not a row.
 _PLAIN = (int, float, str, bytes, dt.date, type(None))
 
 
 def _has(row: Any, name: str) -> bool:
-    """Whether a row has a field."""
+    """Return whether a row has a field."""
     try:
         row[name] if isinstance(row, dict) else getattr(row, name)
     except (AttributeError, KeyError):
@@ -75,10 +75,10 @@ def _has(row: Any, name: str) -> bool:
 
 
 class RowEncoder:
-    """Makes columns of what a row function returned."""
+    """Encodes the results of a row function into columns."""
 
     def __init__(self, schema: pa.Schema, where: str) -> None:
-        """Rows have the fields of `schema` (`__ts` left out); `where` begins every error."""
+        """Make an encoder for the fields of `schema` (without `__ts`); `where` begins each error."""
         self.schema = without_ts(schema)
         self._where = where
         names = self.schema.names
@@ -90,7 +90,7 @@ class RowEncoder:
         )
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        """Return one array a field.
+        """Return one array per field.
 
         Raises:
             ColumnError: a row lacks a field, or a value does not fit its column.
@@ -134,7 +134,7 @@ class RowEncoder:
 
 
 def row_maker(names: list[str], row_type: type | None) -> Callable[[list[list[Any]]], Iterator[Any]]:
-    """Return what makes row objects of columns of Python values, lazily."""
+    """Return a function that makes row objects from columns of Python values, lazily."""
     if row_type is None:
         made = named_tuple_of("Row", names)
     elif issubclass(row_type, pydantic.BaseModel):
@@ -148,15 +148,15 @@ def row_maker(names: list[str], row_type: type | None) -> Callable[[list[list[An
         )
     else:
         made = row_type  # a NamedTuple, as arrow_schema_of has checked
-    # Not `made._make`, which is a Python function around this.
+    # Not `made._make`, which is a Python function around this one.
     make = functools.partial(tuple.__new__, made)
     return lambda columns: map(make, zip(*columns, strict=True))
 
 
 def named_tuple_of(title: str, names: Iterable[str]) -> Any:
-    """Return a named tuple class whose attributes are `names`, whatever they are called."""
+    """Return a named tuple class with attributes `names`, which may be any strings."""
     wanted = list(names)
-    make_class: Any = collections.namedtuple  # noqa: PYI024 - the fields are only known now
+    make_class: Any = collections.namedtuple  # noqa: PYI024 - the fields are known only at run time
     made: Any = make_class(title, wanted, rename=True)
     for given, name in zip(made._fields, wanted, strict=True):
         if given != name:
@@ -165,7 +165,7 @@ def named_tuple_of(title: str, names: Iterable[str]) -> Any:
 
 
 def _model_row_of(model: type[pydantic.BaseModel], names: list[str]) -> Any:
-    """Return a struct class that behaves as an instance of `model` and becomes one for what only a model can do.
+    """Return a struct class that behaves like an instance of `model` and is converted to one where required.
 
     A struct is made and read in C: a quarter of the time of a named tuple.
     """
@@ -197,7 +197,7 @@ def _model_row_of(model: type[pydantic.BaseModel], names: list[str]) -> Any:
 
 
 def _operators_of(model: type[pydantic.BaseModel]) -> set[str]:
-    """Return the special methods that the model's own classes define: Python looks for them on a row's type alone."""
+    """Return the special methods that the model's classes define: Python looks them up on the row's type."""
     own = itertools.takewhile(lambda base: base is not pydantic.BaseModel, model.__mro__)
     found = {name for base in own for name, value in vars(base).items() if isinstance(value, types.FunctionType)}
     return {name for name in found if name[:2] == name[-2:] == "__" and "pydantic" not in name} - _MAKING

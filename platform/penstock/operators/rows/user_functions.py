@@ -1,11 +1,11 @@
 """Python functions in a stream: `map`, `flat_map`, `filter` by row and `map_batches` by batch.
 
-The one place with a Python loop over rows. The payload is a cloudpickle of (function, row type or None, output row
+The one module with a Python loop over rows. The payload is a cloudpickle of (function, row type or None, output row
 type or None). An error in user code becomes one sentence that names the line in the user's file; its traceback starts
 there.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 #: Limits of the one-line error: characters of the exception's text, and invalid fields of a row.
 _MOST_TEXT = 400
 _MOST_FAULTS = 3
-#: What to do where a worker lacks what a function needs.
+#: The hint for a worker that lacks a function's module.
 LOAD_HINT = "put the module beside the job file, or name its folder: ps.Environment(python_path=[...])"
 
 
 class UserFunctionError(PenstockError):
-    """A user's function raised; `__cause__` is the exception, its traceback beginning in the user's own code."""
+    """A user's function raised; `__cause__` is the exception, its traceback beginning in the user's code."""
 
 
 class FunctionLoadError(PenstockError):
-    """A worker cannot load a function of the user's; no restart helps."""
+    """A worker cannot load a user's function; a restart does not help."""
 
 
 def user_error(where: str, error: BaseException) -> UserFunctionError:
-    """Return `error` as a `UserFunctionError`, with our own frames taken off its traceback; a hint if one is known."""
+    """Return `error` as a `UserFunctionError` without the engine's frames in its traceback, with any known hint."""
     frames = error.__traceback__
     while frames is not None and _is_ours(frames) and frames.tb_next is not None:
         frames = frames.tb_next
@@ -68,7 +68,7 @@ def user_error(where: str, error: BaseException) -> UserFunctionError:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return what an exception says; of a row that pydantic refuses, its first fields and what they hold."""
+    """Return the message of an exception; of a row that pydantic rejects, its first fields and their values."""
     from pydantic_core import ValidationError
 
     if isinstance(error, ValidationError):
@@ -87,7 +87,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_function(payload: bytes, where: str) -> Any:
-    """Return what the job has pickled of a function.
+    """Return a function that the job has pickled.
 
     Raises:
         FunctionLoadError: the worker cannot load it.
@@ -104,7 +104,7 @@ def _is_ours(frames: TracebackType) -> bool:
 
 
 class FunctionOperator(Operator):
-    """What operators of Python functions share: the unpickled function, where it stands, its schemas."""
+    """The common part of operators with Python functions: the unpickled function, its location, its schemas."""
 
     def open(self, context: OperatorContext) -> None:
         spec = context.spec
@@ -124,7 +124,7 @@ class FunctionOperator(Operator):
 
 
 class MapOperator(FunctionOperator):
-    """One row for each row; event time follows."""
+    """Emits one row for each row, with the same event time."""
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         function = self._function
@@ -139,7 +139,7 @@ class MapOperator(FunctionOperator):
 
 
 class FlatMapOperator(FunctionOperator):
-    """Any number of rows for each row; each gets the event time of the row it came from."""
+    """Emits any number of rows for each row, with the event time of that row."""
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         function = self._function
@@ -178,14 +178,14 @@ class FilterRowsOperator(FunctionOperator):
 
 
 class MapBatchesOperator(FunctionOperator):
-    """Hands whole batches to the function, as a Polars frame when its first parameter is annotated so, else as Arrow.
+    """Passes whole batches to the function, as a Polars frame if its first parameter is annotated so, else as Arrow.
 
     The function sees `__ts` when there is event time. It may return it (needed when the number of rows changes),
     otherwise the times of the input rows are put back by position.
     """
 
     def _prepare(self, row_type: type | None, output_type: type | None) -> None:
-        del row_type, output_type  # batches have schemas, not row types
+        del row_type, output_type  # batches have schemas, no row types
         self._polars = takes_polars(self._function)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
@@ -227,7 +227,7 @@ class MapBatchesOperator(FunctionOperator):
 
 
 def takes_polars(function: Callable[..., Any]) -> bool:
-    """Whether the first parameter of a batch function is annotated as a Polars frame."""
+    """Return whether the first parameter of a batch function is annotated as a Polars frame."""
     try:
         parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     except (TypeError, ValueError, NameError):

@@ -1,10 +1,10 @@
-"""The end of `execute_and_collect()`: rows into local files, one per subtask and epoch, read back by the client.
+"""The sink of `execute_and_collect()`: rows in local files, one per subtask and epoch, read by the client.
 
-The name of a file holds the barrier that it follows. A restored subtask removes the files after the checkpoint that it
-starts from, so the collected rows are exact too. Only for results small enough to be read by one process.
+A file's name contains the barrier that it follows. A restored subtask removes the files after its checkpoint, so the
+collected rows are exactly once too. Only for results small enough to be read by one process.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CollectOperator(Operator):
         self._writer: pa.RecordBatchStreamWriter | None = None
         self._folder.mkdir(parents=True, exist_ok=True)
         for path, subtask, epoch in _files(self._folder):
-            # after a rescale, files of subtasks that are no more have an owner too
+            # after a rescale, files of removed subtasks have an owner too
             if subtask % context.parallelism == self._subtask and epoch >= self._epoch:
                 path.unlink(missing_ok=True)
 
@@ -67,7 +67,7 @@ class CollectOperator(Operator):
         return OperatorSnapshot()
 
     def notify_complete(self, permit: CommitPermit) -> None:
-        """Nothing waits for a permit here."""
+        """Do nothing: no output waits for a permit."""
 
     def finish(self, out: Collector) -> None:
         self.close()
@@ -92,7 +92,7 @@ def read_first(folder: str, schema: pa.Schema, limit: int) -> pa.Table:
     """Return up to `limit` rows of those collected so far, while the job runs or after it was cancelled."""
     batches: list[pa.RecordBatch] = []
     for path, _, _ in _files(Path(folder)):
-        # the file may end inside a batch, or not be there any more
+        # the file may end inside a batch, or may have been removed
         with contextlib.suppress(pa.ArrowInvalid, OSError), pa.OSFile(str(path), "rb") as source:
             batches.extend(pa.ipc.open_stream(source))
         if sum(batch.num_rows for batch in batches) >= limit:

@@ -1,8 +1,7 @@
-"""What one sink subtask still owes the outside: committables, in order, from barrier to publication.
+"""The pending output of one sink subtask: committables, in order, from barrier to publication.
 
-Pure bookkeeping, called by `penstock.operators.sinks.sink_operator`. Nothing is dropped because a checkpoint was
-aborted: every later snapshot names all output not yet known published, and the permit of any later checkpoint releases
-it.
+Pure bookkeeping, called by `penstock.operators.sinks.sink_operator`. An aborted checkpoint drops no output: every later
+snapshot names all output not yet known to be published, and the permit of any later checkpoint releases it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class _Entry:
     committable: Committable
-    #: Encoders of the staged chunks; emptied once the files are written.
+    #: Encoders of the staged chunks; empty once the files are written.
     chunks: tuple[Callable[[], bytes], ...]
     written: bool
 
@@ -32,30 +31,30 @@ class PendingOutput:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._bytes = 0
-        #: Bytes of rows that are in memory alone.
+        #: Bytes of rows that are only in memory.
         self.held_bytes = 0
 
     def __len__(self) -> int:
-        """Number of epochs that are owed."""
+        """Return the number of pending epochs."""
         return len(self._entries)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all that is owed."""
+        """Bytes of the pending output."""
         return self._bytes
 
     def stage(self, committable: Committable, chunks: tuple[Callable[[], bytes], ...]) -> None:
-        """Add an epoch whose rows are still in memory and are to be written with the checkpoint."""
+        """Add an epoch whose rows are still in memory and will be written with the checkpoint."""
         self._add(_Entry(committable, chunks, written=False))
         self.held_bytes += committable.size_bytes
 
     def prepared(self, committables: Iterable[Committable]) -> None:
-        """Add output that is durable already (an open, flushed transaction)."""
+        """Add output that is already durable (an open, flushed transaction)."""
         for committable in committables:
             self._add(_Entry(committable, (), written=True))
 
     def written(self, committable: Committable) -> None:
-        """The staged files exist; later snapshots name them. Unknown ids (published since) are ignored."""
+        """Replace an epoch by its staged files, for later snapshots. Unknown ids (published since) are ignored."""
         entry = self._entries.get(committable.id)
         if entry is not None:
             self.held_bytes -= 0 if entry.written else entry.committable.size_bytes
@@ -63,7 +62,7 @@ class PendingOutput:
             entry.committable, entry.chunks, entry.written = committable, (), True
 
     def to_snapshot(self) -> tuple[tuple[Committable, ...], tuple[StagedOutput, ...]]:
-        """Return what is durable, and what is to be written (again, if an earlier upload failed or still runs)."""
+        """Return the durable output, and the output to write (again, if an earlier upload failed or still runs)."""
         durable = tuple(entry.committable for entry in self._entries.values() if entry.written)
         staged = tuple(
             StagedOutput(entry.committable, entry.chunks) for entry in self._entries.values() if not entry.written
@@ -71,7 +70,7 @@ class PendingOutput:
         return durable, staged
 
     def releasable(self, checkpoint_id: int) -> tuple[Committable, ...]:
-        """Return what a permit for `checkpoint_id` lets out, in order, up to the first epoch not written yet."""
+        """Return the output that a permit for `checkpoint_id` releases, in order, up to the first unwritten epoch."""
         ready = []
         for entry in self._entries.values():
             if entry.committable.checkpoint_id > checkpoint_id or not entry.written:
@@ -80,7 +79,7 @@ class PendingOutput:
         return tuple(ready)
 
     def published(self, ids: Iterable[str]) -> None:
-        """These are known to be published."""
+        """Remove output that is known to be published."""
         for committable_id in ids:
             entry = self._entries.pop(committable_id, None)
             if entry is not None:

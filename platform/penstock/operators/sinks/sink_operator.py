@@ -1,12 +1,12 @@
-"""The end of a chain: hands rows to the outside under the promise of the sink's delivery mode.
+"""The end of a chain: writes rows to an external system with the guarantee of the sink's delivery mode.
 
-`exactly-once`: rows of an epoch are kept in memory, written by the task with the checkpoint, and published once the
-permit for it (or any later checkpoint) has come. `exactly-once-2pc`: the writer's open transaction is what the permit
-ends. `at-least-once` and `none` write at once. Publishing blocks, so it runs off the subtask's thread, one
-publication at a time, in checkpoint order.
+`exactly-once`: rows of an epoch are kept in memory, written by the task with the checkpoint, and published after the
+permit for it (or any later checkpoint). `exactly-once-2pc`: the permit commits the writer's open transaction.
+`at-least-once` and `none` write at once. Publishing blocks, so it runs off the subtask's thread, one publication at a
+time, in checkpoint order.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ CHUNK_BYTES = 64 << 20
 
 
 class SinkOverflowError(PenstockError):
-    """More output is held back than the settings allow and nothing will ever release it."""
+    """Pending output exceeds the limit of the settings and no checkpoint will release it."""
 
 
 class EpochBuffer:
-    """Rows since the last barrier, cut into chunks of at most `chunk_bytes`."""
+    """Rows since the last barrier, split into chunks of at most `chunk_bytes`."""
 
     def __init__(self, schema: pa.Schema, chunk_bytes: int) -> None:
         self._schema = schema
@@ -64,7 +64,7 @@ class EpochBuffer:
         self.size_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Append rows; a batch larger than a chunk is cut."""
+        """Append rows; a batch larger than a chunk is split."""
         per_row = max(1, batch.nbytes // batch.num_rows)
         step = max(1, self._chunk_bytes // per_row)
         for start in range(0, batch.num_rows, step):
@@ -81,14 +81,14 @@ class EpochBuffer:
         self.size_bytes += size
 
     def take(self) -> tuple[Callable[[], bytes], ...]:
-        """Return one encoder a chunk, to be called in the background, and begin the next epoch."""
+        """Return one encoder per chunk, to be called in the background, and begin the next epoch."""
         chunks, self._chunks = self._chunks, []
         self.rows = self.size_bytes = self._last_bytes = 0
         return tuple(partial(encode_chunk, self._schema, tuple(chunk)) for chunk in chunks)
 
 
 def sink_context(context: OperatorContext) -> SinkContext:
-    """Return what a sink's connector is told of the subtask."""
+    """Return the description of the subtask for a sink's connector."""
     return SinkContext(
         job_name=context.job_name,
         uid=context.spec.uid,
@@ -101,12 +101,12 @@ def sink_context(context: OperatorContext) -> SinkContext:
 
 
 def chunk_bytes_of(context: OperatorContext, sink: SinkSpec) -> int:
-    """Return how large a chunk of staged output is."""
+    """Return the size of a chunk of staged output."""
     return int(context.spec.config.get("chunk_bytes") or sink.config.get("chunk_bytes") or CHUNK_BYTES)
 
 
 class SinkOperator(Operator):
-    """Writes to a connector's sink; see the module for the modes."""
+    """Writes to a connector's sink; the module docstring describes the modes."""
 
     def open(self, context: OperatorContext) -> None:
         self._context = context
@@ -121,19 +121,20 @@ class SinkOperator(Operator):
         factory: SinkFactory = load_factory(spec.factory)
         self._writer: SinkWriter | None = factory.create_writer(spec, self._sink_context)
         schema = schema_from_text(spec.schema)
-        self._schema = plain_schema(schema) if self._writer is None else schema  # what waits must not hold a pool
+        # batches of view columns would keep their pools in memory while they wait
+        self._schema = plain_schema(schema) if self._writer is None else schema
         self._buffer = EpochBuffer(self._schema, chunk_bytes_of(context, spec))
-        # held in a list, because taking the last element out of it is atomic: exactly one thread closes the committer
+        # in a list, because removing its last element is atomic: exactly one thread closes the committer
         committer = factory.create_committer(spec, self._sink_context)
         self._committers: list[Committer] = [] if committer is None else [committer]
 
     def narrow(self, behind: frozenset[str] | None) -> frozenset[str]:
-        """It takes the columns of its schema alone."""
+        """Require only the columns of the sink's schema."""
         return frozenset(self._schema.names)
 
     @property
     def available(self) -> bool:
-        """Whether rows may be fed; False once the pending output has reached its limit. Barriers always pass."""
+        """Whether the sink accepts rows; False once the pending output has reached its limit. Barriers always pass."""
         settings, held = self._context.settings, self._pending.held_bytes + self._buffer.size_bytes
         if settings.checkpoint_interval_ms and held >= self._context.limits.held_output_bytes:
             return False
@@ -159,10 +160,10 @@ class SinkOperator(Operator):
             raise SinkOverflowError(msg, hint="set checkpoint_interval, or raise sink_pending_max_bytes")
 
     def process_watermark(self, watermark: Any, out: Collector) -> None:
-        """Nothing follows a sink."""
+        """Do nothing: no operator follows a sink."""
 
     def process_status(self, status: Any, out: Collector) -> None:
-        """Nothing follows a sink."""
+        """Do nothing: no operator follows a sink."""
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -192,7 +193,7 @@ class SinkOperator(Operator):
         )
 
     def staged_written(self, committable: Committable) -> None:
-        """The task has written and verified the staged files; `committable` now names them. Subtask thread."""
+        """Record that the task has written and verified the staged files in `committable`. Subtask thread."""
         self._pending.written(committable)
         self._publish_next()
 
@@ -204,7 +205,7 @@ class SinkOperator(Operator):
         self._publish_next()
 
     def notify_aborted(self, checkpoint_id: int) -> None:
-        """Nothing: its output is pending like any other and leaves with the next permit."""
+        """Do nothing: the output stays pending and is released by the next permit."""
 
     def finish(self, out: Collector) -> None:
         if self._writer is not None and self._spec.delivery in ("at-least-once", "none"):
@@ -213,7 +214,7 @@ class SinkOperator(Operator):
     # --- publishing ------------------------------------------------------------------------------------------------
 
     def _publish_next(self) -> None:
-        """Start publishing what the newest permit releases, unless a publication is under way."""
+        """Start publishing the output that the newest permit releases, unless a publication runs."""
         if self._permit is None or self._publication is not None or not self._committers:
             return
         committables = self._pending.releasable(self._permit.checkpoint_id)
@@ -226,7 +227,7 @@ class SinkOperator(Operator):
         self._context.run_async(publication.run, self._published, f"{what} to {self._spec.place or 'its target'}")
 
     def _published(self, result: Any, error: BaseException | None) -> None:
-        """The publication has ended; back in the subtask's thread, where raising fails the task."""
+        """Handle the end of a publication, in the subtask's thread, where raising fails the task."""
         self._publication = None
         if error is not None:
             raise error
@@ -269,7 +270,7 @@ class _Publication:
         self._close = False
 
     def run(self) -> tuple[CommitOutcome, ...]:
-        """Publish. Raises whatever the committer raises."""
+        """Publish. Raises any error of the committer."""
         evidence = {
             "committables": ",".join(c.id for c in self._committables),
             "checkpoint": self._permit.checkpoint_id,
@@ -285,7 +286,7 @@ class _Publication:
         return outcomes
 
     def close_after(self) -> None:
-        """Close the committer once this publication has ended (each side sets its flag before it reads the other's)."""
+        """Close the committer after this publication (each side sets its flag before it reads the other's)."""
         self._close = True
         if self._done:
             _close_one(self._committers)

@@ -1,11 +1,12 @@
-"""Event time given behind the source (kind `assign_watermarks`): `.assign_timestamps_and_watermarks(strategy)`.
+"""Event time assigned after the source (kind `assign_watermarks`): `.assign_timestamps_and_watermarks(strategy)`.
 
-What the input says of event time counts no longer, but for its end: rows get the time of the strategy's column, and
-watermarks follow from them. The input of a subtask is one split. Its watermark is in the snapshot, so a row is late
-after a restore exactly if it was late before; what a generator of one's own remembers besides is not.
+The operator ignores the input's watermarks and statuses, except the end of the input: rows get the time of the
+strategy's column, and watermarks are derived from them. The input of a subtask is one split. Its watermark is in the
+snapshot, so a row is late after a restore exactly if it was late before. Other fields of a user-defined generator are
+not saved.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 STATE = "watermark"
 _INPUT = "input"
 _ORIGIN = ((_INPUT,), None)
-#: How often generators are asked and quiet input is looked at.
+#: Interval of calls to generators and of checks for idle input.
 _INTERVAL_MS = 200
 
 
 class AssignWatermarksOperator(Operator):
-    """Times by row, and the watermarks that follow."""
+    """Assigns event time to rows, and emits watermarks."""
 
     def open(self, context: OperatorContext) -> None:
         self._context = context
@@ -62,7 +63,7 @@ class AssignWatermarksOperator(Operator):
         self._looked_ms = context.clock.monotonic_ms()
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
-        """Give rows their times; the watermark that follows comes behind them."""
+        """Emit rows with their event time, then the watermark that results."""
         self._emit_floor(out)
         data = batch.data.select(without_ts(self._schema).names)
         times = self._times_of(data)
@@ -90,13 +91,13 @@ class AssignWatermarksOperator(Operator):
 
     @property
     def split_watermarks(self) -> SplitWatermarks:
-        """How far its input is."""
+        """The watermark of its input."""
         return self._watermarks
 
     # --- watermarks -------------------------------------------------------------------------------------------------
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Only the end of the input counts."""
+        """Handle the end of the input; ignore other watermarks."""
         self._emit_floor(out)
         if watermark.timestamp == MAX_TIMESTAMP:
             self._ended = True
@@ -104,18 +105,18 @@ class AssignWatermarksOperator(Operator):
             out.watermark(watermark)
 
     def process_status(self, status: WatermarkStatus, out: Collector) -> None:
-        """Whether the input is idle is the strategy's to say."""
+        """Ignore the input's status: the strategy decides on idleness."""
 
     @property
     def next_timer_ms(self) -> float | None:
-        """When to look again, as `Clock.now_ms` counts."""
+        """Return the time of the next check, as `Clock.now_ms` counts."""
         return self._next_ms if (self._periodic or self._floor_due) and not self._ended else None
 
     def process_time(self, now_ms: int, out: Collector) -> None:
-        """Ask the generator, and see whether the input is quiet."""
+        """Call the generator, and check for idle input."""
         self._emit_floor(out)
         now = self._context.clock.monotonic_ms()
-        # behind a long pause rows may wait that were not taken: then nothing was quiet
+        # after a long pause, unread input may be waiting: then it was not idle
         quiet = (_INPUT,) if now - self._looked_ms <= 3 * _INTERVAL_MS else ()
         self._watermarks.pass_time(now, quiet, backpressured=False)
         self._looked_ms, self._next_ms = now, now_ms + _INTERVAL_MS
@@ -124,7 +125,7 @@ class AssignWatermarksOperator(Operator):
         self._emit_progress(out)
 
     def _emit_floor(self, out: Collector) -> None:
-        """After a restore: what had been emitted before it."""
+        """Emit the watermark that was emitted before a restore."""
         if self._floor_due:
             self._floor_due = False
             out.watermark(Watermark(self._watermarks.combined))
@@ -143,7 +144,7 @@ class AssignWatermarksOperator(Operator):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Save the watermark, and whether the input is idle and so holds nobody back; of one that is over nothing."""
+        """Save the watermark of an active input: none for an idle one, which holds none back, or an ended one."""
         if self._ended:
             return OperatorSnapshot()
         combined = self._watermarks.combined
@@ -153,7 +154,7 @@ class AssignWatermarksOperator(Operator):
 
 
 def _restored_floor(items: Iterable[Any]) -> int:
-    """Return the least watermark of active subtasks; where all were idle, that of the one furthest ahead."""
+    """Return the least watermark of active subtasks; if all were idle, the greatest."""
     saved = tuple(items)
     active = [int(item) for item in saved if not isinstance(item, dict)]
     return min(active) if active else max((int(item["idle"]) for item in saved), default=MIN_TIMESTAMP)

@@ -1,4 +1,4 @@
-"""From a batch's timestamp column to `__ts`: int64 microseconds, with what is null or out of range told apart.
+"""Conversion of a batch's timestamp column to `__ts`: int64 microseconds, with a mask of nulls and out-of-range values.
 
 Called by `penstock.operators.sources.source_operator` for every batch, so the usual case (microseconds, no nulls)
 copies nothing.
@@ -31,7 +31,7 @@ class TimestampColumn:
         """Resolve the column.
 
         Raises:
-            GraphError: a type that is no time.
+            GraphError: the column has no time type.
         """
         self.name = name
         self._type = schema.field(self.name).type
@@ -45,7 +45,7 @@ class TimestampColumn:
             self._low, self._high = -(-EARLIEST_US // self._scale), LATEST_US // self._scale
 
     def read(self, batch: pa.RecordBatch) -> tuple[Int64s, Bools | None]:
-        """Return microseconds by row, and a mask of the rows that have none (None = every row has one)."""
+        """Return microseconds by row, and a mask of the rows without a time (None: every row has one)."""
         column = self.raw(batch)
         bad: Bools | None = None
         if column.null_count:

@@ -1,6 +1,6 @@
-"""Batches cut behind every row that advances the watermark: strategies with `exact=True`, meant for comparisons.
+"""Batches split after every row that advances the watermark: strategies with `exact=True`, meant for comparisons.
 
-Used where event time is given: by `operators.sources.source_operator` and `operators.sources.assign_watermarks`.
+Called where event time is assigned: by `operators.sources.source_operator` and `operators.sources.assign_watermarks`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def advance(watermarks: SplitWatermarks, origin: Origin, marks: list[int]) -> None:
-    """Take what a strategy says of the splits of a batch; `MIN_TIMESTAMP` is no news."""
+    """Apply a strategy's watermarks to the splits of a batch; `MIN_TIMESTAMP` changes nothing."""
     for split_id, mark in zip(origin[0], marks, strict=True):
         if mark != MIN_TIMESTAMP:
             watermarks.advance(split_id, mark)
@@ -32,7 +32,7 @@ def emit_exact(
     watermarks: SplitWatermarks,
     out: Collector,
 ) -> None:
-    """Emit rows (with their times) and, between them, the watermarks that follow from them; a Python step per row."""
+    """Emit rows (with their times) and, between them, the watermarks that result; one Python step per row."""
     data, times = rows
     split_ids, index = origin
     start = 0

@@ -1,7 +1,7 @@
-"""Small batches of a reader put together: behind the source every batch has its price, however few its rows.
+"""Small batches of a reader are concatenated: after the source each batch has a fixed cost.
 
-A reader that works best on little at a time (Kafka's keeps its messages in the processor's cache) is asked several
-times, and what it gave goes on as one batch. Called by `operators.sources.source_operator` for every poll.
+A reader that is fastest with small reads (Kafka's keeps its messages in the CPU cache) is polled several times, and its
+batches are emitted as one. Called by `operators.sources.source_operator` for every poll.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
     from penstock.connector.source import SourceReader
 
-#: Batches that are no larger than this together become one: a copy of so much is cheap.
+#: Batches up to this total size are concatenated: the copy is cheap.
 TOGETHER_BYTES = 1 << 20
-#: A reader that gave so many rows is asked for more at once.
+#: A reader that returned this many rows is polled again at once.
 WORTH_ANOTHER_ROWS = 4096
-#: From a batch to its bytes.
+#: A function that returns a batch's size in bytes.
 Size = Callable[[pa.RecordBatch], int]
 _WHOLE: Size = attrgetter("nbytes")
 
 
 def measure_of(schema: pa.Schema) -> Size:
-    """Return what tells how large batches of `schema` are: of views the pool is not theirs."""
+    """Return a function that measures batches of `schema`; it excludes the pools of view columns."""
     return bytes_without_pools if any(map(is_view, schema.types)) else _WHOLE
 
 
 def read_more(reader: SourceReader, rows: int, bytes_of: Size = _WHOLE) -> list[PollResult]:
-    """Poll for at most about `rows` rows, again while the reader has more and it fits together with what there is."""
+    """Poll for about `rows` rows, repeatedly while the reader has more and the batches fit together."""
     results: list[PollResult] = []
     size = 0
     while True:
@@ -55,7 +55,7 @@ def read_more(reader: SourceReader, rows: int, bytes_of: Size = _WHOLE) -> list[
 def together(
     batches: Sequence[SourceBatch], bytes_of: Size = _WHOLE, most_bytes: int = TOGETHER_BYTES
 ) -> Iterable[SourceBatch]:
-    """Return the same rows in the same order, in fewer batches; one with dead letters stays by itself."""
+    """Return the same rows in the same order, in fewer batches; one with dead letters stays separate."""
     if len(batches) <= 1:
         return batches
     groups: list[list[SourceBatch]] = []

@@ -1,10 +1,10 @@
-"""The head of a source chain: polls a connector's reader, gives rows their event time, keeps watermarks by split.
+"""The head of a source chain: polls a connector's reader, assigns event time, keeps watermarks by split.
 
-The task loop calls `poll` instead of feeding it. What a checkpoint holds are the splits with the reader's positions
-and each split's own watermark, so that after a restore a row is late exactly if it was late before.
+The task loop calls `poll` instead of passing input. A checkpoint contains the splits with the reader's positions and
+each split's watermark, so a row is late after a restore exactly if it was late before.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
 
-#: 1990: earlier times are more often numbers of another unit than events.
+#: 1990: earlier times usually mean a wrong unit.
 _DOUBTFUL_BEFORE_US = 631_152_000_000_000
-#: Rows asked of the reader in one poll: large enough for kernels, small enough that a barrier waits only milliseconds.
+#: Rows requested from the reader in one poll: enough for kernels, few enough for a barrier to wait only milliseconds.
 POLL_ROWS = 65_536
 #: Names of the saved states.
 SPLITS_STATE = "splits"
@@ -62,7 +62,7 @@ class SourceOperator(Operator):
         self._context = context
         spec = msgspec.convert(context.spec.config["source"], SourceSpec)
         self._spec = spec
-        #: Rows to ask of the reader in one poll; the task asks for fewer in front of row functions.
+        #: Rows to request from the reader in one poll; the task reduces it before row functions.
         self.poll_rows = POLL_ROWS
         self._where = f"source {context.spec.uid!r}"
         self._policy = bad_record_policy(spec)
@@ -107,7 +107,7 @@ class SourceOperator(Operator):
             self._times = TimestampColumn(strategy.timestamp, strategy.unit, self._schema)
         self._progress = source_watermarks(strategy, context.spec.payload, context, self._where, floor)
 
-    # --- what the job and the task say -----------------------------------------------------------------------------
+    # --- calls from the job and the task ------------------------------------------------------------------------------
 
     def add_splits(self, splits: Iterable[Any], *, no_more: bool) -> None:
         """Start reading these splits (values or their builtins); ids already known are ignored."""
@@ -124,7 +124,7 @@ class SourceOperator(Operator):
             self._reader.add_splits(fresh)
 
     def suspend(self) -> None:
-        """Emit nothing more."""
+        """Stop emitting rows."""
         self._suspended = True
 
     def align(self, limit: int) -> None:
@@ -134,17 +134,17 @@ class SourceOperator(Operator):
 
     @property
     def split_watermarks(self) -> SplitWatermarks | None:
-        """How far its splits are; None without event time."""
+        """The watermarks of its splits; None without event time."""
         return self._watermarks if self._strategy.has_event_time else None
 
     @property
     def drained(self) -> bool:
-        """Whether the last poll took all there was."""
+        """Whether the last poll took all available rows."""
         return self._drained
 
     @property
     def finished(self) -> bool:
-        """Whether everything was read and the watermark at the end of time was emitted."""
+        """Whether all splits were read and the watermark at the end of time was emitted."""
         return self._ended
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
@@ -154,7 +154,7 @@ class SourceOperator(Operator):
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def poll(self, out: Collector, *, backpressured: bool) -> bool:
-        """Emit what one poll of the reader gives, then the minimum watermark when it advanced."""
+        """Emit the rows of one poll of the reader, then the minimum watermark if it advanced."""
         if self._ended or self._suspended or self._reader is None:
             return False
         now = self._context.clock.monotonic_ms()
@@ -211,7 +211,7 @@ class SourceOperator(Operator):
         if self._strategy.exact:
             emit_exact((timed, times), origin, self._progress, self._watermarks, out)
             return True
-        watermarks = self._progress.after(timed, times, origin)  # before the chain takes the times out of the cache
+        watermarks = self._progress.after(timed, times, origin)  # before the chain evicts the times from the CPU cache
         out.batch(Batch(timed))
         advance(self._watermarks, origin, watermarks)
         return True
@@ -219,7 +219,7 @@ class SourceOperator(Operator):
     # --- watermarks and status -------------------------------------------------------------------------------------
 
     def _emit_floor(self, out: Collector) -> bool:
-        """After a restore: what had been emitted before it, so that lateness downstream is what it was."""
+        """Emit the watermark that was emitted before a restore, so that lateness downstream stays the same."""
         if not self._floor_due:
             return False
         self._floor_due = False
@@ -247,7 +247,7 @@ class SourceOperator(Operator):
 
     def _align_splits(self, aligned: SplitAlignment) -> None:
         if not hasattr(self._reader, "pause_or_resume_splits"):
-            return  # a connector that cannot pause one of its splits: the subtask waits as a whole
+            return  # a connector that cannot pause one of its splits: the whole subtask waits
         pause, resume = aligned.changes(self._watermarks.unfinished, self._watermarks.combined)
         if (pause or resume) and self._reader is not None:
             self._reader.pause_or_resume_splits(pause, resume)
@@ -266,7 +266,7 @@ class SourceOperator(Operator):
         return True
 
     def _doubt(self, rows: int, latest_ms: int) -> None:
-        """Count rows of a batch whose times all lie before 1990: numbers of another unit, as seconds read as ms."""
+        """Count rows of a batch if all times are before 1990: probably a wrong unit, such as seconds read as ms."""
         assert self._times is not None  # noqa: S101 - only called with event time
         extra = self._context.metrics.extra
         if "oldTimestamps" not in extra:
@@ -301,7 +301,7 @@ class SourceOperator(Operator):
 
     def _dead_letters(self, letters: pa.RecordBatch, out: Collector) -> None:
         self._count("deadLetters", letters.num_rows)
-        for field in DEAD_LETTER_SCHEMA:  # a connector may leave out what it does not know
+        for field in DEAD_LETTER_SCHEMA:  # a connector may omit unknown values
             if field.nullable and field.name not in letters.schema.names:
                 letters = letters.append_column(field, pa.nulls(letters.num_rows, field.type))
         out.side(DEAD_LETTER_TAG, Batch(conform(letters, DEAD_LETTER_SCHEMA, self._where)))
@@ -328,7 +328,7 @@ class SourceOperator(Operator):
         items = tuple(msgspec.to_builtins(split) for split in splits)
         states = [OperatorStateSnapshot(uid=uid, name=SPLITS_STATE, mode="split", items=items)]
         if not self._idle and not self._ended:
-            # Before its first watermark too: then nothing has passed downstream, however far the other subtasks are.
+            # Also before its first watermark: then none was emitted downstream, even if other subtasks are ahead.
             floor = (self._watermarks.combined,)
             states.append(OperatorStateSnapshot(uid=uid, name=WATERMARK_STATE, mode="union", items=floor))
         return OperatorSnapshot(operator=tuple(states))
@@ -352,15 +352,15 @@ class SourceOperator(Operator):
 
 
 def bad_record_policy(spec: SourceSpec) -> BadRecordPolicy:
-    """Return what the source does with bad records: `on_bad_record` of its config, `fail` when it names none."""
+    """Return the source's policy for bad records: `on_bad_record` of its config, by default `fail`."""
     policy: BadRecordPolicy = spec.config.get("on_bad_record", "fail")
     return policy
 
 
 def _restored_floor(restored: tuple[OperatorStateSnapshot, ...]) -> int:
-    """The lowest watermark any active subtask had emitted, which is what stood downstream.
+    """Return the lowest watermark that any active subtask had emitted: the watermark that the next operators saw.
 
-    A subtask's own would be wrong: splits may have moved to it from one that was further behind.
+    A single subtask's would be wrong: splits may have moved to it from one with a lower watermark.
     """
     emitted = [int(item) for state in restored if state.name == WATERMARK_STATE for item in state.items]
     return min(emitted, default=MIN_TIMESTAMP)

@@ -1,8 +1,8 @@
-"""How far each split's event time is after a batch: the strategies of a source, one class each.
+"""The watermark of each split after a batch: the strategies of a source, one class each.
 
-Timestamps and watermarks too far ahead of the clock (a wrong unit, a broken device) move nothing, or one row would make
-every other one late; they are counted. Used by `penstock.operators.sources.source_operator`, which keeps the watermarks
-by split.
+Timestamps and watermarks too far ahead of the clock (a wrong unit, a broken device) do not advance the watermark, or
+one row would make all others late; they are counted. Used by `penstock.operators.sources.source_operator`, which keeps
+the watermarks by split.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from penstock.operators.operator import OperatorContext
     from penstock.operators.sources.event_time import Int64s
 
-#: Splits of a batch, and for each row which of them it is from (None: all from the first).
+#: Splits of a batch, and for each row the index of its split (None: all from the first).
 Origin = tuple[tuple[str, ...], Any]
 _COLUMN = "watermark"
 
 
 class SourceWatermarks(Protocol):
-    """What follows from a batch for its splits."""
+    """A strategy's watermarks for the splits of a source."""
 
     def after(self, rows: pa.RecordBatch, times: Int64s, origin: Origin) -> list[int]:
-        """Return the watermark (us) of each split of `origin` after these rows; `MIN_TIMESTAMP`: no news."""
+        """Return the watermark (us) of each split of `origin` after these rows; `MIN_TIMESTAMP`: no change."""
 
     def between(self, split_ids: Iterable[str]) -> list[tuple[str, int]]:
         """Return the watermarks (us) of splits that advance with time alone."""
 
 
 class FutureLimit:
-    """Tells times apart that lie too far ahead of the clock, and counts them."""
+    """Finds times too far ahead of the clock, and counts them."""
 
     def __init__(self, limit_ms: int | None, clock: Clock, counts: dict[str, float]) -> None:
         self._limit_ms = limit_ms
@@ -53,18 +53,18 @@ class FutureLimit:
         self._counts = counts
 
     def latest(self) -> int:
-        """Return the latest time (us) that counts now."""
+        """Return the latest accepted time (us) at present."""
         if self._limit_ms is None:
             return np.iinfo(np.int64).max
         return (self._clock.now_ms() + self._limit_ms) * 1000
 
     def count(self, times: int) -> None:
-        """Count times that were left out."""
+        """Count rejected times."""
         self._counts["futureTimestamps"] = self._counts.get("futureTimestamps", 0.0) + times
 
 
 class BoundedDisorder:
-    """A split is as far as its largest timestamp less the bound."""
+    """The watermark of a split is its largest timestamp less the bound."""
 
     def __init__(self, strategy: WatermarkStrategy, limit: FutureLimit) -> None:
         self._strategy = strategy
@@ -87,7 +87,7 @@ class BoundedDisorder:
 
 
 class Punctuated:
-    """A split is as far as the largest watermark that one of its rows carried."""
+    """The watermark of a split is the largest one that its rows carried."""
 
     def __init__(self, strategy: WatermarkStrategy, limit: FutureLimit, payload: bytes, where: str) -> None:
         self._strategy = strategy
@@ -113,7 +113,7 @@ class Punctuated:
         return []
 
     def _marks(self, rows: pa.RecordBatch) -> Int64s:
-        """Return the watermark each row carries (us), `MIN_TIMESTAMP` for those that carry none."""
+        """Return the watermark of each row (us), `MIN_TIMESTAMP` for rows without one."""
         frame: Any = pl.from_arrow(rows.select(self._names))
         batch = pa.record_batch([frame.select(self._expression).to_series().to_arrow()], names=[_COLUMN])
         marks, without = TimestampColumn(_COLUMN, self._strategy.unit, batch.schema).read(batch)
@@ -126,7 +126,7 @@ class Punctuated:
 
 
 class Generated:
-    """A split is as far as its generator says."""
+    """The watermark of a split is its generator's."""
 
     def __init__(self, limit: FutureLimit, clock: Clock, payload: bytes, where: str) -> None:
         self._limit = limit
@@ -170,7 +170,7 @@ class Generated:
 
 
 class Unmarked:
-    """No split is ever anywhere."""
+    """Splits never have a watermark."""
 
     def after(self, rows: pa.RecordBatch, times: Int64s, origin: Origin) -> list[int]:
         del rows, times
@@ -182,14 +182,14 @@ class Unmarked:
 
 
 class IngestionTime:
-    """Every split is as far as the clock, and never behind where it was."""
+    """The watermark of each split is the clock, and never decreases."""
 
     def __init__(self, clock: Clock, floor: int) -> None:
         self._clock = clock
         self._last = floor + 1 if floor > MIN_TIMESTAMP else MIN_TIMESTAMP
 
     def stamp(self, rows: int) -> Int64s:
-        """Return the time of so many rows that are handed on now."""
+        """Return the time of this number of rows that are emitted now."""
         return np.full(rows, self._now(), dtype=np.int64)
 
     def after(self, rows: pa.RecordBatch, times: Int64s, origin: Origin) -> list[int]:
@@ -208,7 +208,7 @@ class IngestionTime:
 def source_watermarks(
     strategy: WatermarkStrategy, payload: bytes, context: OperatorContext, where: str, floor: int
 ) -> SourceWatermarks:
-    """Return what follows from batches under a strategy with event time; `floor`: what was emitted before a restore."""
+    """Return the watermark source of a strategy with event time; `floor`: the watermark emitted before a restore."""
     if strategy.kind == "ingestion":
         return IngestionTime(context.clock, floor)
     if strategy.kind == "unmarked":

@@ -1,9 +1,9 @@
 """Tumbling, sliding and cumulative windows of processing time (kind `processing_window`).
 
-The event-time operator with another time: a row's time is the moment its batch is processed, and the clock advances
-instead of the watermark, which only passes through. A window fires when the clock has reached its end, by the task's
-timer or before the next batch; after a restore, windows whose end has passed fire at once. Windows still open when all
-input has ended (or a job is drained) are emitted then, so that no row is lost.
+The event-time operator with another time: a row's time is the moment when its batch is processed, and the clock
+advances instead of the watermark, which only passes through. A window fires when the clock has reached its end, by the
+task's timer or before the next batch; after a restore, windows whose end has passed fire at once. Windows still open
+when all input has ended (or a job is drained) are emitted then, so that no row is lost.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class ProcessingWindowOperator(WindowAggregateOperator):
     """Aggregates by key and window of processing time."""
 
-    #: When the next window ends (ms); None: no window is open.
+    #: End of the next window (ms); None: no window is open.
     _next_ms: float | None = None
 
     def open(self, context: OperatorContext) -> None:
-        """Take up the windows where they were; those that have ended meanwhile are due at once."""
+        """Restore the windows; those that ended in the meantime are due at once."""
         rows = without_ts(context.input_schemas[0])
         self._rows = with_ts(rows)
         super().open(dataclasses.replace(context, input_schemas=(self._rows,)))
@@ -38,7 +38,7 @@ class ProcessingWindowOperator(WindowAggregateOperator):
         self._set_timer()
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
-        """Add the rows to the windows of this moment."""
+        """Add the rows to the windows of the present time."""
         now = self._advance_clock(out)
         schema = self.combined_schema if batch.combined else self._rows
         if batch.combined:  # their time is the start of a pane
@@ -51,7 +51,7 @@ class ProcessingWindowOperator(WindowAggregateOperator):
             self._set_timer()
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Pass it on; at the end of all input, emit the open windows before."""
+        """Emit the watermark; at the end of all input, emit the open windows first."""
         panes = self._table.panes()
         if watermark.timestamp == MAX_TIMESTAMP and panes:
             self._last = panes[-1] + self._config.size
@@ -60,7 +60,7 @@ class ProcessingWindowOperator(WindowAggregateOperator):
 
     @property
     def next_timer_ms(self) -> float | None:
-        """When the next window ends."""
+        """Return the end of the next window."""
         return self._next_ms
 
     def process_time(self, now_ms: int, out: Collector) -> None:  # noqa: ARG002 - the clock may have been set back
@@ -68,7 +68,7 @@ class ProcessingWindowOperator(WindowAggregateOperator):
         self._advance_clock(out)
 
     def _advance_clock(self, out: Collector) -> int:
-        """Fire what is due and return the time (us); it never goes back, and no window that has fired is entered."""
+        """Fire the windows that are due and return the time (us), which is monotonic: no fired window gets rows."""
         self._last = max(self._clock.now_ms() * 1000, self._last)
         if self._next_ms is not None and self._last >= self._next_ms * 1000:
             self._fire_until(self._last, out)
@@ -79,6 +79,6 @@ class ProcessingWindowOperator(WindowAggregateOperator):
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Look for the first window with rows that has not fired."""
+        """Set the timer to the first window with rows that has not fired."""
         due = self._due(self._table.panes(), self._watermarks.low, MAX_TIMESTAMP)
         self._next_ms = -(-due[0].end // 1000) if due else None

@@ -1,10 +1,10 @@
 """Session windows of event time with aggregates (kind `session_aggregate`).
 
-Rows of a key that come at most `gap` after one another are one session, [first, last + gap). It fires when the
-watermark has reached its last microsecond. A row is late when the session it would be in, alone or with those it
-touches, has ended and its allowed lateness is over: it is counted and dropped, or put aside. Rows may come in any order
-and join sessions that were two. Within the allowed lateness a session that has fired is kept; when a batch has added to
-it, it is emitted again, or waits for the watermark if it has grown beyond it.
+Rows of a key with distances of at most `gap` are one session, [first, last + gap). It fires when the watermark has
+reached its last microsecond. A row is late when its session, including the sessions that it touches, has ended and its
+allowed lateness is over: the row is counted and dropped, or emitted to a side output. Rows may arrive in any order and
+merge two sessions. Within the allowed lateness a fired session is kept; when a batch has added rows, it is emitted
+again, or waits for the watermark if it was extended beyond it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from penstock.state.panes.session_table import SessionTable
 
 _STATE = "sessions"
-#: In the items of the watermark: it is known when sessions are due.
+#: In the items of the watermark: the time at which sessions are due is known.
 _WATERMARK, _DUE = "watermark", "due"
-#: First and last time of a session, kept as aggregates behind the user's.
+#: First and last time of a session, kept as aggregates after the user's.
 _BOUNDS = (Aggregate("min", TS_COLUMN, "__first"), Aggregate("max", TS_COLUMN, "__last"))
 
 
@@ -54,7 +54,7 @@ class SessionAggregateOperator(Operator):
     _watermarks: RangeWatermarks
 
     def open(self, context: OperatorContext) -> None:
-        """Declare (and so restore) the sessions, and take up the watermark where it was."""
+        """Declare (and so restore) the sessions and the watermark."""
         if context.keyed_state is None:
             raise GraphError(f"{context.spec.uid}: a window needs keyed state", hint="key the stream before the window")
         config, rows = parse(context.spec.config), context.input_schemas[0]
@@ -79,7 +79,7 @@ class SessionAggregateOperator(Operator):
         self._late = LateRows(context.spec.config, context.metrics)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
-        """Add the rows to their panes; those that may be late are looked at one by one."""
+        """Add the rows to their panes; rows that may be late are checked one by one."""
         data = batch.data
         times = data.column(TS_COLUMN).to_numpy()
         late = np.flatnonzero(times <= self._closed_to(data, self._lateness))
@@ -103,7 +103,7 @@ class SessionAggregateOperator(Operator):
         self._add_between(data, late, (done, len(times)), out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Fire the sessions that the watermark closes, then pass it on."""
+        """Fire the sessions that the watermark closes, then emit it."""
         if watermark.timestamp > self._watermarks.low:
             closed_to = watermark.timestamp - self._config.size + 1
             if self._lateness and self._table.least_open <= closed_to:
@@ -118,7 +118,7 @@ class SessionAggregateOperator(Operator):
         out.watermark(watermark)
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:  # noqa: ARG002 - nothing is emitted at a barrier
-        """Freeze the sessions; the watermark goes with the hash range it holds for."""
+        """Freeze the sessions; the watermark is saved with the hash range it holds for."""
         due = {_DUE: 1} if self._table.source.remote else {}
         items: tuple[Any, ...] = tuple({**item, **due} for item in self._watermarks.items())
         watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
@@ -131,7 +131,7 @@ class SessionAggregateOperator(Operator):
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def _closed_to(self, data: pa.RecordBatch, lateness: int) -> I64 | int:
-        """Return up to which last time a row's session has ended that long ago; after a rescale that differs by key."""
+        """Return the last time of sessions that ended at least `lateness` ago; after a rescale it differs by key."""
         if not self._watermarks.differ:
             return self._bound(self._watermarks.low, lateness)
         return self._bounds(hash_key_columns(key_columns(data, self._config.key), data.num_rows), lateness)
@@ -140,20 +140,20 @@ class SessionAggregateOperator(Operator):
         return watermark if watermark == MIN_TIMESTAMP else watermark - self._config.size + 1 - lateness
 
     def _bounds(self, hashes: I64, lateness: int) -> I64:
-        """As `_closed_to`, for keys of these hashes."""
+        """Return the same as `_closed_to`, for keys of these hashes."""
         bounds = np.full(len(hashes), self._bound(self._watermarks.low, lateness), np.int64)
         for owned, watermark in self._watermarks.ahead():
             bounds[(hashes >= owned.low) & (hashes <= owned.high)] = self._bound(watermark, lateness)
         return bounds
 
     def _may_touch(self, data: pa.RecordBatch, times: I64, late: I64) -> np.ndarray:
-        """Return which of the rows that may be late have a session, or another row of this batch, of their key."""
+        """Return the rows, of those that may be late, whose key has a session or another row in this batch."""
         rows = data.take(pa.array(late))
         keys = key_columns(rows, self._config.key)
         hashes = hash_key_columns(keys, len(late))
         others = np.delete(hash_key_columns(key_columns(data, self._config.key), len(times)), late)
         possible = self._table.touching(keys, hashes, times[late]) | np.isin(hashes, others)
-        if possible.any():  # one that is taken may let another touch its session
+        if possible.any():  # an accepted row may let another one touch its session
             possible |= np.isin(hashes, hashes[possible])
         return possible
 
@@ -162,7 +162,7 @@ class SessionAggregateOperator(Operator):
         return self._table.touching(keys, hash_key_columns(keys, rows.num_rows), times)
 
     def _add_between(self, data: pa.RecordBatch, late: I64, span: tuple[int, int], out: Collector) -> None:
-        """Add the rows of a stretch that are not late; what becomes of those that are and touch nothing is settled."""
+        """Add the rows of a range except the `late` ones, which are counted or emitted to their side output."""
         first, stop = span
         dropped = late[(late >= first) & (late < stop)] - first
         data = data.slice(first, stop - first)
@@ -195,7 +195,7 @@ class SessionAggregateOperator(Operator):
     def _fire_due(self, closed_to: int, out: Collector, back: tuple[I32, I64] | None = None) -> int:
         """Emit the sessions whose last time is at most `closed_to` and that have not fired before.
 
-        Of the keys that came `back`, or of all in memory. Returns the least last time of those that are still to fire.
+        Only of the keys in `back`, or of all in memory. Returns the least last time of the sessions still to fire.
         """
         slots, cells = self._table.sessions(None if back is None else back[0])
         last = cells[:, self._rule.last_word]
@@ -209,7 +209,7 @@ class SessionAggregateOperator(Operator):
         return int(last[waiting & ~due].min(initial=MAX_TIMESTAMP))
 
     def _take_ended(self, closed_to: int, out: Collector) -> None:
-        """Forget the sessions whose allowed lateness is over; without one they come out now."""
+        """Remove the sessions whose allowed lateness is over; without allowed lateness emit them now."""
         if self._table.least_last <= closed_to - self._lateness:
             for piece in self._table.take_ended(closed_to - self._lateness):
                 if not self._lateness:

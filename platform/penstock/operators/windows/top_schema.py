@@ -1,4 +1,4 @@
-"""The best rows of a window as a configuration: validation, without the operator.
+"""The configuration of the best rows of a window: validation, without the operator.
 
 Called by the API when the graph is built, and by `operators.windows.window_top` when it opens.
 """
@@ -27,19 +27,19 @@ class TopConfig:
     by: str
     count: int
     descending: bool
-    #: Keep every row that is equal to the last one kept.
+    #: Keep every row that is equal to the last kept one.
     ties: bool
-    #: Only leave out rows that others of the same subtask beat; another operator behind this one decides.
+    #: Only drop rows that cannot be among the best of the same subtask; a later operator selects the result.
     local: bool
 
     @property
     def windows_per_row(self) -> int:
-        """How many windows a row can be in."""
+        """The number of windows that contain a row."""
         return -(-self.size // self.slide)
 
 
 def parse_top(config: dict[str, Any]) -> TopConfig:
-    """Return the configuration as a value.
+    """Parse the configuration.
 
     Raises:
         GraphError: a part is missing or a number makes no sense.
@@ -69,7 +69,7 @@ def parse_top(config: dict[str, Any]) -> TopConfig:
 
 
 def validate_top(config: dict[str, Any], input_schema: pa.Schema) -> None:
-    """Check a configuration against the rows it will see.
+    """Check a configuration against its input schema.
 
     Raises:
         GraphError: it does not fit them.

@@ -1,9 +1,9 @@
 """Tumbling, sliding and cumulative event-time windows with aggregates (kind `window_aggregate`).
 
-A window fires when the watermark has reached its last microsecond, in order of windows, before the watermark is passed
-on. A row is late when all windows it belongs to are closed (and their allowed lateness is over); it is counted and
-dropped, or put aside. Within the allowed lateness, closed windows that got late rows are emitted again for those keys,
-once a batch.
+A window fires when the watermark has reached its last microsecond, in order of windows, before the watermark is
+emitted. A row is late when all its windows are closed (and their allowed lateness is over); it is counted and dropped,
+or emitted to a side output. Within the allowed lateness, closed windows that received late rows are emitted again for
+those keys, once per batch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WindowAggregateOperator(Operator):
     _watermarks: RangeWatermarks
 
     def open(self, context: OperatorContext) -> None:
-        """Declare (and so restore) the panes, and take up the watermark where it was."""
+        """Declare (and so restore) the panes and the watermark."""
         if context.keyed_state is None:
             raise GraphError(f"{context.spec.uid}: a window needs keyed state", hint="key the stream before the window")
         self._context = context
@@ -74,7 +74,7 @@ class WindowAggregateOperator(Operator):
         self._panes = np.empty(0, np.int64)
         self._simple = config.plain
         self._late = LateRows(context.spec.config, context.metrics)
-        #: Columns of rows that come combined.
+        #: Columns of combined rows.
         self.combined_schema = combined_schema(config.key, context.input_schemas[0], self._plan.spec)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
@@ -105,12 +105,12 @@ class WindowAggregateOperator(Operator):
             self._fire_again(data, panes, out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Fire what the watermark closes, then pass it on."""
+        """Fire the windows that the watermark closes, then emit it."""
         self._advance(watermark.timestamp, out)
         out.watermark(watermark)
 
     def _advance(self, watermark: int, out: Collector) -> None:
-        """Fire what ends at `watermark` or before."""
+        """Fire the windows that end at `watermark` or before."""
         before = self._watermarks.low
         if watermark > before:
             panes = self._table.panes()
@@ -120,7 +120,7 @@ class WindowAggregateOperator(Operator):
             self._table.drop_below(self._first_open_start(watermark))
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:  # noqa: ARG002 - nothing is emitted at a barrier
-        """Freeze the panes; the watermark goes with the hash range it holds for."""
+        """Freeze the panes; the watermark is saved with the hash range it holds for."""
         items: tuple[Any, ...] = self._watermarks.items()
         watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
@@ -132,7 +132,7 @@ class WindowAggregateOperator(Operator):
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def _add(self, data: pa.RecordBatch, out: Collector) -> None:
-        """Add the rows in one pass: what almost every batch of almost every job goes through."""
+        """Add the rows in one pass, the path of almost every batch of almost every job."""
         if data.num_rows == 0:
             return
         first_open = self._first_open_start(self._watermarks.low)
@@ -165,7 +165,7 @@ class WindowAggregateOperator(Operator):
             self._table.merge(keys, hashes, panes, cells)
 
     def _times(self, data: pa.RecordBatch) -> I64:
-        """Return the times that decide which windows rows are in."""
+        """Return the times that determine the rows' windows."""
         times: I64 = data.column(TS_COLUMN).to_numpy()
         return times
 
@@ -190,7 +190,7 @@ class WindowAggregateOperator(Operator):
             raise self._impossible(wild)
         kept = panes != _LEFT_OUT
         if in_gaps:
-            # a row between windows is late behind the watermark, else it is nobody's
+            # a row between windows is late if the watermark has passed it, else it is in no window
             times, config = self._times(data), self._config
             in_window = (times - config.offset) % config.slide < config.size
             self._late.take(data, ~kept & (in_window | (times <= self._closed_to(data))), out)
@@ -201,7 +201,7 @@ class WindowAggregateOperator(Operator):
         return data.filter(pa.array(kept)), panes[kept]
 
     def _closed_to(self, data: pa.RecordBatch) -> I64 | int:
-        """Return up to which time everything is over, after a rescale by row; for rows that are in no window."""
+        """Return the time up to which all windows are over, after a rescale by row; for rows in no window."""
         low = self._watermarks.low
         if not self._watermarks.differ:
             return _less(low, self._config.allowed_lateness)
@@ -213,7 +213,7 @@ class WindowAggregateOperator(Operator):
         return closed
 
     def _in_open_windows(self, data: pa.RecordBatch, hashes: I64) -> np.ndarray:
-        """After a rescale: which rows belong to a window that was still open for their key's former subtask."""
+        """Return, after a rescale, the rows with a window that was still open for their key's former subtask."""
         times = self._times(data)
         last_start = times - (times - self._config.offset) % self._config.slide
         is_open = np.ones(len(times), np.bool_)
@@ -225,14 +225,14 @@ class WindowAggregateOperator(Operator):
     # --- windows ----------------------------------------------------------------------------------------------------
 
     def _first_open_start(self, watermark: int) -> int:
-        """Return the start of the first window that still takes rows."""
+        """Return the start of the first window that still accepts rows."""
         config = self._config
         closed = watermark - config.size + 1 - config.allowed_lateness
         start = closed - (closed - config.offset) % config.slide + config.slide
         return min(max(start, MIN_TIMESTAMP + 1), MAX_TIMESTAMP)
 
     def _due(self, panes: list[int], before: int, watermark: int) -> list[TimeWindow]:
-        """Return the windows with rows whose last microsecond lies in (before, watermark], in order."""
+        """Return the windows with rows whose last microsecond is in (before, watermark], in order."""
         return due_windows(self._config, panes, before, watermark)
 
     def _fire(self, window: TimeWindow, panes: list[int], out: Collector) -> None:
@@ -242,7 +242,7 @@ class WindowAggregateOperator(Operator):
             self._emit(piece if not done else _outside(piece, done), window, out)
 
     def _bounds(self, window: TimeWindow) -> tuple[int, int, int]:
-        """Return the instants at which a window begins and ends, and the event time of what it emits."""
+        """Return the instants of a window's start and end, and the event time of its output."""
         return window.start, window.end, window.max_timestamp
 
     def _emit(self, piece: Fired, window: TimeWindow, out: Collector) -> None:
@@ -261,7 +261,7 @@ class WindowAggregateOperator(Operator):
         out.batch(Batch(pa.RecordBatch.from_arrays(columns, schema=self._schema)))
 
     def _fire_again(self, data: pa.RecordBatch, panes: I64, out: Collector) -> None:
-        """Emit windows anew that had fired before this batch added to them; after a rescale that differs by key."""
+        """Emit windows again that had fired before this batch added rows; after a rescale that differs by key."""
         if not self._watermarks.differ:
             self._fire_fired(data, panes, self._watermarks.low, out)
             return
@@ -274,7 +274,7 @@ class WindowAggregateOperator(Operator):
         self._fire_fired(data.filter(pa.array(rest)), panes[rest], self._watermarks.low, out)
 
     def _fire_fired(self, data: pa.RecordBatch, panes: I64, watermark: int, out: Collector) -> None:
-        """Emit, for the keys of these rows, the windows with them that `watermark` has fired and not yet closed."""
+        """Emit, for the keys of these rows, their windows that `watermark` has fired and not yet closed."""
         config = self._config
         touched = np.unique(panes).tolist()
         fired = self._due(touched, max(watermark - config.allowed_lateness, MIN_TIMESTAMP), watermark)
@@ -293,7 +293,7 @@ def _less(watermark: int, lateness: int) -> int:
 
 
 def _outside(piece: Fired, done: Iterable[Any]) -> Fired:
-    """Leave out keys whose former subtask had fired the window already."""
+    """Remove keys whose former subtask had already fired the window."""
     kept = np.ones(len(piece.hashes), np.bool_)
     for owned in done:
         kept &= (piece.hashes < owned.low) | (piece.hashes > owned.high)

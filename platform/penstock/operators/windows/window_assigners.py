@@ -1,6 +1,6 @@
-"""Which windows a row is in, one row at a time: for windows that keep their rows (`operators.windows.window_engine`).
+"""The windows of a row, one row at a time, for windows that keep their rows (`operators.windows.window_engine`).
 
-The compiled windows have the same arithmetic by column.
+The compiled windows use the same arithmetic by column.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I64
 
-#: Bounds of a zone's windows that are remembered: looking them up takes as long as a row.
+#: Number of cached bounds of a zone's windows: computing them takes as long as processing a row.
 _ZONED_WINDOWS = 8192
 GLOBAL_WINDOW = TimeWindow(MIN_TIMESTAMP, MAX_TIMESTAMP)
 
 
 class WindowAssigner:
-    """A window of the graph, ready to be asked."""
+    """Assigns rows to the windows of a graph's window definition."""
 
     def __init__(self, config: dict[str, Any], allowed_lateness: int) -> None:
-        """`config` is the window's own, in microseconds."""
+        """Make an assigner; `config` is the window's, in microseconds."""
         kind = config["kind"]
-        #: The definition: what makes bounds those of a window.
+        #: The definition: the part of the configuration that determines bounds.
         self.shown = _shown(config)
         self.merges = kind == "session"
         self.is_global = kind == "global"
@@ -38,38 +38,38 @@ class WindowAssigner:
         self._lateness = 0 if self.processing else allowed_lateness
         zone = config.get("time_zone")
         self._zone = None if zone is None else TimeZone(zone)
-        #: Windows of a time, which is one that `times` returns.
+        #: Returns the windows of a time that `times` has returned.
         self.windows_of: Callable[[int], Sequence[TimeWindow]] = _windows_of(kind, config)
         if self._zone is not None:
             self.windows_of = _zoned(self._zone, self.windows_of)
 
     def times(self, instants: I64) -> I64:
-        """Return what `windows_of` takes: of windows in a time zone what the clock there shows."""
+        """Return the argument of `windows_of`: for windows in a time zone, the wall-clock time there."""
         return instants if self._zone is None else self._zone.local(instants)
 
     def restored(self, window: TimeWindow) -> TimeWindow:
-        """Return the window of these bounds as `windows_of` does."""
+        """Return the window with these bounds, as `windows_of` does."""
         if self._zone is None:
             return window
         return _instants(self._zone, window, int(self._zone.local(np.array([window.end]))[0]))
 
     def cleanup_time(self, window: TimeWindow) -> int:
-        """Return when nothing more is known of a window; of the global one never, which is the end of time."""
+        """Return the time at which a window is deleted; for the global window the end of time, which is never."""
         return MAX_TIMESTAMP if self.is_global else min(window.max_timestamp + self._lateness, MAX_TIMESTAMP)
 
     def is_late(self, window: TimeWindow, watermark: int) -> bool:
-        """Whether a row of that window comes too late."""
+        """Return whether a row of that window is late."""
         return not self.processing and not self.is_global and self.cleanup_time(window) <= watermark
 
     def is_behind(self, time: int, watermark: int) -> bool:
-        """Whether a row of that instant, which is in no window, comes too late."""
+        """Return whether a row of that instant, which is in no window, is late."""
         return not self.processing and time + self._lateness <= watermark
 
 
 class ZonedWindow(TimeWindow):
-    """A window of a wall clock; its rows may go on behind its end, where the clock is set back over it."""
+    """A window of a wall clock; where the clock is set back over its end, its rows may continue after it."""
 
-    #: When the clock shows it for the last time.
+    #: The last occurrence of the window's last wall-clock time.
     last: int
 
     @property
@@ -84,7 +84,7 @@ def _zoned(zone: TimeZone, shown: Callable[[int], Sequence[TimeWindow]]) -> Call
         start, end = zone.instant(window.start, last=False), zone.instant(window.end, last=False)
         return _instants(zone, TimeWindow(start, end), window.end)
 
-    # cumulative windows that end while the clock skips an hour are one
+    # cumulative windows whose ends are in a skipped hour are one
     return lambda time: list(dict.fromkeys(map(instants, shown(time))))
 
 

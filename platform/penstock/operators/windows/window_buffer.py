@@ -1,9 +1,9 @@
-"""The state of windows that keep their rows: by key its rows, each once, and its windows, which name rows by number.
+"""The state of windows that keep their rows: per key its rows, each stored once, and its windows, which refer to them.
 
-Both are maps of `state.tables.entry_table`: Python objects between batches, and a log of what changed. The states are
-`rows` (entry: the row's number; values: the input's columns) and `windows` (entry: the bounds; value: MessagePack of
-row numbers, what trigger and function remember, and timers). Keys that left memory, and those of a restore, are columns
-until they are touched: then their rows get their numbers. Used by `operators.windows.window_rows`.
+Both are maps of `state.tables.entry_table`: Python objects between batches, and a log of changes. The states are `rows`
+(entry: the row's number; values: the input's columns) and `windows` (entry: the bounds; value: MessagePack of row
+numbers, trigger and function state, and timers). Evicted keys, and those of a restore, are columns until their next
+use, when their rows are numbered. Used by `operators.windows.window_rows`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _ROW_BYTES, _WINDOW_BYTES = 200, 1000
 
 
 class KeyWindows:
-    """The rows and windows of one key of a batch."""
+    """The rows and windows of one key in a batch."""
 
     __slots__ = ("at", "rows", "watermark", "windows")
 
     def __init__(self, at: int, rows: dict[int, WindowElement], windows: WindowIndex, watermark: int) -> None:
-        """`at` is the key's place in the batch."""
+        """Make the entry of a key; `at` is its index in the batch."""
         self.at = at
         self.rows = rows
         self.windows = windows
@@ -59,21 +59,21 @@ class _RowCodec:
         self._encoder = RowEncoder(schema, "rows of a window")
         self._texts = [i for i, field in enumerate(schema) if not pt.is_primitive(field.type)]
         self.object_bytes = _ROW_BYTES + 40 * len(schema)
-        #: No number that was read is above this.
+        #: Upper bound of the numbers read.
         self.highest = -1
 
     def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
-        """Return numbers."""
+        """Return row numbers."""
         highest = max(columns[0], default=-1)
         self.highest = max(self.highest, highest)
         return columns[0]
 
     def encode_keys(self, keys: Sequence[Any]) -> list[pa.Array]:
-        """Return the column of numbers."""
+        """Return the column of row numbers."""
         return [pa.array(keys, pa.int64())]
 
     def decode_values(self, columns: list[list[Any]]) -> list[Any]:
-        """Return elements, not yet numbered."""
+        """Return elements without numbers."""
         times = columns.pop() if self._timed else [0] * len(columns[0])
         return [WindowElement(row, time) for row, time in zip(self._make(columns), times, strict=True)]
 
@@ -92,7 +92,7 @@ class _RowCodec:
         return sum(columns[1 + i].nbytes for i in self._texts) if len(columns) > 1 else 0
 
     def measured(self, container: Any) -> int:
-        """Return about the bytes of strings."""
+        """Return the approximate bytes of strings."""
         return len(self._texts) * 60 * len(container)
 
 
@@ -141,7 +141,10 @@ class WindowBuffer:
         row_type: type | None,
         assigner: WindowAssigner,
     ) -> None:
-        """Declare (and so restore) the state; `key`: its columns, `schema`: the rows', with `__ts` if there is any."""
+        """Declare (and so restore) the state.
+
+        `key` are its columns; `schema` is that of the rows, with `__ts` if they have event time.
+        """
         self._assigner = assigner
         self.state = store.row_state(key, leaves=True)
         self._schema = schema
@@ -162,19 +165,19 @@ class WindowBuffer:
     # --- a batch of keys --------------------------------------------------------------------------------------------
 
     def begin(self, slots: I32, watermarks: list[int]) -> list[KeyWindows]:
-        """Return what is known of these keys, each of which occurs once; it is changed in place until `end`."""
+        """Return the rows and windows of these distinct keys, which are changed in place until `end`."""
         self._slots = slots.copy()
         known = zip(self._rows.containers(slots), self._windows.containers(slots), watermarks, strict=True)
         self._places = []
         for at, (held, windows, mark) in enumerate(known):
             rows = {} if held is None else held
             self._places.append(KeyWindows(at, rows, self._indexed(rows, windows), mark))
-        # where they stay in the object store, only the rows of keys that came back are known
+        # if keys stay in the object store, only the rows of fetched keys are known
         self.next_number = max(self.next_number, self._row_codec.highest + 1)
         return self._places
 
     def _indexed(self, rows: dict[int, WindowElement], windows: dict[TimeWindow, BufferedWindow] | None) -> WindowIndex:
-        """Return a key's windows; if they were read from columns, its rows get their numbers, and who holds them."""
+        """Return a key's windows; after decoding from columns, number its rows and index the windows that hold them."""
         if isinstance(windows, WindowIndex):
             return windows
         for number, element in rows.items():
@@ -185,11 +188,11 @@ class WindowBuffer:
         return WindowIndex(self._assigner, windows)
 
     def changed(self, key: KeyWindows, window: TimeWindow) -> None:
-        """The window is new, other than it was, or gone."""
+        """Record that the window is new, changed or removed."""
         self._changed[key.at, window] = None
 
     def forget(self, key: KeyWindows, numbers: list[int]) -> None:
-        """A window no longer holds these rows."""
+        """Record that a window no longer holds these rows."""
         for number in numbers:
             element = key.rows[number]
             element.references -= 1
@@ -198,7 +201,7 @@ class WindowBuffer:
                 self._removed.append((key.at, number))
 
     def end(self, first_number: int, places: I32 | None, data: pa.RecordBatch | None) -> None:
-        """Save what has changed; row i of `data`, if any has come, has the number `first_number + i`."""
+        """Save the changes; row i of `data`, if there is a batch, has the number `first_number + i`."""
         new = self._removed_before(first_number)
         if data is not None and places is not None:
             self._save_rows(first_number, places, data)
@@ -215,7 +218,7 @@ class WindowBuffer:
         return self.state.keys(self._slots)
 
     def _removed_before(self, first_number: int) -> list[tuple[int, int]]:
-        """Return the removed rows that were there before this batch: others were never saved."""
+        """Return the removed rows from before this batch: others were never saved."""
         return [(place, number) for place, number in self._removed if number < first_number]
 
     def _save_rows(self, first_number: int, places: I32, data: pa.RecordBatch) -> None:

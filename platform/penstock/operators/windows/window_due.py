@@ -1,6 +1,6 @@
-"""Which windows with rows a watermark closes, found from the panes that hold rows.
+"""The windows with rows that a watermark closes, found from the panes that hold rows.
 
-Asked by the window operators and the window join.
+Called by the window operators and the window join.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 class WindowSizes(Protocol):
-    """Windows whose bounds are known beforehand, in microseconds."""
+    """Windows with known bounds, in microseconds."""
 
     @property
     def size(self) -> int:
-        """Their length; of cumulative ones the longest one's."""
+        """Their length; for cumulative windows that of the longest."""
 
     @property
     def slide(self) -> int:
-        """From one window's start to the next one's; not looked at for cumulative windows."""
+        """Distance of window starts; unused for cumulative windows."""
 
     @property
     def offset(self) -> int:
-        """Where one of them begins."""
+        """The start of one of them."""
 
     @property
     def step(self) -> int:
-        """Of cumulative windows, from one end to the next; else 0."""
+        """For cumulative windows the distance of ends; else 0."""
 
 
 def due_windows(config: WindowSizes, panes: Iterable[int], before: int, watermark: int) -> list[TimeWindow]:
-    """Return the windows over these panes whose last microsecond lies in (before, watermark], by their ends."""
+    """Return the windows over these panes whose last microsecond is in (before, watermark], by their ends."""
     windows_of = _cumulative if config.step else _sliding
     due = {window for pane in panes for window in windows_of(config, pane, before, watermark)}
     return sorted(due, key=lambda window: (window.end, window.start))
@@ -43,7 +43,7 @@ def due_windows(config: WindowSizes, panes: Iterable[int], before: int, watermar
 def _sliding(config: WindowSizes, pane: int, before: int, watermark: int) -> Iterator[TimeWindow]:
     last = pane - (pane - config.offset) % config.slide
     first = last - (last - (pane - config.size) - 1) // config.slide * config.slide
-    first = not_below(first, before - config.size + 2, config.slide)  # one that ends after `before`
+    first = not_below(first, before - config.size + 2, config.slide)  # the first one that ends after `before`
     for start in range(first, min(last, watermark - config.size + 1) + 1, config.slide):
         yield TimeWindow(start, start + config.size)
 

@@ -1,8 +1,8 @@
-"""What happens to a row, or when a timer is due, in windows that keep their rows: Flink's rules, row by row.
+"""The handling of rows and timers in windows that keep their rows: Flink's rules, row by row.
 
-A row goes into its windows that are not yet over, sessions grow together first; the trigger then says whether a window
-is computed, and whether its rows are forgotten. A window is forgotten when its allowed lateness is over. Driven by
-`operators.windows.window_rows`; knows of no columns.
+A row is added to its windows that are not yet over; sessions are merged first. The trigger then decides whether a
+window fires, and whether its rows are deleted. A window is deleted when its allowed lateness is over. Called by
+`operators.windows.window_rows`; independent of columns.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 
 class WindowSink(Protocol):
-    """What computes windows."""
+    """A receiver of windows that computes results."""
 
     def fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, elements: list[WindowElement]) -> None:
         """Compute a window of these rows."""
 
     def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
-        """The window is over."""
+        """Handle the deletion of a window."""
 
 
 class _Context:
-    """What the trigger is given, for one window after another."""
+    """The context of the trigger, reused for each window."""
 
     def __init__(self, no_key: KeyWindows) -> None:
         self.events, self.processings = TimerQueue(), TimerQueue()
         self.state: dict[str, Any] = {}
         self.watermark, self.processing_time = MIN_TIMESTAMP, MIN_TIMESTAMP
         self.known = BufferedWindow()
-        #: What `known` is, and of which key.
+        #: The current window's `known`, and its key.
         self.key = no_key
         self.window = TimeWindow(0, 0)
 
@@ -62,7 +62,7 @@ class _Context:
             self.key.windows.no_longer(timestamp, self.window, processing=processing)
 
     def register(self, timestamp: int, *, processing: bool) -> None:
-        """Let the key's timer of that time become due, and the window be found then."""
+        """Register a timer of the key, and a call of the window at that time."""
         queue, key = self.processings if processing else self.events, self.key
         key.windows.wait(timestamp, self.window, processing=processing)
         if timestamp <= queue.horizon:
@@ -73,7 +73,7 @@ class _Context:
 
 
 class WindowEngine:
-    """The rules."""
+    """Flink's rules for rows and timers of windows."""
 
     def __init__(
         self,
@@ -83,23 +83,23 @@ class WindowEngine:
         buffer: WindowBuffer,
         sink: WindowSink,
     ) -> None:
-        """`buffer` is told what has changed."""
+        """Make an engine; changes are reported to `buffer`."""
         self.assigner = assigner
         self._trigger = trigger
         self._evictor = evictor
         self._buffer = buffer
         self._sink = sink
         self.context = _Context(KeyWindows(0, {}, WindowIndex(assigner), MIN_TIMESTAMP))
-        #: Time of the row or timer that is being looked at.
+        #: Time of the current row or timer.
         self.time = MIN_TIMESTAMP
 
     def add(self, key: KeyWindows, element: WindowElement, time: int) -> bool:
-        """Take a row whose windows are those of `time` (of the assigner's own); False: it is late."""
+        """Add a row to the windows of `time` (the assigner's time); return False if it is late."""
         self.time = element.timestamp
         windows = self.assigner.windows_of(time)
         if self.assigner.merges:
             return self._add_merging(key, element, windows[0])
-        # Flink's rule: where windows leave gaps, a row in none of them is late behind the watermark
+        # Flink's rule: between windows with gaps, a row in none of them is late once the watermark has passed it
         taken = not windows and not self.assigner.is_behind(element.timestamp, key.watermark)
         for window in windows:
             if not self.assigner.is_late(window, key.watermark):
@@ -109,7 +109,7 @@ class WindowEngine:
         return taken
 
     def timer(self, key: KeyWindows, time: int, *, processing: bool) -> None:
-        """A timer of the key is due."""
+        """Handle a timer of the key."""
         self.time = time
         trigger = self._trigger
         hook = trigger.on_processing_time if processing else trigger.on_event_time
@@ -117,7 +117,7 @@ class WindowEngine:
             known = key.windows[window]
             times = known.processing if processing else known.event
             over = processing == self.assigner.processing and time == self.assigner.cleanup_time(window)
-            if over or time in times:  # the trigger is asked once more when the window is over
+            if over or time in times:  # the trigger is called once more when the window is over
                 times.discard(time)
                 self._bind(key, window, known)
                 self._act(hook(time, window, self.context), key, window, known)

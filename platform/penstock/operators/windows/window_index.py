@@ -1,8 +1,8 @@
-"""The windows of one key, found by the times they wait for and by what they touch: never by looking at all of them.
+"""The windows of one key, indexed by the times they wait for and by overlap, so that no lookup scans all of them.
 
-A key may have thousands of windows open (an hour that slides by a second) or as many sessions. Kept from batch to batch
-as the value of the state `windows` (`operators.windows.window_buffer`), where it is a dict like any other; what finds
-windows is made of them when they are restored. Used by `operators.windows.window_engine`.
+A key may have thousands of open windows (an hour that slides by a second) or as many sessions. The index is kept across
+batches as the value of the state `windows` (`operators.windows.window_buffer`), where it acts as a dict; a restore
+rebuilds it. Used by `operators.windows.window_engine`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _END = attrgetter("end")
 
 
 class BufferedWindow(msgspec.Struct, array_like=True):
-    """What is known of one window of one key."""
+    """The state of one window of one key."""
 
     #: Numbers of its rows, in order.
     rows: list[int] = []
-    #: What the trigger and the function remember.
+    #: State of the trigger and of the function.
     trigger: dict[str, Any] = {}
     function: dict[str, Any] = {}
     #: The trigger's timers.
@@ -37,24 +37,24 @@ class BufferedWindow(msgspec.Struct, array_like=True):
 
 
 class WindowIndex(dict[TimeWindow, BufferedWindow]):
-    """Windows of a key; change it by `put` and `take` alone."""
+    """Windows of a key; changed only by `put` and `take`."""
 
     __slots__ = ("_assigner", "_events", "_ordered", "_processings")
 
     def __init__(self, assigner: WindowAssigner, windows: Mapping[TimeWindow, BufferedWindow] | None = None) -> None:
-        """`windows` are those that were restored."""
+        """Make an index of the restored `windows`, if there are any."""
         super().__init__()
         self._assigner = assigner
-        #: Which windows wait for a time.
+        #: Windows by the time they wait for.
         self._events: dict[int, dict[TimeWindow, None]] = {}
         self._processings: dict[int, dict[TimeWindow, None]] = {}
-        #: Windows that merge, none of which touches another, so in order of start and end.
+        #: Windows that merge, none of which touches another, in order of start and end.
         self._ordered: list[TimeWindow] = []
         for window, known in (windows or {}).items():
             self.put(assigner.restored(window), known)
 
     def put(self, window: TimeWindow, known: BufferedWindow) -> None:
-        """Enter a window with the times it waits for."""
+        """Add a window with the times it waits for."""
         self[window] = known
         for time in known.event:
             self.wait(time, window, processing=False)
@@ -65,7 +65,7 @@ class WindowIndex(dict[TimeWindow, BufferedWindow]):
             insort(self._ordered, window)
 
     def take(self, window: TimeWindow) -> BufferedWindow:
-        """Take a window out."""
+        """Remove and return a window."""
         known = self.pop(window)
         self._leave(self._events, known.event, window)
         self._leave(self._processings, known.processing, window)
@@ -76,20 +76,20 @@ class WindowIndex(dict[TimeWindow, BufferedWindow]):
         return known
 
     def wait(self, time: int, window: TimeWindow, *, processing: bool) -> None:
-        """Let a window be found when that time comes."""
+        """Register a window for that time."""
         (self._processings if processing else self._events).setdefault(time, {})[window] = None
 
     def no_longer(self, time: int, window: TimeWindow, *, processing: bool) -> None:
-        """Let a window not be found when that time comes, unless it is over then."""
+        """Remove a window's registration for that time, unless it is over then."""
         if processing != self._assigner.processing or time != self._assigner.cleanup_time(window):
             self._leave(self._processings if processing else self._events, (time,), window)
 
     def due(self, time: int, *, processing: bool) -> list[TimeWindow]:
-        """Return the windows that wait for a time, in order; they do so no more."""
+        """Remove and return the windows registered for that time, in order."""
         return sorted((self._processings if processing else self._events).pop(time, ()))
 
     def touched(self, window: TimeWindow) -> list[TimeWindow]:
-        """Return the windows that a window of theirs would merge with, in order."""
+        """Return the windows that a window of the same key would merge with, in order."""
         first = stop = bisect_left(self._ordered, window.start, key=_END)
         while stop < len(self._ordered) and self._ordered[stop].start <= window.end:
             stop += 1

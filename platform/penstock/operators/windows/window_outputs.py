@@ -1,7 +1,7 @@
-"""How windows that keep their rows are computed: by aggregates, by reducing, or by a function of the whole window.
+"""The results of windows that keep their rows: by aggregates, by reducing, or by a function of the whole window.
 
-One of these is the `WindowSink` of `operators.windows.window_engine`; `operators.windows.window_rows` makes it and lets
-it emit.
+One of these classes is the `WindowSink` of `operators.windows.window_engine`; `operators.windows.window_rows` makes it
+and calls `emit`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 
 class WindowOutput(WindowSink, Protocol):
-    """Computes windows, and emits behind each batch."""
+    """Computes windows, and emits the results after each batch."""
 
     #: Event time of the row or timer that fires a global window, set by the operator.
     time_of: Callable[[TimeWindow], int]
 
     def emit(self, keys: list[pa.Array], out: Collector) -> None:
-        """Emit what was computed since the last call, for keys of these columns."""
+        """Emit the results since the last call, for keys of these columns."""
 
 
 class AggregatedWindows:
-    """Aggregates, all windows of a batch at once."""
+    """Computes aggregates, of all windows of a batch at once."""
 
     def __init__(
         self,
@@ -60,11 +60,15 @@ class AggregatedWindows:
         aggregators: dict[str, Aggregator[Any, Any, Any]],
         where: str,
     ) -> None:
-        """`schemas` are those of the rows, the key and the output; `aggregators`: of one's own, by output column."""
+        """Make a sink.
+
+        `schemas` are those of the rows, the key and the output; `aggregators` are user-defined aggregates by output
+        column.
+        """
         rows, key, output = schemas
         self._where = where
         self._aggregates = config.aggregates
-        # a computed key is none of the rows' columns
+        # a computed key is not a column of the rows
         known = pa.schema([*rows, *(field for field in key if field.name not in rows.names)])
         self._plan = AggregatePlan(replace(config, aggregates=tuple(a for a in self._aggregates if not a.kept)), known)
         self._aggregators = aggregators
@@ -74,13 +78,13 @@ class AggregatedWindows:
         self.time_of: Callable[[TimeWindow], int] = lambda window: window.max_timestamp
 
     def fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, elements: list[WindowElement]) -> None:
-        """Remember what is to be computed."""
+        """Record a window to be computed."""
         del known
         if elements:
             self._fired.append((key.at, window, self.time_of(window), elements))
 
     def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is kept for a window."""
 
     def emit(self, keys: list[pa.Array], out: Collector) -> None:
         """Compute and emit."""
@@ -111,7 +115,10 @@ class AggregatedWindows:
         out.batch(Batch(pa.RecordBatch.from_arrays(made, schema=self._output)))
 
     def _columns(self, data: pa.RecordBatch, cells: I64, cell: I64, rows: list[list[Any]]) -> list[pa.Array]:
-        """Return one column an aggregate, of windows whose rows are `rows`, and those of `data` by `cell`."""
+        """Return one column per aggregate.
+
+        The windows' rows are `rows`, and the rows of `data` by `cell`.
+        """
         simple = iter(self._plan.outputs(cells))
         made: list[pa.Array] = []
         for aggregate in self._aggregates:
@@ -129,10 +136,10 @@ class AggregatedWindows:
 
 
 class ReducedWindows:
-    """One row a window, by putting two together again and again."""
+    """Reduces the rows of a window to one, two at a time."""
 
     def __init__(self, function: Callable[[Any, Any], Any], output: ProcessOutput) -> None:
-        """`function` takes the row so far and the next one."""
+        """Make a sink; `function` takes the result so far and the next row."""
         self._function = function
         self._output = output
         self.time_of: Callable[[TimeWindow], int] = lambda window: window.max_timestamp
@@ -145,7 +152,7 @@ class ReducedWindows:
             _keep(self._output, [row], self.time_of(window))
 
     def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is kept for a window."""
 
     def emit(self, keys: list[pa.Array], out: Collector) -> None:
         """Emit."""
@@ -154,7 +161,7 @@ class ReducedWindows:
 
 
 class ProcessedWindows:
-    """Whatever a function yields of a window's rows."""
+    """Emits all rows that a function yields for a window's rows."""
 
     def __init__(
         self,
@@ -163,7 +170,7 @@ class ProcessedWindows:
         output: ProcessOutput,
         key_of: Callable[[int], Any],
     ) -> None:
-        """`key_of` gives the key at a place of the batch."""
+        """Make a sink; `key_of` returns the key at an index of the batch."""
         self._function = function
         self._context = context
         self._output = output
@@ -180,7 +187,7 @@ class ProcessedWindows:
             _keep(self._output, found, time)
 
     def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
-        """Tell the function."""
+        """Call the function's hook."""
         self._context.watermark = key.watermark
         self._context.bind(self._key_of(key.at), window, known.function, self.time_of(window))
         self._function.clear(self._context)

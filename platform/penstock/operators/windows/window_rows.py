@@ -1,12 +1,12 @@
-"""Windows that keep their rows (kind `window_rows`): any trigger, evictor or function, one Python call a row.
+"""Windows that keep their rows (kind `window_rows`): any trigger, evictor or function, one Python call per row.
 
-For what the compiled windows (`operators.windows.window_aggregate`, `operators.windows.session_window`) cannot express,
-and nothing else. A batch is decoded once, its rows and what is known of their keys go through
-`operators.windows.window_engine`, and what that has changed is saved behind the batch; timers fire in the same way.
-Where keys leave memory with all their rows, both come in pieces of as many keys as there is room for.
+Only for windows that the compiled operators (`operators.windows.window_aggregate`, `operators.windows.session_window`)
+cannot express. A batch is decoded once, its rows and the state of their keys pass through
+`operators.windows.window_engine`, and changes are saved after the batch; timers fire in the same way. If keys are
+evicted with all their rows, both are processed in parts of as many keys as fit in memory.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ _WATERMARK, _CLOCK = "watermark", "clock"
 
 @dataclass(frozen=True, slots=True)
 class WindowParts:
-    """What a window is made of besides its assigner."""
+    """The parts of a window definition besides its assigner."""
 
     trigger: Trigger
     evictor: Evictor | None
     function: Any
-    #: Class of the rows, None: named tuples.
+    #: Class of the rows; None: named tuples.
     row_type: type | None
-    #: Columns of the key, and of the rows that are kept.
+    #: Columns of the key, and of the kept rows.
     key: pa.Schema
     rows: pa.Schema
 
 
 class WindowRowsOperator(Operator):
-    """Windows of one key after another, by rows."""
+    """Windows with rows, processed by key."""
 
     _store: KeyedStateStore
     _buffer: WindowBuffer
@@ -101,14 +101,14 @@ class WindowRowsOperator(Operator):
             self._sink.time_of = lambda _: self._engine.time
         saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
         self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
-        # windows of the clock that had fired must not be entered again where it was set back
+        # fired windows of processing time must not be entered again after the clock was set back
         self._clock = TtlClock(context.clock)
         self._clock.restored(np.array([item[_CLOCK] for item in saved if _CLOCK in item], np.int64))
         self._next_processing = self._buffer.processing_timers.next_time()
         self._ended = False
 
     def _parts(self, context: OperatorContext) -> WindowParts:
-        """Return what the job says of the window."""
+        """Return the window's parts from the job's configuration."""
         spec, given = context.spec, context.input_schemas[0]
         trigger, evictor, function, row_type = load_function(spec.payload, self._where)
         rows = visible(given, spec.config.get("computed", ()))
@@ -135,7 +135,7 @@ class WindowRowsOperator(Operator):
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
-        """Put every row into its windows."""
+        """Put each row into its windows."""
         with collector_paused():
             done = 0
             while done < batch.num_rows:
@@ -175,7 +175,7 @@ class WindowRowsOperator(Operator):
     # --- timers -----------------------------------------------------------------------------------------------------
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Let the timers of event time fire, then pass it on; the end of all input also ends windows of the clock."""
+        """Fire event-time timers, then emit the watermark; the end of all input also ends processing-time windows."""
         if watermark.timestamp > self._watermarks.low:
             self._watermarks.advance(watermark.timestamp)
             self._fire(watermark.timestamp, out, processing=False)
@@ -185,13 +185,13 @@ class WindowRowsOperator(Operator):
 
     @property
     def next_timer_ms(self) -> float | None:
-        """When the next timer of processing time is due, as `Clock.now_ms` counts."""
+        """Return the time of the next processing-time timer, as `Clock.now_ms` counts."""
         if self._next_processing is None or self._ended:
             return None
         return 0.0 if self._next_processing <= self._clock.now else -(-self._next_processing // 1000)
 
     def process_time(self, now_ms: int, out: Collector) -> None:
-        """Let the timers of processing time fire."""
+        """Fire the processing-time timers."""
         self._fire(max(self._clock_now(), now_ms * 1000), out, processing=True)
 
     def _fire(self, until: int, out: Collector, *, processing: bool) -> None:
@@ -213,7 +213,7 @@ class WindowRowsOperator(Operator):
                 self._end(distinct, None, out)
 
     def _clock_now(self) -> int:
-        """Return the machine's clock in microseconds; it never goes back."""
+        """Return the machine's clock in microseconds, made monotonic."""
         self._clock.tick()
         self._engine.context.processing_time = self._clock.now
         if self._config.mode in ("apply", "process"):
@@ -240,7 +240,7 @@ class WindowRowsOperator(Operator):
         return self._keys[place]
 
     def _end(self, distinct: I32, rows: tuple[int, I32, pa.RecordBatch] | None, out: Collector) -> None:
-        """Save what has changed and emit what was computed."""
+        """Save the changes and emit the results."""
         keys, context = self._buffer.key_columns(), self._engine.context
         first, local, data = rows or (self._buffer.next_number, None, None)
         self._buffer.end(first, local, data)
@@ -253,7 +253,7 @@ class WindowRowsOperator(Operator):
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze rows, windows and timers; watermark and clock go with the hash range they hold for."""
+        """Freeze rows, windows and timers; watermark and clock are saved with the hash range they hold for."""
         self._ended = self._ended or barrier.kind.ends_job
         items: tuple[Any, ...] = tuple({**item, _CLOCK: self._clock.now} for item in self._watermarks.items())
         watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
@@ -264,7 +264,7 @@ class WindowRowsOperator(Operator):
         self._store.completed(permit.checkpoint_id)
 
     def finish(self, out: Collector) -> None:
-        """Timers of processing time that are still to come never fire."""
+        """Drop pending processing-time timers: they never fire."""
         self._ended = True
 
 

@@ -1,4 +1,4 @@
-"""Windows that keep their rows as a configuration: validation and output schema, without the operator.
+"""The configuration of windows that keep their rows: validation and output schema, without the operator.
 
 Called by the API when the graph is built, and by `operators.windows.window_rows` when it opens.
 """
@@ -42,7 +42,7 @@ class WindowRowsConfig:
 
 
 def parse_rows(config: dict[str, Any], key: Sequence[str] | None = None) -> WindowRowsConfig:
-    """Return the configuration as a value; `key`: the key's columns, where the configuration has another form."""
+    """Parse the configuration; `key`: the key's columns, if the configuration has them in another form."""
     aggregates = aggregates_of({"aggregates": config.get("aggregates", ())})
     lateness = int(config.get("allowed_lateness_us", 0))
     names = config["key"] if key is None else key
@@ -63,7 +63,7 @@ def validate_rows(config: dict[str, Any], input_schema: pa.Schema, where: str) -
 
 
 def aggregated_schema(config: dict[str, Any], input_schema: pa.Schema) -> pa.Schema:
-    """Return what aggregates give: keys, the bounds (a global window has none), aggregates, event time if there is any.
+    """Return the output schema of aggregates: keys, bounds (none for a global window), aggregates, event time if any.
 
     Raises:
         GraphError: an aggregate cannot be computed, or a column would exist twice.

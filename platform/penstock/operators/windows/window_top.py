@@ -1,12 +1,12 @@
 """The best rows of each window over all keys, whole rows (kind `window_top`), in two phases.
 
-The first runs in every subtask of its input and only leaves out rows that rows of the same subtask beat: it holds
-nothing but one number a window, which need not survive a failure. The second has one subtask, keeps the candidates and
-emits them when the watermark closes their window. So what travels to the one subtask grows with the logarithm of the
-rows.
+The first phase runs in every subtask of its input and only drops rows that rows of the same subtask outrank; it keeps
+one number per window, which need not survive a failure. The second phase has one subtask, keeps the candidates, and
+emits the best when the watermark closes their window. So the rows sent to the one subtask grow with the logarithm of
+all rows.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from penstock.operators.operator import Collector, OperatorContext
 
 _STATE = "top"
-#: Worse than every row.
+#: A rank below that of every row.
 _WORST = np.iinfo(np.int64).min
-#: Candidates of a window are looked through when there are so many more than are wanted.
+#: Candidates of a window are pruned when this many more than the result are kept.
 _SLACK = 4096
-#: Rows of one window stand together in a batch, in so many stretches at most; else they are sorted.
+#: If a batch has at most this many runs of rows of one window, they are used as slices; else rows are sorted.
 _FEW_RUNS = 32
 
 _Places: TypeAlias = "slice | I64"
@@ -46,7 +46,7 @@ _Places: TypeAlias = "slice | I64"
 
 @dataclass(slots=True)
 class _Best:
-    """What one window holds: no row that is worse than `threshold` can be among its best."""
+    """The state of one window: no row below `threshold` can be among its best."""
 
     threshold: int = _WORST
     pieces: list[pa.RecordBatch] = field(default_factory=list)
@@ -60,14 +60,14 @@ class WindowTopOperator(Operator):
     _config: TopConfig
 
     def open(self, context: OperatorContext) -> None:
-        """Take up the candidates where they were."""
+        """Restore the candidates."""
         validate_top(context.spec.config, context.input_schemas[0])
         self._config = parse_top(context.spec.config)
         self._schema = context.input_schemas[0]
         if not self._config.local and context.parallelism != 1:
             raise GraphError(
                 f"{context.spec.uid}: the best rows over all keys are chosen in one subtask, not {context.parallelism}",
-                hint="take .set_parallelism(...) away; the rows before it are thinned out in every subtask already",
+                hint="remove .set_parallelism(...); every subtask of the input already drops rows that cannot be best",
             )
         self._context = context
         self._watermark = MIN_TIMESTAMP
@@ -77,7 +77,7 @@ class WindowTopOperator(Operator):
                 self._restore(item)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
-        """Keep, or let through, what may be among the best."""
+        """Keep the rows that may be among the best, or in the first phase emit them."""
         data = batch.data
         by = data.column(self._config.by)
         if by.null_count:
@@ -102,7 +102,7 @@ class WindowTopOperator(Operator):
                     self._add(start, data.take(pa.array(_at(places, chosen))))
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Emit the best of the windows that close, in order, then pass the watermark on."""
+        """Emit the best rows of the windows that close, in order, then emit the watermark."""
         if watermark.timestamp > self._watermark:
             self._watermark = watermark.timestamp
             for start in sorted(s for s in self._windows if s + self._config.size - 1 <= watermark.timestamp):
@@ -112,7 +112,7 @@ class WindowTopOperator(Operator):
         out.watermark(watermark)
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Save the candidates; the first phase has nothing to save."""
+        """Save the candidates; the first phase has none."""
         if self._config.local:
             return OperatorSnapshot()
         items: list[Any] = [{"watermark": self._watermark}]
@@ -133,7 +133,7 @@ class WindowTopOperator(Operator):
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def _groups(self, times: I64, last: I64) -> Iterator[tuple[int, _Places]]:
-        """Yield the windows the rows are in, each with the places of its rows."""
+        """Yield the windows of the rows, each with the indices of its rows."""
         config = self._config
         for back in range(config.windows_per_row):
             starts = last - back * config.slide
@@ -147,9 +147,9 @@ class WindowTopOperator(Operator):
                     yield start, rows[places]
 
     def _candidates(self, start: int, ranks: I64) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return which of the window's rows may be among its best, and remember what they have to beat from now on."""
+        """Return the window's rows that may be among its best, and raise its threshold."""
         if start + self._config.size - 1 <= self._watermark:
-            return np.ones(len(ranks), np.bool_)  # closed here; whether it is late is for the second phase to say
+            return np.ones(len(ranks), np.bool_)  # closed here; the second phase decides on lateness
         best = self._windows.get(start)
         if best is None:
             best = self._windows[start] = _Best()
@@ -171,7 +171,7 @@ class WindowTopOperator(Operator):
             best.prune_at = 2 * best.rows
 
     def _prune(self, best: _Best) -> None:
-        """Keep the candidates that are still among the best, in one piece."""
+        """Keep the candidates that are still among the best, as one batch."""
         if not best.pieces:
             return
         rows = _joined(best.pieces)
@@ -185,7 +185,7 @@ class WindowTopOperator(Operator):
         best.rows = best.pieces[0].num_rows
 
     def _result(self, start: int, best: _Best) -> pa.RecordBatch:
-        """Return the window's best rows, the best first, of equal ones the first that came first."""
+        """Return the window's best rows, best first; of equal ones the first arrived first."""
         self._prune(best)
         rows = best.pieces[0]
         ranks = _ranks(rows.column(self._config.by), descending=self._config.descending)
@@ -197,7 +197,7 @@ class WindowTopOperator(Operator):
 
 
 def _ranks(array: pa.Array, *, descending: bool) -> I64:
-    """Return integers that order rows as the column does, the best highest; no row is null; NaN is above all floats."""
+    """Return integers in the order of the column, the best highest; no row is null; NaN is above all floats."""
     ranks = fixed_column(array).values
     if pa.types.is_floating(array.type):
         ranks = np.where(ranks < 0, ranks ^ np.int64(0x7FFFFFFFFFFFFFFF), ranks)
@@ -205,7 +205,7 @@ def _ranks(array: pa.Array, *, descending: bool) -> I64:
 
 
 def _runs(starts: I64) -> Iterator[tuple[int, _Places]]:
-    """Yield (window, places of its rows) for every window; a window may come more than once."""
+    """Yield (window, indices of its rows) for every window; a window may occur more than once."""
     cuts = np.flatnonzero(starts[1:] != starts[:-1]) + 1
     if len(cuts) < _FEW_RUNS:
         bounds = [0, *cuts.tolist(), len(starts)]

@@ -1,7 +1,7 @@
-"""Event-time windows in a time zone (kind `zoned_window`): days, and parts of days, by the clock on the wall.
+"""Event-time windows in a time zone (kind `zoned_window`): days, and parts of days, by the wall clock.
 
-The operator of plain windows, whose own time is what the wall clock shows: rows and watermarks are translated on their
-way in, the bounds of windows on their way out. Its state (`panes`, the watermark) is in wall-clock time too.
+The operator of plain windows, with wall-clock time as its time: rows and watermarks are converted on input, the bounds
+of windows on output. Its state (`panes`, the watermark) is in wall-clock time too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class ZonedWindowOperator(WindowAggregateOperator):
     """Aggregates by key and window of a zone's wall clock."""
 
     def open(self, context: OperatorContext) -> None:
-        """Take up the windows where they were."""
+        """Restore the windows."""
         self._zone = TimeZone(context.spec.config["window"]["time_zone"])
         super().open(context)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Fire the windows whose end the clock has shown for the last time, then pass the watermark on."""
+        """Fire the windows whose end the clock has passed for the last time, then emit the watermark."""
         self._advance(self._zone.local_watermark(watermark.timestamp), out)
         out.watermark(watermark)
 
@@ -40,6 +40,6 @@ class ZonedWindowOperator(WindowAggregateOperator):
     def _bounds(self, window: TimeWindow) -> tuple[int, int, int]:
         zone = self._zone
         start, end = zone.instant(window.start, last=False), zone.instant(window.end, last=False)
-        # what the clock skips comes when it is set; at an end to which it is set back no row of the window is to come
+        # a skipped end is at the clock change; at a repeated end, no row of the window can follow
         time = min(zone.instant(window.end, last=True) - 1, zone.instant(window.max_timestamp, last=True))
         return start, end, time

@@ -1,1 +1,1 @@
-"""A chain of operators and what surrounds it in a worker; driven by `task.drive`."""
+"""A chain of operators and its services in a worker; driven by `task.drive`."""

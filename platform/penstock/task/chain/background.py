@@ -13,4 +13,4 @@ class Background(Protocol):
     """Runs blocking work off the subtasks' threads: a thread pool, or an event of the simulator."""
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
-        """Run `work`, then call `done` with what it returned or raised."""
+        """Run `work`, then call `done` with its result or error."""

@@ -1,7 +1,7 @@
-"""The operators of one subtask, each one's collector feeding the next, the last one's feeding the edges.
+"""The operators of one subtask: each one's collector feeds the next, the last one's feeds the outgoing edges.
 
-Called by `task.drive.subtask` in the subtask's one thread. Side outputs go to the edges that ask for their tag,
-whichever operator of the chain emits them.
+Called by `task.drive.subtask` in the subtask's one thread. Side outputs go to the edges with their tag, from any
+operator of the chain.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ChainLink:
-    """One operator in its place."""
+    """One operator of a chain."""
 
     spec: OperatorSpec
     operator: Operator
     metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     records_in: int = 0
     records_out: int = 0
-    #: Of a keyed operator.
+    #: The key columns; only of a keyed operator.
     hot_keys: HotKeys | None = None
 
 
@@ -72,7 +72,7 @@ class _NextCollector:
 
 
 class _EdgeCollector:
-    """Feeds the edges behind the chain."""
+    """Feeds the outgoing edges of the chain."""
 
     __slots__ = ("_all", "_link", "_main", "_sides", "budget", "last_watermark")
 
@@ -88,7 +88,7 @@ class _EdgeCollector:
 
     @property
     def columns(self) -> frozenset[str] | None:
-        """The columns that go over edges; None where one's are not known."""
+        """The columns that the edges send; None if those of one edge are not known."""
         if not self._main or not all(output.spec.schema for output in self._main):
             return None
         return frozenset(name for output in self._main for name in schema_from_text(output.spec.schema).names)
@@ -119,14 +119,14 @@ class _EdgeCollector:
 
 
 class Chain:
-    """Calls go in at the head."""
+    """The operators of a subtask; calls start at the head."""
 
     def __init__(self, links: Sequence[ChainLink], outputs: Sequence[ResultPartition], clock: Clock) -> None:
-        """`links` in the order of data; nothing is opened yet."""
+        """Make a chain of `links`, in the order of data; the operators are not opened yet."""
         self.links = tuple(links)
         for link in self.links:
             link.hot_keys = HotKeys(link.spec.config, clock) if link.spec.keyed else None
-        #: What each operator has taken of the time.
+        #: Measures the time of each operator.
         self.budget = TimeBudget(clock, [link.spec.uid for link in links])
         self._edges = _EdgeCollector(self.links[-1], outputs, self.budget)
         collectors: list[Collector] = [self._edges]
@@ -136,18 +136,18 @@ class Chain:
         self._head = self.links[0]
         self._head_out = collectors[0]
         self._opened: list[ChainLink] = []
-        #: So many operators, from the head on, were told that all input has ended.
+        #: The number of operators, from the head, that have finished after the end of input.
         self._finished = 0
         self._blocking: tuple[Any, ...] = tuple(
             link.operator for link in self.links if hasattr(type(link.operator), "available")
         )
         self._timed = self._with("process_time")
         self._continuing = self._with("go_on")
-        #: Those that ask for back-pressure until they have emitted: they need no checkpoint to take rows again.
+        #: Operators with back-pressure until they have emitted: they accept rows again without a checkpoint.
         self._holding: tuple[Any, ...] = tuple(o for o in self._blocking if hasattr(type(o), "go_on"))
 
     def _with(self, hook: str) -> tuple[tuple[Any, Collector, int], ...]:
-        """Return the operators that have a hook, each with its collector and place."""
+        """Return the operators that have a hook, each with its collector and index."""
         return tuple(
             (link.operator, out, place)
             for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
@@ -155,9 +155,9 @@ class Chain:
         )
 
     def open(self, contexts: Iterable[OperatorContext]) -> None:
-        """Open all operators, the last one first, so that whoever emits finds its successor open.
+        """Open all operators, the last one first, so that an operator's successor is open before it emits.
 
-        Each is told which columns are looked at behind it, those of the edges to begin with.
+        Each receives the columns that are used downstream of it, starting with those of the edges.
         """
         behind = self._edges.columns
         for link, context in reversed(list(zip(self.links, contexts, strict=True))):
@@ -167,7 +167,7 @@ class Chain:
             behind = operator.narrow(behind) if hasattr(type(operator), "narrow") else None
 
     def batch(self, batch: Batch, input_index: int) -> None:
-        """Rows came in."""
+        """Process rows of an input."""
         self._head.records_in += batch.num_rows
         self.budget.begin(0)
         if self._head.hot_keys is not None:
@@ -176,17 +176,17 @@ class Chain:
         self.budget.end()
 
     def watermark(self, watermark: Watermark) -> None:
-        """The combined watermark of the input advanced."""
+        """Process the combined watermark of the input."""
         self.budget.begin(0)
         self._head.operator.process_watermark(watermark, self._head_out)
         self.budget.end()
 
     def status(self, status: WatermarkStatus) -> None:
-        """The combined input became idle or active."""
+        """Process a change of the combined input to idle or active."""
         self._head.operator.process_status(status, self._head_out)
 
     def poll(self, *, backpressured: bool) -> bool:
-        """Let the source at the head emit a piece; True if it did."""
+        """Let the source at the head emit a batch; return whether it did."""
         source: Any = self._head.operator
         self.budget.begin(0)
         emitted = bool(source.poll(self._head_out, backpressured=backpressured))
@@ -195,7 +195,7 @@ class Chain:
 
     @property
     def at_work(self) -> OperatorSpec | None:
-        """The operator that the chain was in when it raised: at its work, or as the last one that was opened."""
+        """The operator that was running when the chain raised: in a call, or as the last one opened."""
         place = self.budget.place
         if place < len(self.links):
             return self.links[place].spec
@@ -203,13 +203,13 @@ class Chain:
 
     @property
     def next_timer_ms(self) -> float | None:
-        """When (wall-clock time) the next timer of an operator is due; None: no operator waits for one."""
+        """Return when (wall-clock time) the next operator timer is due; None: there is no timer."""
         if not self._timed:
             return None
         return min((due for o, _, _ in self._timed if (due := o.next_timer_ms) is not None), default=None)
 
     def process_time(self, now_ms: int) -> None:
-        """Processing time has come to `now_ms`: let the operators' timers fire."""
+        """Fire the operators' timers up to processing time `now_ms`."""
         for operator, out, place in self._timed:
             due = operator.next_timer_ms
             if due is not None and due <= now_ms:
@@ -219,13 +219,13 @@ class Chain:
 
     @property
     def continues(self) -> bool:
-        """Whether an operator may have something to emit that nobody fed it just now."""
+        """Whether an operator may emit rows without new input."""
         return bool(self._continuing)
 
     def go_on(self, *, past_limits: bool) -> bool:
-        """Let operators emit what has got ready in the meantime, where all behind them take rows; True if one did.
+        """Let operators emit completed rows if all downstream operators accept rows; return whether one did.
 
-        `past_limits`: also into a sink that only a checkpoint relieves, as its barrier waits behind these rows.
+        `past_limits`: also into a sink at its limit, which only a checkpoint relieves (its barrier waits for the rows).
         """
         emitted = False
         needed = self._holding if past_limits else self._blocking
@@ -238,14 +238,14 @@ class Chain:
         return emitted
 
     def emit_watermark(self, watermark: Watermark) -> None:
-        """Emit a watermark behind the source at the head (drain); an idle one becomes active: else nobody listens."""
+        """Emit a watermark after the source at the head (drain); an idle source becomes active first."""
         self._head_out.status(WatermarkStatus(idle=False))
         self._head_out.watermark(watermark)
 
     def snapshot(self, barrier: Barrier) -> tuple[OperatorSnapshot, ...]:
-        """Freeze all operators, head first: what one still emits is before the barrier for the next.
+        """Freeze all operators, head first: rows that one emits in `snapshot` are before the barrier for the next.
 
-        For a drain, `finish` has been called until it was true.
+        For a drain, `finish` was called until it returned True.
         """
         taken = [link.operator.snapshot(barrier, out) for link, out in zip(self.links, self._collectors, strict=True)]
         if barrier.kind.ends_job:
@@ -253,7 +253,10 @@ class Chain:
         return tuple(taken)
 
     def finish(self) -> bool:
-        """All input has ended, or a drain is to: let every operator emit the rest; False: one holds rows, ask again."""
+        """Let every operator emit the rest, at the end of input or for a drain.
+
+        Return False if one still holds rows; the caller then tries again.
+        """
         holders = {place: operator for operator, _, place in self._continuing}
         while self._finished < len(self.links):
             place = self._finished
@@ -266,39 +269,39 @@ class Chain:
         return True
 
     def notify_complete(self, permit: CommitPermit, held: Collection[str] = ()) -> None:
-        """A checkpoint is durable; the sinks in `held` are not told."""
+        """Notify the operators of a durable checkpoint, except the sinks in `held`."""
         for link in self.links:
             if link.spec.uid not in held:
                 link.operator.notify_complete(permit)
 
     def notify_aborted(self, checkpoint_id: int) -> None:
-        """A checkpoint will never be complete."""
+        """Notify the operators of a checkpoint that will never complete."""
         for link in self.links:
             link.operator.notify_aborted(checkpoint_id)
 
     def close(self) -> list[Exception]:
-        """Close all that were opened, whatever one of them raises; return what they raised."""
+        """Close all opened operators, even if one raises; return the errors."""
         errors: list[Exception] = []
         while self._opened:
             try:
                 self._opened.pop().operator.close()
-            except Exception as error:  # noqa: BLE001 - user code; the others must be closed all the same
+            except Exception as error:  # noqa: BLE001 - user code; the other operators must be closed in any case
                 errors.append(error)
         return errors
 
     @property
     def available(self) -> bool:
-        """Whether every operator takes rows now."""
+        """Whether every operator accepts rows now."""
         return all(operator.available for operator in self._blocking)
 
     @property
     def holding(self) -> bool:
-        """Whether an operator takes no rows until it has emitted some of those it holds (`go_on`)."""
+        """Whether an operator accepts no rows until it has emitted some (`go_on`)."""
         return not all(operator.available for operator in self._holding)
 
     @property
     def publishing(self) -> bool:
-        """Whether an operator is publishing output right now."""
+        """Whether an operator is publishing output."""
         return any(getattr(link.operator, "publishing", False) for link in self.links)
 
     @property

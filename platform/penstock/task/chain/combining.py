@@ -1,6 +1,6 @@
-"""Combining before the shuffle, wired into one subtask: its outgoing edges get combiners, its gate the rows' form.
+"""Combining before the shuffle in one subtask: combiners on its outgoing edges, the rows' layout on its gate.
 
-Called by `task.drive.subtask` when the chain is open, in the subtask's own thread.
+Called by `task.drive.subtask` when the chain is open, in the subtask's thread.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def combine_outputs(outputs: Iterable[ResultPartition], settings: JobSettings) -> None:
-    """Combine where the receiver allows it and rows are split, or come together in the one subtask of all windows.
+    """Add combiners where the receiver allows it and rows are distributed, or meet in the one subtask of all windows.
 
-    Any other single channel would only do the same work twice.
+    With any other single channel, combining would only repeat the receiver's work.
     """
     for output in outputs:
         worth = len(output.channels) > 1 or output.spec.combine.get("of_all", False)
@@ -30,7 +30,7 @@ def combine_outputs(outputs: Iterable[ResultPartition], settings: JobSettings) -
 
 
 def expect_combined(gate: InputGate | None, head: Any) -> None:
-    """Tell the gate what combined rows look like, if the operator at the head of the chain takes any."""
+    """Set the layout of combined rows on the gate, if the operator at the head of the chain accepts any."""
     schema = getattr(head, "combined_schema", None)
     if gate is not None and schema is not None:
         gate.expect_combined(schema)

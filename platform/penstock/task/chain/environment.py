@@ -1,6 +1,6 @@
-"""What a worker (or the simulator) gives its subtasks: clock, network, stores, background threads, the way to report.
+"""The services of a worker (or the simulator) for its subtasks: clock, network, stores, background threads, reports.
 
-Everything that touches the outside comes in through here, so that the simulator drives the very same subtasks.
+All access to the outside passes through this class, so that the simulator can drive the same subtasks.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnvironment:
-    """One per worker."""
+    """The services for subtasks, one instance per worker."""
 
     worker_id: str
     clock: Clock
     network: DataPlane
-    #: Hands a report to the supervisor; when it returns the report cannot be lost by a crash of this process.
+    #: Sends a report to the supervisor; after it returns, a crash of this process does not lose the report.
     report: Callable[[WorkerMessage], None]
-    #: Encoding and uploading.
+    #: Threads for encoding and uploading.
     background: Background
-    #: Publishing, recovery, savepoints: may block for as long as an outside system is down.
+    #: Threads for publishing, recovery and savepoints; work may block for as long as an external system is down.
     blocking: Background
-    #: Bound of all keyed state of this worker.
+    #: Limit of all keyed state of this worker.
     managed_memory_bytes: int = 256 << 20
     #: Folder for spilled state.
     state_dir: Path = field(default_factory=lambda: Path("state"))
@@ -50,16 +50,16 @@ class TaskEnvironment:
     gather: Gather = one_by_one
     #: Sizes of state and uploads of all subtasks.
     limits: StateLimits = PRODUCTION
-    #: Calls to outside systems that are under way.
+    #: Running calls to external systems.
     slow_calls: SlowCalls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobServices:
-    """What all subtasks of one job share in a worker."""
+    """The services that all subtasks of one job share in a worker."""
 
     uploader: Uploader
     #: Verified read of a file of the job.
     read_file: Callable[[FileRef], bytes]
-    #: Each stateful subtask's share.
+    #: The share of memory of each stateful subtask.
     managed_memory_bytes: int

@@ -1,4 +1,4 @@
-"""How a failed subtask is told to a person: one line, then the frames of the user's own code, then everything.
+"""The description of a failed subtask: one line, then the frames of the user's code, then all frames.
 
 Used by `task.drive.runtime` and `task.drive.subtask` to fill `TaskState.error` and `.detail`.
 """
@@ -25,14 +25,15 @@ _MAX_LINE = 2_000
 
 
 def describe(error: BaseException, operator: OperatorSpec | None = None) -> tuple[str, str]:
-    """Return one line and the long text of an error; `operator`: where it was raised."""
+    """Return one line and the long text of an error; `operator` raised it."""
     user = user_frames(error)
     text, hint = str(error), misuse(error) if user else ""
     if isinstance(error, PenstockError):
         text, hint = error.message, error.hint
     place = _place(error, operator)
-    # The name stands in front for a PenstockError too: `jobmanager.deploy.failover` knows by it what no restart can
-    # help.
+    # The class name precedes a PenstockError too: `jobmanager.deploy.failover` uses it to recognize errors that no
+    # restart
+    # can resolve.
     line = f"{type(error).__name__}: {text}"[: _MAX_LINE - len(place) - len(hint) - 3].strip()
     line = " ".join(f"{line}{place}{f' ({hint})' if hint else ''}".split()) or type(error).__name__
     if user and not isinstance(error, PenstockError):
@@ -45,7 +46,7 @@ def describe(error: BaseException, operator: OperatorSpec | None = None) -> tupl
 
 
 def _place(error: BaseException, operator: OperatorSpec | None) -> str:
-    """Return which operator of the job file raised an error, as far as its text does not say it."""
+    """Return the operator of the job file that raised an error, unless its text names it."""
     text = str(error)
     if operator is None or (repr(operator.uid) in text and (not operator.where or ".py:" in text)):
         return ""
@@ -54,7 +55,7 @@ def _place(error: BaseException, operator: OperatorSpec | None) -> str:
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of an error and its causes that lie neither in penstock nor in an installed package."""
+    """Return the frames of an error and its causes that are neither in penstock nor in an installed package."""
     frames: list[traceback.FrameSummary] = []
     seen: set[int] = set()
     current: BaseException | None = error
@@ -67,7 +68,7 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a frame's file belongs to penstock, to Python or to an installed package: not the user's own."""
+    """Return whether a frame's file belongs to penstock, to Python or to an installed package, not to the user."""
     if filename.startswith("<frozen"):
         return True
     if filename.startswith("<"):
@@ -76,9 +77,9 @@ def is_ours(filename: str) -> bool:
 
 
 def is_engine(filename: str) -> bool:
-    """Whether a frame's file is penstock's."""
+    """Return whether a frame's file is penstock's."""
     if filename.startswith("<"):
         return False
     path = Path(filename).resolve()
-    # Connectors may lie in a source tree of their own, beside penstock's.
+    # Connectors may be in a separate source tree next to penstock's.
     return str(path).startswith(_ENGINE) or _CONNECTORS in path.parts

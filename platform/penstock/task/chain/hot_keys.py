@@ -1,8 +1,8 @@
-"""Which keys of a keyed operator have the most rows: a few rows are looked at, drawn evenly from all that come.
+"""The keys of a keyed operator with the most rows, estimated from a uniform sample of its input.
 
-Kept by the links of `task.chain.chain`, read by `task.drive.state_queries`. Of every k rows of an input one by chance
-chooses the batch it is in, some rows of which are then counted, so a batch stands for no more than its rows. The
-figures are estimates of rows, with less and less weight for what is older than a minute.
+Kept by the links of `task.chain.chain`, read by `task.drive.state_queries`. Of every k rows of an input a random one
+selects its batch, of which some rows are counted, so a batch is weighted by its rows. The numbers are estimates of
+rows, with decreasing weight for those older than a minute.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.core.elements import Batch
 
-#: In this time about so many rows of an input are looked at, some together: with all else 0.5 % of a core at a million
-#: rows a second in batches of 4096.
+#: In this time about this many rows of an input are counted, some per batch: in all 0.5 % of a core at a million rows a
+#: second in batches of 4096.
 EVERY_MS = 500.0
 SAMPLE_ROWS = 128
 _TOGETHER = 32
-#: Keys that are counted, and how many of them are shown.
+#: Keys that are counted, and keys that are reported.
 KEPT_KEYS, SHOWN_KEYS = 256, 20
-#: What was counted weighs half as much after so long.
+#: Half-life of counts.
 HALF_LIFE_MS = 60_000.0
-#: That is reckoned up this often.
+#: Interval of decay.
 _FADE_MS = 5_000.0
 
 
 class _Draw:
-    """Draws one of every k rows of one input, by chance; k follows the rate."""
+    """Draws a random one of every k rows of one input; k follows the rate."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed
         self.every = 1
-        #: Of the k rows that are coming so many have come, and this one is drawn.
+        #: Rows so far of the current k, and the index of the drawn one.
         self._come = self._drawn = 0
         self._began_ms = self._seen = self._looked = 0.0
 
     def begin(self, now: float) -> None:
-        """Set k anew, by the rows of the time since it was set last, when that is some while ago."""
+        """Recompute k from the rate since the last change, at most once per interval."""
         passed = now - self._began_ms
         if passed >= EVERY_MS:
             self._restart(int(self._seen * EVERY_MS / passed) * _TOGETHER // SAMPLE_ROWS)
             self._began_ms, self._seen, self._looked = now, 0.0, 0.0
 
     def hits(self, rows: int) -> int:
-        """Return how many of the next rows are drawn."""
+        """Return the number of drawn rows among the next rows."""
         self._seen += rows
         begun, end = self._come, self._come + rows
         full, self._come = divmod(end, self.every)
@@ -65,14 +65,14 @@ class _Draw:
         return found + int(self._drawn < self._come)
 
     def looked(self, rows: int) -> None:
-        """So many rows were looked at: draw fewer when they come faster than they did."""
+        """Count examined rows; draw fewer if the rate has increased."""
         self._looked += rows
         if self._looked > SAMPLE_ROWS:
             self._looked = 0.0
             self._restart(2 * self.every)
 
     def chance(self, below: int) -> int:
-        """Return a number of 0 to `below` - 1, each as likely; the same ones in every run."""
+        """Return a number from 0 to `below` - 1, uniformly; the sequence is the same in every run."""
         self._state = (self._state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
         return (self._state >> 33) % below
 
@@ -93,11 +93,11 @@ class HotKeys:
         self._faded_ms = clock.monotonic_ms()
 
     def see(self, batch: Batch, input_index: int) -> None:
-        """Rows come in; look at some of them when one of them is drawn."""
+        """Process a batch of input; count some of its rows if one of them is drawn."""
         place = min(input_index, len(self._keys) - 1)
         names, draw, rows = self._keys[place], self._draws[place], batch.data.num_rows
         if not names:
-            return  # a broadcast stream: its rows belong to no key
+            return  # a broadcast stream: its rows have no key
         now = self._clock.monotonic_ms()
         draw.begin(now)
         hits = draw.hits(rows)
@@ -108,7 +108,7 @@ class HotKeys:
             draw.looked(self._look(batch, names, weight, draw))
 
     def hottest(self) -> dict[str, Any]:
-        """Return how many rows came, about, and the keys with most of them: JSON values, too low by `error` at most."""
+        """Return about the number of rows, and the keys with most of them: JSON values, too low by at most `error`."""
         self._fade(self._clock.monotonic_ms())
         names = next((names for names in self._keys if names), ())
         found = self._top.top(SHOWN_KEYS)
@@ -126,7 +126,7 @@ class HotKeys:
         self._faded_ms = now
 
     def _look(self, batch: Batch, names: tuple[str, ...], weight: float, draw: _Draw) -> int:
-        """Count some rows of a batch, all together with `weight`; return how many they are."""
+        """Count some rows of a batch, with a total weight of `weight`; return their number."""
         data = batch.data
         most = int(min(data.num_rows, SAMPLE_ROWS, _TOGETHER * weight / draw.every))
         columns = [data.column(name) for name in names]
@@ -137,7 +137,7 @@ class HotKeys:
             columns = [column.take(pa.array(chosen)) for column in columns]
         keys = zip(*(column.to_pylist() for column in columns), strict=True)
         counts: Counter[tuple[Any, ...]] = Counter()
-        if batch.combined:  # a row stands for all that one batch had of its key and pane
+        if batch.combined:  # a combined row represents all rows of its batch, key and pane
             for key, words in zip(keys, cells_of(data)[chosen], strict=True):
                 counts[key] += int(words[0]) >> 1
         else:

@@ -1,6 +1,6 @@
-"""Whose words a line of a worker's log is: the subtask's, and of its operators the one that is at work.
+"""The log context of a worker: the subtask, and the operator that is running, for each log line.
 
-Entered by `task.drive.subtask` at each step; read only when something is logged.
+Entered by `task.drive.subtask` at each step; read only when a line is logged.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from penstock.graph.deployment import TaskDeployment
     from penstock.task.chain.time_budget import TimeBudget
 
-#: Upper bits of an attempt are the leader's generation; REST tells the lower ones too.
+#: The upper bits of an attempt are the leader's generation; REST returns the lower ones too.
 _ATTEMPT = 0xFFFF
 
 
 class TaskScope:
-    """One subtask."""
+    """The log context of one subtask."""
 
     def __init__(self, deployment: TaskDeployment, budget: TimeBudget) -> None:
-        """`budget` knows which operator is at work."""
+        """Make a context; `budget` knows the running operator."""
         execution = deployment.execution
         self._budget = budget
         self._names = tuple(spec.name or spec.uid for spec in deployment.operators)
@@ -32,7 +32,7 @@ class TaskScope:
         }
 
     def fields(self) -> Fields:
-        """Return job, operator, subtask and attempt; between two calls of operators all of the chain."""
+        """Return job, operator, subtask and attempt; between two calls of operators all operators of the chain."""
         place = self._budget.place
         operator = self._names[place] if place < len(self._names) else " -> ".join(self._names)
         return {**self._fixed, "operator": operator}

@@ -1,4 +1,4 @@
-"""A subtask's mailbox: what other threads want done in the subtask's own thread, in order, bounded."""
+"""A subtask's mailbox: calls that other threads request in the subtask's thread, in order, bounded."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from penstock.core.errors import PenstockError
 
-#: Mails are triggers, completions and finished uploads: thousands waiting means that the subtask hangs.
+#: Mails are triggers, completions and finished uploads: thousands of waiting ones mean that the subtask hangs.
 CAPACITY = 10_000
 
-#: A piece of work for the subtask's thread.
+#: A call for the subtask's thread.
 Mail = Callable[[], None]
 
 
 class MailboxFullError(PenstockError):
-    """The subtask has not looked at its mails for a long time."""
+    """The subtask has not read its mailbox for a long time."""
 
 
 class Mailbox:
@@ -31,7 +31,7 @@ class Mailbox:
         self._closed = False
 
     def post(self, mail: Mail) -> bool:
-        """Append a mail; False when the mailbox is closed and the mail was dropped.
+        """Append a mail; return False if the mailbox is closed and the mail was dropped.
 
         Raises:
             MailboxFullError: more than the capacity waits.
@@ -54,7 +54,7 @@ class Mailbox:
             return self._mails.popleft() if self._mails else None
 
     def close(self) -> None:
-        """Drop what waits and everything posted later."""
+        """Drop the waiting mails and all later ones."""
         with self._lock:
             self._closed = True
             self._mails.clear()

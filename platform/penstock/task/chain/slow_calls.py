@@ -1,6 +1,7 @@
-"""Slow calls to outside systems: publications, uploads, recovery.
+"""Slow calls to external systems: publications, uploads, recovery.
 
-`TaskRuntime` sends those that are slow now with the worker's metrics; `jobmanager.master.slow_work` tells of each once.
+`TaskRuntime` sends the calls that are slow at present with the worker's metrics; `jobmanager.master.slow_work` reports
+each once.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class _Call:
 
 
 class SlowCalls:
-    """The calls of one worker that are under way; used from any thread."""
+    """The running calls of one worker; used from any thread."""
 
     def __init__(self, clock: Clock, slow_ms: float = SLOW_MS) -> None:
-        """None is under way."""
+        """Start without calls."""
         self._clock = clock
         self._slow_ms = slow_ms
         self._lock = threading.Lock()
@@ -39,7 +40,7 @@ class SlowCalls:
         self._calls: dict[int, _Call] = {}
 
     def watched(self, job_id: str, what: str, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the same work, known as `what` while it runs."""
+        """Return the same work, registered as `what` while it runs."""
 
         def run() -> Any:
             call = _Call(job_id, what, self._clock.monotonic_ms())
@@ -58,7 +59,7 @@ class SlowCalls:
         return run
 
     def slow(self) -> dict[str, tuple[SlowCall, ...]]:
-        """Return the calls that are slow now, by job, and log each that is found to be for the first time."""
+        """Return the calls that are slow now, by job, and log each once."""
         now = self._clock.monotonic_ms()
         with self._lock:
             found = [(number, call) for number, call in self._calls.items() if now - call.begun_ms >= self._slow_ms]

@@ -1,4 +1,4 @@
-"""What one subtask tells its job, addressed with its execution; sent through the worker's control socket."""
+"""The reports of one subtask to its JobMaster, addressed by its execution; sent through the worker's control socket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TaskReports:
     send: Callable[[WorkerReport], None]
 
     def state(self, state: str, error: str = "", detail: str = "", metrics: dict[str, float] | None = None) -> None:
-        """The subtask is in another state; `metrics`: its last ones."""
+        """Report another state of the subtask; `metrics`: its last ones."""
         execution = self.deployment.execution
         self.send(
             TaskState(
@@ -44,7 +44,7 @@ class TaskReports:
         )
 
     def input_ended(self) -> None:
-        """All input was seen and the operators have emitted the rest."""
+        """Report that all input was processed and the operators have emitted the rest."""
         execution = self.deployment.execution
         self.send(
             InputEnded(
@@ -56,14 +56,14 @@ class TaskReports:
         )
 
     def published(self, ids: tuple[str, ...]) -> None:
-        """These committables are known to be published."""
+        """Report committables that are known to be published."""
         if ids:
             self.send(
                 OutputPublished(job_id=self.deployment.job_id, run_id=self.deployment.run_id, committable_ids=ids)
             )
 
     def acknowledged(self, checkpoint_id: int, snapshot: SubtaskSnapshot, metrics: CheckpointMetrics) -> None:
-        """The subtask's part of a checkpoint is durable."""
+        """Report that the subtask's part of a checkpoint is durable."""
         self.send(
             CheckpointAck(
                 job_id=self.deployment.job_id,
@@ -77,7 +77,7 @@ class TaskReports:
         )
 
     def declined(self, checkpoint_id: int, reason: str) -> None:
-        """The subtask cannot take part in a checkpoint."""
+        """Report that the subtask cannot take part in a checkpoint."""
         execution = self.deployment.execution
         self.send(
             CheckpointDeclined(

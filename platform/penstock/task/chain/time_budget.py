@@ -1,8 +1,8 @@
-"""Where the time of a subtask goes, operator by operator.
+"""The time of a subtask by operator.
 
-The chain says which operator is at work (`begin`, `enter`, `end`); each moment of a call belongs to exactly one of
-them, an operator's own time without that of those it feeds. The wall clock is read at every change, which costs next to
-nothing; the thread's CPU clock, a system call, only in some calls, whose ratio holds for the others. Owned by one
+The chain reports the running operator (`begin`, `enter`, `end`); each moment of a call belongs to exactly one of them,
+so an operator's time excludes that of the operators it feeds. The wall clock is read at every change, at negligible
+cost; the thread's CPU clock, a system call, only in some calls, whose ratio is applied to the others. Owned by one
 subtask's thread; read by `task.drive.subtask_metrics`.
 """
 
@@ -12,22 +12,22 @@ from collections.abc import Sequence
 
 from penstock.core.clock import Clock
 
-#: Place of what the edges behind the chain do: combine, split, encode. No uid looks like this.
+#: The index name for work on the outgoing edges: combining, splitting, encoding. No uid has this form.
 OUTPUT = "(output)"
-#: The CPU clock is read in one call this often.
+#: Interval of calls with the CPU clock.
 SAMPLE_EVERY_MS = 5.0
 _INTERVAL_MS = 1000.0
 
 
 class TimeBudget:
-    """Busy and CPU time of each place of a chain."""
+    """Busy and CPU time of each operator of a chain and of its edges."""
 
     def __init__(self, clock: Clock, uids: Sequence[str]) -> None:
-        """One place an operator, in their order, and one for the edges behind."""
+        """Make a budget with one index per operator, in their order, and one for the outgoing edges."""
         self._clock = clock
         self._names = (*uids, OUTPUT)
         places = len(self._names)
-        #: Behind the last place: between calls, which nobody asks for.
+        #: After the last index: time between calls, which is not reported.
         self._between = places
         self._busy = [0.0] * (places + 1)
         self._sampled_busy = [0.0] * (places + 1)
@@ -43,16 +43,16 @@ class TimeBudget:
 
     @property
     def output(self) -> int:
-        """Place of the edges."""
+        """Index of the edges."""
         return len(self._names) - 1
 
     @property
     def place(self) -> int:
-        """Who is at work: an operator, by its place, then the edges, then nobody."""
+        """The index of the running operator, then of the edges, then of no operator."""
         return self._place
 
     def begin(self, place: int) -> None:
-        """The chain is called at `place`."""
+        """Start a call of the chain at `place`."""
         self._place = place
         self._since_ms = self._clock.monotonic_ms()
         self._sampling = self._since_ms >= self._next_sample_ms
@@ -61,14 +61,14 @@ class TimeBudget:
             self._cpu_since_ms = self._clock.cpu_ms()
 
     def enter(self, place: int) -> int:
-        """`place` is at work from now on; return which was before, to be entered again when it is done."""
+        """Set `place` as running; return the former one, for the caller to restore afterwards."""
         before = self._place
         self._book()
         self._place = place
         return before
 
     def end(self) -> None:
-        """The call has returned."""
+        """End the call."""
         self._book()
         self._place = self._between
         self._sampling = False

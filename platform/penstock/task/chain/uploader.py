@@ -1,8 +1,8 @@
-"""Group commit of a worker's checkpoint files: everything queued at one moment goes into one object.
+"""Group commit of a worker's checkpoint files: all files queued at one moment are written into one object.
 
-One uploader per (job, run) in a worker, shared by its subtasks. Small parts never reach the store: they come back as
-inline references and travel in the ack. What is written is read back and compared while the caller still holds the
-bytes. Runs in an injected `Background`; `write` may be called from any thread.
+One uploader per (job, run) in a worker, shared by its subtasks. Small parts are not written to the store: they are
+returned as inline references and travel in the ack. Written objects are read back and compared while the caller still
+holds the bytes. Runs in an injected `Background`; `write` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.core.snapshot import FileRef
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.task.chain.background import Background
 
-#: An object is closed once it is this large; a larger part has one for itself.
+#: An object is closed once it is this large; a larger part gets a separate one.
 PACK_BYTES = 64 << 20
 #: Objects written at the same time.
 PARALLEL_PACKS = 2
@@ -33,7 +33,7 @@ Uploaded = Callable[[tuple[FileRef, ...] | None, BaseException | None], object]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes to be made durable; staged output lies apart from state, because it lives shorter."""
+    """Bytes to be made durable; staged output is stored apart from state, because it is deleted sooner."""
 
     data: bytes
     staged: bool = False
@@ -43,12 +43,12 @@ class Part:
 class _Request:
     parts: tuple[Part, ...]
     done: Uploaded
-    #: Bytes that go to the store.
+    #: Bytes to write to the store.
     size: int
 
 
 class Uploader:
-    """Packs and writes; names are `data/<prefix>-<n>.pack` and `pending/<prefix>-<n>.pack`, `n` from `next_number`."""
+    """Writes packs of parts, named `data/<prefix>-<n>.pack` and `pending/<prefix>-<n>.pack`, `n` from `next_number`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Uploader:
     ) -> None:
         """`prefix` is `<run>/<worker>`; numbers never repeat under one prefix; `watched`: of `task.chain.slow_calls`.
 
-        A request is refused while more than `limits.queued_bytes` wait: the checkpoint is declined, the state stays.
+        A request is rejected while more than `limits.queued_bytes` wait: the checkpoint is declined, the state is kept.
         """
         self._limits, self._watched = limits, watched
         self._store = store
@@ -93,7 +93,7 @@ class Uploader:
         self._pump()
 
     def _is_small(self, part: Part) -> bool:
-        """Too small for the store."""
+        """Return whether a part is too small for the store."""
         limits = self._limits
         return len(part.data) < (limits.inline_staged_bytes if part.staged else limits.inline_state_bytes)
 
@@ -156,9 +156,9 @@ class Uploader:
         return refs
 
     def _verify(self, key: str, data: bytes) -> None:
-        """Read the object back: what the manifest will name is what we hold."""
+        """Read the object back and compare it with the bytes that the manifest will name."""
         for start in range(0, len(data), _READ_BACK_BYTES):
-            expected = data[start : start + _READ_BACK_BYTES]  # of a memoryview each byte would be compared by itself
+            expected = data[start : start + _READ_BACK_BYTES]  # a comparison of memoryviews would go byte by byte
             try:
                 found = self._store.read(key, start, len(expected))
             except FileNotFoundError:
@@ -169,7 +169,7 @@ class Uploader:
 
 
 def _inline(part: Part) -> FileRef:
-    data = bytes(part.data)  # what was spilled is mapped, and a manifest cannot hold that
+    data = bytes(part.data)  # spilled parts are memory-mapped, which a manifest cannot contain
     return FileRef(inline=data, length=len(data), checksum=checksum_of(data))
 
 

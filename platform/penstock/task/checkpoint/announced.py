@@ -1,27 +1,27 @@
 """`AnnouncedBarrier`: a barrier that is on its way to a subtask; kept by `task.checkpoint.barriers`.
 
-The job says so when it triggers a checkpoint, as a barrier may be stuck behind rows for which there is no room.
+The JobMaster announces it when it triggers a checkpoint, because rows without room may delay the barrier.
 """
 
 from __future__ import annotations
 
 
 class AnnouncedBarrier:
-    """The newest announcement counts; ids of checkpoints only grow."""
+    """The newest announced barrier; checkpoint ids only increase."""
 
     def __init__(self) -> None:
-        """Nothing was announced."""
+        """Start without an announcement."""
         self._announced = self._over = 0
 
     @property
     def coming(self) -> bool:
-        """Whether the announced barrier has neither come nor been called off."""
+        """Whether the announced barrier has neither arrived nor been aborted."""
         return self._announced > self._over
 
     def announce(self, checkpoint_id: int) -> None:
-        """The barrier is on its way, or has already come."""
+        """Announce a barrier that is on its way or has already arrived."""
         self._announced = checkpoint_id
 
     def over(self, checkpoint_id: int) -> None:
-        """This barrier has come, or its checkpoint was aborted; earlier ones will not come any more."""
+        """Record the barrier's arrival or the checkpoint's abort; earlier barriers no longer arrive."""
         self._over = max(self._over, checkpoint_id)

@@ -1,7 +1,7 @@
-"""What barriers do to a subtask: channels wait for each other, then the subtask is cut; kept by `task.drive.subtask`.
+"""Barriers in a subtask: alignment of its channels, then the snapshot of the subtask; kept by `task.drive.subtask`.
 
-A drain is cut only when no operator holds rows any more, such as calls of an asynchronous function that are under way.
-Nothing blocks meanwhile: the subtask goes on with its mails, and its neighbours in the thread with their rows.
+A drain's snapshot waits until no operator holds rows, such as those with running calls of an asynchronous function. The
+wait does not block: the subtask continues with its mails, and other subtasks of the thread with their rows.
 """
 
 from __future__ import annotations
@@ -24,73 +24,73 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """What there was between the first barrier of a checkpoint and the cut."""
+    """Measurements from the first barrier of a checkpoint to the snapshot."""
 
     ms: float
-    #: Bytes taken in from the channels whose barrier was still to come.
+    #: Bytes processed from the channels whose barrier had not arrived.
     processed_bytes: int
-    #: Bytes in the channels whose barrier had come, when the last one did.
+    #: Bytes in the channels whose barrier had arrived, when the last one did.
     buffered_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The subtask as it was when the first barrier came."""
+    """The subtask's state when the first barrier arrived."""
 
     since_ms: float
     bytes_in: int
 
 
 class Barriers:
-    """From the first barrier of a checkpoint to the cut; times are monotonic milliseconds."""
+    """Processing of a checkpoint from its first barrier to the snapshot; times are monotonic milliseconds."""
 
     def __init__(self, gate: InputGate | None, chain: Chain, clock: Clock, reports: TaskReports) -> None:
-        """`gate` is None for a source, where barriers begin."""
+        """Start without a checkpoint; `gate` is None for a source, where barriers begin."""
         self._gate = gate
         self._chain = chain
         self._clock = clock
         self._reports = reports
         self.alignment = Alignment(0 if gate is None else gate.channel_count)
         self._announced = AnnouncedBarrier()
-        #: When the first barrier of the running checkpoint came.
+        #: State at the first barrier of the running checkpoint.
         self._waiting: _Waiting | None = None
-        #: A drain that waits for what operators hold, since when it was under way, and bytes processed and buffered.
+        #: A drain that waits for operators with rows: its barrier, its start, and bytes processed and buffered.
         self._draining: tuple[Barrier, float, tuple[int, int]] | None = None
-        #: Freezes the subtask and sends the barrier on.
+        #: Takes the snapshot of the subtask and sends the barrier on.
         self.cut: Callable[[Barrier, Aligned], None]
 
     @property
     def coming(self) -> bool:
-        """Whether a barrier was announced, or waits for others or behind rows."""
+        """Whether a barrier was announced, or waits for other channels or for rows."""
         if self._gate is None:
             return False
         return self.alignment.running is not None or self._announced.coming or self._gate.barrier_waiting
 
     @property
     def draining(self) -> bool:
-        """Whether the last barrier waits for what operators hold."""
+        """Whether the last barrier waits for operators that hold rows."""
         return self._draining is not None
 
     def announce(self, checkpoint_id: int) -> None:
-        """A barrier is on its way."""
+        """Announce a barrier that is on its way."""
         self._announced.announce(checkpoint_id)
 
     def begin(self, barrier: Barrier) -> None:
-        """A barrier begins here."""
+        """Start with a barrier that begins in this subtask."""
         self._complete(barrier)
 
     def came(self, channel: int, barrier: Barrier) -> None:
-        """A barrier came in."""
+        """Handle a barrier of a channel."""
         if self._waiting is None:
             self._waiting = self._now()
         self._execute(self.alignment.on_barrier(channel, barrier))
 
     def ended(self, channel: int) -> None:
-        """All rows of a channel have come."""
+        """Handle the end of a channel."""
         self._execute(self.alignment.on_end_of_input(channel))
 
     def aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint will never be complete."""
+        """Handle the abort of a checkpoint."""
         self._announced.over(checkpoint_id)
         if self._draining is not None and self._draining[0].checkpoint_id == checkpoint_id:
             self._draining = None
@@ -98,7 +98,7 @@ class Barriers:
             self._execute(self.alignment.on_abort(checkpoint_id))
 
     def go_on(self) -> bool:
-        """Cut for a drain that waits, if nothing is held any more; return whether that was done."""
+        """Take the snapshot for a waiting drain if no operator holds rows; return whether it was taken."""
         if self._draining is None or not self._chain.finish():
             return False
         (barrier, since, moved), self._draining = self._draining, None
@@ -106,7 +106,7 @@ class Barriers:
         return True
 
     def _execute(self, commands: list[AlignmentCommand]) -> None:
-        assert self._gate is not None  # noqa: S101 - alignment is of a gate's channels
+        assert self._gate is not None  # noqa: S101 - alignment concerns a gate's channels
         for command in commands:
             match command:
                 case Block(channel):
@@ -123,7 +123,7 @@ class Barriers:
                     self._reports.declined(checkpoint_id, reason)
 
     def _complete(self, barrier: Barrier) -> None:
-        """All rows before the barrier have come."""
+        """Handle the end of alignment: all rows before the barrier were processed."""
         now, buffered = self._now(), 0 if self._gate is None else self._gate.bytes_blocked
         first, self._waiting = self._waiting or now, None
         moved = now.bytes_in - first.bytes_in, buffered

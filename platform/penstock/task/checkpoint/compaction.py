@@ -1,7 +1,7 @@
-"""Runs what a subtask's keyed stores ask for in the background: compactions, and fetching remote state.
+"""Runs background work of a subtask's keyed stores: compactions, and fetching remote state.
 
-A compaction is merged in the background, uploaded, and handed back. One at a time per store, which is the store's own
-rule. A compaction that fails is given up and counted; nothing depends on it.
+A compaction is merged in the background, uploaded, and handed back. The store allows one at a time. A failed compaction
+is dropped and counted; no other work depends on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Compactor:
-    """Owned by one subtask; all calls and mails in its thread."""
+    """The compactions of one subtask; all calls and mails in its thread."""
 
     background: Background
     uploader: Uploader
@@ -36,11 +36,11 @@ class Compactor:
     _prefetcher: Prefetcher = field(init=False)
 
     def __post_init__(self) -> None:
-        """Nothing runs yet."""
+        """Start without work."""
         self._prefetcher = Prefetcher(self.background, self.post)
 
     def start_due(self, stores: tuple[KeyedStateStore, ...]) -> None:
-        """Begin whatever the stores offer."""
+        """Start the work that the stores offer."""
         self._prefetcher.start_due(stores)
         for index, store in enumerate(stores):
             if index in self._running:
@@ -77,6 +77,6 @@ class Compactor:
             self.completed += 1
         else:
             self.failures += 1
-            # It may be the first to read a committed file again, long before a restore has to.
+            # A compaction may be the first to read a committed file again, long before a restore.
             logging.getLogger(__name__).warning("state %s could not be compacted: %s", job.state, error)
         store.compacted(job, file)

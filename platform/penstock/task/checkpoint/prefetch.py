@@ -1,7 +1,7 @@
-"""Fetches a subtask's remote state in the background, piece by piece, until all of it is there or local space is used.
+"""Fetches a subtask's remote state in the background, range by range, until all of it is local or local space is used.
 
-One piece of work a store at a time; what fails is tried again at the next cut, as nothing depends on it: a row that is
-asked for is fetched in the subtask's own thread. Called by `task.checkpoint.compaction`.
+One request per store at a time. A failed one is repeated at the next checkpoint, since no row depends on it: a row in
+use is fetched in the subtask's thread. Called by `task.checkpoint.compaction`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Prefetcher:
-    """Owned by one subtask; all calls and mails in its thread."""
+    """The prefetches of one subtask; all calls and mails in its thread."""
 
     background: Background
     post: Callable[[Mail], object]
@@ -28,7 +28,7 @@ class Prefetcher:
     _running: set[int] = field(default_factory=set)
 
     def start_due(self, stores: tuple[KeyedStateStore, ...]) -> None:
-        """Begin whatever the stores offer."""
+        """Start the work that the stores offer."""
         for index, store in enumerate(stores):
             if index not in self._running:
                 self._next(index, store)

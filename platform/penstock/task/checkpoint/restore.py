@@ -1,6 +1,6 @@
 """Building and opening a subtask's chain: operators by kind, their contexts, keyed state read back and verified.
 
-Runs in the subtask's own thread, so that a slow restore holds up neither the control loop nor other subtasks.
+Runs in the subtask's thread, so that a slow restore delays neither the control loop nor other subtasks.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.store import KeyedState
 
-#: Name of the task's own state: the combined watermark of its input.
+#: Name of the task's state: the combined watermark of its input.
 INPUT_WATERMARK = "__input_watermark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainServices:
-    """What the operators of one subtask may ask of it; see `OperatorContext`."""
+    """The services of one subtask for its operators; see `OperatorContext`."""
 
     wake: Callable[[], None]
     run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None], str], None]
@@ -57,7 +57,7 @@ def build_chain(deployment: TaskDeployment, environment: TaskEnvironment, output
 def open_chain(
     chain: Chain, deployment: TaskDeployment, environment: TaskEnvironment, services: ChainServices
 ) -> tuple[KeyedState, ...]:
-    """Restore and open all operators; returns their keyed stores.
+    """Restore and open all operators; return their keyed stores.
 
     Raises:
         SnapshotDamagedError: a file of the checkpoint is missing or damaged; names the file.
@@ -86,14 +86,14 @@ def open_chain(
 
 
 def keeps_keyed_state(deployment: TaskDeployment) -> bool:
-    """Whether the subtask takes a share of the managed memory."""
+    """Return whether the subtask takes a share of the managed memory."""
     return any(spec.keyed for spec in deployment.operators)
 
 
 def restored_watermark(deployment: TaskDeployment) -> int:
-    """Return the lowest input watermark any subtask of this chain had at the cut: all that is certain.
+    """Return the lowest input watermark of this chain's subtasks at the checkpoint, the one that holds for all rows.
 
-    Subtasks whose input was at its end (or was drained) do not count.
+    Subtasks whose input had ended (or was drained) are ignored.
     """
     head = deployment.operators[0].uid
     found = [
@@ -109,7 +109,7 @@ def restored_watermark(deployment: TaskDeployment) -> int:
 
 
 def input_watermark_state(deployment: TaskDeployment, watermark: int) -> tuple[OperatorStateSnapshot, ...]:
-    """Return the task's own state for a cut."""
+    """Return the task's state for a checkpoint."""
     if watermark == MIN_TIMESTAMP:
         return ()
     uid = deployment.operators[0].uid

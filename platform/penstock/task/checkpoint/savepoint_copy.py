@@ -1,9 +1,9 @@
-"""Writes a self-contained savepoint from a complete checkpoint's manifest: plain Parquet, readable by anything.
+"""Writes a self-contained savepoint from a complete checkpoint's manifest: plain Parquet, readable by other tools.
 
-`<uri>/<uid>/<state>/part-<n>.parquet` hold the live rows (merged, deletions applied, sorted by key hash),
+`<uri>/<uid>/<state>/part-<n>.parquet` contain the live rows (merged, deletions applied, sorted by key hash),
 `<uri>/pending/...` the output not yet published, `<uri>/manifest.json` the manifest with paths relative to the
-savepoint. The manifest goes last: a savepoint without one does not exist. Runs as background work in some worker;
-reads everything verified.
+savepoint. The manifest is written last: a folder without one is no savepoint. Runs as background work in some worker;
+all reads are verified.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MANIFEST = "manifest.json"
 
 
 def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectStore]) -> FileRef:
-    """Write all files, then the manifest; returns a reference to the manifest.
+    """Write all files, then the manifest; return a reference to the manifest.
 
     Raises:
         SnapshotDamagedError: a file of the checkpoint is missing or damaged.
@@ -62,12 +62,12 @@ def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectS
 
 
 class SavepointWriter:
-    """Numbers the parts of each state, and copies each pending file once; the offline tools write with it too."""
+    """Numbers the parts of each state, and copies each pending file once; also used by the offline tools."""
 
     def __init__(self, source: ObjectStore, target: ObjectStore, prefix: str = "") -> None:
-        """Nothing is written yet; `source` is where the files of a snapshot are read.
+        """Start without parts; `source` is the store of the snapshot's files.
 
-        `prefix` begins the numbers of parts and of pending files: of several writers to one target each has its own.
+        `prefix` begins the numbers of parts and pending files; it is unique among the writers to one target.
         """
         self._source = source
         self._target = target
@@ -80,7 +80,7 @@ class SavepointWriter:
         return self.rows(state, read_state(state, self._read))
 
     def rows(self, state: KeyedStateSnapshot, tables: Iterator[pa.Table]) -> KeyedStateSnapshot:
-        """Write rows, sorted by hash and with the columns of the state's segments, in place of what it had."""
+        """Write rows, sorted by hash and with the columns of the state's segments, as the state's new segments."""
         schema = schema_from_text(state.schema)
         segments = tuple(self._part(state, schema, group) for group in _groups(tables))
         return msgspec.structs.replace(
@@ -92,10 +92,10 @@ class SavepointWriter:
         return msgspec.structs.replace(output, files=tuple(self._copy(ref) for ref in output.files))
 
     def manifest(self, manifest: Manifest, *, replaces: str = "") -> FileRef:
-        """Write the manifest, unless there is one other than the version `replaces` (its etag).
+        """Write the manifest, unless another one than the version `replaces` (its etag) exists.
 
         Raises:
-            StorageError: there is, or it cannot be written.
+            StorageError: another one exists, or it cannot be written.
         """
         data = encode_manifest(manifest)
         done = (
@@ -141,7 +141,7 @@ class SavepointWriter:
 
 
 def _groups(tables: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:
-    """Cut the rows of a state into parts, between tables."""
+    """Split the rows of a state into parts, between tables."""
     group: list[pa.Table] = []
     rows = 0
     for table in tables:

@@ -1,7 +1,7 @@
-"""Settling what sinks owe before a region is deployed: fence the old writers, read the markers, publish what is owed.
+"""Recovery of uncommitted output before a deployment: fence the old writers, read the markers, publish pending output.
 
-Runs in some worker of the job (the JobManager imports no connector), as blocking background work, for every sink of
-the job, all owners included; answered by `PendingResolved`.
+Runs in some worker of the job (the JobManager imports no connector), as blocking background work, for every sink of the
+job, all owners included; answered by `PendingResolved`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def resolve_pending(command: ResolvePending, environment: TaskEnvironment) -> tuple[str, ...]:
-    """Settle all sinks; returns the ids of committables that are published (or, by the committer's word, discarded).
+    """Settle all sinks; return the ids of committables that are published (or that the committer reports as discarded).
 
     Raises:
-        StateMismatchError: output is owed by a sink the job no longer has.
-        ConnectorError: an outside system cannot be reached, or says that output is lost.
+        StateMismatchError: a sink with uncommitted output is no longer in the job.
+        ConnectorError: an external system cannot be reached, or reports that output is lost.
     """
     owed: dict[str, list[Committable]] = {}
     for committable in command.committables:
@@ -71,7 +71,7 @@ def resolve_pending(command: ResolvePending, environment: TaskEnvironment) -> tu
 
 
 def _check_delivery(uid: str, spec: SinkSpec, owed: Sequence[Committable]) -> None:
-    """Refuse output of the other exactly-once delivery: its committer would take it for published, or fail on it."""
+    """Reject output of the other exactly-once delivery: its committer would regard it as published, or fail."""
     staged = {bool(committable.files) for committable in owed}
     if owed and staged != {spec.delivery == "exactly-once"}:
         rows = sum(committable.rows for committable in owed)

@@ -1,11 +1,10 @@
-"""From the barrier to the ack: what one subtask does about its cuts, one after another.
+"""The snapshots of one subtask from barrier to ack, one after another.
 
-The synchronous part (operators freeze) is done when a `Cut` comes in. Then, piece by piece between batches, frozen
-pages are copied; encoding and upload run in the background; back in the subtask's thread the files are given to the
-states and sinks, and the ack goes out. Cuts are served strictly in order, so an ack is only ever sent when every
-earlier segment of the log is durable. A failed upload is tried again, within a limit of count and time; then the
-checkpoint is declined, and the segments and the staged output stay where they are and are offered again by the next
-cut.
+The synchronous part (freezing operators) is done when a `Cut` is passed in. Then frozen pages are copied in steps
+between batches; encoding and upload run in the background; in the subtask's thread the files are assigned to states and
+sinks, and the ack is sent. Checkpoints are completed strictly in order, so an ack is only sent when every earlier
+segment of the log is durable. A failed upload is repeated, up to a limit of count and time; then the checkpoint is
+declined, and its segments and staged output are offered again for the next checkpoint.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Cut:
     barrier: Barrier
     #: (operator, its synchronous part), in chain order.
     taken: tuple[tuple[Any, OperatorSnapshot], ...]
-    #: States of the task itself (the input's watermark).
+    #: States of the task (the input's watermark).
     own: tuple[OperatorStateSnapshot, ...]
     finished: bool
     aligned: Aligned
@@ -67,7 +66,7 @@ class Cut:
 
 @dataclass(slots=True)
 class _Upload:
-    """What the head cut makes durable; kept until it is, so that it can be written again."""
+    """The files of the first checkpoint in order; kept until durable, so that they can be written again."""
 
     #: (frozen state, its segments) and (operator, staged output without the chunks already written, their bytes).
     segments: tuple[tuple[FrozenState, tuple[EncodedSegment, ...]], ...]
@@ -77,14 +76,14 @@ class _Upload:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """In the order in which references come back."""
+        """Return the parts, in the order of the references."""
         state = tuple(Part(segment.data) for _, segments in self.segments for segment in segments)
         return state + tuple(Part(chunk, staged=True) for _, _, chunks in self.staged for chunk in chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotServices:
-    """What the pipeline needs of its subtask."""
+    """The services of the subtask for the pipeline."""
 
     clock: Clock
     background: Background
@@ -98,24 +97,24 @@ class SnapshotPipeline:
     """Owned and called by one subtask, in its thread."""
 
     def __init__(self, services: SnapshotServices) -> None:
-        """Nothing is under way."""
+        """Start without checkpoints."""
         self._services = services
         self._cuts: deque[Cut] = deque()
         self._upload: _Upload | None = None
         self._encoding = False
         self._retry_at_ms: float | None = None
-        #: Staged output written for an earlier cut that a later one offered before it knew.
+        #: Staged output written for an earlier checkpoint that a later one also offered.
         self._written: dict[str, Committable] = {}
         self.last_durable_bytes = 0
 
     @property
     def busy(self) -> bool:
-        """Whether a cut waits for its ack."""
+        """Whether a checkpoint waits for its ack."""
         return bool(self._cuts)
 
     @property
     def next_deadline_ms(self) -> float | None:
-        """When a failed upload is to be tried again."""
+        """Return when a failed upload is repeated."""
         return self._retry_at_ms
 
     @property
@@ -124,19 +123,19 @@ class SnapshotPipeline:
         return sum(state.memory_bytes for cut in self._cuts for state in cut.frozen)
 
     def start(self, cut: Cut) -> None:
-        """Take over a cut whose synchronous part is done."""
+        """Add a checkpoint whose synchronous part is done."""
         cut.uncopied.extend(cut.frozen)
         self._cuts.append(cut)
 
     def abort(self, checkpoint_id: int) -> None:
-        """It will never be complete: no ack, but what belongs to the log is written all the same."""
+        """Send no ack for a checkpoint that will never complete; segments of the log are still written."""
         for cut in self._cuts:
             if cut.barrier.checkpoint_id == checkpoint_id:
                 cut.aborted = True
 
     def step(self) -> bool:
-        """Copy some pages, or start what is due; True when something was done (call again soon)."""
-        # Pages of every cut, not only of the head: until they are copied they cost a copy at their next write.
+        """Copy some pages, or start the work that is due; return whether any was done (call again soon)."""
+        # Pages of all checkpoints, not only the first: an uncopied page is copied at its next write.
         for cut in self._cuts:
             while cut.uncopied:
                 if not cut.uncopied[0].copy_pages(PAGES_PER_STEP):
@@ -176,13 +175,13 @@ class SnapshotPipeline:
     def _encoded(self, upload: _Upload | None, error: BaseException | None) -> None:
         self._encoding = False
         if upload is None:
-            # Encoding is our own code over our own memory: a fault in it is a fault of the task.
+            # Encoding is engine code on local memory: an error in it fails the task.
             raise error or RuntimeError("encoding gave nothing")
         self._upload = upload
         self._write()
 
     def _write(self) -> None:
-        assert self._upload is not None  # noqa: S101 - called with an upload under way only
+        assert self._upload is not None  # noqa: S101 - only called with a running upload
         upload = self._upload
         upload.attempts += 1
         self._services.uploader.write(
@@ -260,7 +259,7 @@ class SnapshotPipeline:
         failpoints.hit("task.after_ack", **evidence)
 
     def _committables(self, cut: Cut) -> tuple[Committable, ...]:
-        """Everything owed at the cut: durable before it, or written since."""
+        """Return all uncommitted output of the checkpoint: durable before it, or written since."""
         owed = [committable for _, taken in cut.taken for committable in taken.committables]
         owed += [self._written[output.committable.id] for _, taken in cut.taken for output in taken.staged]
         return tuple(sorted(owed, key=lambda committable: (committable.uid, committable.checkpoint_id, committable.id)))

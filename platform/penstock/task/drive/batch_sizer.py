@@ -1,8 +1,8 @@
-"""`RowPieces`: what a chain with row functions is given at a time, by the measured time of a row.
+"""`RowPieces`: limits the rows that a chain with row functions receives at a time, by the measured time of a row.
 
-A batch of a full buffer has tens of thousands of rows: as Python objects they no longer fit the processor's cache,
-and everything else in the thread (mails, flushes, the other subtasks) waits until the last of them is done. So such
-chains are fed in pieces of at most `MOST_ROWS`, and of fewer where a row takes long. Kept by `task.drive.subtask`.
+A batch of a full buffer has tens of thousands of rows: as Python objects they exceed the CPU cache, and all other work
+of the thread (mails, flushes, the other subtasks) waits until the last row is done. So such chains receive batches of
+at most `MOST_ROWS`, and of fewer if a row takes long. Kept by `task.drive.subtask`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from penstock.graph.job_graph import OperatorSpec
     from penstock.task.chain.chain import Chain
 
-#: So many rows and their values are about the second-level cache of a core.
+#: This many rows with their values fill about the second-level cache of a core.
 MOST_ROWS = 4096
-#: A piece should take no longer; one of fewer rows than this would cost more in its overhead.
+#: Target time of a part of a batch; below this number of rows the overhead dominates.
 TARGET_MS = 10.0
 LEAST_ROWS = 64
-#: A piece that takes too long is compared with one of fewer rows, which must take no more than this part of its time;
-#: or with one of more, which must not take this part of what they would at the same time a row.
+#: A part above the target time is compared with a smaller one, which must take at most this share of its time, or
+#: with a larger one, which must take less than this share of the time in proportion to rows.
 _FEWER_HELP, _MORE_HELP, _MORE = 0.75, 0.5, 4
-#: Pieces until the other size is tried again where it did not help.
+#: Parts until another size is tried again after a trial without effect.
 _CONTENT = 256
 _ROW_KINDS = frozenset(
     {
@@ -50,20 +50,20 @@ class RowPieces:
     """Feeds the head of a chain; at most one batch waits."""
 
     def __init__(self, chain: Chain, operators: Sequence[OperatorSpec], clock: Clock) -> None:
-        """Chains without row functions are fed whole batches."""
+        """Make a sizer; chains without row functions receive whole batches."""
         self._chain = chain
         self._clock = clock
         kinds = [operator.kind for operator in operators]
         self._cuts = feeds_rows(kinds)
-        #: Who says how many rows a source is asked for; None: as many as it thinks best.
+        #: Chooses the rows requested from a source; None: the source chooses.
         self._asks: RowPieces | PollRows | None = self if self._cuts else PollRows() if columns_alone(kinds) else None
         self._rest: Batch | None = None
         self._input_index = 0
-        #: Rows of the next piece.
+        #: Rows of the next part.
         self.rows = LEAST_ROWS
-        #: Rows and time of the last piece when the next one is of another size to be compared with it.
+        #: Rows and time of the last part, if the next one has another size for comparison.
         self._trial: tuple[int, float] | None = None
-        #: Pieces may take so long for a while.
+        #: Accepted time of a part until the next trial.
         self._settled_ms, self._content = 0.0, 0
 
     @property
@@ -72,7 +72,7 @@ class RowPieces:
         return self._rest is not None
 
     def feed(self, batch: Batch, input_index: int) -> None:
-        """Feed a batch, or its first piece."""
+        """Feed a batch, or its first part."""
         if self._cuts:
             self._rest, self._input_index = batch, input_index
             self.go_on()
@@ -80,7 +80,7 @@ class RowPieces:
             self._chain.batch(batch, input_index)
 
     def go_on(self) -> None:
-        """Feed the next piece of the batch."""
+        """Feed the next part of the batch."""
         batch = self._rest
         if batch is None:
             return
@@ -94,7 +94,7 @@ class RowPieces:
         self.took(piece.num_rows, self._clock.monotonic_ms() - begun)
 
     def poll(self) -> bool:
-        """Let the source at the head emit a piece; True if it did."""
+        """Let the source at the head emit a batch; return whether it did."""
         asks = self._asks
         if asks is None:
             return self._chain.poll(backpressured=False)
@@ -107,9 +107,9 @@ class RowPieces:
         return gave
 
     def took(self, rows: int, took: float) -> None:
-        """Learn from a piece.
+        """Adapt the size to the time of a part.
 
-        What takes long may be done once a piece (a slow sink, a poll): then fewer rows only make each of them dearer.
+        The time may be a fixed cost per part (a slow sink, a poll): then fewer rows only increase the cost of each.
         """
         if not rows:
             return
@@ -138,6 +138,6 @@ class RowPieces:
 
 
 def feeds_rows(kinds: Sequence[str]) -> bool:
-    """Whether rows come to a row function as they come into the chain, and no function asks for whole batches."""
+    """Return whether a row function receives the chain's input rows, and no function takes whole batches."""
     first = next((index for index, kind in enumerate(kinds) if kind in _ROW_KINDS), None)
     return first is not None and _BEFORE.issuperset(kinds[:first]) and "map_batches" not in kinds

@@ -1,29 +1,29 @@
-"""`PollRows`: how many rows a source in front of columns alone is asked for at once, by the time they take.
+"""`PollRows`: the number of rows requested from a source in a chain without row functions, by the time of a batch.
 
-Whatever its rows, a batch costs some hundred calls of Python, which find the processor's caches full of the rows before
-them. Where a row takes nanoseconds, that is as much as the rows; with twice as many of them a row gets cheaper. But
-mails, barriers and results wait until a batch is through. Kept by `task.drive.batch_sizer`.
+A batch has a fixed cost of some hundred calls of Python, which find the CPU caches full of earlier rows. If a row takes
+nanoseconds, that is as much as the rows; twice as many rows make each one cheaper. But mails, barriers and results wait
+until a batch is done. Kept by `task.drive.batch_sizer`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: A batch should take no longer.
+#: Target time of a batch.
 TARGET_MS = 4.0
-#: Columns of the most rows are a megabyte each, several of which still share a cache.
+#: At this maximum a column takes a megabyte, so several fit in a cache.
 LEAST_ROWS, MOST_ROWS = 65_536, 131_072
 
 
 class PollRows:
-    """Asked before a poll, told of it afterwards."""
+    """The number of rows of the next poll; updated after each one."""
 
     def __init__(self) -> None:
-        """Begin with the fewer rows."""
+        """Start with the smaller number."""
         self.rows = LEAST_ROWS
 
     def took(self, rows: int, ms: float) -> None:
-        """Learn from a poll; one that gave fewer rows than asked for says nothing."""
+        """Adapt to a poll; one with fewer rows than requested is ignored."""
         if rows < self.rows:
             return
         if 2 * ms <= TARGET_MS:
@@ -33,5 +33,5 @@ class PollRows:
 
 
 def columns_alone(kinds: Sequence[str]) -> bool:
-    """Whether a source is followed by operations on columns, a sink or an edge: nothing that splits, keeps or waits."""
+    """Return whether only operations on columns, a sink or an edge follow a source: none splits, keeps or waits."""
     return kinds[0] == "source" and set(kinds[1:]) <= {"project", "sink"}

@@ -1,7 +1,7 @@
-"""The worker's side of a job: serves `WorkerCommand`s by making, driving and ending subtasks; drops what is outdated.
+"""The worker's side of a job: handles `WorkerCommand`s by making, driving and ending subtasks; drops outdated commands.
 
-`handle` is called by one control thread and never blocks: opening happens in the subtasks' threads, recovery and
-savepoints in `blocking` background work. Used by `taskmanager.worker` and by the simulator.
+`handle` is called by one control thread and never blocks: operators are opened in the subtasks' threads, recovery and
+savepoints run as `blocking` background work. Used by `taskmanager.worker` and by the simulator.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ if TYPE_CHECKING:
 
 
 class Seat(Protocol):
-    """A place in some thread (or in the simulator's schedule) where one subtask will run."""
+    """A place in a thread (or in the simulator's schedule) for one subtask."""
 
     def wake(self) -> None:
-        """Let the subtask step soon; any thread, and before `run` too."""
+        """Let the subtask step soon; callable from any thread, and before `run`."""
 
     def run(self, subtask: Subtask) -> None:
-        """Step it from now on until it is DONE."""
+        """Step the subtask until it is DONE."""
 
 
 class TaskDriver(Protocol):
-    """Hands out seats."""
+    """Assigns seats to subtasks."""
 
     def seat(self, deployment: TaskDeployment) -> Seat:
-        """Return a seat; subtasks with Python functions share one thread, the others have their own."""
+        """Return a seat; subtasks with Python functions share one thread, each other one has a separate thread."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """What this worker runs of one job."""
+    """The subtasks and services of one job in this worker."""
 
     generation: int
     questions: OpenQuestions
@@ -83,20 +83,20 @@ class TaskRuntime:
     """All subtasks of one worker."""
 
     def __init__(self, environment: TaskEnvironment, driver: TaskDriver) -> None:
-        """Nothing runs yet."""
+        """Start without subtasks."""
         self._environment = environment
         self._driver = driver
         self._jobs: dict[str, _Job] = {}
-        #: What the next deployment of a job needs besides: `graph.deployment.encode_peers`.
+        #: The peers for the next deployment of a job: see `graph.deployment.encode_peers`.
         self._peers: dict[str, bytes] = {}
         self._uploaders: dict[tuple[str, str], tuple[Uploader, Callable[[FileRef], bytes]]] = {}
-        #: Jobs with slow calls when metrics were last asked for.
+        #: Jobs with slow calls at the last request for metrics.
         self._told_slow: set[str] = set()
-        #: Numbers of checkpoint objects, never repeated in the life of this worker.
+        #: Numbers of checkpoint objects, unique in the life of this worker.
         self._object_numbers = itertools.count(1)
 
     def handle(self, command: WorkerCommand) -> None:
-        """Serve one command; what is older than what this worker knows is dropped."""
+        """Handle one command; commands older than this worker's state are dropped."""
         match command:
             case DeployPeers():
                 self._peers[command.job_id] = command.table
@@ -127,14 +127,14 @@ class TaskRuntime:
             case AskSubtask():
                 self._ask(command)
             case LeaseRenewed():
-                pass  # the worker process has re-armed its lease before it came here
+                pass  # the worker process has renewed its lease before this call
 
     def metrics(self, worker: dict[str, float]) -> list[WorkerMetrics]:
-        """Return the latest metrics of all subtasks, a message a job; `worker` are the process's own."""
+        """Return the latest metrics of all subtasks, one message per job; `worker` are those of the process."""
         found, own = [], self._environment.worker_id
         slow = self._environment.slow_calls.slow()
         self._told_slow = {job_id for job_id in self._told_slow if job_id not in slow}
-        # a job whose slow calls have ended is reported once more, although it may have no subtask here yet
+        # a job whose slow calls have ended is reported once more, even if it has no subtask here yet
         for job_id in {**self._jobs, **slow, **dict.fromkeys(self._told_slow)}:
             subtasks = self._jobs[job_id].subtasks if job_id in self._jobs else []
             tasks = {subtask.metric_name: subtask.metrics.latest for subtask in subtasks if subtask.metrics.latest}
@@ -145,7 +145,7 @@ class TaskRuntime:
         return found
 
     def release_ended(self) -> None:
-        """Free the channels of jobs all of whose subtasks here are over."""
+        """Free the channels of jobs whose subtasks in this worker have all ended."""
         for job_id, job in self._jobs.items():
             if job.subtasks and job.over and not job.released:
                 job.released = True
@@ -153,11 +153,11 @@ class TaskRuntime:
 
     @property
     def subtasks(self) -> tuple[Subtask, ...]:
-        """All subtasks this worker holds."""
+        """Return all subtasks of this worker."""
         return tuple(subtask for job in self._jobs.values() for subtask in job.subtasks)
 
     def _of(self, job_id: str, run_id: str | None, generation: int | None) -> list[Subtask]:
-        """Return the live subtasks a message is for: none when its run or generation is not (or no longer) ours."""
+        """Return the live subtasks that a message addresses: none if its run or generation is not the present one."""
         job = self._jobs.get(job_id)
         if job is None or (run_id is not None and run_id != job.run_id):
             return []
@@ -305,5 +305,5 @@ class TaskRuntime:
 
 
 def _tell_source(subtask: Subtask, call: Callable[[Any], None]) -> None:
-    """Call the source at the head of a subtask, in its own thread."""
+    """Call the source at the head of a subtask, in the subtask's thread."""
     subtask.inside(lambda chain, _: call(chain.links[0].operator))

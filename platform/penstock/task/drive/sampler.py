@@ -1,7 +1,7 @@
-"""Takes samples of what a worker's subtasks do while somebody asks: a thread that ends with the last question.
+"""Samples the call stacks of a worker's subtasks on request, in a thread that ends with the last request.
 
-Made by `taskmanager.worker`, asked by its control loop. A sample is taken between two instructions of the others'
-Python code: it costs them the time this thread holds the interpreter for, which the answer tells.
+Made by `taskmanager.worker`, called by its control loop. A sample is taken between two instructions of other threads'
+Python code: its cost is the time for which this thread holds the interpreter lock, which the answer includes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from penstock.rpc.worker_commands import SampleStacks
     from penstock.task.drive.subtask import Subtask
 
-#: Questions that are answered at a time; more are refused.
+#: Requests served at a time; further ones are rejected.
 MOST_OPEN = 16
-#: Longer and more often than this nobody is served.
+#: Maximum duration and minimum interval of a request.
 LONGEST_MS, SHORTEST_INTERVAL_MS = 8_000.0, 5.0
-#: Part of the time since the last sample that a thread was on a processor, or waited for one, to be counted so.
+#: Share of the time since the last sample that a thread ran or waited for a processor, to be counted as on-CPU.
 _ON_CPU = 0.5
-_BELOW = frozenset((RunLoop._step.__code__, RunLoop._loop.__code__))  # noqa: SLF001 - what is inside them is the subtask's
+_BELOW = frozenset((RunLoop._step.__code__, RunLoop._loop.__code__))  # noqa: SLF001 - frames inside are the subtask's
 _OTHER = ((OTHER, ENGINE),)
 
 
@@ -57,12 +57,12 @@ class _Used:
 
 
 class StackSampler:
-    """All questions that are open in this worker."""
+    """All open requests in this worker."""
 
     def __init__(
         self, loops: Callable[[], Iterable[RunLoop]], clock: Clock, send: Callable[[SubtaskAnswer], None]
     ) -> None:
-        """No thread yet; `loops` is called by whoever asks, `send` from the sampler's thread."""
+        """Start without a thread; the caller of `ask` calls `loops`, the sampler's thread calls `send`."""
         self._loops, self._clock, self._send = loops, clock, send
         self._lock = threading.Lock()
         self._open: list[_Open] = []
@@ -71,7 +71,7 @@ class StackSampler:
         self._used: dict[int, _Used] = {}
 
     def ask(self, question: SampleStacks) -> None:
-        """Begin to look at the subtasks of a vertex, or answer at once why not."""
+        """Start sampling the subtasks of a vertex, or answer at once with the reason for a rejection."""
         loops = tuple(loop for loop in self._loops() if any(_is_of(s, question) for s in loop.seated))
         now = self._clock.monotonic_ms()
         with self._lock:
@@ -97,7 +97,7 @@ class StackSampler:
             try:
                 self._clock.sleep_ms(max(SHORTEST_INTERVAL_MS, min(o.question.interval_ms for o in serving)))
                 self._look(serving)
-            except Exception as error:  # noqa: BLE001 - whoever looks on must not end what is looked at
+            except Exception as error:  # noqa: BLE001 - an error of the sampler must not end the worker
                 for asked in serving:
                     self._refuse(asked.question, describe(error)[0])
                 with self._lock:
@@ -108,12 +108,12 @@ class StackSampler:
         loops = {id(loop): loop for asked in serving for loop in asked.loops}
         for loop in loops.values():
             self._measure(loop, now)
-        frames = sys._current_frames()  # noqa: SLF001 - the one way to see another thread's stack
+        frames = sys._current_frames()  # noqa: SLF001 - the only access to another thread's stack
         for asked in serving:
             for loop in asked.loops:
                 self._sample(asked, loop, frames)
             asked.samples += 1
-        del frames  # they keep alive what the subtasks hold
+        del frames  # frames keep the subtasks' objects alive
         spent = self._clock.cpu_ms() - begun
         for asked in serving:
             asked.cpu_ms += spent
@@ -161,7 +161,7 @@ class StackSampler:
 
 
 def runnable_ms(tid: int) -> float | None:
-    """Return how long a thread of this process was on a processor or waited for one; None: it has ended.
+    """Return how long a thread of this process ran or waited for a processor; None: it has ended.
 
     Waiting for the interpreter's lock, a lock or a socket is neither.
     """

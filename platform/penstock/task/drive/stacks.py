@@ -1,7 +1,7 @@
-"""What a subtask was seen doing: call stacks, folded into counts; pure but for looking at frames.
+"""Call stacks of subtasks, folded into counts; the only access to the process is reading frames.
 
-`task.drive.sampler` takes the samples; the answers are put together to a flame graph by `rest.diagnose.flame_graph`. A
-frame is a Python frame: what compiled kernels and libraries do is seen as the line that called them.
+`task.drive.sampler` takes the samples; `rest.diagnose.flame_graph` combines the answers to a flame graph. A frame is a
+Python frame: time in compiled kernels and libraries is attributed to the calling line.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from penstock.task.chain.failure import is_engine, is_ours
 
-#: Frames of a stack that are told, the innermost ones.
+#: Maximum number of reported frames of a stack, the innermost ones.
 MOST_FRAMES = 100
-#: Told of a subtask whose thread steps another one.
+#: Reported for a subtask whose thread steps another one.
 OTHER = "(another subtask steps in this thread)"
-#: Whose a frame is.
+#: The owner of a frame.
 USER, LIBRARY, ENGINE = "user", "library", "engine"
 
-#: (name, whose) of one frame; outermost first in a stack.
+#: (name, owner) of one frame; outermost first in a stack.
 Frame = tuple[str, str]
 
 
 def stack_of(innermost: FrameType | None, below: Collection[CodeType]) -> tuple[Frame, ...]:
-    """Return the frames inside the innermost one that runs any of `below`, outermost first; all where there is none."""
+    """Return the frames inside the innermost one of any code in `below`, outermost first; all if there is none."""
     frames: list[Frame] = []
     for frame in _outwards(innermost):
         if frame.f_code in below:
@@ -54,14 +54,14 @@ def _whose(filename: str) -> str:
 
 
 class Folded:
-    """Stacks of one subtask with how often each was seen, on a processor and off it."""
+    """Stacks of one subtask with their counts, on a processor and off it."""
 
     def __init__(self) -> None:
-        """Nothing was seen."""
+        """Start without samples."""
         self._counts: dict[tuple[Frame, ...], list[int]] = {}
 
     def add(self, stack: tuple[Frame, ...], *, on_cpu: bool) -> None:
-        """The subtask was seen there."""
+        """Count a sample of a stack."""
         self._counts.setdefault(stack, [0, 0])[0 if on_cpu else 1] += 1
 
     def items(self) -> Iterable[tuple[tuple[Frame, ...], list[int]]]:
@@ -70,7 +70,7 @@ class Folded:
 
 
 def document(seen: dict[int, Folded]) -> dict[str, Any]:
-    """Return the answer to a SampleStacks: `frames` = [name, whose], `subtasks` = number -> [[frames], on, off]."""
+    """Return the answer to a SampleStacks: `frames` = [name, owner], `subtasks` = number -> [[frames], on, off]."""
     numbers: dict[Frame, int] = {}
     subtasks = {
         str(subtask): [

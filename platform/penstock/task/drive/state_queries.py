@@ -1,7 +1,7 @@
-"""What a running subtask answers when it is asked for its state: one key, which keys, how much, its hottest keys.
+"""Queries of a running subtask's state: one key, a list of keys, sizes, its hottest keys.
 
-`OpenQuestions` is asked by `task.drive.runtime`; answers are made in the subtask's own thread between two elements:
-what is read is what the operators have now, not yet in any checkpoint, as Flink's queryable state (read uncommitted).
+`OpenQuestions` is called by `task.drive.runtime`; answers are made in the subtask's thread between two elements. They
+show the operators' current state, which is not yet in a checkpoint, as Flink's queryable state does (read uncommitted).
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
     from penstock.task.chain.chain import Chain
     from penstock.task.drive.subtask import Subtask
 
-#: Columns that only say where a row stands in the files.
+#: Columns that only locate a row in the files.
 _PLACE = (KEY_HASH, DELETED, SEQ)
-#: Largest key groups that a listing names.
+#: Number of key groups that a listing names, the largest ones.
 _LARGEST = 5
-#: Figures by key group of a state, over all its subtasks: of more groups several share one.
+#: Maximum number of key-group figures of a state, over all its subtasks: beyond it, groups share a figure.
 _FIGURES = 1024
-#: Questions that wait for one subtask; more are refused.
+#: Waiting queries of one subtask; further ones are rejected.
 MOST_WAITING = 64
-#: Answer to a question for a subtask that does not run here, or no longer.
+#: Answer to a query for a subtask that does not run here, or no longer.
 NOT_RUNNING = "the subtask does not run"
-_BUSY = f"{MOST_WAITING} questions wait for the subtask already; ask again when it has answered them"
+_BUSY = f"{MOST_WAITING} queries wait for the subtask already; repeat the query later"
 
 
 class OpenQuestions:
-    """What waits in the mailboxes of one job's subtasks: never so much that mails of the job itself find no room."""
+    """Queries in the mailboxes of one job's subtasks, limited so that the job's mails find room."""
 
     def __init__(self, clock: Clock, send: Callable[[SubtaskAnswer], None]) -> None:
-        """Nothing waits; `send` takes answers, from any thread."""
+        """Start without queries; `send` takes answers, from any thread."""
         self._clock, self._send = clock, send
         self._waiting: dict[str, set[object]] = {}
 
     def ask(self, subtask: Subtask, question: AskSubtask) -> None:
-        """Let the subtask answer when it comes to it, or answer at once why it will not; called by one thread.
+        """Queue a query in the subtask, or answer at once why it is rejected; called by one thread.
 
-        A question that is looked at only after `wait_ms` is left unanswered: nobody waits for it any more.
+        A query that is processed only after `wait_ms` is not answered, because its client no longer waits.
         """
         waiting = self._waiting.setdefault(subtask.metric_name, set())
         if len(waiting) >= MOST_WAITING:
@@ -80,7 +80,7 @@ class OpenQuestions:
             self.refuse(question, problem)
 
     def refuse(self, question: AskSubtask, problem: str) -> None:
-        """Answer that there will be no answer."""
+        """Answer with the reason why a query is rejected."""
         self._send(SubtaskAnswer(job_id=question.job_id, request_id=question.request_id, error=problem))
 
 
@@ -90,9 +90,9 @@ def answer(
     chain: Chain,
     stores: Iterable[KeyedState],
 ) -> None:
-    """Answer one question to the subtask `of` = (what it is, where answers go).
+    """Answer one query to the subtask `of` = (its deployment, the receiver of answers).
 
-    Whatever is wrong with the question is the answer, and no failure of the subtask.
+    An error in the query is returned as its answer and does not fail the subtask.
     """
     deployment, send = of
     found: dict[str, Any] = {}
@@ -110,7 +110,7 @@ def answer(
             found = {"hot-keys": _hot_keys(deployment, chain)}
     except PenstockError as problem:
         error, kind = str(problem), _kind(problem)
-    except Exception as problem:  # noqa: BLE001 - a question must not end the subtask
+    except Exception as problem:  # noqa: BLE001 - a query must not end the subtask
         error = describe(problem)[0]
     send(SubtaskAnswer(job_id=question.job_id, request_id=question.request_id, answer=found, error=error, kind=kind))
 
@@ -122,7 +122,7 @@ def _kind(problem: PenstockError) -> str:
 
 
 def _rows(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedState]) -> dict[str, Any]:
-    """Return the rows of one key, or which subtask has them."""
+    """Return the rows of one key, or the subtask that has them."""
     table = _table(question, stores)
     schema = table.source.spec.segment_schema
     keyed = pa.schema([pa.field(f.name, f.type) for f in schema if int(f.metadata[b"id"]) in KEY_IDS])
@@ -146,7 +146,7 @@ def _rows(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[Key
 
 
 def _keys(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedState]) -> dict[str, Any]:
-    """Return the first keys with rows in memory whose hashes are in the range asked for, and the last hash, if more."""
+    """Return the first keys with rows in memory in the requested hash range; with the last hash if there are more."""
     counts, groups = _table(question, stores).counts(), deployment.settings.key_groups
     page, more = counts.page(HashRange(*question.between), question.most)
     hashes, rows = page[HASH].to_pylist(), page[ROWS].to_pylist()

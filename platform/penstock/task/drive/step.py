@@ -1,4 +1,4 @@
-"""What one step of a subtask did, for whoever drives it: `task.drive.threads` or the simulator."""
+"""The result of one step of a subtask, for its driver: `task.drive.threads` or the simulator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class StepResult(enum.Enum):
-    """Call again at once (BUSY), wait for a wake or a deadline, or never again (DONE)."""
+    """The next call: at once (BUSY), after a wake-up or deadline, or never (DONE)."""
 
     BUSY = "busy"
     IDLE = "idle"

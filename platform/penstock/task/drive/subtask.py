@@ -1,7 +1,7 @@
 """One subtask: mails, due flushes, an element, in steps that never block; driven by `drive.threads` or the simulator.
 
-The life of a subtask: made with its channels (DEPLOYING), opened in its own thread (INITIALIZING), RUNNING until it
-is told to finish, cancelled, or fails. After the end of its input it goes on passing barriers until the job says that
+The life of a subtask: made with its channels (DEPLOYING), opened in its thread (INITIALIZING), RUNNING until it is
+finished, cancelled or fails. After the end of its input it continues to pass barriers until the JobMaster reports that
 the final checkpoint is published.
 """
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class Subtask:
-    """All methods but `post`-ing ones run in one thread; `wake` is called from any thread when a step may have work."""
+    """One subtask; all methods but those that post run in one thread. `wake` is called from any thread."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Subtask:
         services: JobServices,
         wake: Callable[[], None],
     ) -> None:
-        """Make channels and chain; open nothing."""
+        """Make channels and chain; operators are not opened."""
         self.deployment, self._environment, self._services = deployment, environment, services
         self._clock = environment.clock
         self._quota = MemoryBudget(services.managed_memory_bytes)
@@ -101,38 +101,39 @@ class Subtask:
 
     @property
     def metric_name(self) -> str:
-        """`<vertex>/<subtask>`, as it stands in `WorkerMetrics`."""
+        """`<vertex>/<subtask>`, as in `WorkerMetrics`."""
         return f"{self.deployment.execution.vertex_id}/{self.deployment.execution.subtask}"
 
     @property
     def is_source(self) -> bool:
-        """Whether barriers begin here."""
+        """Whether barriers begin in this subtask."""
         return self._gate is None
 
-    # --- what other threads ask for ----------------------------------------------------------------------------------
+    # --- calls from other threads
+    # --------------------------------------------------------------------------------------
 
     def trigger(self, checkpoint_id: int, kind: BarrierKind) -> None:
         """Put a barrier into the stream (sources only)."""
         self.mailbox.post(lambda: self._trigger(Barrier(checkpoint_id, kind)))
 
     def expect(self, checkpoint_id: int) -> None:
-        """A barrier is on its way here: rows before it are taken even when the sink is at its limit."""
+        """Announce a barrier: rows before it are accepted even if the sink is at its limit."""
         self.mailbox.post(lambda: self._barriers.announce(checkpoint_id))
 
     def complete(self, message: CheckpointCompleted) -> None:
-        """The checkpoint is durable."""
+        """Handle a durable checkpoint."""
         self.mailbox.post(lambda: self._chain.notify_complete(message.permit, message.held))
 
     def abort(self, message: CheckpointAborted) -> None:
-        """The checkpoint will never be complete."""
+        """Handle a checkpoint that will never complete."""
         self.mailbox.post(lambda: self._abort(message.checkpoint_id))
 
     def inside(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> bool:
-        """Call with the chain and its keyed state, in the subtask's own thread, between two elements; False: ended."""
+        """Call with the chain and its keyed state, in the subtask's thread, between elements; False: it has ended."""
         return self.mailbox.post(lambda: call(self._chain, self._stores))
 
     def finish(self) -> None:
-        """The final checkpoint is complete and published."""
+        """End after the final checkpoint, which is complete and published."""
         self.mailbox.post(self._begin_finish)
 
     def cancel(self) -> None:
@@ -142,7 +143,7 @@ class Subtask:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def step(self) -> StepResult:
-        """Do one bounded piece of work; a failure ends the subtask and is reported, never raised."""
+        """Do one bounded unit of work; a failure ends the subtask and is reported, never raised."""
         if self.over:
             return StepResult.DONE
         logs.enter(self._log_scope)
@@ -157,7 +158,7 @@ class Subtask:
         return result
 
     def next_deadline_ms(self) -> float:
-        """When `step` has something to do although nobody wakes it (monotonic)."""
+        """Return the time at which `step` has work even without a wake-up (monotonic)."""
         times = [self.metrics.next_publication_ms]
         times += [t for output in self._outputs if (t := output.next_deadline_ms) is not None]
         if self._pipeline.next_deadline_ms is not None:
@@ -165,7 +166,7 @@ class Subtask:
         if self._gate is None and not self._input_ended and not self._silent:
             times.append(self._pacing.next_ms)
         timer = self._chain.next_timer_ms
-        # when the output has room again, it wakes the subtask
+        # the output wakes the subtask when it has room again
         if timer is not None and not self._barriers.draining and self._may_take_rows():
             times.append(self._clock.monotonic_ms() + max(0.0, timer - self._clock.now_ms()))
         return min(times)
@@ -192,7 +193,7 @@ class Subtask:
             return StepResult.BUSY
         if self._barriers.draining:
             return StepResult.BUSY if self._barriers.go_on() or copied else StepResult.IDLE
-        if self._input_ended and not self._output_ended and self._chain.continues:  # not behind the last barrier
+        if self._input_ended and not self._output_ended and self._chain.continues:  # not after the last barrier
             self._end_input()
         moved = self._take_input(now)
         return StepResult.BUSY if copied and moved is not StepResult.BACKPRESSURED else moved
@@ -230,9 +231,9 @@ class Subtask:
         if not all(output.available for output in self._outputs):
             return False
         if not self._chain.available:
-            # A sink at its limit takes no rows, but a barrier must get through; who holds rows gets rid of some first.
+            # A sink at its limit accepts no rows, but barriers must pass; an operator that holds rows emits some first.
             return self._barriers.coming and not self._chain.holding
-        # Frozen pages count: while a cut holds more than the budget, writing on would only copy more of them.
+        # Frozen pages count: while a snapshot exceeds the budget, further writes would only copy more of them.
         held = self._quota.used_bytes + self._pipeline.memory_bytes if self._pipeline.busy else 0
         return held <= self._quota.limit_bytes
 
@@ -284,7 +285,7 @@ class Subtask:
             self._chain.status(WatermarkStatus(change.idle))
 
     def _end_input(self) -> None:
-        """All rows and the watermark at the end of time have come: emit the rest; when nothing is under way, say so."""
+        """Emit the rest after all rows and the final watermark; report the end once no work is pending."""
         self._input_ended = True
         self._output_ended = self._chain.finish()
         if self._output_ended:
@@ -306,7 +307,7 @@ class Subtask:
         self._barriers.begin(barrier)
 
     def _cut(self, barrier: Barrier, aligned: Aligned) -> None:
-        """Freeze, send the barrier on, leave the rest to the pipeline."""
+        """Freeze, send the barrier on, pass the rest to the pipeline."""
         begun = self._clock.monotonic_ms()
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         for output in self._outputs:
@@ -347,7 +348,7 @@ class Subtask:
         combine_outputs(self._outputs, self.deployment.settings)
         expect_combined(self._gate, self._chain.links[0].operator)
         if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:
-            # What had been reached at the cut, so that lateness is judged as before.
+            # Emit the checkpoint's watermark, so that lateness is decided as before.
             self.metrics.input_watermark = self._watermarks.combined
             self._chain.watermark(Watermark(self._watermarks.combined))
         self.reports.state("RUNNING")
@@ -375,7 +376,7 @@ class Subtask:
         metrics = self.metrics.read() if state == "FINISHED" else {}
         failures = self._chain.close() + close_stores(self._stores)
         if failures and state != "FAILED":
-            # Nothing can be lost any more (all is published or will be replayed), but it must not go unseen.
+            # No output can be lost (all is published or will be replayed), but the error must be reported.
             error, detail = describe(failures[0])
             error = f"while closing: {error}"
         self.reports.state(state, error, detail, metrics)

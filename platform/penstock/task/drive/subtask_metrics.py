@@ -1,4 +1,4 @@
-"""What a subtask counts, under Flink's names: written by its own thread, read as a finished dictionary by others."""
+"""The metrics of a subtask, with Flink's names: written by its thread, read as a complete dictionary by others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.task.checkpoint.compaction import Compactor
 
 BUSY, IDLE, BACK_PRESSURED = "busy", "idle", "backPressured"
-#: A fresh dictionary is published this often.
+#: Interval at which a new dictionary is published.
 PUBLICATION_MS = 1000.0
 
 
@@ -33,7 +33,7 @@ class SubtaskMetrics:
         compactor: Compactor,
         memory: MemoryBudget,
     ) -> None:
-        """Count from now."""
+        """Start counting."""
         self._memory = memory
         self._compactor = compactor
         self._gate = gate
@@ -49,11 +49,11 @@ class SubtaskMetrics:
         self.latest: dict[str, float] = {}
 
     def enter(self, state: str) -> None:
-        """From now on the time is spent in this state."""
+        """Attribute the time from now on to this state."""
         self._times.enter(state)
 
     def publish_due(self, now_ms: float) -> None:
-        """Publish a fresh dictionary when it is time."""
+        """Publish a new dictionary if it is due."""
         if now_ms >= self.next_publication_ms:
             self.next_publication_ms = now_ms + PUBLICATION_MS
             self.latest = self.read()

@@ -1,9 +1,9 @@
 """Production drivers of subtasks and background work: the only threads of the task layer.
 
-Subtasks with a Python function anywhere in their chain share one run loop per worker, batch by batch (two threads
-that both want the GIL only take it from each other); the others have a thread each, as they spend their time in
-compiled code and blocking clients. A loop waits on one event, at most until the next deadline of its subtasks;
-nothing polls.
+Subtasks with a Python function anywhere in their chain share one run loop per worker, batch by batch (two threads that
+both need the GIL only take it from each other); each other subtask has a separate thread, since it spends its time in
+compiled code and blocking clients. A loop waits for one event, at most until the next deadline of its subtasks; there
+is no polling.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
     from penstock.graph.deployment import TaskDeployment
     from penstock.task.chain.background import Done
 
-#: A bound for every wait, should a wake ever be lost.
+#: Upper bound of each wait, in case a wake-up is lost.
 _MAX_WAIT_MS = 1000.0
 _MIN_WAIT_MS = 0.1
-#: Pieces of background work that may wait.
+#: Maximum number of waiting background tasks.
 _BACKGROUND_QUEUE = 10_000
-#: Fewer reads are done by whoever asks.
+#: Fewer reads than this are done by the calling thread.
 _WORTH_THREADS = 2
 
 
 class RunLoop:
-    """One thread that steps its subtasks in turn; it ends when the last one is done and starts again when one comes."""
+    """One thread that steps its subtasks in turn; it ends with the last one and starts again with a new one."""
 
     def __init__(self, name: str, clock: Clock) -> None:
-        """No thread yet."""
+        """Start without a thread."""
         self._name = name
         self._clock = clock
         self._event = threading.Event()
         self._lock = threading.Lock()
         self._incoming: list[Subtask] = []
         self._running = False
-        #: For whoever looks on (`task.drive.sampler`), from any thread: the thread, its subtasks, the one that steps.
+        #: For the sampler (`task.drive.sampler`), from any thread: the thread, its subtasks, the one that steps.
         self.thread: threading.Thread | None = None
         self.seated: tuple[Subtask, ...] = ()
         self.at_work: Subtask | None = None
 
     def wake(self) -> None:
-        """Let the loop look at its subtasks; any thread, cheap when it is awake."""
+        """Let the loop check its subtasks; callable from any thread, cheap if the loop is awake."""
         if not self._event.is_set():
             self._event.set()
 
     def run(self, subtask: Subtask) -> None:
-        """Step this subtask too."""
+        """Add a subtask to step."""
         with self._lock:
             self._incoming.append(subtask)
             start, self._running = not self._running, True
@@ -66,7 +66,7 @@ class RunLoop:
     def _loop(self) -> None:
         subtasks: list[Subtask] = []
         while True:
-            # Cleared before looking: a wake that comes while we look is seen by the wait.
+            # Cleared before the check: a wake-up during the check ends the next wait.
             self._event.clear()
             with self._lock:
                 if self._incoming:
@@ -101,13 +101,13 @@ class ThreadDriver:
     """Seats for a worker's subtasks."""
 
     def __init__(self, clock: Clock) -> None:
-        """No thread yet."""
+        """Start without threads."""
         self._clock = clock
         self._python = RunLoop("ps-python", clock)
         self._loops: weakref.WeakSet[RunLoop] = weakref.WeakSet((self._python,))
 
     def seat(self, deployment: TaskDeployment) -> RunLoop:
-        """Return the shared loop for chains with Python functions, a loop of its own for any other."""
+        """Return the shared loop for chains with Python functions, a separate loop for any other."""
         if any(operator.python for operator in deployment.operators):
             return self._python
         loop = RunLoop(f"ps-{deployment.vertex_name}-{deployment.execution.subtask}"[:15], self._clock)
@@ -116,24 +116,24 @@ class ThreadDriver:
 
     @property
     def loops(self) -> tuple[RunLoop, ...]:
-        """Return the loops that are in use; called by the control thread, which also hands out seats."""
+        """Return the loops in use; called by the control thread, which also assigns seats."""
         return tuple(self._loops)
 
 
 class BackgroundFullError(PenstockError):
-    """Too much background work waits."""
+    """Too much background work is waiting."""
 
 
 class ThreadBackground:
-    """A few threads, started as needed, that run background work in the order it came in."""
+    """A few threads, started as needed, that run background work in order of submission."""
 
     def __init__(self, name: str, threads: int) -> None:
-        """At most `threads` at a time."""
+        """Make a pool of at most `threads` threads."""
         self._name = name
         self._limit = threads
         self._queue: queue.Queue[tuple[Callable[[], Any], Done]] = queue.Queue(_BACKGROUND_QUEUE)
         self._lock = threading.Lock()
-        #: Pieces that wait or run.
+        #: Waiting and running tasks.
         self._open = 0
         self._threads = 0
 
@@ -160,9 +160,9 @@ class ThreadBackground:
             work, done = self._queue.get()
             try:
                 result, failure = work(), None
-            except Exception as error:  # noqa: BLE001 - handed to whoever asked for the work
+            except Exception as error:  # noqa: BLE001 - passed to the submitter of the work
                 result, failure = None, error
-            # What `done` raises is a fault of ours and ends the process (threading.excepthook of the worker).
+            # An error in `done` is a defect of the engine and ends the process (threading.excepthook of the worker).
             done(result, failure)
             del work, done, result, failure
             with self._lock:
@@ -170,14 +170,14 @@ class ThreadBackground:
 
 
 class ParallelReads:
-    """Does pieces of work in the threads of a background of its own, and waits for all of them."""
+    """Runs tasks in the threads of a separate background, and waits for all of them."""
 
     def __init__(self, background: ThreadBackground) -> None:
-        """`background` is nobody else's, so that nothing waits behind other work."""
+        """Make a runner; no other work uses `background`, so that no task waits for it."""
         self._background = background
 
     def __call__(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return what each piece returned, in order; raises what the first of them raised that failed."""
+        """Return the result of each task, in order; raise the error of the first failed one."""
         if len(work) < _WORTH_THREADS:
             return [piece() for piece in work]
         ended: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()

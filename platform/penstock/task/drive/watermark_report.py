@@ -1,7 +1,6 @@
-"""How far the splits are that a subtask's watermark follows from: the answer to "what holds it back?".
+"""The splits that determine a subtask's watermark: the answer to "what holds it back?".
 
-Made by `task.drive.state_queries` in the subtask's own thread; `jobmanager.observe.watermark_holder` puts the answers
-together.
+Made by `task.drive.state_queries` in the subtask's thread; `jobmanager.observe.watermark_holder` combines the answers.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ if TYPE_CHECKING:
     from penstock.graph.deployment import TaskDeployment
     from penstock.task.chain.chain import Chain
 
-#: Splits that an answer names: those furthest behind.
+#: Number of splits that an answer names, those with the lowest watermarks.
 MOST_SPLITS = 20
 
 
 def watermarks_of(deployment: TaskDeployment, chain: Chain) -> list[dict[str, Any]]:
-    """Return, of each operator that makes watermarks, its own (ms) and the splits furthest behind, the last first.
+    """Return the watermark (ms) of each operator that makes one, and its splits with the lowest ones, lowest first.
 
-    A split that neither is idle nor finished holds the watermark back; watermarks are None before the first one.
+    A split that is neither idle nor finished holds the watermark back; watermarks are None before the first one.
     """
     found = []
     for link in chain.links:
