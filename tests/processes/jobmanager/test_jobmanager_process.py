@@ -327,7 +327,7 @@ async def test_a_cut_whose_savepoint_cannot_be_written_is_refused_and_the_job_go
 
 async def test_names_of_state_to_leave_behind_are_refused_without_a_savepoint(cluster_of, encoded):
     manager, _ = await cluster_of(taskmanager=False)
-    with pytest.raises(UsageError, match="a start from a savepoint") as caught:
+    with pytest.raises(UsageError, match="needs a savepoint to start from") as caught:
         await manager.dispatcher.submit(encoded(), SubmitOptions(allow_non_restored_state=("people/seen",)))
     assert "--from" in caught.value.hint
     assert manager.dispatcher.jobs() == ()

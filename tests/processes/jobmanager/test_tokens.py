@@ -59,7 +59,7 @@ async def test_a_token_is_for_one_kind_of_request_under_every_leader(cluster_of,
     ask, target = old.dispatcher, str(tmp_path / "saved")
     job = await ask.submit(encoded(parallelism=1), SubmitOptions(token="begun"))
     other = encode_graph(msgspec.structs.replace(decode_graph(encoded(parallelism=1)), name="other"))
-    with pytest.raises(UsageError, match="'job' was submitted with token 'begun' already"):
+    with pytest.raises(UsageError, match="'job' was already submitted with token 'begun'"):
         await ask.submit(other, SubmitOptions(token="begun"))
     await running(old, job)
     assert (await ask.wait_operation(await ask.savepoint(job, target, token="saved"), 10_000)).status == "COMPLETED"

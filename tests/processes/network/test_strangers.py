@@ -113,7 +113,7 @@ def test_a_greeting_that_was_listened_to_is_of_no_use_a_second_time(planes):
         (answer,) = heard(sock)
         sock.sendall(said[1])
         (refused,) = heard(sock)
-        assert b"without proof" in bytes(refused.payload)
+        assert b"did not prove" in bytes(refused.payload)
 
 
 @pytest.mark.parametrize("limits", [NetworkLimits(greeting_deadline_ms=300)])
