@@ -32,7 +32,7 @@ PHRASES = (
     r"\bno more\b",
 )
 #: Where such a word is the right one ("12 s behind"), and no more of them than there are now.
-MOST = 60
+MOST = 20
 
 
 def texts_of(path):

@@ -28,7 +28,7 @@ def test_one_in_use_is_passed_over(taken):
 
 
 def test_where_all_are_in_use_it_says_so(taken):
-    with pytest.raises(PenstockError, match=f"no free port found on {HOST}: all of {taken} to {taken}"):
+    with pytest.raises(PenstockError, match=f"no free port found on {HOST}: all tried ports of {taken} to {taken}"):
         free_port(HOST, range(taken, taken + 1), SeededRand(1))
 
 
