@@ -25,6 +25,5 @@ def names_in(path):
 @pytest.mark.parametrize("heading", PATHS)
 def test_files_and_names_exist(heading):
     for _, file, names in rows(PAGE, heading):
-        base = "connectors/penstock_connectors" if file.startswith("kafka/") else "platform/penstock"
-        missing = set(names.split(", ")) - names_in(ROOT / base / file)
+        missing = set(names.split(", ")) - names_in(ROOT / file)
         assert not missing, f"{file}: {missing}"
