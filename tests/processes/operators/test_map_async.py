@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pyarrow as pa
@@ -65,7 +66,8 @@ def opened(bench, gate, function=None, restored=(), schema=SCHEMA, operator=None
     operator = operator or MapAsyncOperator()
     gate.operators.append(operator)
     with pytest.MonkeyPatch.context() as patch:  # the gate itself, not a copy of it
-        patch.setattr("penstock.operators.rows.user_functions.pickle.loads", lambda _: (function or gate, None, Row))
+        loaded = SimpleNamespace(load=lambda: (function or gate, None, Row))
+        patch.setattr("penstock.operators.rows.user_functions._Unpickler", lambda _: loaded)
         operator.open(bench.context(spec, schema, restored=restored))
     return operator
 
