@@ -73,7 +73,7 @@ class JobProgress:
             summary = handle.client.summary(handle.job_id)
         except PenstockError:  # the JobManager is restarting: the next poll shows it
             return
-        if not self._start_told and (start := start_of(summary)):
+        if not self._start_told and not summary["restarts"] and (start := start_of(summary)):
             self._start_told = True
             self.note(f"{handle.name} resumes from {start}")
         for line in self._failures.look(handle, summary):
