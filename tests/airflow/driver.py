@@ -91,7 +91,7 @@ class Airflow:
         def answered():
             """The answer; None when SQLite refused a transaction that had read before another one wrote.
 
-            It does so without waiting, whatever its time-out is; nothing has changed then.
+            SQLite then fails at once, without its time-out, and rolls back: the request can be repeated.
             """
             try:
                 with urllib.request.urlopen(request, timeout=API_S * patience()) as answer:

@@ -3,27 +3,22 @@
 import ast
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-SOURCES = ("platform", "connectors", "operators")
+from tests.tidy.source_tree import PACKAGES, module_name, python_files, tree
+
 #: Modules of a folder, its `__init__` among them; benchmarks are not part of the product.
 MOST_MODULES, EXCEPT = 21, {"platform/penstock/bench"}
 
 
 def modules():
     """Return module -> file, of all packages."""
-    return {
-        ".".join(path.relative_to(ROOT / source).with_suffix("").parts).removesuffix(".__init__"): path
-        for source in SOURCES
-        for path in sorted((ROOT / source).rglob("*.py"))
-    }
+    return {module_name(path): path for path in python_files() if path.parts[0] in PACKAGES}
 
 
 def imports_of(path, known):
     """Return the modules of ours that a module imports, for type checking too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {
                 name if name in known else node.module for name in (f"{node.module}.{a.name}" for a in node.names)
@@ -34,7 +29,7 @@ def imports_of(path, known):
 
 
 def test_a_folder_has_few_modules():
-    folders = Counter(str(path.parent.relative_to(ROOT)) for path in modules().values())
+    folders = Counter(str(path.parent) for path in modules().values())
     crowded = {folder: count for folder, count in folders.items() if count > MOST_MODULES and folder not in EXCEPT}
     assert not crowded, "give it sub-packages, with a layers contract in pyproject.toml"
 

@@ -2,19 +2,11 @@
 
 import ast
 import re
-import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.tidy.source_tree import PACKAGES, ROOT, module_name, nothing, python_files, tracked, tree
 
-ROOT = Path(__file__).parents[2]
-SOURCES = ("platform", "connectors", "operators", "dags", "infra", "tests")
-PACKAGES = {
-    "platform": "penstock",
-    "connectors": "penstock_connectors",
-    "operators": "penstock_airflow",
-}
 TOP_LEVEL = {
     *("dags", "platform", "operators", "connectors", "infra", "tests", "docs"),
     *("pyproject.toml", "README.md", "LICENSE", "requirements.lock"),
@@ -27,32 +19,8 @@ ENTRY_POINTS = {"penstock.cli.main", "penstock_airflow.get_provider_info", "pens
 FOR_TESTS = {"penstock.network.memory"}
 
 
-@cache
-def tracked():
-    out = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    files = [Path(name) for name in out.stdout.split("\0") if name and (ROOT / name).exists()]
-    assert files, "not a git checkout: the tidy tests look at what is tracked"
-    return files
-
-
-@cache
-def python_files():
-    return [path for path in tracked() if path.suffix == ".py" and path.parts[0] in SOURCES]
-
-
-@cache
-def tree(path):
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
-
-
 def functions(path):
     return [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
-def nothing(found):
-    """Fail with one line per finding."""
-    found = list(found)
-    assert not found, "\n" + "\n".join(found)
 
 
 def test_modules_are_short():
@@ -140,11 +108,6 @@ def test_sizes_and_times_are_given_and_not_patched():
 def test_source_roots_are_no_packages(root):
     assert Path(root, "__init__.py") not in tracked()
     assert Path(root, PACKAGES[root], "py.typed") in tracked()
-
-
-def module_name(path):
-    parts = path.with_suffix("").parts[1:]
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imported_names(path):

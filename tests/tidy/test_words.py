@@ -8,9 +8,9 @@ import io
 import re
 import tokenize
 from collections import Counter
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.tidy.source_tree import ROOT, tracked, tree
+
 CODE = ("platform", "connectors", "operators", "dags", "infra")
 #: Use after or downstream; is notified or prints; a noun; no process or no user; uncommitted; again; any; the caller;
 #: own or separate; continues or resumes; arrived; is in; no longer.
@@ -37,13 +37,11 @@ MOST = 20
 
 def texts_of(path):
     """Return the strings and comments of a module, or the prose of a page."""
-    text = path.read_text(encoding="utf-8")
+    text = (ROOT / path).read_text(encoding="utf-8")
     if path.suffix == ".md":
         return [re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)]
     strings = [
-        node.value
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     comments = [
         token.string.lstrip("#: ")
@@ -54,11 +52,12 @@ def texts_of(path):
 
 
 def test_few_phrases_that_the_field_does_not_use():
-    pages = [page for page in (ROOT / "docs").rglob("*.md") if "archive" not in page.parts and page.stem != "changelog"]
+    pages = [path for path in tracked() if path.parts[0] == "docs" and path.suffix == ".md"]
+    pages = [page for page in pages if "archive" not in page.parts and page.stem != "changelog"]
     found = Counter()
-    for path in [*pages, *(module for folder in CODE for module in (ROOT / folder).rglob("*.py"))]:
+    for path in [*pages, *(path for path in tracked() if path.parts[0] in CODE and path.suffix == ".py")]:
         for text in texts_of(path):
             for phrase in PHRASES:
                 for match in re.finditer(phrase, text):
-                    found[f"{path.relative_to(ROOT)}: {match[0].strip()}"] += 1
+                    found[f"{path}: {match[0].strip()}"] += 1
     assert found.total() <= MOST, "\n".join(f"{count} x {where}" for where, count in found.most_common(200))

@@ -12,7 +12,7 @@ Form = Literal["windows", "rows"]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels in `SinkSpec.config`."""
+    """The content of `SinkSpec.config`."""
 
     folder: str
     form: Form

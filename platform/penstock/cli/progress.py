@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.client.failures import FailureWatch, start_of
+from penstock.client.failures import FailureWatch, resume_point
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 
@@ -73,7 +73,7 @@ class JobProgress:
             summary = handle.client.summary(handle.job_id)
         except PenstockError:  # the JobManager is restarting: the next poll shows it
             return
-        if not self._start_told and not summary["restarts"] and (start := start_of(summary)):
+        if not self._start_told and not summary["restarts"] and (start := resume_point(summary)):
             self._start_told = True
             self.note(f"{handle.name} resumes from {start}")
         for line in self._failures.look(handle, summary):

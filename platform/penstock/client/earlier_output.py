@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.connector.sink import SinkSpec
-
 if TYPE_CHECKING:
     from penstock.graph.job_graph import JobGraph
 
@@ -36,6 +34,8 @@ def earlier_output(graph: JobGraph, *, fresh: bool) -> list[str]:
 
 def _folders(graph: JobGraph) -> list[tuple[str, Path]]:
     """Return uid and folder of each sink that writes to a local folder."""
+    from penstock.connector.sink import SinkSpec  # when a job starts over, not at each start of the command line
+
     sinks = [operator for vertex in graph.vertices for operator in vertex.operators if operator.kind == "sink"]
     places = [(operator.uid, msgspec.convert(operator.config["sink"], SinkSpec).place) for operator in sinks]
     return [(uid, Path(place)) for uid, place in places if place.startswith("/")]

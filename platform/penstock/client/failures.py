@@ -30,7 +30,7 @@ def next_attempt(summary: dict[str, Any]) -> str:
     return "" if soon_ms is None else f"next attempt in {soon_ms / 1000:.1f} s"
 
 
-def start_of(summary: dict[str, Any]) -> str:
+def resume_point(summary: dict[str, Any]) -> str:
     """Return what a job was last restored from as text; empty for an empty start."""
     restored = summary.get("restored")
     if restored is None:

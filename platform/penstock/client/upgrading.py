@@ -23,23 +23,23 @@ _GRACE_MS = 900_000.0
 
 
 class RunningJob(Protocol):
-    """What an upgrade needs to know of the job it replaces: a `client.handle.JobHandle`."""
+    """The running job that an upgrade replaces; implemented by `client.handle.JobHandle`."""
 
     @property
     def client(self) -> RestClient:
-        """Of its cluster."""
+        """The client of its cluster."""
 
     @property
     def job_id(self) -> str:
-        """The job's."""
+        """The id of the job."""
 
     @property
     def name(self) -> str:
-        """The job's."""
+        """The name of the job."""
 
     @property
     def clock(self) -> Clock:
-        """To wait by."""
+        """The clock for time-outs."""
 
 
 def asked(job: RunningJob, graph: JobGraph, token: str, options: UpgradeOptions) -> str:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.client.failures import FailureWatch, start_of
+from penstock.client.failures import FailureWatch, resume_point
 from penstock.core.errors import PenstockError
 
 FIRST = {"timestamp": 100, "exceptionName": "UserFunctionError: map 'm': ValueError: x at job.py:3 in f"}
@@ -113,4 +113,4 @@ def test_a_failed_checkpoint_and_slots_that_are_waited_for_are_told_once(job):
     ],
 )
 def test_what_a_job_starts_from(restored, told):
-    assert start_of(summary(restored=restored)) == told
+    assert resume_point(summary(restored=restored)) == told

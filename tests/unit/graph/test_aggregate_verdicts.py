@@ -1,4 +1,4 @@
-"""What `penstock check` says of other aggregates of an operator than before, as docs/how-to/evolve-state.md lists."""
+"""Verdicts of `penstock check` on changed aggregates, as in docs/how-to/evolve-state.md."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `penstock demo` runs: the sizes of its job, where its input comes from and its output goes.
+"""The scenario of `penstock demo`: the sizes of its job, and the protocol for its input and output.
 
 Implemented by `demo_files` and `demo_kafka`.
 """

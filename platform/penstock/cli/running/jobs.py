@@ -20,7 +20,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.running.live_state import print_live
 from penstock.cli.terminal import terminal
-from penstock.client.failures import next_attempt, start_of
+from penstock.client.failures import next_attempt, resume_point
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
@@ -101,7 +101,7 @@ def show(
     if failed:
         at = _when(failed["failure_timestamp"])
         console.print(f"last failed checkpoint: {failed['id']} at {at}: {failed['failure_message']}", markup=False)
-    if start := start_of(summary):
+    if start := resume_point(summary):
         console.print(f"last started from {start}; restarts: {summary['restarts']}", markup=False, soft_wrap=True)
     if summary["stopped-with"]:
         console.print(f"stopped with savepoint {summary['stopped-with']}", markup=False, soft_wrap=True)

@@ -1,1 +1,1 @@
-"""What keeps a job from being fast or healthy, for the web interface; called by the routes."""
+"""Diagnosis of slow and unhealthy jobs, for the web interface; called by the routes."""
