@@ -243,7 +243,7 @@ def _levels(arguments: Sequence[str]) -> set[str]:
 def prepare_servers() -> None:
     """Fetch Kafka and build MinIO once per machine, through the module that also starts them."""
     _system_packages()
-    done = subprocess.run([str(PYTHON), "-m", "penstock.testing.servers", "ensure"], check=False)
+    done = subprocess.run([str(PYTHON), "-m", "penstock_lab.servers", "ensure"], check=False)
     if done.returncode != 0:
         raise BootstrapError("the servers for Kafka and MinIO could not be prepared (see above)")
 

@@ -22,7 +22,7 @@ start)
   fi
   python3 "$root/infra/bootstrap.py" servers
   mkdir -p "$data"
-  setsid "$root/.venv/bin/python" -m penstock.testing.servers run --data "$data" \
+  setsid "$root/.venv/bin/python" -m penstock_lab.servers run --data "$data" \
     --kafka-port "${KAFKA_PORT:-19092}" --minio-port "${MINIO_PORT:-19000}" \
     >"$data/servers.out" 2>"$data/servers.err" </dev/null &
   echo $! >"$pid_file"

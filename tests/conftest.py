@@ -17,7 +17,7 @@ from tests.support.depth import depth, register
 from tests.support.lanes import LanesPlugin
 
 from penstock.core.errors import PenstockError
-from penstock.testing.servers import KafkaServer, MinioServer, choose, start_kafka, start_minio
+from penstock_lab.servers import KafkaServer, MinioServer, choose, start_kafka, start_minio
 
 register()
 

@@ -7,7 +7,7 @@ import subprocess
 
 from tests.airflow.conftest import ROOT
 
-from penstock.testing.servers.provision import cache_root, fresh, locked
+from penstock_lab.servers.provision import cache_root, fresh, locked
 
 
 def migrated(home):

@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalClusterConfig
 from penstock.core.errors import NotFoundError
-from penstock.testing.servers.process import free_port
+from penstock_lab.servers.process import free_port
 
 DAGS = tuple(sorted(path.stem for path in (ROOT / "dags").glob("*.py")))
 #: DAGs of a user: one runs when something has happened to the job `watched`, the others wait for a job.

@@ -12,7 +12,7 @@ from tests.support.waiting import wait_until
 from tests.ui import jobs
 from tests.ui.browser import chromium
 
-from penstock.testing.servers.process import free_port
+from penstock_lab.servers.process import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 #: Orders a second, so that there are some for as long as a user takes.

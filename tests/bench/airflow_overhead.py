@@ -23,7 +23,7 @@ from penstock.api.job_file import planned
 from penstock.client.handle import JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.graph.job_graph import encode_graph
-from penstock.testing.servers.process import free_port
+from penstock_lab.servers.process import free_port
 
 DAGS = """
 from airflow.sdk import DAG

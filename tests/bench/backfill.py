@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.spark.golden import JOB
 
-from penstock.bench.tree_meter import TreeMeter, become_reaper
+from penstock_lab.bench.measuring.tree_meter import TreeMeter, become_reaper
 
 LIMIT_S = 3_600
 CLI = [sys.executable, "-m", "penstock.cli.main"]

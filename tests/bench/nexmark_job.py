@@ -6,9 +6,9 @@ from pathlib import Path
 import polars as pl
 
 import penstock as ps
-from penstock.bench import nexmark
 from penstock_connectors.files import FileSink
-from penstock_connectors.nexmark import NexmarkSource
+from penstock_lab.bench.jobs import nexmark
+from penstock_lab.nexmark import NexmarkSource
 
 #: 40 s of event time, so that there are several windows.
 SOURCE = NexmarkSource(events=400_000, rate=10_000, splits=3, active_people=300, hot_bidder_ratio=2)

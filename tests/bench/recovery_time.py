@@ -25,7 +25,7 @@ from penstock.api.environment import use_executor
 from penstock.client.executors import ClusterExecutor
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import PenstockError
-from penstock.testing.servers import start_kafka, start_minio
+from penstock_lab.servers import start_kafka, start_minio
 
 RATE, KEYS, PARTITIONS, TICK_S = 50_000, 1_000_000, 4, 0.02
 WINDOW_MS, DISORDER_MS = 200, 50

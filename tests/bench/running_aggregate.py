@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 
-from penstock.bench import reference
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Barrier, Batch
 from penstock.core.keygroup import ALL_HASHES
@@ -25,6 +24,7 @@ from penstock.operators.operator import OperatorMetrics
 from penstock.state.keyed_request import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
+from penstock_lab.bench.measuring import reference
 
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("key", "amount", TS_COLUMN)])
 CONFIG = {

@@ -10,8 +10,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from penstock.bench import nexmark, nexmark_answers
-from penstock_connectors.nexmark import events
+from penstock_lab.bench.jobs import nexmark, nexmark_answers
+from penstock_lab.nexmark import events
 
 JOB = Path(__file__).parent / "nexmark_job.py"
 sys.path.insert(0, str(JOB.parent))

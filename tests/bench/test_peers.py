@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.bench.peers import Peer, peers_of
-from penstock.bench.registry import WORKLOADS
+from penstock_lab.bench.measuring.peers import Peer, peers_of
+from penstock_lab.bench.registry import WORKLOADS
 
 pytestmark = pytest.mark.timeout(900)
 HERE = Path(__file__).parent / "peers"

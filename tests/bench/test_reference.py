@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.bench import reference
+from penstock_lab.bench.measuring import reference
 
 
 def by_hand(count, size, slide):

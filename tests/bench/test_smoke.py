@@ -38,7 +38,7 @@ def test_running_aggregate_is_right_in_memory_and_on_disk(memory):
 
 
 def test_the_bare_loop_is_right():
-    from penstock.bench import reference
+    from penstock_lab.bench.measuring import reference
 
     line = bench("peers/bare_loop.py", 1_700_000)
     assert json.loads(line.removeprefix("BENCH "))["checksum"] == reference.windows(1_700_000, 10_000, 10_000)

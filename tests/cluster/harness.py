@@ -23,7 +23,7 @@ from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import encode_graph
-from penstock.testing.servers import s3
+from penstock_lab.servers import s3
 
 TERMINAL = ("FINISHED", "CANCELED", "FAILED")
 POLL_S = 0.1

@@ -17,7 +17,7 @@ from tests.cluster.harness import PATIENT_S, TERMINAL, Scene
 from tests.cluster.orders import Orders
 from tests.cluster.stage import Stage
 
-from penstock.testing.servers import start_kafka, start_minio
+from penstock_lab.servers import start_kafka, start_minio
 
 VICTIMS = ("worker", "taskmanager", "jobmanager")
 EVENTS, RATE = 12_000, 4_000

@@ -5,7 +5,7 @@ from tests.cluster.harness import Scene
 from tests.cluster.orders import Orders, create_topics, verdict
 
 from penstock.core.errors import PenstockError
-from penstock.testing.servers import start_kafka
+from penstock_lab.servers import start_kafka
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 

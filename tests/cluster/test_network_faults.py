@@ -19,8 +19,8 @@ from tests.support.proxy import FAULTS, Proxy
 from tests.support.waiting import patience
 
 from penstock.client.local_cluster import LocalCluster
-from penstock.testing.servers.kafka_local import LocalKafka
-from penstock.testing.servers.process import free_port
+from penstock_lab.servers.kafka_local import LocalKafka
+from penstock_lab.servers.process import free_port
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(3600)]
 

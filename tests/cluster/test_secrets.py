@@ -18,10 +18,10 @@ from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import encode_graph
 from penstock.rest.server.app import create_app
-from penstock.testing.servers import s3
-from penstock.testing.servers.kafka_local import LocalKafka
-from penstock.testing.servers.minio_local import LocalMinio
-from penstock.testing.servers.process import free_port
+from penstock_lab.servers import s3
+from penstock_lab.servers.kafka_local import LocalKafka
+from penstock_lab.servers.minio_local import LocalMinio
+from penstock_lab.servers.process import free_port
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from penstock.testing.servers import s3, start_kafka, start_minio
+from penstock_lab.servers import s3, start_kafka, start_minio
 
 pytestmark = pytest.mark.servers
 

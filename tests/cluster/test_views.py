@@ -8,8 +8,8 @@ import pytest
 from tests.cluster.harness import Scene
 from tests.cluster.orders import Orders, read_messages
 
-from penstock_connectors.nexmark import NexmarkSource
-from penstock_connectors.nexmark.events import EventMaker
+from penstock_lab.nexmark import NexmarkSource
+from penstock_lab.nexmark.events import EventMaker
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -20,7 +20,7 @@ JOB = """
 import penstock as ps
 import polars as pl
 from penstock_connectors.kafka import KafkaSink
-from penstock_connectors.nexmark import NexmarkSource
+from penstock_lab.nexmark import NexmarkSource
 
 env = ps.Environment(parallelism=2, checkpoint_interval="300ms", checkpoint_root={root!r})
 source = NexmarkSource(events={events}, splits=2, events_per_second={rate}, columns={columns!r}, text={text!r})

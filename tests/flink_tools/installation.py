@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
-from penstock.testing.servers.provision import cache_root, fresh, java_program, locked
+from penstock_lab.servers.provision import cache_root, fresh, java_program, locked
 
 VERSION = "2.3.0"
 PINNED = (

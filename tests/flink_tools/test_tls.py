@@ -13,7 +13,7 @@ from tests.flink_tools.cluster import Place
 from tests.flink_tools.installation import FlinkCli
 
 from penstock.cli.start.certs import certs
-from penstock.testing.servers.provision import java_program
+from penstock_lab.servers.provision import java_program
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -11,6 +11,7 @@ PACKAGES = {
     "platform": "penstock",
     "connectors": "penstock_connectors",
     "operators": "penstock_airflow",
+    "infra/lab": "penstock_lab",
 }
 
 
@@ -28,6 +29,12 @@ def python_files():
 
 
 @cache
+def module_files():
+    """The files of all packages."""
+    return [path for path in python_files() if package_root(path)]
+
+
+@cache
 def tree(path):
     return ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
 
@@ -38,6 +45,11 @@ def nothing(found):
     assert not found, "\n" + "\n".join(found)
 
 
+def package_root(path):
+    """The entry of `PACKAGES` that a file belongs to; None for scripts and tests."""
+    return next((root for root in PACKAGES if path.is_relative_to(root)), None)
+
+
 def module_name(path):
-    parts = path.with_suffix("").parts[1:]
+    parts = path.relative_to(package_root(path)).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -4,15 +4,15 @@ import ast
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 
-from tests.tidy.source_tree import PACKAGES, module_name, python_files, tree
+from tests.tidy.source_tree import module_files, module_name, tree
 
-#: Modules of a folder, its `__init__` among them; benchmarks are not part of the product.
-MOST_MODULES, EXCEPT = 21, {"platform/penstock/bench"}
+#: Modules of a folder, its `__init__` among them.
+MOST_MODULES = 21
 
 
 def modules():
     """Return module -> file, of all packages."""
-    return {module_name(path): path for path in python_files() if path.parts[0] in PACKAGES}
+    return {module_name(path): path for path in module_files()}
 
 
 def imports_of(path, known):
@@ -30,7 +30,7 @@ def imports_of(path, known):
 
 def test_a_folder_has_few_modules():
     folders = Counter(str(path.parent) for path in modules().values())
-    crowded = {folder: count for folder, count in folders.items() if count > MOST_MODULES and folder not in EXCEPT}
+    crowded = {folder: count for folder, count in folders.items() if count > MOST_MODULES}
     assert not crowded, "give it sub-packages, with a layers contract in pyproject.toml"
 
 

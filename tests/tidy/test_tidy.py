@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.tidy.source_tree import PACKAGES, ROOT, module_name, nothing, python_files, tracked, tree
+from tests.tidy.source_tree import PACKAGES, ROOT, module_files, module_name, nothing, python_files, tracked, tree
 
 TOP_LEVEL = {
     *("dags", "platform", "operators", "connectors", "infra", "tests", "docs"),
@@ -123,7 +123,7 @@ def imported_names(path):
 
 
 def test_every_module_is_used():
-    ours = [path for path in python_files() if path.parts[0] in PACKAGES]
+    ours = module_files()
     used = {name for path in ours for name in imported_names(path) if name != module_name(path)}
     nothing(
         f"{path}: no module of ours imports it"

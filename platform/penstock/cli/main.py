@@ -7,7 +7,7 @@ must stay small.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from typing import Any, NoReturn
 
@@ -38,8 +38,9 @@ _COMMANDS = {
     "check": "penstock.cli.snapshots.check:check",
     "state": "penstock.cli.snapshots.state_commands:commands",
     "backfill": "penstock.cli.start.backfill:backfill",
-    "bench": "penstock.cli.start.bench:bench",
+    "bench": "penstock_lab.bench.command:bench",
 }
+_CHECKOUT = "run it in a checkout of the repository, after `python3 infra/bootstrap.py setup`"
 #: The shell's exit code for a process ended by Ctrl-C.
 _INTERRUPTED = 130
 #: Newer releases of typer bundle click: the class is found through an exported one.
@@ -50,13 +51,13 @@ class _Commands(TyperGroup):
     """Imports a command's module on demand."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the base class's signature
-        return list(_COMMANDS)
+        return [name for name in _COMMANDS if name != "bench" or _has_lab()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
         module, _, name = _COMMANDS[cmd_name].partition(":")
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(_command_module(module), name)
         if not isinstance(found, typer.Typer):
             function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
             found.command(cmd_name)(function)
@@ -64,6 +65,21 @@ class _Commands(TyperGroup):
         command.name = cmd_name
         _without_opposites(command)
         return command
+
+
+def _command_module(name: str) -> Any:
+    """Import the module of a command.
+
+    Raises:
+        UsageError: the command is part of `penstock_lab`, which only a checkout has.
+    """
+    if name.startswith("penstock_lab.") and not _has_lab():
+        raise UsageError("the benchmarks are not part of the installed package", hint=_CHECKOUT)
+    return importlib.import_module(name)
+
+
+def _has_lab() -> bool:
+    return importlib.util.find_spec("penstock_lab") is not None
 
 
 def _without_opposites(command: Any) -> None:

@@ -23,8 +23,8 @@ _CONNECTORS = {
     "penstock_connectors.formats.json_writer": "",
     "penstock_connectors.kafka.client._kernels": "confluent_kafka",
 }
-#: Used by benchmarks only, which compile them at their start.
-_BENCHMARKS = ("penstock_connectors.nexmark._kernels", "penstock_connectors.workloads.kernels")
+#: Used by benchmarks only, which compile them at their start. The wheel does not have them.
+_BENCHMARKS = ("penstock_lab.nexmark._kernels", "penstock_lab.workloads.kernels")
 #: (compiled modules, all modules), starting at zero.
 OnCompiled = Callable[[int, int], None]
 
@@ -35,7 +35,7 @@ def kernel_modules(*, benchmarks: bool = False) -> tuple[str, ...]:
 
     usable = [name for name, needs in _CONNECTORS.items() if not needs or importlib.util.find_spec(needs) is not None]
     own = (f"penstock.kernels.{name}" for name in MODULES)
-    return (*own, *usable, *(_BENCHMARKS if benchmarks else ()))
+    return (*own, *usable, *(_BENCHMARKS if benchmarks and importlib.util.find_spec("penstock_lab") else ()))
 
 
 def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool = False) -> int:

@@ -1,4 +1,6 @@
-"""Which peer runs what, with which command: the entries of peers.json (`penstock.bench.peers` says what they mean).
+"""Which peer runs what, with which command: the entries of peers.json.
+
+`penstock_lab.bench.measuring.peers` says what they mean.
 
 Every peer has the configuration that was fastest: Flink with object reuse, without checkpoints where its state is on
 heap or the workload asks for none, its tables reading and writing its own rows; PyFlink with large bundles and a large

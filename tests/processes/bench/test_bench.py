@@ -5,9 +5,9 @@ import os
 import pytest
 from tests.support.interrupts import interruptible
 
-from penstock.bench import measure
-from penstock.bench.options import BenchOptions
-from penstock.bench.tree_meter import TreeMeter
+from penstock_lab.bench.measuring import measure
+from penstock_lab.bench.measuring.tree_meter import TreeMeter
+from penstock_lab.bench.options import BenchOptions
 
 
 def test_an_interrupted_bench_leaves_no_process_behind(tmp_path, monkeypatch):

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.bench import measure
-from penstock.bench.marginal import FEW_EVENTS, marginal_figures
-from penstock.bench.measure import BenchJob, JobRun, beside_peers
-from penstock.bench.options import BenchOptions
 from penstock.core.errors import PenstockError
-from penstock_connectors.workloads.marks import Published, published
+from penstock_lab.bench.measuring import measure
+from penstock_lab.bench.measuring.comparisons import FEW_EVENTS, marginal_figures
+from penstock_lab.bench.measuring.measure import BenchJob, JobRun, beside_peers
+from penstock_lab.bench.options import BenchOptions
+from penstock_lab.workloads.marks import Published, published
 
 MANY = 10 * FEW_EVENTS
 

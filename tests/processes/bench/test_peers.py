@@ -8,10 +8,10 @@ import pytest
 from tests.cluster import proc_tree
 from tests.support.interrupts import interruptible
 
-from penstock.bench.peers import Contest, Peer, Trial, merged, peers_of, ratios, run_peers
 from penstock.cli import main
-from penstock.cli.start.bench import _ended_by_a_signal
 from penstock.core.errors import UsageError
+from penstock_lab.bench.command import _ended_by_a_signal
+from penstock_lab.bench.measuring.peers import Contest, Peer, Trial, merged, peers_of, ratios, run_peers
 
 RIGHT = {1000: "1:2:3:4", 100: "9:9:9:9", 10: "0:0:0:0"}
 SAYS = (
@@ -182,7 +182,7 @@ def test_a_folder_that_is_none_is_one_error_before_anything_runs(content, messag
         (tmp_path / "peers.json").write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=message):
         peers_of(str(tmp_path), "w1")
-    monkeypatch.setattr("penstock.bench.windows.w1", lambda _: pytest.fail("the job ran"))
+    monkeypatch.setattr("penstock_lab.bench.jobs.windows.w1", lambda _: pytest.fail("the job ran"))
     monkeypatch.setattr(sys, "argv", ["penstock", "bench", "w1", "--peers", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main.app()

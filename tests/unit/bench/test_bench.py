@@ -6,11 +6,11 @@ import sys
 import msgspec
 import pytest
 
-from penstock.bench.measure import require_right
-from penstock.bench.options import BenchOptions
-from penstock.bench.registry import WORKLOADS, workload
 from penstock.cli import main
 from penstock.core.errors import PenstockError, UsageError
+from penstock_lab.bench.measuring.measure import require_right
+from penstock_lab.bench.options import BenchOptions
+from penstock_lab.bench.registry import WORKLOADS, workload
 
 
 def run(*arguments, monkeypatch):
@@ -69,7 +69,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, monkeypatch
 
 def test_a_wrong_answer_gives_no_figure(monkeypatch, capsys):
     monkeypatch.setattr(
-        "penstock.bench.stateless.w3", lambda options: require_right("w3", str(options.events), "2:3:4:5")
+        "penstock_lab.bench.jobs.stateless.w3", lambda options: require_right("w3", str(options.events), "2:3:4:5")
     )
     assert run("w3", "--events", "7", "--json", monkeypatch=monkeypatch) == 1
     captured = capsys.readouterr()

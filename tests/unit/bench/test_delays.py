@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.bench.delays import latency_figures, percentile
-from penstock.bench.half_load import measure_latency
-from penstock.bench.options import BenchOptions
 from penstock.core.errors import PenstockError
-from penstock_connectors.workloads.delays import BINS, Delays, Schedule
+from penstock_lab.bench.measuring.comparisons import measure_latency
+from penstock_lab.bench.measuring.delays import latency_figures, percentile
+from penstock_lab.bench.options import BenchOptions
+from penstock_lab.workloads.delays import BINS, Delays, Schedule
 
 
 def delays(arrivals=(), **fields):

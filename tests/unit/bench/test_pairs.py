@@ -1,7 +1,7 @@
 """Pairs with and without checkpoints: their order, the losses and their medians."""
 
-from penstock.bench.options import BenchOptions
-from penstock.bench.pairs import measure_pairs
+from penstock_lab.bench.measuring.comparisons import measure_pairs
+from penstock_lab.bench.options import BenchOptions
 
 
 def test_pairs_are_run_in_turn_and_compared_by_medians():

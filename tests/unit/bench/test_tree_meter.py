@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from penstock.bench.tree_meter import TreeMeter
+from penstock_lab.bench.measuring.tree_meter import TreeMeter
 
 MB = 1_000_000
 

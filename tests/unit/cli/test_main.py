@@ -22,6 +22,28 @@ def test_every_command_explains_itself(command, monkeypatch, capsys):
     assert f"penstock {command}" in capsys.readouterr().out
 
 
+@pytest.fixture
+def as_a_wheel(monkeypatch):
+    """An installation without the benchmarks and test servers."""
+    for name in [name for name in sys.modules if name.startswith("penstock_lab")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "penstock_lab", None)
+
+
+@pytest.mark.usefixtures("as_a_wheel")
+def test_a_wheel_says_where_the_benchmarks_are(monkeypatch, capsys):
+    assert run("--help", monkeypatch=monkeypatch) == 0
+    assert "bench" not in capsys.readouterr().out
+    assert run("bench", "w1", monkeypatch=monkeypatch) == 2
+    assert "run it in a checkout of the repository" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("as_a_wheel")
+def test_the_demo_of_a_wheel_starts_no_servers(monkeypatch, capsys, tmp_path):
+    assert run("demo", "--kafka", "--directory", str(tmp_path), monkeypatch=monkeypatch) == 2
+    assert "give --bootstrap and --s3-endpoint" in capsys.readouterr().err
+
+
 def test_an_unknown_command_is_a_usage_error(monkeypatch, capsys):
     assert run("walk", monkeypatch=monkeypatch) == 2
     assert "No such command 'walk'" in capsys.readouterr().err

@@ -12,9 +12,9 @@ from penstock.connector.sink import load_factory
 from penstock.connector.source import SourceContext, SourceSpec, SourceSplit
 from penstock.core.clock import ManualClock
 from penstock.core.errors import GraphError
-from penstock_connectors.nexmark import AUCTION_SCHEMA, BID_SCHEMA, PERSON_SCHEMA, NexmarkSource, events
-from penstock_connectors.nexmark.events import EventMaker, NexmarkPattern
-from penstock_connectors.nexmark.strings import Strings, salt
+from penstock_lab.nexmark import AUCTION_SCHEMA, BID_SCHEMA, PERSON_SCHEMA, NexmarkSource, events
+from penstock_lab.nexmark.events import EventMaker, NexmarkPattern
+from penstock_lab.nexmark.strings import Strings, salt
 
 SCHEMAS = {"bid": BID_SCHEMA, "auction": AUCTION_SCHEMA, "person": PERSON_SCHEMA}
 

@@ -7,14 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.bench import reference
 from penstock.connector.sink import SinkContext, SinkSpec, load_factory
 from penstock.connector.source import SourceContext, SourceSpec, SourceSplit
 from penstock.core.clock import ManualClock
 from penstock.core.errors import GraphError
 from penstock.core.permits import CommitPermit
 from penstock.core.schema import schema_from_text
-from penstock_connectors.workloads import ChecksumSink, WorkloadSource, kernels, read_marks
+from penstock_lab.bench.measuring import reference
+from penstock_lab.workloads import ChecksumSink, WorkloadSource, kernels, read_marks
 
 PERMIT = CommitPermit("job", "run", 1, 1, 1)
 TIME = pa.timestamp("us", tz="UTC")

@@ -13,8 +13,8 @@ from penstock.connector.sink import SinkContext, load_factory
 from penstock.connector.source import PollResult, SourceBatch, SourceContext, SourceSpec, SourceSplit
 from penstock.core.clock import ManualClock
 from penstock.core.errors import GraphError
-from penstock_connectors.workloads import ChecksumSink, WorkloadSource
-from penstock_connectors.workloads.delays import (
+from penstock_lab.workloads import ChecksumSink, WorkloadSource
+from penstock_lab.workloads.delays import (
     BIN_US,
     DelayRecorder,
     Schedule,
@@ -23,7 +23,7 @@ from penstock_connectors.workloads.delays import (
     read_delays,
     read_schedules,
 )
-from penstock_connectors.workloads.paced import PacedReader, PacedSource, _Config
+from penstock_lab.workloads.paced import PacedReader, PacedSource, _Config
 
 
 def reader(clock, *, events, splits=1, **options):

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.conftest import World, make_graph
 
-from penstock.bench.planning import deploy
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.graph.job_graph import Forward, KeyGroup
 from penstock.jobmanager.cluster.slot_pool import SlotPool
 from penstock.jobmanager.deploy.split_assignment import SplitAssigner
 from penstock.jobmanager.messages.placement import Slot
+from penstock_lab.bench.jobs.planning import deploy
 
 SMALL, LARGE = 40, 160
 #: A quarter more than linear: what is done once, and containers that grow by doubling.

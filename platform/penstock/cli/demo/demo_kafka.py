@@ -5,6 +5,7 @@ Starts or finds them, produces orders while the job runs, and reads the output b
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import threading
@@ -15,14 +16,14 @@ import numpy as np
 from penstock.cli.demo.demo_scenario import DISORDER_SECONDS, KILLS, PARALLELISM, WINDOW_SECONDS
 from penstock.cli.demo.oracle import OutputRow, Windows, expected_windows
 from penstock.core.clock import SystemClock
-from penstock.core.errors import ConnectorError, PenstockError
-from penstock.testing.servers import KafkaServer, MinioServer, start_kafka, start_minio
+from penstock.core.errors import ConnectorError, PenstockError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from penstock.api.environment import Environment
+    from penstock_lab.servers import KafkaServer, MinioServer
 
 _PARTITIONS = 4
 _USERS = 1_000
@@ -33,6 +34,18 @@ _CHUNK = 1_000
 _READ_IDLE_SECONDS = 5.0
 _WAIT_SECONDS = 0.5
 _BUCKET = "penstock-demo"
+
+
+def _servers() -> Any:
+    """Return the package that starts Kafka and MinIO."""
+    if importlib.util.find_spec("penstock_lab") is None:
+        raise UsageError(
+            "the installed package starts no Kafka and no MinIO",
+            hint="give --bootstrap and --s3-endpoint, or run the demo in a checkout of the repository",
+        )
+    import penstock_lab.servers
+
+    return penstock_lab.servers
 
 
 class KafkaScenario:
@@ -68,15 +81,19 @@ class KafkaScenario:
         return self._bootstrap or ""
 
     def prepare(self) -> None:
-        """Start or find Kafka and MinIO; create topics and bucket."""
+        """Start or find Kafka and MinIO; create topics and bucket.
+
+        Raises:
+            UsageError: a server has to be started, and this installation has no `penstock_lab`.
+        """
         if self._bootstrap is None:
             self._note("starting Kafka (installing it first if missing)")
-            kafka = start_kafka(self._folder / "kafka", progress=self._note)
+            kafka = _servers().start_kafka(self._folder / "kafka", progress=self._note)
             self._servers.append(kafka)
             self._bootstrap = kafka.bootstrap
         if self._s3_endpoint is None:
             self._note("starting MinIO (building it first if missing, which takes minutes)")
-            minio = start_minio(self._folder / "minio", progress=self._note)
+            minio = _servers().start_minio(self._folder / "minio", progress=self._note)
             self._servers.append(minio)
             minio.make_bucket(_BUCKET)
             self.environment = {

@@ -1,0 +1,1 @@
+"""The jobs of the benchmarks, one module for each family. `bench.registry` imports them by name."""
