@@ -4,6 +4,7 @@ The table of mistakes in a job file itself is `tests/unit/api/test_mistakes.py`.
 """
 
 import re
+import subprocess
 import sys
 import time
 
@@ -215,6 +216,38 @@ def test_a_mistake_in_a_job_is_told_soon_with_its_cause_and_the_way_out(said, wr
     text = said("run", str(written(BEGIN + lines + "\n" + END)), "--fresh")
     assert re.search(cause, text), text
     assert re.search(rf"\(.*{way}.*\)", text), text
+
+
+FULL = """\
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+env = ps.Environment(1, checkpoint_interval="200ms", checkpoint_root="ROOT")
+orders = env.from_source(DatagenSource(users=10_000_000, rows_per_second=100_000), uid="orders")
+orders.key_by("user_id").aggregate(n=ps.count()).uid("counts").sink_to(FileSink("FOLDER/full"), uid="out")
+env.execute("full")
+"""
+
+
+def test_a_full_disk_is_told_soon_with_its_cause_and_the_way_out(written, folder):
+    """The checkpoints go to a file system of 2 MB, which only the job's processes see."""
+    job, root = written(FULL, "full.py"), folder / "full"
+    root.mkdir()
+    mounted = f"mount -t tmpfs -o size=2m none {root} && exec {sys.executable} -m penstock.cli.main run {job}"
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", mounted]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        try:
+            lines = []
+            for line in run.stdout:
+                lines.append(line)
+                if "No space left" in line:
+                    break
+        finally:
+            run.terminate()
+            run.communicate(timeout=60 * patience())
+    text = "".join(lines)
+    assert re.search(r"full failed: checkpoint \d+ failed: .* cannot write \S+: No space left on device", text), text
+    assert re.search(r"\(check that the folder .* has space\).*\(restart 1, next attempt in .* s", text), text
 
 
 @pytest.fixture(scope="module")

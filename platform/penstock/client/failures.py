@@ -65,7 +65,9 @@ class FailureWatch:
             self._restarts = summary["restarts"]
         if summary["checkpoints-failed"] > self._failed_checkpoints:
             self._failed_checkpoints = summary["checkpoints-failed"]
-            lines.append(f"{handle.name}: a checkpoint failed: {summary['checkpoint-failure']}")
+            _, _, reason = summary["checkpoint-failure"].partition(": ")
+            if not any(reason in line for line in lines):  # else it is why the job failed
+                lines.append(f"{handle.name}: a checkpoint failed: {summary['checkpoint-failure']}")
         if summary["waits-for"] and summary["waits-for"] != self._waits_for:
             lines.append(f"{handle.name} is waiting for slots: it needs {summary['waits-for']}")
         self._waits_for = summary["waits-for"]

@@ -101,6 +101,15 @@ def test_a_failed_checkpoint_and_slots_that_are_waited_for_are_told_once(job):
     assert watch.look(job, troubled) == []
 
 
+def test_a_checkpoint_that_fails_the_job_is_told_with_the_job(job):
+    watch, reason = FailureWatch(), "declined by w: no space left on device"
+    job.entries.append({**FIRST, "exceptionName": f"checkpoint 7 failed: {reason}"})
+    (line,) = watch.look(
+        job, summary(restarts=1, **{"checkpoints-failed": 1, "checkpoint-failure": f"checkpoint 7: {reason}"})
+    )
+    assert line.startswith(f"orders failed: checkpoint 7 failed: {reason}")
+
+
 @pytest.mark.parametrize(
     ("restored", "told"),
     [
