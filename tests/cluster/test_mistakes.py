@@ -247,7 +247,7 @@ def test_a_full_disk_is_told_soon_with_its_cause_and_the_way_out(written, folder
             run.communicate(timeout=60 * patience())
     text = "".join(lines)
     assert re.search(r"full failed: checkpoint \d+ failed: .* cannot write \S+: No space left on device", text), text
-    assert re.search(r"\(check that the folder .* has space\).*\(restart 1, next attempt in .* s", text), text
+    assert re.search(r"\(check that the folder .* has space\).*\(restart 1, .*penstock show full", text), text
 
 
 @pytest.fixture(scope="module")
