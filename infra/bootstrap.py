@@ -35,7 +35,7 @@ penstock.client.kernels.compile_kernels()
 import penstock.cli.main, penstock.cli.start.run, penstock.cli.serve
 import penstock.rest.server.app, penstock.rest.server.http_server
 import penstock.taskmanager.main, penstock.taskmanager.template
-import penstock.kernels.compiler.warm, penstock_connectors.kafka.client._kernels, minio.error
+import penstock.kernels.compiler.build, penstock_connectors.kafka.client._kernels, minio.error
 import penstock_connectors.formats.json_table, penstock_connectors.formats.json_writer
 import penstock_connectors.datagen, penstock_connectors.files, penstock.api.environment
 penstock.taskmanager.template.warm_up()

@@ -1,6 +1,6 @@
 """Rows that travel in the job graph: the source of `env.from_collection`.
 
-One split, `rows`, so one subtask reads all rows, in their order. `penstock.api.building.from_collection` makes the
+One split, `rows`, so one subtask reads all rows, in their order. `penstock.api.building.collection` makes the
 spec.
 """
 
@@ -32,7 +32,7 @@ class _Rows:
         del split
         return self._table.slice(position, count).to_batches()[0]
 
-    def due(self, elapsed_ms: float) -> None:
+    def allowed_rows(self, elapsed_ms: float) -> None:
         """Return None, as no rate limits the rows."""
 
 

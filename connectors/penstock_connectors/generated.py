@@ -29,7 +29,7 @@ class Rows(Protocol):
     def make(self, split: int, position: int, count: int) -> pa.RecordBatch:
         """Return `count` rows of a split, from row `position` on."""
 
-    def due(self, elapsed_ms: float) -> int | None:
+    def allowed_rows(self, elapsed_ms: float) -> int | None:
         """Return the rows of a split that the rate allows after that time; None = no limit."""
 
 
@@ -97,11 +97,11 @@ class RowReader:
         batches, finished, caught_up = [], [], []
         drained = True
         for split_id, progress in active:
-            due = self._rows.due(now - progress.began_ms)
-            count = share if due is None else min(share, progress.began_at + due - progress.position)
+            allowed_rows = self._rows.allowed_rows(now - progress.began_ms)
+            count = share if allowed_rows is None else min(share, progress.began_at + allowed_rows - progress.position)
             if progress.end is not None:
                 count = min(count, progress.end - progress.position)
-            drained = drained and due is not None and count < share
+            drained = drained and allowed_rows is not None and count < share
             if count > 0:
                 batches.append(SourceBatch(self._rows.make(progress.index, progress.position, count), (split_id,)))
                 progress.position += count
@@ -154,17 +154,17 @@ def history(
         end, start = rows.end(index), starts.get(split.id, 0)
         if end is not None and start > end:
             raise UsageError(f"position {start} of {split.id!r} is after its end at {end}", hint="is it this source's?")
-        cut = start if "begin" in until else end if given is None else given.get(split.id, 0)
-        if cut is None:
+        limit = start if "begin" in until else end if given is None else given.get(split.id, 0)
+        if limit is None:
             raise UsageError(f"split {split.id!r} has no end", hint="give positions: orders-0=1000,...")
-        cut = cut if end is None else min(cut, end)
-        low = min(start, cut)
-        bounds = [*range(low, cut, piece_rows or max(1, cut - low)), cut]
+        limit = limit if end is None else min(limit, end)
+        low = min(start, limit)
+        bounds = [*range(low, limit, piece_rows or max(1, limit - low)), limit]
         pieces = tuple(
             SourceSplit(id=split.id, state={"index": index, "position": at, "end": stop}, finished=at >= stop)
             for at, stop in zip(bounds, bounds[1:] or bounds, strict=False)
         )
-        rest = SourceSplit(id=split.id, state={"index": index, "position": cut})
+        rest = SourceSplit(id=split.id, state={"index": index, "position": limit})
         found.append(HistorySplit(pieces, rest, low, start))
     return tuple(found)
 

@@ -1,14 +1,17 @@
 """Attempts: the requests of a task to a cluster, stored before they are sent, so that any later try continues them.
 
-A token belongs to one attempt of one task instance. The attempt stays the same over retries, a killed worker and a task
-that is cleared while it waits. A new one begins once the last has ended (succeeded and cleared, or failed). The cluster
-carries out a token's request only once. Used by the operators; nothing here depends on Airflow.
+A token belongs to one attempt of one task instance; the cluster carries out a token's request only once. A
+savepoint that a command writes is written once per attempt, too. Used by the operators; nothing here depends on
+Airflow.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, Protocol
+
+from penstock.client.savepoints import remove_unfinished
 
 _KEY = "penstock"
 
@@ -69,3 +72,21 @@ class Attempts:
     def _write(self, record: dict[str, Any]) -> None:
         self._record = record
         self._store.set(_KEY, record)
+
+
+def written_once(target: str, attempt: str, number: int, write: Callable[[str], None]) -> str:
+    """Return the savepoint that a try of this attempt has finished, or `write` it; remove incomplete ones.
+
+    `attempt` begins the names of the folders of its tries below `target`; `number` is this try's. Files of earlier
+    tries are removed first: a command that still writes there detects that, and leaves no savepoint. A failed try
+    removes only its own folder, as the next one may have begun.
+    """
+    folder, own = target.rstrip("/"), f"{attempt}-{number}"
+    finished = remove_unfinished(folder, f"{attempt}-")
+    if finished:
+        return finished[0]
+    try:
+        write(f"{folder}/{own}")
+    finally:
+        remove_unfinished(folder, f"{own}/")
+    return f"{folder}/{own}"

@@ -14,18 +14,18 @@ from penstock_airflow import templated
 Kind = Literal["flag", "text", "count", "amount", "texts", "settings", "pairs", "environment"]
 
 #: Options for reading a job file, the same in every command; `environment` becomes that of its process.
-_OF_FILES: dict[str, Kind] = {"settings": "settings", "environment": "environment"}
-_LEFT_BEHIND: dict[str, Kind] = {"allow_non_restored_state": "texts"}
+_JOB_FILE_OPTIONS: dict[str, Kind] = {"settings": "settings", "environment": "environment"}
+_DROPPED_STATE: dict[str, Kind] = {"allow_non_restored_state": "texts"}
 RUN: dict[str, Kind] = {
     "fresh": "flag",
     "no_claim": "flag",
     "accept_duplicates": "flag",
     "attach": "flag",
     "name": "text",
-    **_LEFT_BEHIND,
-    **_OF_FILES,
+    **_DROPPED_STATE,
+    **_JOB_FILE_OPTIONS,
 }
-CHECK: dict[str, Kind] = {**_LEFT_BEHIND, **_OF_FILES}
+CHECK: dict[str, Kind] = {**_DROPPED_STATE, **_JOB_FILE_OPTIONS}
 UPGRADE: dict[str, Kind] = {
     "checkpoints": "count",
     "max_restarts": "amount",
@@ -34,12 +34,12 @@ UPGRADE: dict[str, Kind] = {
     "target": "text",
     "no_rollback": "flag",
     "accept": "texts",
-    **_LEFT_BEHIND,
-    **_OF_FILES,
+    **_DROPPED_STATE,
+    **_JOB_FILE_OPTIONS,
 }
 #: Options about tables with the first part of a history.
 _TABLES: dict[str, Kind] = {"history": "texts", "offsets": "texts", "sparse": "texts", "cut_over": "text"}
-CHECK_BACKFILL: dict[str, Kind] = {"until": "text", "accept": "texts", **_TABLES, **_OF_FILES}
+CHECK_BACKFILL: dict[str, Kind] = {"until": "text", "accept": "texts", **_TABLES, **_JOB_FILE_OPTIONS}
 BACKFILL: dict[str, Kind] = {"master": "text", "spark_conf": "pairs", "parts": "count", **CHECK_BACKFILL}
 REPARTITION: dict[str, Kind] = {
     "key_groups": "count",

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from penstock.client.rest_client import RestClient
-from penstock_airflow.questions import root_cause
+from penstock_airflow.conditions import root_cause
 
 KINDS = ("savepoint", "failed", "window")
 _STORED = ("savepoint_ms", "failed_ms", "window_ms")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReportedEvents:
     """The events that have been reported."""
 
     #: Acknowledgement time of the newest reported savepoint.
@@ -37,7 +37,9 @@ class Seen:
         return {name: getattr(self, name) for name in _STORED if getattr(self, name) is not None}
 
 
-def look(client: RestClient, name: str, seen: Seen, window_seconds: int) -> tuple[list[dict[str, Any]], Seen]:
+def new_events(
+    client: RestClient, name: str, seen: ReportedEvents, window_seconds: int
+) -> tuple[list[dict[str, Any]], ReportedEvents]:
     """Return the events of the job of that name since `seen`, oldest first, and the updated `seen`."""
     jobs = [job for job in client.jobs() if job["name"] == name]
     events: list[dict[str, Any]] = []

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Held:
+class OutputContent:
     """The content of an output; spans by their start (ms since the epoch)."""
 
     #: Hashes of earlier rows to search for; None: all.
@@ -56,9 +56,9 @@ class Spans:
     span_ms: int
     begin_ms: int
 
-    def hold(self, rows: Iterable[Row], wanted: Container[int] | None = None) -> Held:
+    def content_of(self, rows: Iterable[Row], wanted: Container[int] | None = None) -> OutputContent:
         """Return the content of the rows that have the column."""
-        held = Held(wanted)
+        held = OutputContent(wanted)
         for row in rows:
             at, hashed = _millis(row[self.column]), _hash(row)
             if at < self.begin_ms:
@@ -78,7 +78,7 @@ class Spans:
         return at // self.span_ms * self.span_ms
 
 
-def spans_behind(column: str, watermark: datetime, span_ms: int, window_ms: int = 0) -> Spans:
+def spans_after(column: str, watermark: datetime, span_ms: int, window_ms: int = 0) -> Spans:
     """Return the spans without output before event time had passed `watermark`, that of a savepoint.
 
     With the length of windows that start at the time in `column`, they begin with the windows open then, else with the
@@ -89,7 +89,9 @@ def spans_behind(column: str, watermark: datetime, span_ms: int, window_ms: int 
     return Spans(column, span_ms, begin)
 
 
-def differences(live: Held, scratch: Held, spans: Iterable[int], *, counts_only: bool = False) -> list[str]:
+def differences(
+    live: OutputContent, scratch: OutputContent, spans: Iterable[int], *, counts_only: bool = False
+) -> list[str]:
     """Return the differences, a text for each span.
 
     Before the first span, the live output also has rows from before the savepoint; it has to contain those of
@@ -101,24 +103,24 @@ def differences(live: Held, scratch: Held, spans: Iterable[int], *, counts_only:
         found.append(f"before all spans: {missing} rows of the scratch job are not among the job's")
     for start in spans:
         if live.rows[start] != scratch.rows[start]:
-            found.append(f"{_told(start)}: {live.rows[start]} rows, {scratch.rows[start]} of the scratch")
+            found.append(f"{_span_text(start)}: {live.rows[start]} rows, {scratch.rows[start]} of the scratch")
         elif live.sums[start] != scratch.sums[start] and not counts_only:
-            found.append(f"{_told(start)}: {live.rows[start]} rows in both, but with different content")
+            found.append(f"{_span_text(start)}: {live.rows[start]} rows in both, but with different content")
     return found
 
 
-def held_by(uri: str, spans: Spans, since_ms: int, wanted: Container[int] | None = None) -> Held:
-    """Return the content of an output that was published since then (wall-clock time); `wanted` as of `Held`.
+def read_output(uri: str, spans: Spans, since_ms: int, wanted: Container[int] | None = None) -> OutputContent:
+    """Return the content of an output that was published since then (wall-clock time); `wanted` as of `OutputContent`.
 
     Raises:
         UsageError: no output of that kind, or a row has no such column.
         PenstockError: it cannot be read.
     """
     rows = _of_topic(uri, spans.column, since_ms) if uri.startswith("kafka://") else _of_folder(uri, spans, since_ms)
-    return spans.hold(rows, wanted)
+    return spans.content_of(rows, wanted)
 
 
-def told(found: list[str]) -> str:
+def first_differences(found: list[str]) -> str:
     """Return the first differences in one line."""
     more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
     return "; ".join(found[:_TOLD]) + more
@@ -199,7 +201,7 @@ def _hash(row: Row) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _told(start_ms: int) -> str:
+def _span_text(start_ms: int) -> str:
     return datetime.fromtimestamp(start_ms / 1000, UTC).isoformat()
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import UsageError as UsageError
     from penstock.core.schema import Precision as Precision
     from penstock.core.schema import Schema as Schema
-    from penstock.eventtime.generator import WatermarkGenerator as WatermarkGenerator
+    from penstock.eventtime.strategy import WatermarkGenerator as WatermarkGenerator
     from penstock.functions.async_retry import AsyncRetryStrategy as AsyncRetryStrategy
     from penstock.functions.broadcast_state import BroadcastState as BroadcastState
     from penstock.functions.broadcast_state import broadcast_state as broadcast_state
@@ -127,7 +127,7 @@ _MODULES = {
     "penstock.config.settings": ["RestartStrategy"],
     "penstock.core.errors": ["GraphError", "JobFailedError", "PenstockError", "UsageError"],
     "penstock.core.schema": ["Precision", "Schema"],
-    "penstock.eventtime.generator": ["WatermarkGenerator"],
+    "penstock.eventtime.strategy": ["WatermarkGenerator"],
     "penstock.graph.executor": ["JobExecutor", "JobHandle", "JobResult"],
     "penstock.functions.async_retry": ["AsyncRetryStrategy"],
     "penstock.functions.broadcast_state": ["BroadcastState", "broadcast_state"],
@@ -170,9 +170,9 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"penstock.{name}")
     if name not in _NAMES:
-        from penstock.core.names import near
+        from penstock.core.errors import did_you_mean
 
-        msg = f"penstock has no {name!r} ({near(name, sorted(_NAMES))})"
+        msg = f"penstock has no {name!r} ({did_you_mean(name, sorted(_NAMES))})"
         raise AttributeError(msg)
     if _NAMES[name].startswith("penstock.api."):
         _wire()

@@ -32,7 +32,7 @@ TIME_PASSES = """
     from airflow.sdk import task
     from msgspec.structs import replace
 
-    from penstock.checkpoint.manifest import decode_manifest, encode_manifest
+    from penstock.checkpoint.manifest_log import decode_manifest, encode_manifest
     from penstock.checkpoint.stores import open_store
 
     @task(retries=0)

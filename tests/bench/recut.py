@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.stores import checksum_of
 from penstock.core.keygroup import hash_range_of
 from penstock.core.schema import schema_to_text

@@ -32,15 +32,14 @@ from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.operators.aggregates.running_aggregate import RunningAggregateOperator
+from penstock.operators.aggregates.running_operators import RunningAggregateOperator
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.process.keyed_process import KeyedProcessOperator
-from penstock.state.keyed_request import KeyedStateRequest
-from penstock.state.log.encoded_segment import segment_of
-from penstock.state.log.segments import SegmentWriter
+from penstock.state.keyed import KeyedStateRequest
+from penstock.state.log.segments import SegmentWriter, segment_of
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
-from penstock.task.checkpoint.prefetch import Prefetcher
+from penstock.task.checkpoint.compaction import Prefetcher
 from penstock.task.drive.threads import ParallelReads, ThreadBackground
 
 VALUES = 8
@@ -207,7 +206,7 @@ def run(arguments, backend, snapshots, store):
                 now += SECOND
                 operator.process_watermark(Watermark(now), out)
             marks.append((time.monotonic(), rows))
-            if tail is None and all(r.pieces.been.all() for r in keyed._cold.remote):
+            if tail is None and all(r.fetch_ranges.requested.all() for r in keyed._cold.remote):
                 complete = time.monotonic() - begun
                 tail = time.monotonic() + arguments.tail
         keyed.close()

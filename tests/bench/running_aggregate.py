@@ -19,9 +19,9 @@ from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Barrier, Batch
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
-from penstock.operators.aggregates.running_aggregate import RunningAggregateOperator
+from penstock.operators.aggregates.running_operators import RunningAggregateOperator
 from penstock.operators.operator import OperatorMetrics
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 from penstock_lab.bench.measuring import reference

@@ -16,10 +16,10 @@ from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.keygroup import ALL_HASHES
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.kernels.keys.split import split_by_key_group, take_split
+from penstock.kernels.rows.key_group_split import split_by_key_group, take_split
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.windows.window_aggregate import WindowAggregateOperator
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 

@@ -23,7 +23,7 @@ from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import encode_graph
-from penstock_lab.servers import s3
+from penstock_lab.servers import minio_local
 
 TERMINAL = ("FINISHED", "CANCELED", "FAILED")
 POLL_S = 0.1
@@ -318,7 +318,7 @@ class Scene:
 
     def manifests(self, name=None):
         """The entries of the job's log as they lie in the store, oldest first; those removed meanwhile are left out."""
-        client = s3.client(self.stage.minio)
+        client = minio_local.client(self.stage.minio)
         prefix = f"{name or self.name}/"
         listed = client.list_objects(self.stage.bucket, prefix, recursive=True)
         keys = sorted(found.object_name for found in listed if "/manifests/" in found.object_name)

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, To
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from tests.support.waiting import DEADLINE_S, patience, wait_until
 
-from penstock.cli.demo.oracle import compare, expected_windows
+from penstock.cli.demo.demo_scenario import compare, expected_windows
 
 START_MS = 1_700_000_000_000
 WINDOW_MS = 1_000

@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 from penstock.client.handle import JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import UsageError
-from penstock_connectors.datagen.orders import OrderPattern, orders
+from penstock_connectors.datagen.source import OrderPattern, orders
 
 RATE = 400
 LIMIT_S = 120.0

@@ -18,7 +18,7 @@ from penstock.client.handle import JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import NotFoundError
-from penstock_connectors.datagen.orders import OrderPattern, orders
+from penstock_connectors.datagen.source import OrderPattern, orders
 
 RATE = 500
 LIMIT_S = 120.0

@@ -19,7 +19,7 @@ from penstock.snapshots.access.declared import with_states
 from penstock.snapshots.access.opening import open_snapshot
 from penstock.snapshots.access.verify import verify
 from penstock.snapshots.rewrite.repartition import repartition
-from penstock_connectors.datagen.orders import OrderPattern, orders
+from penstock_connectors.datagen.source import OrderPattern, orders
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -20,7 +20,7 @@ from tests.cluster.ports import listening, own_addresses, reaches, unix_folders
 from tests.cluster.savepoints import rows_read
 from tests.support.waiting import wait_until
 
-from penstock_connectors.datagen.orders import OrderPattern, orders
+from penstock_connectors.datagen.source import OrderPattern, orders
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,7 +7,7 @@ from tests.cluster.killed_worker import rows_after_a_kill
 
 import penstock as ps
 from penstock_connectors.datagen import DatagenSource
-from penstock_connectors.datagen.orders import OrderPattern, orders
+from penstock_connectors.datagen.source import OrderPattern, orders
 from penstock_connectors.files import FileSink
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]

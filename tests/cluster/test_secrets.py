@@ -18,7 +18,7 @@ from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import encode_graph
 from penstock.rest.server.app import create_app
-from penstock_lab.servers import s3
+from penstock_lab.servers import minio_local
 from penstock_lab.servers.kafka_local import LocalKafka
 from penstock_lab.servers.minio_local import LocalMinio
 from penstock_lab.servers.process import free_port
@@ -87,7 +87,7 @@ def kafka(tmp_path, folder, planted):
 def minio(tmp_path, planted):
     server = LocalMinio(tmp_path / "minio", secret_key=planted["s3"])
     server.start()
-    s3.ensure_bucket(server, BUCKET)
+    minio_local.ensure_bucket(server, BUCKET)
     yield server
     server.remove()
 
@@ -140,7 +140,7 @@ def outputs(tmp_path, minio, cluster, jobs, environment):
                 yield command, said.out + said.err
     for pid in proc_tree.descendants(cluster.jobmanager.pid) + [child.pid for child in cluster.taskmanagers]:
         yield "command line", Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    store = s3.client(minio)
+    store = minio_local.client(minio)
     for found in store.list_objects(BUCKET, recursive=True):
         yield found.object_name, store.get_object(BUCKET, found.object_name).read().decode("latin-1")
     own = {"certs", "kafka", "minio", "broker.pem"}

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from penstock_lab.servers import s3, start_kafka, start_minio
+from penstock_lab.servers import minio_local, start_kafka, start_minio
 
 pytestmark = pytest.mark.servers
 
@@ -46,7 +46,7 @@ def test_session_servers_write_and_read(kafka_server, minio_server, topic_prefix
     create_topic(kafka_server.bootstrap, topic)
     produce(kafka_server.bootstrap, topic, range(RECORDS))
     assert read_all(kafka_server.bootstrap, topic, RECORDS) == list(range(RECORDS))
-    client = s3.client(minio_server)
+    client = minio_local.client(minio_server)
     client.put_object(bucket, "a/b", io.BytesIO(b"abc"), 3)
     with client.get_object(bucket, "a/b") as answer:
         assert answer.read() == b"abc"
@@ -74,12 +74,12 @@ def test_minio_keeps_what_it_acknowledged_over_kill_9(tmp_path):
     server = start_minio(tmp_path)
     try:
         server.make_bucket("kept")
-        client = s3.client(server)
+        client = minio_local.client(server)
         for number in range(50):
             client.put_object("kept", f"{number:03}", io.BytesIO(b"x" * number), number)
         server.kill()
         server.restart()
-        client = s3.client(server)
+        client = minio_local.client(server)
         assert [found.size for found in client.list_objects("kept")] == list(range(50))
         server.make_bucket("kept")  # exists: nothing happens
     finally:

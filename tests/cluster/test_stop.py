@@ -47,7 +47,7 @@ def test_a_jobmanager_that_dies_in_the_middle(tmp_path, when, action):
 
 def returned(cluster):
     """Whether the JobManager has died and its successor answers."""
-    return cluster.restarts == ["jobmanager"] and cluster.jobmanager.alive and cluster.jobmanager.was_ready
+    return cluster.restarts == ["jobmanager"] and cluster.jobmanager.alive and cluster.jobmanager.is_ready
 
 
 def test_a_target_that_cannot_be_written_is_refused_and_the_job_goes_on(tmp_path):

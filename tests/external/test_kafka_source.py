@@ -8,8 +8,8 @@ from tests.support.waiting import wait_until
 
 from penstock.core.errors import BadRecordError, ConnectorError
 from penstock_connectors.kafka.read.fetch import FetchSettings
-from penstock_connectors.kafka.read.fetch_choice import open_fetcher
 from penstock_connectors.kafka.read.kafka_enumerator import KafkaEnumerator
+from penstock_connectors.kafka.read.reader import open_fetcher
 from penstock_connectors.kafka.source import KafkaSource, KafkaSourceFactory
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("implementation")]

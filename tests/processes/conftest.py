@@ -22,6 +22,7 @@ from penstock.core.schema import schema_to_text
 from penstock.graph.deployment import ExecutionId, TaskDeployment, encode_deployment
 from penstock.graph.job_graph import OperatorSpec
 from penstock.rpc.messages import (
+    DeployTasks,
     FromWorker,
     Heartbeat,
     HeartbeatAck,
@@ -34,7 +35,6 @@ from penstock.rpc.messages import (
     decode_worker_report,
     encode,
 )
-from penstock.rpc.worker_commands import DeployTasks
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig
 
 PROBE = Path(__file__).parent / "probe"

@@ -57,7 +57,7 @@ def test_control_plane_loads_no_arrow():
 
 
 def test_no_compiler_is_loaded():
-    code = "import sys, penstock.operators.aggregates.window_schema; print('numba' in sys.modules)"
+    code = "import sys, penstock.operators.aggregates.aggregate_schema; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 

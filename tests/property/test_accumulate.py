@@ -9,11 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.depth import examples
 
-from penstock.kernels.aggregates.window_kernels import TIME_LIMIT
-from penstock.kernels.keys.hashing import hash_columns
-from penstock.kernels.keys.integer_keys import split_integers
+from penstock.kernels.aggregates.pane_assignment import TIME_LIMIT
+from penstock.kernels.keys.hashing import hash_columns, split_integers
 from penstock.kernels.keys.key_columns import FixedColumn, key_columns
-from penstock.kernels.keys.split import owners_of, split_by_key_group, take_rows
+from penstock.kernels.rows.key_group_split import owners_of, split_by_key_group, take_rows
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.cells.pane_memory import PaneMemory
 from penstock.state.keys.key_index import KeyIndex
@@ -63,7 +62,7 @@ def test_one_pass_adds_what_row_by_row_gives(batch, kinds, nullable, skipped, ch
     specs = tuple(AccumulatorSpec(f"a{k}", dtype, combine) for k, (combine, dtype) in enumerate(kinds))
     counts = (AccumulatorSpec("n", "int64", "sum"),) if nullable else ()
     memory = PaneMemory(PaneTableSpec(pa.schema([("k", pa.int64())]), specs + counts))
-    expected, late, wild = {}, 0, 0
+    expected, late, out_of_range = {}, 0, 0
     for first in range(0, len(rows), 150):
         piece = rows[first : first + 150]
         valid = [not nullable or chance.random() < 0.7 for _ in piece]
@@ -79,7 +78,7 @@ def test_one_pass_adds_what_row_by_row_gives(batch, kinds, nullable, skipped, ch
         given_rows = (np.array([s for s, _ in piece], np.int32), np.array([t for _, t in piece], np.int64))
         window = np.array([length, offset, close_before, TIME_LIMIT - 1], np.int64)
         done = memory.accumulate(given_rows, window, inputs, 9001)
-        late, wild = late + done.late, wild + done.wild
+        late, out_of_range = late + done.late, out_of_range + done.out_of_range
         assert done.overflowed == 0
         for i, (slot, t) in enumerate(piece):
             if abs(t) >= TIME_LIMIT or t < close_before:
@@ -90,7 +89,7 @@ def test_one_pass_adds_what_row_by_row_gives(batch, kinds, nullable, skipped, ch
                 cell[-1] += 1
                 for k, (combine, _) in enumerate(kinds):
                     cell[1 + k] = folded(combine, cell[1 + k], columns[k][i].item())
-    assert wild == sum(abs(t) >= TIME_LIMIT for _, t in rows)
+    assert out_of_range == sum(abs(t) >= TIME_LIMIT for _, t in rows)
     assert late == sum(abs(t) < TIME_LIMIT and t < close_before for _, t in rows)
     found = memory.present()
     keys = list(zip(found.slots.tolist(), found.panes.tolist(), strict=True))
@@ -135,7 +134,7 @@ def test_whole_blocks_add_what_short_batches_add(length, keys, spread, late_rows
         for at in range(0, size, 512):
             rows = slots[at : at + 512], times[at : at + 512]
             late += short.accumulate(rows, window, [AccumulatorInput(values[at : at + 512], NONE)], keys).late
-        assert (done.late, done.wild) == (late, 0)
+        assert (done.late, done.out_of_range) == (late, 0)
         if number == 3:
             for memory in (blocks, short):
                 memory.freeze(1, None)
@@ -212,26 +211,26 @@ def test_keys_far_apart_have_no_table_of_their_own():
         keys = apart * np.arange(2000, dtype=np.int64) - 500
         for _ in range(2):
             assert index.slots_of((FixedColumn(keys),), 2000).tolist() == list(range(2000))
-        assert index._dense.worth == dense
+        assert index._dense.in_use == dense
         assert index.memory_bytes > index._dense.places.nbytes >= 4
     index = KeyIndex(schema)
     for keys in (np.arange(100, dtype=np.int64), np.arange(300, dtype=np.int64) * 1_000_003):
         index.slots_of((FixedColumn(keys),), len(keys))
-    assert not index._dense.worth, "what was close together is not for ever"
+    assert not index._dense.in_use, "what was close together is not for ever"
 
 
 def test_a_table_of_near_keys_is_left_out_where_rows_have_others():
     index = KeyIndex(pa.schema([("k", pa.int64())]))
     near, far = np.arange(1000, dtype=np.int64), (1 << 40) + np.arange(900, dtype=np.int64) * 1_000_003
     index.slots_of((FixedColumn(near),), 1000)
-    assert index._dense.worth
+    assert index._dense.in_use
     few = np.concatenate([near, far[:100]])
     assert index.slots_of((FixedColumn(few),), 1100).tolist() == list(range(1100))
-    assert index._dense.worth, "a row in eleven goes to the hash table"
+    assert index._dense.in_use, "a row in eleven goes to the hash table"
     assert index.slots_of((FixedColumn(far),), 900).tolist() == list(range(1000, 1900))
-    assert not index._dense.worth
+    assert not index._dense.in_use
     assert index.slots_of((FixedColumn(few),), 1100).tolist() == list(range(1100))
-    assert not index.leave_out_near_keys(), "there is none"
+    assert not index.disable_dense_keys(), "there is none"
 
 
 def test_integer_keys_grow_the_index_and_mix_with_the_long_way():

@@ -52,7 +52,7 @@ def test_rows_keep_their_order_or_at_least_their_side_of_every_mark(steps, capac
         elif step == "take":
             take()
             emitted = [row for row in out if not isinstance(row, Watermark)]
-            assert [entry.row for entry in queue.held()] == sorted(set(range(number)) - set(emitted))
+            assert [entry.row for entry in queue.unemitted()] == sorted(set(range(number)) - set(emitted))
             assert set(emitted) <= set(done)
             assert running or not queue.full, "something will end that"
             if not ordered:
@@ -66,8 +66,8 @@ def test_rows_keep_their_order_or_at_least_their_side_of_every_mark(steps, capac
                 assert {row for row in free if not isinstance(row, Watermark) and row in done} <= set(emitted), (
                     "nothing waits in vain"
                 )
-        held = number - sum(not isinstance(row, Watermark) for row in out)
-        assert queue.full == (held >= capacity)
+        unemitted = number - sum(not isinstance(row, Watermark) for row in out)
+        assert queue.full == (unemitted >= capacity)
     while running:
         end(0)
     take()

@@ -10,7 +10,7 @@ from tests.property.harness.job import Input, Job
 from tests.property.harness.sides import KEYS, LEFT, OPERATIONS, RIGHT, Sides
 
 import penstock as ps
-from penstock.api.functions.two_input_process import BROADCAST
+from penstock.api.functions.process_functions import BROADCAST_PROCESS
 from penstock.core.elements import TS_COLUMN
 
 
@@ -82,7 +82,7 @@ def test_any_history_gives_the_models_rows(backend):
 
 def run(backend, history):
     sides = Input(LEFT, ("k",)), Input(RIGHT, ())
-    with Job(spec_of_two_inputs(BROADCAST, Rules(), sides), sides, KEYS, Model(), backend) as job:
+    with Job(spec_of_two_inputs(BROADCAST_PROCESS, Rules(), sides), sides, KEYS, Model(), backend) as job:
         steps = Sides(job)
         play(history, steps, job)
         job.rescale(3)

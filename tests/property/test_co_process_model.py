@@ -14,7 +14,7 @@ from tests.property.harness.job import Job
 from tests.property.harness.sides import KEYS, OPERATIONS, Sides, inputs, key_of
 
 import penstock as ps
-from penstock.api.functions.two_input_process import CO
+from penstock.api.functions.process_functions import CO_PROCESS
 from penstock.core.elements import TS_COLUMN
 
 
@@ -104,7 +104,7 @@ def test_any_history_gives_the_models_rows(backend):
 
 
 def run(backend, history):
-    spec = spec_of_two_inputs(CO, Both(), inputs())
+    spec = spec_of_two_inputs(CO_PROCESS, Both(), inputs())
     with Job(spec, inputs(), KEYS, Model(), backend) as job:
         steps = Steps(job)
         play(history, steps, job)

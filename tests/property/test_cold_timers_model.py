@@ -26,7 +26,7 @@ class Timers(Operator):
 
     def open(self, context):
         self.store = context.keyed_state
-        self.rows = self.store.row_state(KEYS, leaves=True)
+        self.rows = self.store.row_state(KEYS, evictable=True)
         self.table = self.rows.timers("event")
 
     def process_batch(self, batch, input_index, out):

@@ -19,7 +19,7 @@ from tests.property.harness.functions import function_job
 from tests.property.harness.histories import SEEDS, operations, play, step
 
 import penstock as ps
-from penstock.state.log.entry_order import last_entries
+from penstock.state.log.segments import last_entries
 
 KEYS = [None, "", *[f"key-{i}" * (i % 4 + 1) for i in range(10)]]
 SCHEMA = pa.schema(

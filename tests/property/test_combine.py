@@ -11,15 +11,14 @@ from tests.support.depth import examples
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN
-from penstock.kernels.aggregates.combine import group_rows
 from penstock.kernels.aggregates.merge import merge_cells
-from penstock.kernels.aggregates.window_kernels import TIME_LIMIT
+from penstock.kernels.aggregates.pane_assignment import TIME_LIMIT, group_rows
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.operators.aggregates.aggregates import AggregatePlan
-from penstock.operators.aggregates.combine import CELLS_COLUMN, Combiner, cells_of, combiner_for, taken_cells
-from penstock.operators.aggregates.window_schema import parse
-from penstock.state.cells.adding import add_rows
+from penstock.operators.aggregates.aggregate_plan import AggregatePlan
+from penstock.operators.aggregates.aggregate_schema import parse
+from penstock.operators.aggregates.combine import CELLS_COLUMN, Combiner, cells_of, combiner_for, read_cells
+from penstock.state.cells.pane_memory import add_rows
 from penstock.state.cells.value_heap import ValueHeap, take_values
 
 ALWAYS = JobSettings(combine_min_rows=1, combine_ratio=1.0)
@@ -250,8 +249,8 @@ def test_strings_go_with_the_cells_that_refer_to_them_and_nothing_tells_where_th
     combined = made(texts, combine_ratio=1.0).combine(batch)
     assert not cells_of(combined)[:, list(spec.value_words)].any(), "a replay would send other bytes"
     (received,), heap = _sent(combined), ValueHeap()
-    cells = taken_cells(received.slice(1), spec, heap)
-    cells = np.concatenate([taken_cells(received.slice(0, 1), spec, heap), cells])
+    cells = read_cells(received.slice(1), spec, heap)
+    cells = np.concatenate([read_cells(received.slice(0, 1), spec, heap), cells])
     assert (cells[:, 0] >> 1).tolist() == [4, 2, 1]
     found = [take_values(cells[:, word], kind).to_pylist() for word, kind in spec.value_words.items()]
     assert found == [["a" * 20, "", None], ["c", "", None], ["a" * 20, "", None], ["c", "", None]]

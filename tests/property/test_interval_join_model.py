@@ -136,7 +136,7 @@ def test_a_watermark_or_a_row_behind_pairs_that_are_still_coming_out_waits_for_t
         give(1, 0)
         assert out.watermarks == []
         assert job.late_of(0) == 0
-        job.go_on(operator, out)
+        job.emit_ready(operator, out)
         assert len(out.rows) == 64, "the second time the rows are late"
         assert out.watermarks == [500, "idle"]
         assert job.late_of(0) == 8
@@ -237,4 +237,4 @@ def test_watermarks_alone_leave_no_file_in_memory(backend):
             job.push(0, [row | {TS_COLUMN: time}])
         assert any(run.spilled for run in state.tables[0]._runs), "or this shows nothing"
         assert len(job.watermark(0, 115).rows) == 1
-        assert not state.tables[0]._looked_at
+        assert not state.tables[0]._read_files

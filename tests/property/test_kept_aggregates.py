@@ -11,9 +11,9 @@ from tests.support.depth import examples
 from penstock.kernels.aggregates.aggregate import add_registers
 from penstock.kernels.aggregates.merge import REGISTERS, merge_cells
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.operators.aggregates.distinct import WORDS, estimates
-from penstock.operators.aggregates.kept_aggregates import kept_output
-from penstock.operators.aggregates.window_schema import Aggregate
+from penstock.operators.aggregates.aggregate_plan import WORDS, estimates
+from penstock.operators.aggregates.aggregate_schema import Aggregate
+from penstock.operators.windows.window_outputs import row_aggregate
 
 KINDS = {
     "int": (pa.int32(), st.integers(-5, 5)),
@@ -38,7 +38,7 @@ def test_kept_aggregates_are_duckdbs(kind, data):
     q = data.draw(st.sampled_from([0.0, 0.25, 0.5, 0.9, 1.0]))
 
     def found(fn):
-        return kept_output(Aggregate(fn, "v", "a", quantile=q), values, window, WINDOWS)
+        return row_aggregate(Aggregate(fn, "v", "a", quantile=q), values, window, WINDOWS)
 
     lists = duckdb.sql(f"select coalesce(list(v order by i) filter (v is not null), []) {of_each}").fetchall()
     assert found("collect").to_pylist() == [one for (one,) in lists]
@@ -101,7 +101,7 @@ def test_the_error_of_an_estimate_is_the_one_that_is_promised(count):
 def test_quantiles_of_what_no_double_holds_and_of_infinities():
     def quantile(values, q):
         places = np.zeros(len(values), np.int64)
-        return kept_output(Aggregate("quantile", "v", "a", quantile=q), values, places, 1).to_pylist()[0]
+        return row_aggregate(Aggregate("quantile", "v", "a", quantile=q), values, places, 1).to_pylist()[0]
 
     assert quantile(pa.array([2**53 + 1, 2**60 + 1]), 1.0) == 2.0**60
     infinite = float("inf")

@@ -13,11 +13,11 @@ from tests.support.depth import examples
 from penstock.core.keygroup import key_group_of, subtask_of
 from penstock.eventtime.windows import is_late, pane_size, sliding_windows, tumbling_start
 from penstock.kernels.aggregates.aggregate import add_rows, max_by_group
-from penstock.kernels.aggregates.window_kernels import TIME_LIMIT, assign_panes
+from penstock.kernels.aggregates.pane_assignment import TIME_LIMIT, assign_panes
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import bytes_to_arrow, fixed_column, fixed_to_arrow, key_columns
 from penstock.kernels.keys.key_types import is_fixed
-from penstock.kernels.keys.split import split_by_key_group, take_split
+from penstock.kernels.rows.key_group_split import split_by_key_group, take_split
 from penstock.state.keys.key_index import KeyIndex
 
 MASK = (1 << 64) - 1
@@ -169,11 +169,11 @@ def test_assign_panes(times, size, slide, watermark, data):
     panes, counts = np.empty(len(times), np.int64), np.zeros(3, np.int64)
     window = np.array([pane, size, slide, offset], np.int64)
     left_out = assign_panes(np.array(times, np.int64), window, first_open, panes, counts)
-    expected, late, wild, gap = [], 0, 0, 0
+    expected, late, out_of_range, gap = [], 0, 0, 0
     for t in times:
         windows = sliding_windows(t, size, slide, offset)
         if abs(t) >= TIME_LIMIT:
-            wild += 1
+            out_of_range += 1
         elif not windows:
             gap += 1
         elif all(is_late(w, watermark) for w in windows):
@@ -183,8 +183,8 @@ def test_assign_panes(times, size, slide, watermark, data):
             continue
         expected.append(-(1 << 63))
     assert panes.tolist() == expected
-    assert counts.tolist() == [late, wild, gap]
-    assert left_out == late + wild + gap
+    assert counts.tolist() == [late, out_of_range, gap]
+    assert left_out == late + out_of_range + gap
 
 
 @examples(200)

@@ -16,7 +16,7 @@ from tests.property.harness.job import KEY_GROUPS
 
 import penstock as ps
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
-from penstock.rpc.worker_commands import AskSubtask
+from penstock.rpc.messages import AskSubtask
 from penstock.task.drive.state_queries import answer
 
 KEYS = [None, "", *[f"key-{i}" for i in range(8)]]

@@ -12,7 +12,7 @@ from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
-from penstock.kernels.aggregates.kept_rows import keep_rows
+from penstock.kernels.rows.row_filter import filter_rows
 from penstock.operators.rows.columns import TS_FIELD
 from penstock.operators.rows.project import ProjectOperator, output_schema_of, serialize_expressions
 
@@ -50,7 +50,7 @@ def test_the_rows_kept_are_those_arrow_keeps(mask, before, behind, every):
     rows = len(mask)
     whole = pa.record_batch({n: column(n, kind, before + rows + behind, every) for n, kind in WIDE.items()})
     batch = whole.slice(before, rows)
-    kept = keep_rows(batch, np.array(mask, np.bool_))
+    kept = filter_rows(batch, np.array(mask, np.bool_))
     kept.validate(full=True)
     assert kept.equals(batch.filter(pa.array(mask, pa.bool_())))
 
@@ -133,7 +133,7 @@ def test_columns_that_nobody_looks_at_do_not_change_the_others(made, rows, data)
     whole, narrow = Next(opened(made)), Next(opened(made))
     wanted = behind
     for operator in reversed(narrow.operators):
-        wanted = operator.narrow(wanted)
+        wanted = operator.required_columns(wanted)
     given_in = batch if wanted is None else batch.select([name for name in SCHEMA.names if name in wanted])
     whole.batch(Batch(batch))
     narrow.batch(Batch(given_in if given_in.num_columns else batch))

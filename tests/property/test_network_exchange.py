@@ -21,7 +21,7 @@ from penstock.graph.deployment import (
 )
 from penstock.graph.job_graph import KeyGroup
 from penstock.network.memory import MemoryNetwork, MemoryTransport
-from penstock.network.partitioner import SplitKernels
+from penstock.network.output import SplitKernels
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
 TEXT = schema_to_text(SCHEMA)

@@ -18,7 +18,7 @@ from tests.property.harness.histories import SEEDS, operations, play, step
 
 import penstock as ps
 from penstock.core.elements import TS_COLUMN
-from penstock.kernels.rows.row_kernels import number_slots, number_slots_plain
+from penstock.kernels.rows.row_order import number_slots, number_slots_plain
 
 KEYS = [None, "", *[f"key-{i}" * (i % 4 + 1) for i in range(14)]]
 SCHEMA = pa.schema(

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from tests.support.depth import examples
 
 from penstock.config.settings import AutoscalerSettings, JobSettings
-from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup
-from penstock.graph.regions import required_slots
-from penstock.jobmanager.autoscale.scaling import Scaler, VertexLook
+from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup, required_slots
+from penstock.jobmanager.change.vertex_scaling import Scaler, VertexMetrics
 
 SETTINGS = AutoscalerSettings(
     enabled=True, dry_run=False, metrics_window_ms=10_000, stabilization_interval_ms=0, scale_down_interval_ms=60_000,
@@ -61,18 +60,18 @@ class Plant:
         part = min(1.0, *rooms)
         taken = [rate * part for rate in wanted]
         self.lag = max(0.0, self.lag + (arriving - taken[0]) * seconds)
-        looks = []
+        samples = []
         for i, vertex in enumerate(self.graph.vertices):
             busy = min(1.0, taken[i] / (widths[i] * self.capacity[i]))
             held = 1.0 - busy if i == 0 and min(rooms[1:], default=1.0) < 1.0 else 0.0
-            looks.append(
-                VertexLook(
+            samples.append(
+                VertexMetrics(
                     id=vertex.id, name=vertex.name, parallelism=widths[i], inputs=(f"v{i - 1}",) if i else (),
                     rows_in=taken[i], rows_out=taken[i] * self.factor[i], busy=busy, back_pressured=held,
                     lag=self.lag if i == 0 and self.knows_lag else None,
                 )
             )  # fmt: skip
-        return looks
+        return samples
 
     def become(self, change, arriving):
         self.graph = msgspec.structs.replace(
@@ -97,7 +96,7 @@ def run(plant, arriving, seconds, slots, *, scaler=None, options=SETTINGS, resta
     scaler, changes = scaler or Scaler(options), []
     for second in range(at, at + seconds, STEP):
         rate = arriving(second) if callable(arriving) else arriving
-        scaler.look(plant.run(rate, STEP), second * 1000)
+        scaler.sample(plant.run(rate, STEP), second * 1000)
         decision = scaler.decide(plant.graph, slots, restart_ms, second * 1000)
         if decision.kind == "rescale":
             plant.become(decision.change, rate)

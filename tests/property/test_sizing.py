@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.sizing import Bounds, Look, Sizer
+from penstock.client.sizing import Bounds, ClusterSample, Sizer
 
 TIMEOUT_S = 5
 LATE_S = 3
@@ -28,7 +28,7 @@ class Cluster:
             for _ in range(self.waiting.pop(0)):
                 self.used[min(self.used, key=self.used.get)] += 1
         free = {name: bounds.slots - used for name, used in self.used.items()}
-        look = Look(pending=sum(self.waiting), starting=len(self.coming), free=free)
+        look = ClusterSample(pending=sum(self.waiting), starting=len(self.coming), free=free)
         decision = self.sizer.decide(look, now_s * 1000)
         assert all(self.used[name] == 0 for name in decision.release)
         assert not (decision.release and (self.waiting or decision.start))

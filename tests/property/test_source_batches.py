@@ -12,11 +12,11 @@ from tests.support.depth import examples
 from penstock.connector.source import PollResult, SourceBatch
 from penstock.connector.staging import dead_letters
 from penstock.operators.sources.source_batches import (
-    TOGETHER_BYTES,
-    WORTH_ANOTHER_ROWS,
-    measure_of,
-    read_more,
-    together,
+    CONCATENATE_BYTES,
+    POLL_AGAIN_ROWS,
+    concatenate_batches,
+    poll_batches,
+    size_function,
 )
 
 NAMES = ("a", "b", "c")
@@ -46,14 +46,14 @@ def rows_of(parts):
     return found
 
 
-@given(st.lists(batches(), max_size=6), st.sampled_from([TOGETHER_BYTES, 60, 0]))
+@given(st.lists(batches(), max_size=6), st.sampled_from([CONCATENATE_BYTES, 60, 0]))
 @examples(300)
 def test_the_rows_stay_what_and_where_they_are(parts, limit):
-    found = list(together(parts, most_bytes=limit))
+    found = list(concatenate_batches(parts, most_bytes=limit))
     assert rows_of(found) == rows_of(parts)
     assert [p for p in found if p.dead_letters is not None] == [p for p in parts if p.dead_letters is not None]
     assert all(p.data.nbytes <= limit for p in found if not any(p is q for q in parts))
-    if limit == TOGETHER_BYTES:
+    if limit == CONCATENATE_BYTES:
         for first, second in itertools.pairwise(found):
             apart = first.dead_letters is not None or second.dead_letters is not None
             assert apart or first.data.schema != second.data.schema, "these two fit together"
@@ -76,10 +76,10 @@ def given_rows(results):
 
 def test_a_reader_with_more_is_asked_as_long_as_it_fits():
     reader = Reader(*[10_000] * 20)
-    assert given_rows(read_more(reader, 45_000)) == [10_000] * 4
+    assert given_rows(poll_batches(reader, 45_000)) == [10_000] * 4
     assert reader.asked == [45_000, 35_000, 25_000, 15_000]
-    many = TOGETHER_BYTES // 8 // 10_000
-    assert given_rows(read_more(Reader(*[10_000] * 50), 1_000_000)) == [10_000] * many
+    many = CONCATENATE_BYTES // 8 // 10_000
+    assert given_rows(poll_batches(Reader(*[10_000] * 50), 1_000_000)) == [10_000] * many
 
 
 def test_batches_of_one_pool_go_together_and_keep_it():
@@ -88,20 +88,20 @@ def test_batches_of_one_pool_go_together_and_keep_it():
     parts = [
         SourceBatch(pa.record_batch([pooled(texts[b], pa.string_view(), pool)], names=["s"]), ("a",)) for b in range(3)
     ]
-    assert parts[0].data.nbytes * 3 > TOGETHER_BYTES
-    bytes_of = measure_of(parts[0].data.schema)
-    (found,) = together(parts, bytes_of)
+    assert parts[0].data.nbytes * 3 > CONCATENATE_BYTES
+    bytes_of = size_function(parts[0].data.schema)
+    (found,) = concatenate_batches(parts, bytes_of)
     found.data.validate(full=True)
     assert found.data.column(0).to_pylist() == [*texts[0], *texts[1], *texts[2]]
     reader = Reader()
     reader.poll = lambda rows: PollResult((parts[0],), drained=False)
-    assert given_rows(read_more(reader, 20_000, bytes_of)) == [5000] * 4
-    assert measure_of(pa.schema([("s", pa.string())]))(parts[0].data) == parts[0].data.nbytes
+    assert given_rows(poll_batches(reader, 20_000, bytes_of)) == [5000] * 4
+    assert size_function(pa.schema([("s", pa.string())]))(parts[0].data) == parts[0].data.nbytes
 
 
 def test_a_reader_with_little_or_nothing_more_is_asked_once():
-    assert given_rows(read_more(Reader(WORTH_ANOTHER_ROWS - 1, 5), 65_536)) == [WORTH_ANOTHER_ROWS - 1]
-    assert given_rows(read_more(Reader(0, 5), 65_536)) == [0]
-    assert given_rows(read_more(Reader(65_536, 5), 65_536)) == [65_536]
-    assert given_rows(read_more(Reader(10_000, 10_000, 10_000, drained_at=2), 65_536)) == [10_000, 10_000]
-    assert given_rows(read_more(Reader(10_000, 7, 10_000), 65_536)) == [10_000, 7]
+    assert given_rows(poll_batches(Reader(POLL_AGAIN_ROWS - 1, 5), 65_536)) == [POLL_AGAIN_ROWS - 1]
+    assert given_rows(poll_batches(Reader(0, 5), 65_536)) == [0]
+    assert given_rows(poll_batches(Reader(65_536, 5), 65_536)) == [65_536]
+    assert given_rows(poll_batches(Reader(10_000, 10_000, 10_000, drained_at=2), 65_536)) == [10_000, 10_000]
+    assert given_rows(poll_batches(Reader(10_000, 7, 10_000), 65_536)) == [10_000, 7]

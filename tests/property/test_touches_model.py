@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state.memory.lru_clock import Touches
+from penstock.state.memory.lru_eviction import LruClock
 
 STEPS = st.lists(st.one_of(st.sets(st.integers(0, 30), min_size=1), st.integers(2, 4)), min_size=1, max_size=40)
 
 
 @given(steps=STEPS, calls=st.integers(34, 40))
 def test_the_last_ones_stay_whatever_the_number_of_calls(steps, calls):
-    kept, times, count = Touches(calls), {}, 0
+    kept, times, count = LruClock(calls), {}, 0
     for now, step in enumerate(steps, 1):
         if isinstance(step, set):
             count = max(count, *(slot + 1 for slot in step))
@@ -28,7 +28,7 @@ def test_the_last_ones_stay_whatever_the_number_of_calls(steps, calls):
 
 
 def test_more_calls_than_a_number_holds():
-    kept = Touches()
+    kept = LruClock()
     kept.touch(np.arange(4, dtype=np.int32), 4)
     kept._call = (1 << 32) - 1
     kept.touch(np.array([2], np.int32), 4)

@@ -9,7 +9,7 @@ from tests.property.view_jobs import Sink, Source, ViewSink, run
 from tests.support.depth import examples
 
 import penstock as ps
-from penstock.core.views import bytes_without_pools, is_view, kept_of, plain_schema
+from penstock.core.views import bytes_without_pools, filter_array, is_view, plain_schema
 
 VIEWS = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string_view()), ("b", pa.binary_view())])
 PLAIN = plain_schema(VIEWS)
@@ -80,7 +80,7 @@ def test_the_values_kept_are_those_arrow_keeps(values, data):
     before = data.draw(st.integers(0, len(values) - 1))
     mask = pa.array([data.draw(st.booleans()) for _ in values[before:]])
     views = pooled(values, pa.string_view()).slice(before)
-    kept = kept_of(views, mask)
+    kept = filter_array(views, mask)
     kept.validate(full=True)
     assert kept.type == pa.string_view()
     assert kept.to_pylist() == pa.array(values, pa.string()).slice(before).filter(mask).to_pylist()

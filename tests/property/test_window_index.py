@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from penstock.eventtime.windows import TimeWindow
 from penstock.operators.windows.window_assigners import WindowAssigner
-from penstock.operators.windows.window_index import BufferedWindow, WindowIndex
+from penstock.operators.windows.window_buffer import BufferedWindow, WindowIndex
 
 STEPS = st.lists(
     st.one_of(
@@ -26,12 +26,12 @@ def test_sessions_are_found_as_if_all_were_looked_at(gap, lateness, steps):
     for name, *numbers in steps:
         if name == "row":
             window = TimeWindow(numbers[0], numbers[0] + gap)
-            touched = sorted(w for w in index if w.start <= window.end and w.end >= window.start)
-            assert index.touched(window) == touched
+            overlapping = sorted(w for w in index if w.start <= window.end and w.end >= window.start)
+            assert index.overlapping(window) == overlapping
             known = BufferedWindow()
-            for old in touched:
+            for old in overlapping:
                 known.event |= index.take(old).event
-            index.put(TimeWindow(min([window, *touched]).start, max(w.end for w in [window, *touched])), known)
+            index.put(TimeWindow(min([window, *overlapping]).start, max(w.end for w in [window, *overlapping])), known)
         elif name == "wait" and index:
             window = sorted(index)[numbers[0] % len(index)]
             (index[window].processing if numbers[2] else index[window].event).add(numbers[1])
@@ -42,7 +42,7 @@ def test_sessions_are_found_as_if_all_were_looked_at(gap, lateness, steps):
             if times:
                 time, processing = times[numbers[1] % len(times)]
                 (index[window].processing if processing else index[window].event).discard(time)
-                index.no_longer(time, window, processing=processing)
+                index.cancel(time, window, processing=processing)
         elif name == "due":
             time, processing = numbers
             waiting = {w for w, known in index.items() if time in (known.processing if processing else known.event)}

@@ -26,7 +26,7 @@ from tests.property.harness.sides import (
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
 from penstock.eventtime.windows import cumulative_windows, sliding_windows
-from penstock.operators.windows.window_due import due_windows
+from penstock.operators.windows.window_aggregate import due_windows
 
 KINDS = [
     ((60, 60, 0), "inner"),
@@ -122,7 +122,7 @@ def test_windows_whose_rows_were_dropped_before_anybody_saw_them_come_out(backen
         for seed in range(3):
             steps.batch(seed % 2, seed + 9, 10, 0)
             job.checkpoint()
-        assert job.operators[0]._state.rows.far_rows.dropped_regions > 0, "or this shows nothing"
+        assert job.operators[0]._state.rows.remote_runs.dropped_regions > 0, "or this shows nothing"
         steps.mark(0, MAX_TIMESTAMP)
         assert steps.emitted > 10
 

@@ -19,11 +19,11 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.operators.aggregates.window_schema import output_schema
+from penstock.operators.aggregates.aggregate_schema import output_schema
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.operators.windows.window_rows_schema import aggregated_schema
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.operators.windows.window_schemas import aggregated_schema
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
@@ -197,8 +197,8 @@ def test_versions_of_a_temporal_join_are_more_than_their_memory(tmp_path):
             time = (keys if side == 0 else 0) + first
             give(side, first, time)
             operator.process_watermark(Watermark(time), out)
-            while operator.held:
-                operator.go_on(out)
+            while operator.has_pending_output:
+                operator.emit_ready(out)
     store.close()
     assert limit // 4 < max(used) <= limit
     assert (out.rows, out.total) == (keys, sum(range(keys)))
@@ -210,9 +210,9 @@ def test_keys_of_joins_whose_rows_wait_are_more_than_their_memory(tmp_path, kind
     operator, store, budget = opened(tmp_path / "1", kind, limit)
     out, used = Out(), []
 
-    def go_on():
-        while operator.held:
-            operator.go_on(out)
+    def emit_ready():
+        while operator.has_pending_output:
+            operator.emit_ready(out)
             used.append(budget.used_bytes)
 
     for side in (0, 1):
@@ -220,7 +220,7 @@ def test_keys_of_joins_whose_rows_wait_are_more_than_their_memory(tmp_path, kind
             mine = pa.array(np.arange(first, first + size))
             columns = [mine, mine, pa.array(np.full(size, 1 + side if kind != "temporal_join" else 2 - side))]
             operator.process_batch(Batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA)), side, out)
-            go_on()
+            emit_ready()
             used.append(budget.used_bytes)
         if side == 0:
             snapshots = checkpoint(operator)
@@ -228,7 +228,7 @@ def test_keys_of_joins_whose_rows_wait_are_more_than_their_memory(tmp_path, kind
             operator, store, budget = opened(tmp_path / "2", kind, limit, snapshots)
             assert budget.peak_bytes <= limit
     operator.process_watermark(Watermark(MAX_TIMESTAMP), out)
-    go_on()
+    emit_ready()
     store.close()
     assert limit // 4 < max(used) <= limit
     assert (out.rows, out.total) == (keys, sum(range(keys)))

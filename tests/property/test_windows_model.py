@@ -27,7 +27,7 @@ from tests.support.depth import scaled
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Batch
-from penstock.kernels.keys.split import order_by_owner, take_split
+from penstock.kernels.rows.key_group_split import order_by_owner, take_split
 from penstock.operators.aggregates.combine import combiner_for
 
 ALWAYS = JobSettings(combine="all", combine_min_rows=1, combine_ratio=1.0)

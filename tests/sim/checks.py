@@ -9,7 +9,7 @@ from tests.sim.connectors import MARKER_STRIDE
 from tests.sim.kafka_log import Transaction
 from tests.sim.workload import JOB, OUTPUT
 
-from penstock.checkpoint.manifest import Manifest, decode_manifest
+from penstock.checkpoint.manifest_log import Manifest, decode_manifest
 from penstock.checkpoint.retention import files_of
 from penstock.core.elements import Batch
 

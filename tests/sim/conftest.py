@@ -21,17 +21,17 @@ def counted(monkeypatch):
     monkeypatch.setattr(RemoteKeys, "next_fetch", lambda self: None)
     given(monkeypatch, hot_keys=2)
     counts = Counter()
-    ensure, bring_next = RemoteKeys.ensure, RemoteTimers.bring_next
+    ensure, fetch_next = RemoteKeys.ensure, RemoteTimers.fetch_next
 
     def pieces(self, *arguments):
-        before = self.fetched_pieces
+        before = self.fetched_ranges
         ensure(self, *arguments)
-        counts["pieces"] += self.fetched_pieces - before
+        counts["pieces"] += self.fetched_ranges - before
 
     def timers(self):
         counts["timers"] += 1
-        bring_next(self)
+        fetch_next(self)
 
     monkeypatch.setattr(RemoteKeys, "ensure", pieces)
-    monkeypatch.setattr(RemoteTimers, "bring_next", timers)
+    monkeypatch.setattr(RemoteTimers, "fetch_next", timers)
     return counts

@@ -14,20 +14,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.checkpoint.job_lease import LeaseHolder
-from penstock.checkpoint.sweeper import Sweeper
+from penstock.checkpoint.retention import Sweeper
 from penstock.connector.sink import load_factory
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError, StorageError
 from penstock.core.event_log import EventLog
 from penstock.core.rand import SeededRand
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.deploy.deployment import source_spec
-from penstock.jobmanager.deploy.restore_decision import JobIdentity
-from penstock.jobmanager.jobs.job_store import JobStore, StartFrom
+from penstock.jobmanager.deploy.log_entries import JobIdentity
+from penstock.jobmanager.jobs.job_store import JobStore, StartOptions
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
 from penstock.rpc import messages as msg
-from penstock.rpc import worker_commands as orders
 
 if TYPE_CHECKING:
     from tests.sim.runs import Run
@@ -230,11 +229,11 @@ class Leader:
 
         def written() -> None:
             self._require_own_record()
-            self.run.graph, self.run.run_id, self.run.start = command.graph, command.run_id, StartFrom()
+            self.run.graph, self.run.run_id, self.run.start = command.graph, command.run_id, StartOptions()
 
         def recorded(_result: Any, error: BaseException | None) -> None:
             if error is not None:
-                self.store.use(self.run.graph)
+                self.store.set_graph(self.run.graph)
                 self.post(ev.RescaleNotRecorded(str(error)))
                 return
             self.world.swarm.seen("rescaled-in-place")
@@ -262,11 +261,11 @@ class Leader:
                 raise StorageError(msg)
             self.run.upgrade, self.run.recorded_by = command.upgrade, self.master.identity.generation
             if graph is not None:
-                self.run.graph, self.run.run_id, self.run.start = graph, command.run_id, StartFrom()
+                self.run.graph, self.run.run_id, self.run.start = graph, command.run_id, StartOptions()
 
         def recorded(_result: Any, error: BaseException | None) -> None:
             if error is not None:
-                self.store.use(self.run.graph)
+                self.store.set_graph(self.run.graph)
                 self.post(ev.UpgradeNotRecorded(str(error)))
                 return
             self.world.swarm.seen(f"upgrade-{command.upgrade.phase}")
@@ -371,9 +370,9 @@ class Leader:
         manager = session.manager
         session.down.send("stop worker", lambda: manager.stop(session, worker_id), owner=manager.owner)
 
-    def _send(self, name: str, worker_ids: tuple[str, ...], message: orders.WorkerCommand) -> None:
+    def _send(self, name: str, worker_ids: tuple[str, ...], message: msg.WorkerCommand) -> None:
         session = self.sessions.get(name)
-        if isinstance(message, orders.CheckpointAborted):
+        if isinstance(message, msg.CheckpointAborted):
             self._count_abort(message.checkpoint_id)
         if session is None:
             return

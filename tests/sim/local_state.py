@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.memory import folder_in_memory
 
-from penstock.state.panes.pane_changes import Changes
+from penstock.state.panes.pane_changes import PaneChanges
 from penstock.state.panes.pane_table import PaneTable
-from penstock.state.remote.remote_panes import RemoteRows
-from penstock.state.state_backend import ColdPlaces
+from penstock.state.remote.remote_panes import RemotePanes
+from penstock.state.state_backend import StateBackend
 
 if TYPE_CHECKING:
     from tests.sim.faults import Swarm
@@ -29,10 +29,10 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
     opened: list[Any] = []
     with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch:
         _noted(patch, PaneTable, "_evict", lambda _table, _result: swarm.seen("keys-evicted"))
-        _noted(patch, Changes, "spill", lambda _changes, _result: swarm.seen("changes-spilled"))
-        _noted(patch, ColdPlaces, "_open_store", lambda _places, store: opened.append(store))
-        _noted(patch, RemoteRows, "_bring", lambda _rows, _result: swarm.seen("remote-fetch"))
-        _noted(patch, RemoteRows, "_install", lambda _rows, _result: swarm.seen("remote-pieces-came"))
+        _noted(patch, PaneChanges, "spill", lambda _changes, _result: swarm.seen("changes-spilled"))
+        _noted(patch, StateBackend, "_open_store", lambda _places, store: opened.append(store))
+        _noted(patch, RemotePanes, "_fetch_missing", lambda _rows, _result: swarm.seen("remote-fetch"))
+        _noted(patch, RemotePanes, "_install", lambda _rows, _result: swarm.seen("remote-pieces-came"))
         try:
             yield Path(folder)
         finally:

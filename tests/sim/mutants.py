@@ -18,13 +18,13 @@ from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
 from penstock.checkpoint.alignment import Alignment, Snapshot
-from penstock.checkpoint.log import ManifestLog
+from penstock.checkpoint.manifest_log import ManifestLog
 from penstock.checkpoint.retention import files_of
 from penstock.connector.sink import SinkContext
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.permits import CommitPermit
 from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
-from penstock.jobmanager.deploy import restore_decision as recover
+from penstock.jobmanager.deploy import log_entries as recover
 from penstock.jobmanager.deploy.log_entries import checkpoint_entry
 from penstock.jobmanager.master import job_master
 from penstock.jobmanager.messages.commands import DeleteEntries
@@ -32,9 +32,8 @@ from penstock.kernels.aggregates import pages
 from penstock.network.credit import GateCredit
 from penstock.network.input_gate import InputGate
 from penstock.network.subpartition import Subpartition
-from penstock.operators.range_watermarks import RangeWatermarks
-from penstock.operators.sinks.pending_epochs import PendingOutput
-from penstock.operators.sinks.sink_operator import SinkOperator
+from penstock.operators.lateness import RangeWatermarks
+from penstock.operators.sinks.sink_operator import PendingOutput, SinkOperator
 from penstock.operators.sources.source_operator import SourceOperator
 from penstock.state.log.segment_log import LogView, SegmentLog
 from penstock.state.memory.limits import StateLimits
@@ -216,7 +215,7 @@ def _pending_dropped(patch: Patch) -> None:
 
 
 def _output_not_carried_on(patch: Patch) -> None:
-    snapshot, owed = PendingOutput.to_snapshot, Checkpointing._owed
+    snapshot, owed = PendingOutput.to_snapshot, Checkpointing._uncommitted
 
     def fresh(self: Checkpointing, pending: Any) -> Any:
         known, self.pending = self.pending, {}
@@ -225,7 +224,7 @@ def _output_not_carried_on(patch: Patch) -> None:
         return named
 
     patch.setattr(PendingOutput, "to_snapshot", lambda self: ((), snapshot(self)[1]))
-    patch.setattr(Checkpointing, "_owed", fresh)
+    patch.setattr(Checkpointing, "_uncommitted", fresh)
 
 
 def _split_offset_of_later(patch: Patch) -> None:

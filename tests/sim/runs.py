@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from tests.sim.workload import Phase
 
-from penstock.checkpoint.upgrade_record import UpgradeRecord
+from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.jobs.job_store import StartFrom
+from penstock.jobmanager.jobs.job_store import StartOptions
 
 
 @dataclass
@@ -17,7 +17,7 @@ class Run:
     """A submitted job: it keeps its ids over fail-overs of its leader."""
 
     graph: JobGraph
-    start: StartFrom
+    start: StartOptions
     job_id: str
     run_id: str
     phase: Phase

@@ -16,7 +16,7 @@ from tests.support.sizes import given, sizes
 import penstock as ps
 from penstock.eventtime.windows import sliding_windows
 from penstock.state.remote.remote_runs import RemoteRuns, RemoteSide
-from penstock.state.tables.join_buffer import TimedRows
+from penstock.state.tables.join_buffer import JoinBuffer
 
 _LOWER, _UPPER = -20_000, 15_000
 
@@ -116,7 +116,7 @@ def test_a_rescale_takes_both_sides_along(kind):
 
 @pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan, TemporalPlan])
 def test_a_side_that_is_lost_on_restore_is_caught(kind, monkeypatch):
-    monkeypatch.setattr(TimedRows, "load", lambda self, rows: None)
+    monkeypatch.setattr(JoinBuffer, "load", lambda self, rows: None)
     with pytest.raises(SimulationError):
         run(kind, 3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)))
 
@@ -126,13 +126,13 @@ def fetched(monkeypatch):
     """How many pieces were fetched when rows of them were asked for; keys leave memory now and then."""
     monkeypatch.setattr(RemoteRuns, "next_fetch", lambda self: None)
     given(monkeypatch, hot_keys=2)
-    pieces, bring = [], RemoteRuns._bring
+    pieces, bring = [], RemoteRuns._fetch_missing
 
     def counted(self, missing):
         pieces.extend(missing.tolist())
         bring(self, missing)
 
-    monkeypatch.setattr(RemoteRuns, "_bring", counted)
+    monkeypatch.setattr(RemoteRuns, "_fetch_missing", counted)
     return pieces
 
 

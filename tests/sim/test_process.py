@@ -16,9 +16,9 @@ from tests.support.sizes import sizes
 
 import penstock as ps
 from penstock.state.remote.remote_timers import RemoteTimers
-from penstock.state.tables.entry_table import EntryTable
+from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.timer_table import TimerTable
-from penstock.state.tables.value_table import RowTable
+from penstock.state.tables.value_table import ValueTable
 
 
 class Total(NamedTuple):
@@ -178,7 +178,9 @@ def test_timers_that_are_not_fetched_are_missed(monkeypatch):
         run(3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)), ByHand, "remote")
 
 
-@pytest.mark.parametrize(("table", "function"), [(RowTable, ByHand), (TimerTable, ByHand), (EntryTable, ByEntries)])
+@pytest.mark.parametrize(
+    ("table", "function"), [(ValueTable, ByHand), (TimerTable, ByHand), (CollectionTable, ByEntries)]
+)
 def test_state_that_is_lost_on_restore_is_caught(table, function, monkeypatch):
     monkeypatch.setattr(table, "load", lambda self, rows: None)
     with pytest.raises(SimulationError):

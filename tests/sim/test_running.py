@@ -13,7 +13,7 @@ from tests.sim.world import World
 from tests.support.sizes import given, sizes
 
 import penstock as ps
-from penstock.state.remote.remote_panes import RemoteRows
+from penstock.state.remote.remote_panes import RemotePanes
 
 
 class RunningPlan(Plan):
@@ -96,18 +96,18 @@ def test_a_rescale_takes_the_state_along():
 @pytest.fixture
 def moved(monkeypatch):
     """How many pieces were fetched when they were asked for, and regions dropped; keys leave memory now and then."""
-    monkeypatch.setattr(RemoteRows, "next_fetch", lambda self: None)
+    monkeypatch.setattr(RemotePanes, "next_fetch", lambda self: None)
     given(monkeypatch, hot_keys=8)
     counts = Counter()
-    fetch = RemoteRows.fetch
+    fetch = RemotePanes.fetch
 
     def counted(self, *arguments):
-        before = self.fetched_pieces, self.dropped_regions
+        before = self.fetched_ranges, self.dropped_regions
         fetch(self, *arguments)
-        counts["pieces"] += self.fetched_pieces - before[0]
+        counts["pieces"] += self.fetched_ranges - before[0]
         counts["dropped"] += self.dropped_regions - before[1]
 
-    monkeypatch.setattr(RemoteRows, "fetch", counted)
+    monkeypatch.setattr(RemotePanes, "fetch", counted)
     return counts
 
 

@@ -14,8 +14,8 @@ from tests.sim.workload import Phase
 from tests.sim.world import World
 
 from penstock.checkpoint import recovery
-from penstock.jobmanager.checkpoints.withheld_output import HeldOutput
-from penstock.jobmanager.deploy import restore_decision as recover
+from penstock.jobmanager.checkpoints.checkpointing import WithheldOutput
+from penstock.jobmanager.deploy import log_entries as recover
 
 
 def upgraded(seed: int, swarm: Swarm, *, wrong: bool, from_checkpoint: bool, at: tuple[float, ...] = (150,)) -> World:
@@ -74,7 +74,7 @@ def _published_at_a_fail_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_held(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HeldOutput, "sinks", property(lambda _self: ()))
+    patch.setattr(WithheldOutput, "sinks", property(lambda _self: ()))
 
 
 def _forgotten_at_a_fail_over(patch: pytest.MonkeyPatch) -> None:

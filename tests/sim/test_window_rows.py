@@ -14,7 +14,7 @@ from tests.sim.world import World
 from tests.support.sizes import sizes
 
 import penstock as ps
-from penstock.state.tables.entry_table import EntryTable
+from penstock.state.tables.collection_table import CollectionTable
 
 
 class Total(NamedTuple):
@@ -80,6 +80,6 @@ def test_windows_in_the_object_store_come_back_behind_killed_workers(seed, count
 
 
 def test_rows_that_are_lost_on_restore_are_caught(monkeypatch):
-    monkeypatch.setattr(EntryTable, "load", lambda self, rows: None)
+    monkeypatch.setattr(CollectionTable, "load", lambda self, rows: None)
     with pytest.raises(SimulationError):
         run(3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)))

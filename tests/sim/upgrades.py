@@ -9,7 +9,7 @@ from tests.sim.workload import Plan
 from tests.sim.world import World
 
 import penstock as ps
-from penstock.checkpoint.upgrade_record import UpgradePolicy
+from penstock.checkpoint.ha_records import UpgradePolicy
 from penstock.jobmanager.change.steps import Step
 from penstock.jobmanager.messages import events as ev
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.network.memory import MemoryNetwork
 from penstock.rpc import messages as msg
+from penstock.task.chain.background import SlowCalls
 from penstock.task.chain.environment import TaskEnvironment
-from penstock.task.chain.slow_calls import SlowCalls
 from penstock.task.drive.runtime import TaskRuntime
-from penstock.task.drive.step import StepResult
+from penstock.task.drive.subtask import StepResult
 
 if TYPE_CHECKING:
     from tests.sim.leader import Leader
@@ -55,7 +55,7 @@ class Session:
         self.down = Lane(world)
 
 
-class Seat:
+class SubtaskLoop:
     """One subtask's place in the schedule."""
 
     def __init__(self, worker: Worker) -> None:
@@ -142,8 +142,8 @@ class Worker:
         self.runtime = TaskRuntime(environment, self)
         self._report(msg.WorkerReady(worker_id=worker_id, endpoint=self.network.endpoint, pid=1))
 
-    def seat(self, deployment: TaskDeployment) -> Seat:
-        return Seat(self)
+    def loop(self, deployment: TaskDeployment) -> SubtaskLoop:
+        return SubtaskLoop(self)
 
     def take(self, command: bytes) -> None:
         """A command has come over the control socket."""

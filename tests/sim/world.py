@@ -28,10 +28,10 @@ from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.errors import StorageError
 from penstock.graph.rescale import rescaled
 from penstock.jobmanager.change.steps import Step
-from penstock.jobmanager.jobs.job_store import StartFrom
+from penstock.jobmanager.jobs.job_store import StartOptions
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
-from penstock.network.memory import Link, MemoryTransport
+from penstock.network.memory import MemoryTransport, WorkerPair
 
 _MAX_STEPS = 40_000
 _MAX_MS = 120_000.0
@@ -64,7 +64,7 @@ class World:
         self._savepoint = ""
         self._finished = False
         self._fibers: dict[str, set[Fiber]] = {}
-        self._pumping: set[Link] = set()
+        self._pumping: set[WorkerPair] = set()
         self._leaders = 0
         #: Newest version of the store: a refused put makes none.
         self._written = 0
@@ -216,9 +216,9 @@ class World:
             self._finished = True
             return
         before = self.run
-        start = StartFrom()
+        start = StartOptions()
         if phase.from_savepoint and self._savepoint:
-            start = StartFrom(from_uri=self._savepoint)
+            start = StartOptions(from_uri=self._savepoint)
             self.swarm.seen("from-savepoint")
         if before is not None and before.phase.parallelism != phase.parallelism:
             self.swarm.seen("rescaled")
@@ -327,7 +327,7 @@ class World:
                     delay += self.random.uniform(5, 150)
                 self.scheduler.at(delay, "frame", partial(self._pump, link), owner="net")
 
-    def _pump(self, link: Link) -> None:
+    def _pump(self, link: WorkerPair) -> None:
         self._pumping.discard(link)
         for _ in range(self.random.randint(1, 4)):
             if not self.transport.pump(link):

@@ -22,8 +22,8 @@ from penstock.connector.staging import decode_chunk
 from penstock.core.clock import SystemClock
 from penstock.core.rand import SystemRand
 from penstock.snapshots.access.opening import open_snapshot
-from penstock_connectors.datagen.orders import OrderPattern
-from penstock_connectors.datagen.orders import orders as generated
+from penstock_connectors.datagen.source import OrderPattern
+from penstock_connectors.datagen.source import orders as generated
 
 JOB = Path(__file__).with_name("golden_job.py")
 SPLITS, USERS, RATE = 3, 40, 300

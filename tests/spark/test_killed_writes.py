@@ -13,8 +13,8 @@ from tests.support.waiting import wait_until
 import penstock as ps
 from penstock.api.job_file import planned
 from penstock.checkpoint.local_store import LocalStore
-from penstock.snapshots.access.compare import diff
 from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.reading import diff
 from penstock.snapshots.access.verify import verify
 
 #: Two executors' JVMs beside the driver's: half a minute, and more where the cores are busy.

@@ -13,14 +13,13 @@ import penstock as ps
 from penstock.core.errors import StorageError, UsageError
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import KeyedStateSnapshot
-from penstock.snapshots.access.compare import diff
 from penstock.snapshots.access.opening import open_snapshot
-from penstock.snapshots.access.snapshot_limits import SnapshotLimits
+from penstock.snapshots.access.reading import diff
 from penstock.snapshots.access.verify import verify
-from penstock.snapshots.on_spark import spark_rekey
-from penstock.snapshots.on_spark.spark_rekey import SparkRekey
-from penstock.snapshots.rewrite.rekey import rekey
-from penstock.snapshots.rewrite.rekeying import NewCut
+from penstock.snapshots.on_spark import spark_rewrite
+from penstock.snapshots.on_spark.spark_rewrite import SparkRekey
+from penstock.snapshots.rewrite.rekey import RekeyedRange, rekey
+from penstock.snapshots.rewrite.split_points import SnapshotLimits
 from penstock.state.log.row_spec import RowSpec
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
@@ -30,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
 ]
 USERS = range(3_000)
-SMALL = SnapshotLimits(cut_bytes=10_000, file_bytes=40_000)
+SMALL = SnapshotLimits(range_bytes=10_000, file_bytes=40_000)
 ENTRIES = [(user, n, user * 10 + n) for user in range(0, 3_000, 7) for n in range(user % 40)]
 
 
@@ -147,15 +146,15 @@ def test_a_cut_is_the_same_bytes_in_whatever_order_its_rows_come(tmp_path):
     spec = RowSpec(pa.schema([("k", number)]), (pa.field("value", number),), (pa.field("__entry", number),))
     schema = spec.segment_schema
     state = KeyedStateSnapshot(uid="people", state="recent", schema=schema_to_text(schema), hash_low=0, hash_high=9)
-    cut = msgspec.msgpack.encode(NewCut(number=0, state=state))
+    cut = msgspec.msgpack.encode(RekeyedRange(number=0, state=state))
     moved = []
     for entry, (piece, step) in enumerate([(2, 0), (2, 1), (10, 0)]):
         row = {"__key_hash": 5, "k": 1, "__namespace": 0, "__entry": entry, "value": 7, "__deleted": False, "__seq": 0}
-        moved.append((0, (piece, step, spark_rekey._encoded(pa.Table.from_pylist([row], schema)))))
+        moved.append((0, (piece, step, spark_rewrite._encoded(pa.Table.from_pylist([row], schema)))))
     written = set()
     for turn, order in enumerate(permutations(moved)):
         folder = tmp_path / str(turn)
-        (made,) = spark_rekey._write([cut], str(folder), 0, order)
+        (made,) = spark_rewrite._write_rekeyed([cut], str(folder), 0, order)
         (file,) = folder.rglob("*.parquet")
         assert pq.read_table(file).column("__entry").to_pylist() == [0, 1, 2]
         written.add((made, file.read_bytes()))

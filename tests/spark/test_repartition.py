@@ -13,11 +13,11 @@ from tests.unit.snapshots.conftest import empty_job, job  # noqa: F401 - fixture
 import penstock as ps
 from penstock.core.errors import StorageError
 from penstock.snapshots.access.opening import open_snapshot
-from penstock.snapshots.access.snapshot_limits import SnapshotLimits
 from penstock.snapshots.access.verify import verify
-from penstock.snapshots.on_spark.spark_repartition import on_spark
-from penstock.snapshots.rewrite.recut import in_turn
+from penstock.snapshots.on_spark.spark_rewrite import on_spark
 from penstock.snapshots.rewrite.repartition import repartition as plain_repartition
+from penstock.snapshots.rewrite.repartition import run_sequentially
+from penstock.snapshots.rewrite.split_points import SnapshotLimits
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
 pytestmark = [
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 #: With small cuts.
-repartition = functools.partial(plain_repartition, limits=SnapshotLimits(cut_bytes=2000))
+repartition = functools.partial(plain_repartition, limits=SnapshotLimits(range_bytes=2000))
 
 
 def content(uri):
@@ -56,8 +56,8 @@ def test_from_128_to_192_to_1024_groups_it_is_what_the_local_way_gives(spark, jo
 
 def test_a_task_that_runs_twice_writes_the_same(job, tmp_path):  # noqa: F811
     def twice(cuts, source, target):
-        in_turn(cuts, source, target)
-        return in_turn(cuts, source, target)
+        run_sequentially(cuts, source, target)
+        return run_sequentially(cuts, source, target)
 
     once = repartition(open_snapshot(str(job.folder)), str(tmp_path / "once"), key_groups=256)
     again = repartition(open_snapshot(str(job.folder)), str(tmp_path / "again"), key_groups=256, run=twice)

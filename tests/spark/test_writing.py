@@ -15,8 +15,8 @@ import penstock as ps
 from penstock.api.job_file import planned
 from penstock.core.keygroup import first_hash_of
 from penstock.graph.job_graph import encode_graph
-from penstock.snapshots.access.compare import diff
 from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.reading import diff
 from penstock.snapshots.access.verify import verify
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.

@@ -13,8 +13,8 @@ _SELF = sys.modules[__name__]
 _given = StateLimits()
 #: The sizes that decide how much one read of remote state fetches.
 _READS = (
-    *("group_rows", "whole_file_bytes", "run_bytes", "regions", "fetched_pieces"),
-    *("fetched_rows", "prefetched_rows", "few_rows", "many_pieces", "region_file_bytes"),
+    *("group_rows", "whole_file_bytes", "run_bytes", "regions", "fetched_ranges"),
+    *("fetched_rows", "prefetched_rows", "few_rows", "many_ranges", "region_file_bytes"),
 )
 
 

@@ -38,7 +38,7 @@ class BadLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReadResult:
     """The rows of one read; `bad` are the lines in between that are not rows."""
 
     rows: pa.RecordBatch
@@ -48,7 +48,7 @@ class Piece:
 class Cursor(Protocol):
     """One open file."""
 
-    def read(self, max_rows: int) -> Piece | None:
+    def read(self, max_rows: int) -> ReadResult | None:
         """Return the next at most about `max_rows` rows, or None at the end."""
 
     def position(self) -> dict[str, Any]:
@@ -98,9 +98,9 @@ class TextCursor:
         self._bounds = np.zeros(1, np.int64)
         self._next = 0
 
-    def read(self, max_rows: int) -> Piece | None:
+    def read(self, max_rows: int) -> ReadResult | None:
         """Return the rows of the next whole lines."""
-        if self._next == len(self._bounds) - 1 and not self._read_on():
+        if self._next == len(self._bounds) - 1 and not self._read_block():
             return None
         bounds = self._bounds[self._next : self._next + max_rows + 1]
         lines = pa.Array.from_buffers(
@@ -109,9 +109,9 @@ class TextCursor:
         begins = self._offset + bounds[:-1] - bounds[0]
         self._next += len(bounds) - 1
         self._offset += int(bounds[-1] - bounds[0])
-        return self._piece(lines, begins)
+        return self._result(lines, begins)
 
-    def _read_on(self) -> bool:
+    def _read_block(self) -> bool:
         """Read the next block and find its complete lines; return False at the end of the file."""
         self._file.seek(self._offset)
         self._block, self._next = self._whole_line(), 0
@@ -140,14 +140,14 @@ class TextCursor:
     def _at_end(self, length: int) -> bool:
         return self._offset + length >= self._size
 
-    def _piece(self, lines: pa.LargeBinaryArray, begins: Any) -> Piece:
+    def _result(self, lines: pa.LargeBinaryArray, begins: Any) -> ReadResult:
         blank = pc.less_equal(pc.binary_length(pc.ascii_trim_whitespace(lines.view(pa.large_string()))), 0)
         if pc.any(blank).as_py():
             filled = pc.invert(blank)
             lines, begins = lines.filter(filled), begins[filled.to_numpy(zero_copy_only=False)]
         rows, bad = self._parse(lines)
         found = tuple(BadLine(int(begins[i]), lines[i].as_py().rstrip(b"\r\n"), reason) for i, reason in bad)
-        return Piece(rows, found)
+        return ReadResult(rows, found)
 
     def position(self) -> dict[str, Any]:
         """Return the byte offset after the last line."""
@@ -241,7 +241,7 @@ class ParquetCursor:
             msg = f"file source: {path} has no column {', '.join(missing)}"
             raise ConnectorError(msg, hint=f"it has: {', '.join(self._file.schema_arrow.names)}")
 
-    def read(self, max_rows: int) -> Piece | None:
+    def read(self, max_rows: int) -> ReadResult | None:
         """Return the next rows of the current row group."""
         while self._group < self._file.num_row_groups:
             if self._loaded is None:
@@ -249,7 +249,7 @@ class ParquetCursor:
             rows = self._loaded.slice(self._row, max_rows).combine_chunks().to_batches()
             if rows:
                 self._row += rows[0].num_rows
-                return Piece(rows[0])
+                return ReadResult(rows[0])
             self._group, self._row, self._loaded = self._group + 1, 0, None
         return None
 

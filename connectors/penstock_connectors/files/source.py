@@ -23,7 +23,7 @@ from penstock_connectors.files.cursors import BLOCK_BYTES, open_cursor
 
 if TYPE_CHECKING:
     from penstock.connector.source import SourceContext
-    from penstock_connectors.files.cursors import BadLine, Cursor, Piece
+    from penstock_connectors.files.cursors import BadLine, Cursor, ReadResult
 
 FileFormat = Literal["jsonl", "parquet", "csv"]
 OnBadRecord = Literal["fail", "skip", "dead-letter"]
@@ -220,26 +220,26 @@ class FileReader:
         for path, split in active:
             if split.cursor is None:
                 split.cursor = open_cursor(path, self._config.format, self._schema, split.state, self._block_bytes)
-            piece = split.cursor.read(max(1, max_rows // len(active)))
-            if piece is None:
+            result = split.cursor.read(max(1, max_rows // len(active)))
+            if result is None:
                 split.close()
                 split.finished = True
                 finished.append(path)
             else:
-                batches.append(self._batch(path, piece))
+                batches.append(self._batch(path, result))
         return PollResult(tuple(batches), tuple(finished), (), {"badRecords": float(self._bad_records)})
 
-    def _batch(self, path: str, piece: Piece) -> SourceBatch:
-        if not piece.bad:
-            return SourceBatch(piece.rows, (path,))
-        self._bad_records += len(piece.bad)
+    def _batch(self, path: str, result: ReadResult) -> SourceBatch:
+        if not result.bad:
+            return SourceBatch(result.rows, (path,))
+        self._bad_records += len(result.bad)
         policy = self._config.on_bad_record
         if policy == "fail":
-            first = piece.bad[0]
+            first = result.bad[0]
             msg = f"file source: {path} at byte {first.offset}: {first.reason}"
             raise BadRecordError(msg, hint="fix the file, or set on_bad_record='skip' or 'dead-letter'")
-        letters = _letters(path, piece.bad) if policy == "dead-letter" else None
-        return SourceBatch(piece.rows, (path,), dead_letters=letters)
+        letters = _dead_letter_rows(path, result.bad) if policy == "dead-letter" else None
+        return SourceBatch(result.rows, (path,), dead_letters=letters)
 
     def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
         """Pause some files, which are closed meanwhile so that others can be opened."""
@@ -265,7 +265,7 @@ class FileReader:
             split.close()
 
 
-def _letters(path: str, bad: tuple[BadLine, ...]) -> pa.RecordBatch:
+def _dead_letter_rows(path: str, bad: tuple[BadLine, ...]) -> pa.RecordBatch:
     return dead_letters(
         value=[line.value for line in bad],
         topic=[path] * len(bad),

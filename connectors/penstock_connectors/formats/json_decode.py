@@ -16,7 +16,6 @@ from penstock_connectors.formats import json_table
 from penstock_connectors.formats.decoded import BadPayload, Decoded, RowError
 from penstock_connectors.formats.json_kernels import (
     AS_TEXT,
-    ASK,
     BOOLEAN,
     FLOAT,
     INTEGER,
@@ -24,6 +23,7 @@ from penstock_connectors.formats.json_kernels import (
     NULL,
     TEXT,
     TIMESTAMP,
+    UNDECIDED,
 )
 from penstock_connectors.formats.json_rows import JsonRowDecoder
 from penstock_connectors.formats.timestamps import MAX_MICROS, MIN_MICROS, TimestampUnit
@@ -76,11 +76,11 @@ class JsonDecoder:
         if worst == 0 and not status.any():
             return Decoded(self._batch(values, lengths, valid))
         if (status == NON_ASCII).any() and not _is_utf8(payloads):
-            status[status == NON_ASCII] = ASK
-        ask = np.flatnonzero(status == ASK)
+            status[status == NON_ASCII] = UNDECIDED
+        ask = np.flatnonzero(status == UNDECIDED)
         if len(ask) == 0:
             return Decoded(self._batch(values, lengths, valid))
-        keep = np.flatnonzero(status != ASK)
+        keep = np.flatnonzero(status != UNDECIDED)
         quick = self._batch(*(np.ascontiguousarray(a[:, keep]) for a in (values, lengths, valid)))
         return _merge(Decoded(quick, keep), self._decode_exactly(payloads, ask))
 
@@ -110,7 +110,7 @@ class JsonDecoder:
             for i in np.flatnonzero(valid[c] == AS_TEXT).tolist():
                 floats[i] = float(ctypes.string_at(int(values[c, i]), int(lengths[c, i])))
                 if np.isinf(floats[i]):
-                    status[i] = ASK
+                    status[i] = UNDECIDED
 
     def _batch(self, values: Any, lengths: Any, valid: Any) -> pa.RecordBatch:
         columns = []

@@ -1,7 +1,7 @@
 """Compiled JSON parsing: one pass over the payloads of a batch for flat schemas, with one status per row.
 
 A row that the pass accepts is exactly the one that `json_rows` would decode. Rows that it cannot decide (bad, unusual,
-too long) get the status `ASK` and go to that module. Strings and difficult floats are left in place, as (address,
+too long) get the status `UNDECIDED` and go to that module. Strings and difficult floats are left in place, as (address,
 length). The scanners use plain addresses `p` (next byte) and `end` instead of arrays: passing array headers between
 functions took most of the time. Called by `json_table`; everything is compiled or loaded from the disk cache at import,
 so workers import it while warming up.
@@ -20,7 +20,7 @@ from penstock_connectors.formats.memory import byte, compiled
 
 INTEGER, FLOAT, BOOLEAN, TEXT, TIMESTAMP = range(5)
 #: Row status: accepted; accepted with non-ASCII bytes that still need validation; to be decoded exactly.
-GOOD, NON_ASCII, ASK = range(3)
+GOOD, NON_ASCII, UNDECIDED = range(3)
 #: Values of the validity matrix: null or missing, a value, a float left as text, a text with escapes.
 NULL, VALUE, AS_TEXT, ESCAPED = range(4)
 

@@ -17,7 +17,6 @@ from penstock_connectors.formats.json_kernels import (
     _MIN_MICROS,
     _PAIR,
     AS_TEXT,
-    ASK,
     BOOLEAN,
     ESCAPED,
     FLOAT,
@@ -27,6 +26,7 @@ from penstock_connectors.formats.json_kernels import (
     NULL,
     TEXT,
     TIMESTAMP,
+    UNDECIDED,
     VALUE,
     float_value,
     integer_value,
@@ -175,20 +175,20 @@ def _row(p: int, end: int, i: int, layout: int) -> int:
     seen = 0
     p = space(p, end)
     if p >= end or byte(p) != 123:
-        return ASK
+        return UNDECIDED
     p = space(p + 1, end)
     if p < end and byte(p) == 125:
         p += 1
     else:
         p, seen = members(p, end, i, layout)
         if p < 0:
-            return ASK
+            return UNDECIDED
     if space(p, end) != end:
-        return ASK
+        return UNDECIDED
     rows, valid = word(layout + 8), word(layout + 48)
     for c in range(word(layout)):
         if word(layout + 8 * (HEAD_WORDS + FIELD_WORDS * c + 1)) != 0 and byte(valid + c * rows + i) == NULL:
-            return ASK
+            return UNDECIDED
     return NON_ASCII if seen & 2 else GOOD
 
 

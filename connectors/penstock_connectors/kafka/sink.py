@@ -25,8 +25,8 @@ FACTORY = "penstock_connectors.kafka.sink:KafkaSinkFactory"
 PRELOAD = {
     "exactly-once": ("penstock_connectors.kafka.write.committer",),
     "exactly-once-2pc": (
-        "penstock_connectors.kafka.write.two_phase_committer",
         "penstock_connectors.kafka.write.two_phase",
+        "penstock_connectors.kafka.write.two_phase_committer",
     ),
     "at-least-once": ("penstock_connectors.kafka.write.writer",),
     "none": ("penstock_connectors.kafka.write.writer",),

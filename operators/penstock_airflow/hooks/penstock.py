@@ -28,7 +28,7 @@ _TIMEOUT_SECONDS, _LONGEST_SECONDS = 30.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClusterConnection:
     """A cluster, as a connection describes it."""
 
     url: str
@@ -54,7 +54,7 @@ class Place:
         return self.job_page.format(url=self.url, job_id=job_id)
 
 
-def place_of(connection: Connection, named: str = "") -> Place:
+def place_of(connection: Connection, named: str = "") -> ClusterConnection:
     """Return the cluster of a connection; errors call it `named`, by default by its id.
 
     Raises:
@@ -76,7 +76,7 @@ def place_of(connection: Connection, named: str = "") -> Place:
         timeout = 0.0
     if not 0 < timeout <= _LONGEST_SECONDS:  # rejects `nan` too
         raise UsageError(f"{name} has the time-out {extra['timeout']!r}", hint="give seconds, such as 30, up to a day")
-    return Place(
+    return ClusterConnection(
         url=f"{scheme}://{connection.host}:{connection.port or _PORT}",
         token=connection.password or "",
         timeout_seconds=timeout,
@@ -98,16 +98,16 @@ class PenstockHook(BaseHook):
         """Prepare; the connection is looked up later."""
         super().__init__(**kwargs)
         self.penstock_conn_id = penstock_conn_id
-        self._place: Place | None = None
+        self._place: ClusterConnection | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ClusterConnection:
         """Return the cluster; looks the connection up."""
         if self._place is None:
             self._place = place_of(self.get_connection(self.penstock_conn_id))
         return self._place
 
-    async def aplace(self) -> Place:
+    async def aplace(self) -> ClusterConnection:
         """Return the cluster without blocking the event loop."""
         if self._place is None:
             self._place = place_of(await self.aget_connection(self.penstock_conn_id))

@@ -8,10 +8,10 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from penstock_airflow.attempts import written_once
 from penstock_airflow.command_options import BACKFILL, CHECK_BACKFILL
-from penstock_airflow.operators.by_command import CommandOperator
-from penstock_airflow.questions import TERMINAL
-from penstock_airflow.written import written_once
+from penstock_airflow.conditions import TERMINAL
+from penstock_airflow.operators.command import CommandOperator
 
 #: Exit code of `penstock check` when an operator is refused.
 _REFUSED = 1
@@ -43,7 +43,7 @@ class CheckBackfillOperator(CommandOperator):
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         """Check; this takes as long as importing the job file."""
         head = ["check", self.job_file, "--backfill"]
-        found = self.run_command(head, (self.options, CHECK_BACKFILL), also=(_REFUSED,))
+        found = self.run_command(head, (self.options, CHECK_BACKFILL), accepted_codes=(_REFUSED,))
         refused = [finding for finding in found["findings"] if not finding["accepted"]]
         if refused:
             told = "; ".join(f"{finding['uid']} ({finding['kind']}): {finding['reason']}" for finding in refused)

@@ -9,8 +9,8 @@ from airflow.sdk import Context
 
 from penstock.core.errors import NotFoundError, UsageError
 from penstock_airflow import templated
+from penstock_airflow.conditions import TERMINAL, InState, Operation
 from penstock_airflow.operators.operator import PenstockOperator
-from penstock_airflow.questions import TERMINAL, InState, Operation
 
 
 class StopJobOperator(PenstockOperator):
@@ -34,7 +34,7 @@ class StopJobOperator(PenstockOperator):
         attempts = self.attempts(context)
         token = attempts.begin()
         attempts.note(attempts.job_id or self.job_id_of(self.job))
-        self.about(context, attempts.job_id)
+        self.store_job_link(context, attempts.job_id)
         drain, target = templated.flag("drain", self.drain), templated.text(self.target) or None
         self.hook.run(lambda client: client.stop(attempts.job_id, drain=drain, target=target, token=token))
         return self.wait_for(context, Operation(attempts.job_id, token, "stop"))
@@ -65,7 +65,7 @@ class CancelJobOperator(PenstockOperator):
                 raise
             attempts.end()
             return {"job_id": None, "state": None}
-        self.about(context, attempts.job_id)
+        self.store_job_link(context, attempts.job_id)
         wanted = ("CANCELED", *sorted(TERMINAL - {"CANCELED"})) if self.or_ended else ("CANCELED",)
         if self.hook.run(lambda client: client.job(attempts.job_id))["state"] not in wanted:
             self.hook.run(lambda client: client.cancel(attempts.job_id))
@@ -107,6 +107,6 @@ class RescaleJobOperator(PenstockOperator):
         attempts = self.attempts(context)
         token = attempts.begin()
         attempts.note(attempts.job_id or self.job_id_of(self.job))
-        self.about(context, attempts.job_id)
+        self.store_job_link(context, attempts.job_id)
         self.hook.run(lambda client: client.rescale(attempts.job_id, parallelism, vertices, token=token))
         return self.wait_for(context, Operation(attempts.job_id, token, "rescale"))

@@ -16,12 +16,12 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
-from penstock_airflow import deeds
+from penstock_airflow import kill_actions as deeds
 from penstock_airflow.attempts import Attempts
-from penstock_airflow.deeds import Deed
+from penstock_airflow.conditions import Answer, Condition, encoded
 from penstock_airflow.hooks.penstock import PenstockHook
+from penstock_airflow.kill_actions import KillAction
 from penstock_airflow.links import LINK_KEY, JobLink
-from penstock_airflow.questions import Answer, Question, encoded
 from penstock_airflow.triggers.job import JobTrigger, unanswered
 
 #: Added to the time-out of a deferral, so that the trigger's own message comes first.
@@ -69,7 +69,7 @@ class PenstockOperator(BaseOperator):
         task = "/".join(str(part) for part in (ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
         return Attempts(context["task_state_store"], task)
 
-    def about(self, context: Context, job_id: str) -> None:
+    def store_job_link(self, context: Context, job_id: str) -> None:
         """Store the link to the job's page."""
         context["ti"].xcom_push(key=LINK_KEY, value=self.hook.place.page_of(job_id))
 
@@ -81,7 +81,7 @@ class PenstockOperator(BaseOperator):
         """
         return str(self.hook.run(lambda client: client.job(str(job)))["jid"])
 
-    def wait_for(self, context: Context, question: Question, *, when_killed: Deed | None = None) -> Any:
+    def wait_for(self, context: Context, question: Condition, *, when_killed: KillAction | None = None) -> Any:
         """Return the result of `finished` for the answer; deferred, this does not return."""
         deadline_ms = self.clock.now_ms() + int(self.timeout_seconds * 1000)
         if self.deferrable:
@@ -96,7 +96,7 @@ class PenstockOperator(BaseOperator):
                 method_name="execute_complete",
                 timeout=timedelta(seconds=self.timeout_seconds) + _GRACE,
             )
-        return self.answered(context, wait_here(self.hook, question, self.clock, self.poll_seconds, deadline_ms))
+        return self.answered(context, wait_in_worker(self.hook, question, self.clock, self.poll_seconds, deadline_ms))
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Continue after a deferral."""
@@ -116,7 +116,7 @@ class PenstockOperator(BaseOperator):
             raise (AirflowFailException if answer.final else self.failure)(answer.text)
         result = self.finished(context, answer.value)
         attempts.end()
-        tell_assets(context, self.outlets, answer.value)
+        attach_to_assets(context, self.outlets, answer.value)
         return result
 
     def finished(self, context: Context, value: dict[str, Any]) -> Any:  # noqa: ARG002 - for operators that use it
@@ -124,7 +124,9 @@ class PenstockOperator(BaseOperator):
         return value
 
 
-def wait_here(hook: PenstockHook, question: Question, clock: Clock, poll_seconds: float, deadline_ms: int) -> Answer:
+def wait_in_worker(
+    hook: PenstockHook, question: Condition, clock: Clock, poll_seconds: float, deadline_ms: int
+) -> Answer:
     """Ask until there is an answer, in the worker."""
     while True:
         try:
@@ -138,7 +140,7 @@ def wait_here(hook: PenstockHook, question: Question, clock: Clock, poll_seconds
         clock.sleep_ms(poll_seconds * 1000)
 
 
-def tell_assets(context: Context, outlets: Sequence[Any], value: dict[str, Any]) -> None:
+def attach_to_assets(context: Context, outlets: Sequence[Any], value: dict[str, Any]) -> None:
     """Attach the result to the events of the task's asset outlets."""
     for asset in outlets or ():
         if isinstance(asset, Asset):

@@ -12,8 +12,8 @@ from airflow.sdk.exceptions import AirflowException
 from penstock.client.savepoints import Retention, Savepoint, dispose, list_savepoints
 from penstock.core.errors import SavepointInUseError
 from penstock_airflow import templated
+from penstock_airflow.conditions import Operation
 from penstock_airflow.operators.operator import PenstockOperator
-from penstock_airflow.questions import Operation
 
 _HOUR_MS = 3_600_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ class TriggerSavepointOperator(PenstockOperator):
         attempts = self.attempts(context)
         token = attempts.begin()
         attempts.note(attempts.job_id or self.job_id_of(self.job))
-        self.about(context, attempts.job_id)
+        self.store_job_link(context, attempts.job_id)
         target = templated.text(self.target) or None
         self.hook.run(lambda client: client.savepoint(attempts.job_id, target, token=token))
         return self.wait_for(context, Operation(attempts.job_id, token, "savepoint"))
@@ -103,7 +103,7 @@ class NewestSavepointOperator(PenstockOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Search the folder."""
         job = self.hook.run(lambda client: client.job(self.job))
-        self.about(context, job["jid"])
+        self.store_job_link(context, job["jid"])
         found = [savepoint for savepoint in list_savepoints(self.target) if savepoint.job_name == job["name"]]
         if not found:
             raise AirflowException(f"there is no savepoint of {job['name']} below {self.target}")

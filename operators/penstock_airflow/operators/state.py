@@ -7,9 +7,9 @@ from typing import Any
 
 from airflow.sdk import Context
 
+from penstock_airflow.attempts import written_once
 from penstock_airflow.command_options import REPARTITION
-from penstock_airflow.operators.by_command import CommandOperator
-from penstock_airflow.written import written_once
+from penstock_airflow.operators.command import CommandOperator
 
 
 class RepartitionStateOperator(CommandOperator):

@@ -11,9 +11,9 @@ from airflow.sdk.exceptions import AirflowFailException
 from penstock.core import failpoints
 from penstock.core.errors import NotFoundError
 from penstock_airflow.command_options import RUN, Kind
-from penstock_airflow.deeds import LAST_MS, Cancel, CancelSubmitted
-from penstock_airflow.operators.by_command import PARALLELISM, CommandOperator
-from penstock_airflow.questions import TERMINAL, Started
+from penstock_airflow.conditions import TERMINAL, Started
+from penstock_airflow.kill_actions import LAST_MS, Cancel, CancelSubmitted
+from penstock_airflow.operators.command import PARALLELISM, CommandOperator
 
 _KNOWN: dict[str, Kind] = {**PARALLELISM, "from": "text"}
 
@@ -81,17 +81,17 @@ class SubmitJobOperator(CommandOperator):
         self._job_id = attempts.job_id or self._submit(self._token)
         failpoints.hit("airflow.after_submit", job=self._job_id)
         attempts.note(self._job_id)
-        self.about(context, self._job_id)
+        self.store_job_link(context, self._job_id)
         self.log.info("job %s, waiting until it runs", self._job_id)
-        deed = Cancel(self._job_id) if self.job_on_kill == "cancel" else None
-        return self.wait_for(context, self._question(self._job_id), when_killed=deed)
+        action = Cancel(self._job_id) if self.job_on_kill == "cancel" else None
+        return self.wait_for(context, self._question(self._job_id), when_killed=action)
 
     def on_kill(self) -> None:
         """End the process; cancel the job if that was requested."""
         self.end_command()
         if self.job_on_kill == "cancel" and self._token:
-            deed = Cancel(self._job_id) if self._job_id else CancelSubmitted(self._token)
-            self.hook.run(lambda client: deed.do(client, self.clock, LAST_MS))
+            action = Cancel(self._job_id) if self._job_id else CancelSubmitted(self._token)
+            self.hook.run(lambda client: action.do(client, self.clock, LAST_MS))
 
     def _question(self, job_id: str) -> Started:
         return Started(job_id, int(self.settle_seconds * 1000))

@@ -10,9 +10,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from penstock.core.errors import NotFoundError
 from penstock_airflow.command_options import CHECK, UPGRADE
-from penstock_airflow.deeds import LAST_MS, TakeBack
-from penstock_airflow.operators.by_command import PARALLELISM, CommandOperator
-from penstock_airflow.questions import Operation
+from penstock_airflow.conditions import Operation
+from penstock_airflow.kill_actions import LAST_MS, RollBackUpgrade
+from penstock_airflow.operators.command import PARALLELISM, CommandOperator
 
 #: Exit code of `penstock check` when the state does not fit.
 _BLOCKED = 1
@@ -46,14 +46,14 @@ class CheckJobOperator(CommandOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Check; this takes as long as importing the job file."""
         job_id = self.job_id_of(self.job)
-        self.about(context, job_id)
+        self.store_job_link(context, job_id)
         newest = self.hook.run(lambda client: client.checkpoints(job_id))["latest"]["completed"]
         if newest is None:
             raise AirflowException(f"job {self.job!r} has no complete checkpoint so far")
         # the checkpoint itself may be deleted by then
         folder = str(newest["external_path"]).rpartition("/manifests/")[0]
         head, known = ["check", self.job_file, "--against", folder], {"parallelism": self.parallelism}
-        found = self.run_command(head, (known, PARALLELISM), (self.options, CHECK), also=(_BLOCKED,))
+        found = self.run_command(head, (known, PARALLELISM), (self.options, CHECK), accepted_codes=(_BLOCKED,))
         states: list[dict[str, Any]] = found["states"]
         if not found["ok"]:
             blocked = next(state for state in states if state["verdict"] == "blocked")
@@ -105,7 +105,7 @@ class UpgradeJobOperator(CommandOperator):
         self.parallelism = parallelism
         self.options = dict(options or {})
         self.job_on_kill = on_kill
-        self._deed: TakeBack | None = None
+        self._kill_action: RollBackUpgrade | None = None
 
     def execute(self, context: Context) -> Any:
         """Request the upgrade, and wait."""
@@ -115,20 +115,20 @@ class UpgradeJobOperator(CommandOperator):
         token = attempts.begin()
         attempts.note(attempts.job_id or self.job_id_of(self.job))
         job_id = attempts.job_id
-        self.about(context, job_id)
-        self._deed = TakeBack(job_id, token) if self.job_on_kill == "take_back" else None
+        self.store_job_link(context, job_id)
+        self._kill_action = RollBackUpgrade(job_id, token) if self.job_on_kill == "take_back" else None
         try:
             self.hook.run(lambda client: client.upgrade_status(job_id, token))
         except NotFoundError:
             self._ask(job_id, token)
-        return self.wait_for(context, Operation(job_id, token, "upgrade"), when_killed=self._deed)
+        return self.wait_for(context, Operation(job_id, token, "upgrade"), when_killed=self._kill_action)
 
     def on_kill(self) -> None:
         """End the process; roll back if that was requested."""
         self.end_command()
-        deed = self._deed
-        if deed is not None:
-            self.hook.run(lambda client: deed.do(client, self.clock, LAST_MS))
+        action = self._kill_action
+        if action is not None:
+            self.hook.run(lambda client: action.do(client, self.clock, LAST_MS))
 
     def _ask(self, job_id: str, token: str) -> None:
         head, known = ["upgrade", job_id, self.job_file], {"parallelism": self.parallelism}

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from penstock_airflow import templated
 from penstock_airflow.operators.operator import PenstockOperator
-from penstock_airflow.outputs import Held, differences, held_by, spans_behind, told
+from penstock_airflow.outputs import OutputContent, differences, first_differences, read_output, spans_after
 
 #: Output that was published since a savepoint is read from a little earlier.
 _MARGIN_MS = 60_000
@@ -73,12 +73,12 @@ class CompareOutputsOperator(PenstockOperator):
         span_ms = max(1, int(templated.amount("span_seconds", self.span_seconds) * 1000))
         window_ms = int(templated.amount("window_seconds", self.window_seconds) * 1000)
         reached = datetime.fromisoformat(newest["savepoint_watermark"]).astimezone(UTC)
-        spans = spans_behind(self.column, reached, span_ms, window_ms)
+        spans = spans_after(self.column, reached, span_ms, window_ms)
         until_ms = int(datetime.fromisoformat(newest["watermark"]).astimezone(UTC).timestamp() * 1000)
         deadline = self.clock.monotonic_ms() + self.timeout_seconds * 1000
         while True:
-            scratch = held_by(self.scratch, spans, int(newest["now_ms"]))
-            live = held_by(self.live, spans, int(newest["taken_ms"]) - _MARGIN_MS, scratch.before)
+            scratch = read_output(self.scratch, spans, int(newest["now_ms"]))
+            live = read_output(self.live, spans, int(newest["taken_ms"]) - _MARGIN_MS, scratch.before)
             compared = spans.compared(until_ms)
             found = differences(live, scratch, compared, counts_only=self.compare == "counts")
             rows = sum(scratch.rows[start] for start in compared)
@@ -86,11 +86,11 @@ class CompareOutputsOperator(PenstockOperator):
                 self.log.info("%d spans with %d rows are the same", len(compared), rows)
                 return {"compared": len(compared), "rows": rows}
             if self.clock.monotonic_ms() >= deadline:
-                raise AirflowException((told(found) if scratch.rows else "") or _nothing(newest, scratch))
+                raise AirflowException((first_differences(found) if scratch.rows else "") or _nothing(newest, scratch))
             self.clock.sleep_ms(self.poll_seconds * 1000)
 
 
-def _nothing(newest: dict[str, Any], scratch: Held) -> str:
+def _nothing(newest: dict[str, Any], scratch: OutputContent) -> str:
     wrote = f"has written {scratch.rows.total()} rows" if scratch.rows else "has written nothing"
     reached = f"{newest['savepoint_watermark']} at the savepoint and {newest['watermark']} later"
     return f"nothing to compare: the scratch job {wrote}, and event time was {reached}"

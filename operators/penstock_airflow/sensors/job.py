@@ -17,9 +17,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, Airfl
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
+from penstock_airflow.conditions import Answer, CheckpointAfter, Condition, InState, LagAtMost, WatermarkAt, encoded
 from penstock_airflow.hooks.penstock import PenstockHook
 from penstock_airflow.links import LINK_KEY, JobLink
-from penstock_airflow.questions import Answer, CheckpointAfter, InState, LagAtMost, Question, WatermarkAt, encoded
 from penstock_airflow.triggers.job import JobTrigger, unanswered
 
 _KEY = "penstock_sensor"
@@ -50,7 +50,7 @@ class _JobSensor(BaseSensorOperator):
         self.deferrable = deferrable
 
     @abstractmethod
-    def question(self, job_id: str, began_ms: int) -> Question:
+    def question(self, job_id: str, began_ms: int) -> Condition:
         """Return the condition; `began_ms` is when the first try of the task began."""
 
     def execute(self, context: Context) -> Any:
@@ -118,7 +118,7 @@ class JobStatusSensor(_JobSensor):
         super().__init__(**kwargs)
         self.states = states
 
-    def question(self, job_id: str, began_ms: int) -> Question:  # noqa: ARG002 - as the others
+    def question(self, job_id: str, began_ms: int) -> Condition:  # noqa: ARG002 - as the others
         """Return the condition."""
         states = [self.states] if isinstance(self.states, str) else self.states
         return InState(job_id, tuple(states))
@@ -144,7 +144,7 @@ class CheckpointSensor(_JobSensor):
         self.max_age_seconds = max_age_seconds
         self.kind = kind
 
-    def question(self, job_id: str, began_ms: int) -> Question:
+    def question(self, job_id: str, began_ms: int) -> Condition:
         """Return the condition."""
         return CheckpointAfter(job_id, began_ms - int(float(self.max_age_seconds) * 1000), self.kind)
 
@@ -162,7 +162,7 @@ class WatermarkSensor(_JobSensor):
         super().__init__(**kwargs)
         self.watermark = watermark
 
-    def question(self, job_id: str, began_ms: int) -> Question:  # noqa: ARG002 - as the others
+    def question(self, job_id: str, began_ms: int) -> Condition:  # noqa: ARG002 - as the others
         """Return the condition."""
         given = self.watermark
         time = given if isinstance(given, datetime) else datetime.fromisoformat(given.strip())
@@ -180,6 +180,6 @@ class LagSensor(_JobSensor):
         super().__init__(**kwargs)
         self.max_records = max_records
 
-    def question(self, job_id: str, began_ms: int) -> Question:  # noqa: ARG002 - as the others
+    def question(self, job_id: str, began_ms: int) -> Condition:  # noqa: ARG002 - as the others
         """Return the condition."""
         return LagAtMost(job_id, int(self.max_records))

@@ -18,7 +18,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock_airflow.hooks.penstock import PenstockHook
-from penstock_airflow.job_events import KINDS, Seen, look
+from penstock_airflow.job_events import KINDS, ReportedEvents, new_events
 
 _KEY = "penstock_events"
 
@@ -60,12 +60,12 @@ class JobEventTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll periodically, without an end."""
         hook = PenstockHook(self.penstock_conn_id)
-        seen = Seen.of(await self._stored(), self.clock.now_ms())
+        seen = ReportedEvents.of(await self._stored(), self.clock.now_ms())
         await self._store(seen)  # a triggerer that is restarted before the first event continues from here
         while True:
             try:
                 found, seen = await hook.arun(
-                    partial(look, name=self.job, seen=seen, window_seconds=self.window_seconds)
+                    partial(new_events, name=self.job, seen=seen, window_seconds=self.window_seconds)
                 )
             except PenstockError as error:
                 self.log.info("%s", error)
@@ -82,6 +82,6 @@ class JobEventTrigger(BaseEventTrigger):
         found: dict[str, Any] | None = await self.asset_state_store.aget(_KEY)
         return found
 
-    async def _store(self, seen: Seen) -> None:
+    async def _store(self, seen: ReportedEvents) -> None:
         if self.asset_state_store is not None and seen.changed:
             await self.asset_state_store.aset(_KEY, seen.stored())

@@ -14,9 +14,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
-from penstock_airflow import deeds
+from penstock_airflow import kill_actions as deeds
+from penstock_airflow.conditions import Answer, Condition, decoded
 from penstock_airflow.hooks.penstock import PenstockHook
-from penstock_airflow.questions import Answer, Question, decoded
 
 
 class JobTrigger(BaseTrigger):
@@ -69,13 +69,15 @@ class JobTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Handle that a user has ended the task."""
-        deed = deeds.decoded(self.when_killed)
-        if deed is not None:
-            self.log.info("the task was ended: %s", deed)
-            await PenstockHook(self.penstock_conn_id).arun(lambda client: deed.do(client, self.clock, deeds.PATIENT_MS))
+        action = deeds.decoded(self.when_killed)
+        if action is not None:
+            self.log.info("the task was ended: %s", action)
+            await PenstockHook(self.penstock_conn_id).arun(
+                lambda client: action.do(client, self.clock, deeds.PATIENT_MS)
+            )
 
 
-async def ask(hook: PenstockHook, question: Question) -> Answer:
+async def ask(hook: PenstockHook, question: Condition) -> Answer:
     """Return the answer; a request that fails because the JobManager restarts counts as wait."""
     try:
         return await hook.arun(question.ask)

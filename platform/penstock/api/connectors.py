@@ -9,7 +9,7 @@ import msgspec
 from penstock.core.errors import GraphError
 from penstock.core.views import plain_schema
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.validate import require_name
+from penstock.graph.validation import require_name
 
 if TYPE_CHECKING:
     import pyarrow as pa

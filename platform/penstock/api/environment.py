@@ -1,38 +1,135 @@
-"""`ps.Environment`: the start (`from_source`) and the end (`execute`, `submit`, `explain`) of a job definition."""
+"""`ps.Environment`: the start and the end of a job definition, and its settings as keywords.
+
+Durations are texts such as `"5s"`, sizes such as `"256MB"`; names are checked.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import sysconfig
-from collections.abc import Collection, Sequence
+import typing
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, get_args, get_origin
 
 import msgspec
 
-from penstock.api.building.call_site import call_site
 from penstock.api.building.executors import current_executor, current_overrides, set_default_executor, use_executor
 from penstock.api.building.flow import Flow
+from penstock.api.building.operator_nodes import call_site
 from penstock.api.functions.watermark_checks import check_strategy
-from penstock.api.settings import SettingsKeywords, checkpoint_root, settings_from
 from penstock.api.streams import DataStream
 from penstock.api.watermarks import WatermarkStrategy, code_of
-from penstock.config.settings import JobSettings, with_overrides
+from penstock.config.settings import (
+    JobSettings,
+    RestartStrategy,
+    in_range,
+    parse_bytes,
+    parse_duration_ms,
+    with_overrides,
+)
 from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG
-from penstock.core.errors import GraphError, UsageError
+from penstock.core.errors import GraphError, UsageError, did_you_mean
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.eventtime.strategy import strategy_to_builtins
 from penstock.graph.chaining import build_job_graph
 from penstock.graph.explain import explain
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.stream_graph import StreamGraph, StreamGraphBuilder, StreamNode, Upstream
-from penstock.graph.validate import require_name
+from penstock.graph.validation import require_name
 from penstock.operators.rows.columns import with_ts
 
 if TYPE_CHECKING:
     from penstock.api.connectors import Source
     from penstock.graph.executor import JobHandle, JobResult
+
+_FIELDS = JobSettings.__struct_fields__
+#: Default folder of checkpoints, below the working directory.
+DEFAULT_CHECKPOINTS = ".penstock/checkpoints"
+
+
+class SettingsKeywords(TypedDict, total=False):
+    """Further keywords of `ps.Environment`; the defaults are those of `JobSettings`."""
+
+    key_groups: int
+    checkpoint_timeout: str | float
+    checkpoint_min_pause: str | float
+    checkpoint_max_age: str | float
+    checkpoint_tolerated_failures: int
+    retained_checkpoints: int
+    managed_memory: str | int
+    remote_local: str | int
+    buffer_timeout: str | float
+    buffer_size: str | int
+    exclusive_buffers: int
+    floating_buffers: int
+    sink_pending_max: str | int
+    sink_pending_max_epochs: int
+    restart: RestartStrategy | str
+    requirements: Sequence[str]
+    python_path: Sequence[str]
+
+
+def settings_from(keywords: Mapping[str, Any]) -> JobSettings:
+    """Return the settings of these keywords; None means the default.
+
+    Raises:
+        UsageError: an unknown keyword (names the nearest), or a value of the wrong type or out of its range.
+    """
+    fields: dict[str, Any] = {}
+    for keyword, value in keywords.items():
+        if value is not None:
+            fields.update(_field(keyword, value))
+    fields["checkpoint_root"] = checkpoint_root(fields.get("checkpoint_root", ""))
+    try:
+        return in_range(msgspec.convert(fields, JobSettings))
+    except msgspec.ValidationError as error:
+        for name, kind in typing.get_type_hints(JobSettings).items():
+            allowed = get_args(kind) if get_origin(kind) is Literal else ()
+            if allowed and fields.get(name, allowed[0]) not in allowed:
+                msg = f"ps.Environment: {name}={fields[name]!r} is not known"
+                raise UsageError(msg, hint=f"one of {', '.join(allowed)}") from error
+        msg = f"ps.Environment: {error}"
+        raise UsageError(msg, hint="see the table of settings in the docs") from error
+
+
+def checkpoint_root(given: str) -> str:
+    """Return the root as a URI or an absolute path, so that it is the same place for every process of a cluster."""
+    root = given or os.environ.get("PENSTOCK_CHECKPOINT_ROOT", "") or DEFAULT_CHECKPOINTS
+    return root if "://" in root else str(Path(root).expanduser().absolute())
+
+
+def _field(keyword: str, value: Any) -> dict[str, Any]:
+    if keyword == "checkpoints":
+        keyword = "checkpoint_root"
+    if keyword == "restart":
+        return {"restart": _restart(value)}
+    if keyword in _FIELDS:
+        if isinstance(value, Path):
+            return {keyword: str(value)}
+        return {keyword: tuple(value) if isinstance(value, (list, set)) else value}
+    if f"{keyword}_ms" in _FIELDS:
+        return {f"{keyword}_ms": parse_duration_ms(value, keyword.replace("_", " "))}
+    if f"{keyword}_bytes" in _FIELDS:
+        return {f"{keyword}_bytes": parse_bytes(value, keyword.replace("_", " "))}
+    msg = f"ps.Environment: unknown setting {keyword!r}"
+    raise UsageError(msg, hint=did_you_mean(keyword, sorted(_names())))
+
+
+def _names() -> list[str]:
+    return ["checkpoints", *(name.removesuffix("_ms").removesuffix("_bytes") for name in _FIELDS)]
+
+
+def _restart(value: RestartStrategy | str) -> dict[str, Any]:
+    plain = {"kind": value} if isinstance(value, str) else msgspec.to_builtins(value)
+    try:
+        return dict(msgspec.to_builtins(msgspec.convert(plain, RestartStrategy)))
+    except msgspec.ValidationError as error:
+        msg = f"ps.Environment: restart={value!r}: {error}"
+        raise UsageError(msg, hint="use 'fixed-delay', 'exponential-delay', 'failure-rate', 'none'") from error
+
 
 __all__ = ["Environment", "set_default_executor", "use_executor"]
 
@@ -150,7 +247,7 @@ class Environment:
         Raises:
             GraphError: rows that do not fit the type, or more than 16 MiB.
         """
-        from penstock.api.building.from_collection import collection_source
+        from penstock.api.building.collection import collection_source
 
         return self.from_source(collection_source(rows, row_type), watermarks=watermarks, uid=uid)
 
@@ -178,9 +275,9 @@ class Environment:
         Raises:
             JobFailedError: it ended FAILED.
         """
-        in_place = current_executor()
-        result = in_place.executor.execute(self.job_graph(name))
-        in_place.results.append(result)
+        active = current_executor()
+        result = active.executor.execute(self.job_graph(name))
+        active.results.append(result)
         return result
 
     def submit(self, name: str) -> JobHandle:

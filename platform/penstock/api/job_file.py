@@ -12,8 +12,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.errors import JobFailedError, PenstockError, UsageError
-from penstock.core.names import misuse
+from penstock.core.errors import JobFailedError, PenstockError, UsageError, misuse_hint
 from penstock.graph.executor import JobResult
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _TRACEBACK = "PENSTOCK_TRACEBACK=1 prints the whole traceback"
 
 
-class _Planned:
+class _PlanningExecutor:
     """An executor that records the jobs of a file and runs none."""
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
     if not job.is_file():
         msg = f"there is no job file {job}"
         raise UsageError(msg, hint="pass the path of a Python file")
-    plan = _Planned()
+    plan = _PlanningExecutor()
     import_path = list(sys.path)
     try:
         with use_executor(plan, overrides):
@@ -81,7 +80,7 @@ def execute_file(job: Path) -> None:
         raise UsageError(msg, hint="rename the job file")
     folder = job.resolve().parent
     sys.path.insert(0, str(folder))
-    _forget_namesakes(folder)
+    _forget_modules(folder)
     try:
         runpy.run_path(str(job), run_name="__main__")
     except PenstockError as error:
@@ -92,14 +91,16 @@ def execute_file(job: Path) -> None:
         if os.environ.get("PENSTOCK_TRACEBACK"):
             raise
         msg = f"{_place(error, job)}: {type(error).__name__}: {error}"
-        raise UsageError(msg, hint="" if msg.endswith(")") else misuse(error) or _TRACEBACK) from error
+        raise UsageError(msg, hint="" if msg.endswith(")") else misuse_hint(error) or _TRACEBACK) from error
 
 
-def _forget_namesakes(folder: Path) -> None:
+def _forget_modules(folder: Path) -> None:
     """Remove imported modules that share a name with those in this folder: another version of the job imported them."""
-    here = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
-    here -= sys.stdlib_module_names | {"__main__"}
-    for name in [name for name in sys.modules if name.partition(".")[0] in here]:
+    own_modules = {path.stem for path in folder.glob("*.py")} | {
+        path.parent.name for path in folder.glob("*/__init__.py")
+    }
+    own_modules -= sys.stdlib_module_names | {"__main__"}
+    for name in [name for name in sys.modules if name.partition(".")[0] in own_modules]:
         place = getattr(sys.modules[name], "__file__", None)
         if place and folder not in Path(place).resolve().parents:
             del sys.modules[name]

@@ -13,15 +13,22 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 
-from penstock.api.building.appending import NewOperator, append_end, append_operator, append_two_input
-from penstock.api.building.flow import ALL, Flow, require_same_rows, side_flow
-from penstock.api.building.operator_handle import JobBuilder, OperatorHandle, StreamSink
+from penstock.api.building.flow import ALL_ROWS_KEY, Flow, require_same_rows, side_flow
+from penstock.api.building.operator_nodes import (
+    JobBuilder,
+    NewOperator,
+    OperatorHandle,
+    StreamSink,
+    append_end,
+    append_operator,
+    append_two_input,
+)
 from penstock.api.connectors import print_operator, sink_operator
 from penstock.api.functions.row_functions import AsyncCalls, async_function, compile_function
-from penstock.api.windows.window_options import WindowOptions, counted, require_event_time
+from penstock.api.windows.window_options import WindowOptions, count_window_options, require_event_time
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec, Rebalance
-from penstock.graph.validate import require_key_types, require_no_window_columns, require_unique
+from penstock.graph.validation import require_key_types, require_no_window_columns, require_unique
 from penstock.operators.rows.columns import without_ts
 
 if TYPE_CHECKING:
@@ -34,9 +41,8 @@ if TYPE_CHECKING:
     from penstock.api.connectors import Sink
     from penstock.api.functions.row_functions import FunctionKind
     from penstock.api.windows.aggregates import Aggregate
-    from penstock.api.windows.joined_streams import JoinedStreams
-    from penstock.api.windows.joins import How, LateTo
-    from penstock.api.windows.windowed_rows import WindowedRows
+    from penstock.api.windows.joins import How, JoinedStreams, LateTo
+    from penstock.api.windows.window_options import WindowedRows
     from penstock.api.windows.windows import Window
     from penstock.eventtime.strategy import WatermarkStrategy
     from penstock.functions.async_retry import AsyncRetryStrategy
@@ -119,7 +125,7 @@ class DataStream(OperatorHandle):
             GraphError: not a coroutine function, no known output type, or a number that makes no sense.
         """
         calls = AsyncCalls(capacity, timeout, ordered, retry)
-        return _behind(self, async_function(function, returns, calls, self.flow))
+        return _append(self, async_function(function, returns, calls, self.flow))
 
     def process(
         self, function: ProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
@@ -135,7 +141,7 @@ class DataStream(OperatorHandle):
         """
         from penstock.api.functions.process_functions import compile_plain_process
 
-        return _behind(self, compile_plain_process(function, returns, side_outputs or {}, stream=self))
+        return _append(self, compile_plain_process(function, returns, side_outputs or {}, stream=self))
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
         """Assign event time to rows, replacing any that they had: from a column that a source does not have.
@@ -148,7 +154,7 @@ class DataStream(OperatorHandle):
         """
         from penstock.api.watermarks import assigned
 
-        return _behind(self, assigned(self.flow, strategy))
+        return _append(self, assigned(self.flow, strategy))
 
     @overload
     def key_by(self, *columns: str) -> KeyedStream: ...
@@ -178,7 +184,7 @@ class DataStream(OperatorHandle):
             return _with_key(before, *selected_key(before, columns[0], returns, name))
         if returns is not None or name != "key":
             raise GraphError("key_by: returns= and name= are for functions", hint="leave them out for columns")
-        flow = self.flow.sent(KeyGroup(require_key_columns(columns, self)))
+        flow = self.flow.partitioned(KeyGroup(require_key_columns(columns, self)))
         require_key_types(columns, flow.schema, "key_by")
         require_unique(columns, "key_by")
         return KeyedStream(self.environment, flow, columns)
@@ -195,18 +201,18 @@ class DataStream(OperatorHandle):
 
     def rebalance(self) -> DataStream:
         """Send batches to the next operator's subtasks in turn."""
-        return DataStream(self.environment, self.flow.sent(Rebalance()))
+        return DataStream(self.environment, self.flow.partitioned(Rebalance()))
 
     def broadcast(self) -> DataStream:
         """Send every row to every subtask of the next operator."""
-        return DataStream(self.environment, self.flow.sent(Broadcast()))
+        return DataStream(self.environment, self.flow.partitioned(Broadcast()))
 
     def union(self, *others: DataStream) -> DataStream:
         """Merge with streams of the same schema; the order of rows from different streams is undefined."""
         for other in others:
             _require_environment(self, other, "union")
             require_same_rows(self.flow, other.flow)
-        return DataStream(self.environment, self.flow.united([other.flow for other in others]))
+        return DataStream(self.environment, self.flow.union_with([other.flow for other in others]))
 
     def side_output(self, tag: str) -> DataStream:
         """Return the rows that the operator emitted to its side output `tag`, such as late rows of a window."""
@@ -222,16 +228,15 @@ class DataStream(OperatorHandle):
         the tags of side outputs for late rows, `{"left": "late-orders", "right": "late-payments"}` or one of them, to
         be read with `.side_output(tag)`; without it late rows are counted and dropped.
         """
-        from penstock.api.windows.joined_streams import JoinedStreams
-        from penstock.api.windows.joins import JoinOptions, window_join
+        from penstock.api.windows.joins import JoinedStreams, JoinOptions, window_join
 
         _require_partner(self, other, "join")
         options = JoinOptions(how, suffix, late_to)
 
         def joined(left: KeyedStream, right: KeyedStream, window: Window) -> DataStream:
-            return _without_key(_behind_both(left, right, window_join(left, right, window, options)), left)
+            return _without_key(_append_two_input(left, right, window_join(left, right, window, options)), left)
 
-        return JoinedStreams(partial(_by, self), partial(_by, other), joined)
+        return JoinedStreams(partial(_keyed_by, self), partial(_keyed_by, other), joined)
 
     def window_all(self, window: Window) -> AllWindowedStream:
         """Group all rows, regardless of keys, into windows, which one subtask computes.
@@ -247,7 +252,7 @@ class DataStream(OperatorHandle):
         The order of rows of several subtasks is undefined. Rows that do not fill a window are never emitted. Needs no
         event time.
         """
-        return AllWindowedStream(unkeyed(self), *counted(size, slide, "count_window_all"))
+        return AllWindowedStream(unkeyed(self), *count_window_options(size, slide, "count_window_all"))
 
     def sink_to(self, sink: Sink, *, uid: str = "") -> StreamSink:
         """Write the rows to a sink."""
@@ -266,18 +271,18 @@ class DataStream(OperatorHandle):
 
         The input must be bounded, or `limit` given: the job is cancelled at this number of rows.
         """
-        from penstock.api.building.collect import collect
+        from penstock.api.building.collection import collect
 
         return collect(self.environment, self.flow, name, limit)
 
     def _project(self, mode: Mode, columns: Any, named: dict[str, Any]) -> DataStream:
         from penstock.api.building.expressions import project
 
-        return _behind(self, project(mode, columns, named, self.flow))
+        return _append(self, project(mode, columns, named, self.flow))
 
     def _function(self, kind: FunctionKind, function: Any, returns: Any) -> DataStream:
         flow = self.flow
-        return _behind(self, compile_function(kind, function, returns, schema=flow.schema, row_type=flow.row_type))
+        return _append(self, compile_function(kind, function, returns, schema=flow.schema, row_type=flow.row_type))
 
     def _end(self, spec: OperatorSpec) -> StreamSink:
         return StreamSink(self.environment, append_end(self.environment.builder, self.flow, spec))
@@ -307,7 +312,7 @@ class KeyedStream(DataStream):
         Rows that do not fill a window are never emitted. Needs no event time.
         """
         require_no_window_columns(self.columns, "count_window")
-        return WindowedStream(self, *counted(size, slide, "count_window"))
+        return WindowedStream(self, *count_window_options(size, slide, "count_window"))
 
     def aggregate(self, *aggregates: Aggregate, ttl: TimeToLive | Aggregate = None, **named: Aggregate) -> DataStream:
         """Keep running aggregates of each key and emit, for every row, their values after it.
@@ -320,15 +325,14 @@ class KeyedStream(DataStream):
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
         from penstock.api.windows.aggregates import Aggregate
-        from penstock.api.windows.aggregation import wanted_aggregates
-        from penstock.api.windows.running_operators import running_aggregate
+        from penstock.api.windows.aggregation import running_aggregate, wanted_aggregates
 
         if isinstance(ttl, Aggregate):  # the name of an output column
             named, ttl = {**named, "ttl": ttl}, None
         wanted = wanted_aggregates(aggregates, named, self.columns, "aggregate")
         require_unique([*self.keys, *(value.name for value in wanted)], "aggregate")
         stream, wanted = _with_hidden_columns(self, wanted, "aggregate")
-        return _behind(stream, running_aggregate(stream, wanted, ttl))
+        return _append(stream, running_aggregate(stream, wanted, ttl))
 
     def deduplicate(
         self, *, keep: Literal["first", "last"] = "first", by: str | None = None, ttl: TimeToLive = None
@@ -344,9 +348,9 @@ class KeyedStream(DataStream):
         Raises:
             GraphError: no such column, or one that cannot order rows.
         """
-        from penstock.api.windows.running_operators import deduplicate
+        from penstock.api.windows.aggregation import deduplicate
 
-        return _without_key(_behind(self, deduplicate(self, keep, by, ttl)), self)
+        return _without_key(_append(self, deduplicate(self, keep, by, ttl)), self)
 
     def reduce(self, function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> DataStream:
         """Reduce the rows of each key, two at a time, and emit the reduced row after every row.
@@ -357,9 +361,9 @@ class KeyedStream(DataStream):
         Raises:
             GraphError: no function, or a column has a type that state cannot hold.
         """
-        from penstock.api.functions.process_functions import reduced
+        from penstock.api.functions.process_functions import reduce_operator
 
-        return _behind(self, reduced(function, ttl, stream=self))
+        return _append(self, reduce_operator(function, ttl, stream=self))
 
     def process(  # type: ignore[override] # a keyed stream takes functions with keys
         self, function: KeyedProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
@@ -374,7 +378,7 @@ class KeyedStream(DataStream):
         """
         from penstock.api.functions.process_functions import compile_process
 
-        return _behind(self, compile_process(function, returns, side_outputs or {}, stream=self))
+        return _append(self, compile_process(function, returns, side_outputs or {}, stream=self))
 
     def interval_join(
         self,
@@ -404,7 +408,7 @@ class KeyedStream(DataStream):
         from penstock.api.windows.joins import JoinOptions, interval_join
 
         right, options = _keyed_partner(self, other, "interval_join"), JoinOptions(how, suffix, late_to)
-        made = _behind_both(self, right, interval_join(self, right, (lower, upper), options))
+        made = _append_two_input(self, right, interval_join(self, right, (lower, upper), options))
         return _without_key(made, self)
 
     def temporal_join(
@@ -430,7 +434,7 @@ class KeyedStream(DataStream):
 
         right = _keyed_partner(self, versions, "temporal_join")
         options = JoinOptions(how, suffix, None if late_to is None else {"left": late_to})
-        return _without_key(_behind_both(self, right, temporal_join(self, right, options)), self)
+        return _without_key(_append_two_input(self, right, temporal_join(self, right, options)), self)
 
     @overload  # a keyed stream is never a broadcast one
     def connect(self, other: KeyedStream) -> ConnectedStreams: ...  # type: ignore[overload-overlap]
@@ -492,9 +496,9 @@ class WindowedStream:
 
     def reduce(self, function: Callable[[Any, Any], Any]) -> DataStream:
         """Reduce the rows of each window, two at a time, to one row of the same columns."""
-        from penstock.api.windows.window_rows import reduced
+        from penstock.api.windows.window_rows import reduce_operator
 
-        return _behind(self._stream, reduced(self._rows(self._stream), function))
+        return _append(self._stream, reduce_operator(self._rows(self._stream), function))
 
     def apply(self, function: Callable[[Any, Any, Any], Any], *, returns: Any = None) -> DataStream:
         """Call a function of (key, window, rows) for each window; it yields or returns any number of rows.
@@ -502,9 +506,9 @@ class WindowedStream:
         The window has `start`, `end` and `max_timestamp` in microseconds since the epoch; the output type is the
         function's return annotation, such as `Iterator[Out]`, or `returns`.
         """
-        from penstock.api.windows.window_rows import applied
+        from penstock.api.windows.window_rows import apply_operator
 
-        return _behind(self._stream, applied(self._rows(self._stream), function, returns))
+        return _append(self._stream, apply_operator(self._rows(self._stream), function, returns))
 
     def process(
         self, function: ProcessWindowFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
@@ -514,10 +518,10 @@ class WindowedStream:
         Raises:
             GraphError: no window function, or a type that is not known.
         """
-        from penstock.api.windows.window_rows import processed
+        from penstock.api.windows.window_rows import process_window_operator
 
-        new = processed(self._rows(self._stream), function, returns, side_outputs or {})
-        return _behind(self._stream, new)
+        new = process_window_operator(self._rows(self._stream), function, returns, side_outputs or {})
+        return _append(self._stream, new)
 
     def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
         """Compute aggregates of each key and window; columns: the keys, window_start, window_end, then these in order.
@@ -527,16 +531,15 @@ class WindowedStream:
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
-        from penstock.api.windows.aggregation import wanted_aggregates
-        from penstock.api.windows.window_aggregate import window_aggregate
+        from penstock.api.windows.aggregation import wanted_aggregates, window_aggregate
 
         where = f"aggregate over {self._window.label}"
         wanted = wanted_aggregates(aggregates, named, self._stream.columns, where)
         stream, wanted = _with_hidden_columns(self._stream, wanted, where)
-        return _behind(stream, window_aggregate(self._rows(stream), wanted, where))
+        return _append(stream, window_aggregate(self._rows(stream), wanted, where))
 
     def _rows(self, stream: KeyedStream) -> WindowedRows:
-        from penstock.api.windows.windowed_rows import WindowedRows
+        from penstock.api.windows.window_options import WindowedRows
 
         return WindowedRows(stream, self._window, self._options, self._stream.flow.rows)
 
@@ -575,11 +578,13 @@ class AllWindowedStream:
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
-        return self._alone(_without_columns(self._of_all().aggregate(*aggregates, **named), (ALL,)))
+        return self._in_one_subtask(
+            _without_columns(self._with_single_key().aggregate(*aggregates, **named), (ALL_ROWS_KEY,))
+        )
 
     def reduce(self, function: Callable[[Any, Any], Any]) -> DataStream:
         """Reduce the rows of each window, two at a time, to one row of the same columns."""
-        return self._alone(self._of_all().reduce(function))
+        return self._in_one_subtask(self._with_single_key().reduce(function))
 
     def apply(self, function: Callable[[Any, Any], Any], *, returns: Any = None) -> DataStream:
         """Call a function of (window, rows) for each window; it yields or returns any number of rows.
@@ -587,7 +592,7 @@ class AllWindowedStream:
         The output type is the function's return annotation, such as `Iterator[Out]`, or `returns`.
         """
         given: Any = function
-        return self._alone(self._of_all().apply(given, returns=returns))
+        return self._in_one_subtask(self._with_single_key().apply(given, returns=returns))
 
     def process(
         self, function: ProcessAllWindowFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
@@ -598,7 +603,7 @@ class AllWindowedStream:
             GraphError: no such function, or a type that is not known.
         """
         given: Any = function
-        return self._alone(self._of_all().process(given, returns=returns, side_outputs=side_outputs))
+        return self._in_one_subtask(self._with_single_key().process(given, returns=returns, side_outputs=side_outputs))
 
     def top(self, count: int, *, by: str, descending: bool = True, ties: bool = False) -> DataStream:
         """Keep the `count` best rows of each window by one column, whole rows, and emit them when the window closes.
@@ -611,10 +616,10 @@ class AllWindowedStream:
         Raises:
             GraphError: no such column, or one that cannot order rows; another window; or a trigger or the like.
         """
-        from penstock.api.windows.window_top import Best, window_top
+        from penstock.api.windows.window_top import TopSpec, window_top
 
-        thin, choose = window_top(self._stream, self._window, self._options, Best(by, count, descending, ties))
-        return self._alone(_behind(_behind(self._stream, thin), choose))
+        thin, choose = window_top(self._stream, self._window, self._options, TopSpec(by, count, descending, ties))
+        return self._in_one_subtask(_append(_append(self._stream, thin), choose))
 
     def max_by(self, by: str, *, ties: bool = True) -> DataStream:
         """Keep the rows of each window with the greatest value of a column; without `ties` only the first of them."""
@@ -624,7 +629,7 @@ class AllWindowedStream:
         """Keep the rows of each window with the least value of a column; without `ties` only the first of them."""
         return self.top(1, by=by, descending=False, ties=ties)
 
-    def _of_all(self) -> WindowedStream:
+    def _with_single_key(self) -> WindowedStream:
         """Return the windows of the one key; add the operator that assigns it."""
         from penstock.api.functions.key_selector import one_key
 
@@ -634,7 +639,7 @@ class AllWindowedStream:
     def _with(self, options: WindowOptions) -> AllWindowedStream:
         return AllWindowedStream(self._stream, self._window, options)
 
-    def _alone(self, made: DataStream) -> DataStream:
+    def _in_one_subtask(self, made: DataStream) -> DataStream:
         """Limit an operator to a single subtask."""
         made.set_parallelism(1)
         made.single = "windows over all rows are computed in one subtask"
@@ -661,10 +666,12 @@ class ConnectedStreams:
             GraphError: no such function, keys of different types, event time on one side only, or a type that is not
                 known.
         """
-        from penstock.api.functions.two_input_process import CO, compile_two_input
+        from penstock.api.functions.process_functions import CO_PROCESS, compile_two_input
 
         streams = self._first, self._second
-        return _behind_both(*streams, compile_two_input(CO, function, returns, side_outputs or {}, streams))
+        return _append_two_input(
+            *streams, compile_two_input(CO_PROCESS, function, returns, side_outputs or {}, streams)
+        )
 
 
 class BroadcastConnectedStream:
@@ -690,10 +697,12 @@ class BroadcastConnectedStream:
         Raises:
             GraphError: no such function, event time on one side only, or a type that is not known.
         """
-        from penstock.api.functions.two_input_process import BROADCAST, compile_two_input
+        from penstock.api.functions.process_functions import BROADCAST_PROCESS, compile_two_input
 
         streams = self._keyed, self._broadcast
-        return _behind_both(*streams, compile_two_input(BROADCAST, function, returns, side_outputs or {}, streams))
+        return _append_two_input(
+            *streams, compile_two_input(BROADCAST_PROCESS, function, returns, side_outputs or {}, streams)
+        )
 
 
 def unkeyed(stream: DataStream) -> DataStream:
@@ -701,16 +710,16 @@ def unkeyed(stream: DataStream) -> DataStream:
     if not isinstance(stream, KeyedStream):
         return stream
     before: DataStream | None = stream.flow.computed_of
-    return DataStream(stream.environment, stream.flow.as_made()) if before is None else before
+    return DataStream(stream.environment, stream.flow.before_shuffle()) if before is None else before
 
 
-def _behind(stream: DataStream, new: NewOperator) -> DataStream:
+def _append(stream: DataStream, new: NewOperator) -> DataStream:
     """Add an operator after a stream and return its output."""
     flow = append_operator(stream.environment.builder, stream.flow, new)
     return DataStream(stream.environment, flow, flow.upstreams[0].node)
 
 
-def _behind_both(first: DataStream, second: DataStream, new: NewOperator) -> DataStream:
+def _append_two_input(first: DataStream, second: DataStream, new: NewOperator) -> DataStream:
     """Add an operator after two streams and return its output."""
     flow = append_two_input(first.environment.builder, first.flow, second.flow, new)
     return DataStream(first.environment, flow, flow.upstreams[0].node)
@@ -720,7 +729,7 @@ def _with_key(stream: DataStream, spec: OperatorSpec, keys: pa.Schema) -> KeyedS
     """Return the stream keyed by columns that an operator computes."""
     from penstock.api.functions.key_selector import with_key
 
-    names, made = tuple(keys.names), _behind(stream, with_key(stream.flow, spec, keys))
+    names, made = tuple(keys.names), _append(stream, with_key(stream.flow, spec, keys))
     return KeyedStream(stream.environment, made.flow.keyed(names, of=stream), names)
 
 
@@ -747,8 +756,8 @@ def _with_hidden_columns(
     columns, plain = hidden_columns(aggregates, where)
     if not columns:
         return stream, plain
-    before = DataStream(stream.environment, stream.flow.as_made())
-    flow = before.with_columns(**columns).flow.sent(KeyGroup(stream.keys))
+    before = DataStream(stream.environment, stream.flow.before_shuffle())
+    flow = before.with_columns(**columns).flow.partitioned(KeyGroup(stream.keys))
     computed = {"computed": stream.flow.computed, "computed_of": stream.flow.computed_of}
     return KeyedStream(stream.environment, msgspec.structs.replace(flow, **computed), stream.keys), plain
 
@@ -778,5 +787,5 @@ def _keyed_partner(stream: DataStream, other: Any, where: str) -> KeyedStream:
     return other
 
 
-def _by(stream: DataStream, columns: tuple[Any, ...], returns: Any) -> KeyedStream:
+def _keyed_by(stream: DataStream, columns: tuple[Any, ...], returns: Any) -> KeyedStream:
     return stream.key_by(*columns) if returns is None else stream.key_by(*columns, returns=returns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.api.building.appending import NewOperator
+from penstock.api.building.operator_nodes import NewOperator
 from penstock.api.functions.watermark_checks import EXAMPLE, check_strategy, require_strategy
 from penstock.core.errors import GraphError
 from penstock.eventtime.strategy import WatermarkStrategy, strategy_to_builtins

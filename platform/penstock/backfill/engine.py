@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.backfill.stages import Stage, TaskResult
+from penstock.backfill.stages import EDGE, NO_EDGE, ORDER, RESULT, Stage, TaskResult, input_schema, part_markers
 from penstock.backfill.task import run_parts, run_source
-from penstock.backfill.wire import EDGE, NO_EDGE, ORDER, RESULT, input_schema, nudges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +72,7 @@ class LocalEngine:
 
     def _input(self, stage: Stage) -> Iterator[pa.RecordBatch]:
         schema = input_schema(stage)
-        batches = [nudges(stage)]
+        batches = [part_markers(stage)]
         for number, (vertex_id, index) in enumerate(feeds(stage)):
             batches += [as_input(batch, index, number, schema) for batch in self._given.get((vertex_id, index), ())]
         table = pa.Table.from_batches(batches, schema=schema)

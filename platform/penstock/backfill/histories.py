@@ -12,13 +12,12 @@ from typing import Any
 
 import msgspec
 
-from penstock.backfill.stages import Piece, pieces_of, readable_in_pieces
-from penstock.backfill.table_plan import WHOLE, Chunk, Offsets, Place, Table, name_of, open_table
+from penstock.backfill.stages import SourceTask, is_splittable, source_tasks
+from penstock.backfill.table_plan import WHOLE, Chunk, Offsets, Table, TablePartition, name_of, open_table
 from penstock.backfill.table_reader import TableConfig, TablePart, table_spec, table_split
 from penstock.connector.sink import load_factory
 from penstock.connector.source import HistorySplit, SourceSpec, SourceSplit
-from penstock.core.errors import UsageError
-from penstock.core.names import near
+from penstock.core.errors import UsageError, did_you_mean
 from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import JobGraph, JobVertex
 from penstock.operators.sources.source_operator import bad_record_policy
@@ -37,7 +36,7 @@ class TableHistory(msgspec.Struct, frozen=True, kw_only=True):
     sparse: bool = False
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Begin and end of the history, as `connector.source.HistoryFactory` takes it.
 
     With several sources by `UID/SPLIT`.
@@ -55,14 +54,14 @@ class History:
     """The history of one source."""
 
     splits: tuple[HistorySplit, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourceTask, ...]
     #: Split id -> its offsets that are read from the table: first, and one after the last.
     tables: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: The tables' URIs for a repetition; those of Iceberg with their snapshots.
     uris: tuple[str, ...] = ()
 
 
-def histories(graph: JobGraph, cut: Cut, tables: Sequence[TableHistory]) -> dict[str, History]:
+def histories(graph: JobGraph, bounds: HistoryBounds, tables: Sequence[TableHistory]) -> dict[str, History]:
     """Return the histories by vertex.
 
     Raises:
@@ -74,26 +73,30 @@ def histories(graph: JobGraph, cut: Cut, tables: Sequence[TableHistory]) -> dict
     by_uid = {table.uid: table for table in tables}
     for uid in by_uid:
         if uid not in sources:
-            raise UsageError(f"--history {uid}: the job has no source of that uid", hint=near(uid, sources))
-    if cut.cut_over and not tables:
+            raise UsageError(f"--history {uid}: the job has no source of that uid", hint=did_you_mean(uid, sources))
+    if bounds.cut_over and not tables:
         raise UsageError("a cut-over needs a table with the earlier rows", hint="name it with --history UID=URI")
     found = {}
     for uid, vertex in sources.items():
-        until, cut_over = _of_source(cut.until, uid, sources), _of_source(cut.cut_over, uid, sources)
-        own = Cut(until=until, cut_over=cut_over, piece_rows=cut.piece_rows if readable_in_pieces(vertex) else None)
+        until, cut_over = _of_source(bounds.until, uid, sources), _of_source(bounds.cut_over, uid, sources)
+        own = HistoryBounds(
+            until=until, cut_over=cut_over, piece_rows=bounds.piece_rows if is_splittable(vertex) else None
+        )
         found[vertex.id] = _Source(vertex).history(own, by_uid.get(uid))
     return found
 
 
-def _of_source(cut: dict[str, Any], uid: str, sources: Mapping[str, JobVertex]) -> dict[str, Any]:
+def _of_source(bounds: dict[str, Any], uid: str, sources: Mapping[str, JobVertex]) -> dict[str, Any]:
     """Return the begin and end of one source; with several sources, positions are named `UID/SPLIT`."""
-    if "positions" not in cut or len(sources) == 1:
-        return cut
-    for name in cut["positions"]:
+    if "positions" not in bounds or len(sources) == 1:
+        return bounds
+    for name in bounds["positions"]:
         if name.partition("/")[0] not in sources:
             msg = f"position of {name!r}: the job has {len(sources)} sources, and it names none of them"
             raise UsageError(msg, hint=f"write UID/SPLIT=POSITION with a UID of {', '.join(sources)}")
-    return {"positions": {n.partition("/")[2]: at for n, at in cut["positions"].items() if n.partition("/")[0] == uid}}
+    return {
+        "positions": {n.partition("/")[2]: at for n, at in bounds["positions"].items() if n.partition("/")[0] == uid}
+    }
 
 
 class _Source:
@@ -107,36 +110,38 @@ class _Source:
             msg = f"source {self.uid!r} ({self.spec.factory.rpartition(':')[2]}) has no readable history"
             raise UsageError(msg, hint="backfills support Kafka, files and the generators")
 
-    def history(self, cut: Cut, declared: TableHistory | None) -> History:
+    def history(self, bounds: HistoryBounds, declared: TableHistory | None) -> History:
         if declared is None:
-            if "begin" in cut.until:
+            if "begin" in bounds.until:
                 msg = f"source {self.uid!r} has no table, and so no cut-over as its end"
                 raise UsageError(msg, hint="name one with --history UID=URI, or another --until")
-            if cut.cut_over.get("positions"):
+            if bounds.cut_over.get("positions"):
                 msg = f"source {self.uid!r} has no table, and so no cut-over"
                 raise UsageError(msg, hint=f"name one with --history {self.uid}=URI, or remove its positions")
-            splits = self.factory.history(self.spec, cut.until, cut.piece_rows)
-            return History(splits, pieces_of(splits))
+            splits = self.factory.history(self.spec, bounds.until, bounds.piece_rows)
+            return History(splits, source_tasks(splits))
         where = f"table of source {self.uid!r}"
         table = open_table(where, declared.uris, schema_from_text(self.spec.schema), declared.offsets)
         if declared.offsets is None:
-            return self._behind_whole(table, cut, declared)
-        return self._behind_offsets(table, cut, declared)
+            return self._after_whole_table(table, bounds, declared)
+        return self._after_offsets(table, bounds, declared)
 
-    def _behind_whole(self, table: Table, cut: Cut, declared: TableHistory) -> History:
+    def _after_whole_table(self, table: Table, bounds: HistoryBounds, declared: TableHistory) -> History:
         """Stitch with a table without offsets: all of it comes first."""
-        if not cut.cut_over:
+        if not bounds.cut_over:
             way = f"name its columns with --offsets {self.uid}=PARTITION,OFFSET, or say where the topic takes over"
             raise UsageError(
                 f"{table.where} has no offsets", hint=f"{way} with --cut-over SPLIT=POSITION,... or a time"
             )
-        if cut.piece_rows is None:
+        if bounds.piece_rows is None:
             msg = (
                 f"{table.where} has no offsets, but operators after source {self.uid!r} need the rows of "
                 "each split separately"
             )
             raise UsageError(msg, hint=f"name its columns with --offsets {self.uid}=PARTITION,OFFSET")
-        splits: tuple[HistorySplit, ...] = self.factory.history(self.spec, cut.until, cut.piece_rows, cut.cut_over)
+        splits: tuple[HistorySplit, ...] = self.factory.history(
+            self.spec, bounds.until, bounds.piece_rows, bounds.cut_over
+        )
         if not splits:
             raise UsageError(f"source {self.uid!r} has no split that continues where its table ends")
         for split in splits:
@@ -145,12 +150,12 @@ class _Source:
                 way = f"all of {table.where} is read: set an end after the cut-over, or name columns with --offsets"
                 raise UsageError(msg, hint=way)
         spec = self._table_spec(table, declared)
-        parts = [TablePart(place=WHOLE, chunks=c) for c in _runs(table.chunks.get(WHOLE, []), cut.piece_rows)]
+        parts = [TablePart(place=WHOLE, chunks=c) for c in _runs(table.chunks.get(WHOLE, []), bounds.piece_rows)]
         # the table's rows count for the first split, and do not affect the watermark of any
-        first = [Piece(split=table_split(splits[0].rest.id, p), number=0, source=spec, quiet=True) for p in parts]
-        return History(splits, (*first, *pieces_of(splits)), uris=table.uris)
+        first = [SourceTask(split=table_split(splits[0].rest.id, p), number=0, source=spec, quiet=True) for p in parts]
+        return History(splits, (*first, *source_tasks(splits)), uris=table.uris)
 
-    def _behind_offsets(self, table: Table, cut: Cut, declared: TableHistory) -> History:
+    def _after_offsets(self, table: Table, bounds: HistoryBounds, declared: TableHistory) -> History:
         starts = {s.rest.id: s.start for s in self.factory.history(self.spec, {"begin": True}, None)}
         places = _places(table, list(starts))
         if not declared.sparse:
@@ -158,18 +163,18 @@ class _Source:
                 table.require_dense(place)
         ends = {split_id: max(c.last for c in table.chunks[place]) + 1 for split_id, place in places.items()}
         known = dict.fromkeys(starts, 0) | ends
-        named = cut.cut_over.get("positions", {})
-        begin = cut.cut_over if "timestamp" in cut.cut_over else {"positions": {**known, **named}}
-        splits: tuple[HistorySplit, ...] = self.factory.history(self.spec, cut.until, cut.piece_rows, begin)
+        named = bounds.cut_over.get("positions", {})
+        begin = bounds.cut_over if "timestamp" in bounds.cut_over else {"positions": {**known, **named}}
+        splits: tuple[HistorySplit, ...] = self.factory.history(self.spec, bounds.until, bounds.piece_rows, begin)
         spec = self._table_spec(table, declared)
-        pieces: list[Piece] = []
+        pieces: list[SourceTask] = []
         read: dict[str, tuple[int, int]] = {}
         for number, split in enumerate(splits):
             split_id, end = split.rest.id, ends.get(split.rest.id, 0)
             if split.begin > end and not declared.sparse:
                 msg = f"gap: {split_id!r} takes over at {split.begin}, but the {table.where} ends before offset {end}"
                 raise UsageError(msg, hint=f"offsets {end} to {split.begin - 1} are in neither of them")
-            parts = _parts(table, places.get(split_id), min(end, split.begin), cut.piece_rows)
+            parts = _parts(table, places.get(split_id), min(end, split.begin), bounds.piece_rows)
             low, start = parts[0].low if parts else split.begin, starts.get(split_id, 0)
             if low > start and not declared.sparse:
                 msg = f"gap: offsets {start} to {low - 1} of {split_id!r}, where the job starts, are not in its table"
@@ -179,7 +184,7 @@ class _Source:
                 raise UsageError(msg, hint=way)
             if parts:
                 read[split_id] = parts[0].low, parts[-1].high
-            pieces += _stitched(number, split, parts, spec, whole=cut.piece_rows is None)
+            pieces += _stitched(number, split, parts, spec, whole=bounds.piece_rows is None)
         return History(splits, tuple(pieces), read, table.uris)
 
     def _table_spec(self, table: Table, declared: TableHistory) -> SourceSpec:
@@ -196,18 +201,18 @@ class _Source:
 
 def _stitched(
     number: int, split: HistorySplit, parts: Sequence[TablePart], spec: SourceSpec, *, whole: bool
-) -> list[Piece]:
+) -> list[SourceTask]:
     """Return the parts of one split; `whole`: as a single part, since watermarks or operators need all of it."""
-    own = pieces_of((split,))
+    own = source_tasks((split,))
     behind = [msgspec.structs.replace(piece, number=number) for piece in own]
     split_id = split.rest.id
     if whole and parts:
         then: list[SourceSplit | None] = [piece.split for piece in behind if not piece.empty]
-        return [Piece(split=table_split(split_id, parts[0], *then), number=number, source=spec)]
-    return [*(Piece(split=table_split(split_id, part), number=number, source=spec) for part in parts), *behind]
+        return [SourceTask(split=table_split(split_id, parts[0], *then), number=number, source=spec)]
+    return [*(SourceTask(split=table_split(split_id, part), number=number, source=spec) for part in parts), *behind]
 
 
-def _parts(table: Table, place: Place | None, end: int, piece_rows: int | None) -> list[TablePart]:
+def _parts(table: Table, place: TablePartition | None, end: int, piece_rows: int | None) -> list[TablePart]:
     """Return a partition's rows below an offset as parts of about `piece_rows` rows."""
     chunks = table.chunks[place] if place is not None else []
     low = min((c.first for c in chunks), default=end)
@@ -235,7 +240,7 @@ def _runs(chunks: Sequence[Chunk], rows: int) -> list[tuple[Chunk, ...]]:
     return [tuple(run) for run in found]
 
 
-def _places(table: Table, split_ids: Sequence[str]) -> dict[str, Place]:
+def _places(table: Table, split_ids: Sequence[str]) -> dict[str, TablePartition]:
     """Return split id -> its partition in the table."""
     found = {}
     for place in table.chunks:

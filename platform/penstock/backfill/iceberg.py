@@ -1,6 +1,8 @@
 """Iceberg tables: the data files of one snapshot, and their columns by field id.
 
 Called by `table_plan`, in the process that plans a backfill. Tasks receive the files and need no `pyiceberg`.
+Manifests are checked for truncation first, because pyiceberg's compiled decoder reads beyond the end of a truncated
+file.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.backfill.avro_blocks import require_whole
 from penstock.backfill.table_files import TableFile, file_at
 from penstock.checkpoint.stores import open_store
 from penstock.core.errors import ConnectorError, PenstockError, UsageError
@@ -21,6 +22,60 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import ManifestFile
     from pyiceberg.table.metadata import TableMetadata
+
+_MAGIC = b"Obj\x01"
+_SYNC_BYTES = 16
+_MORE = 0x80
+
+
+def require_whole(data: bytes) -> None:
+    """Follow the blocks of a file to its end.
+
+    Raises:
+        ValueError: it is no Avro file, or it is truncated.
+    """
+    if not data.startswith(_MAGIC):
+        raise ValueError("it is not an Avro file")
+    position = _after_metadata(data, len(_MAGIC))
+    sync = data[position : position + _SYNC_BYTES]
+    position += _SYNC_BYTES
+    while position < len(data):
+        _, position = _long(data, position)
+        size, position = _long(data, position)
+        position += size
+        if size < 0 or data[position : position + _SYNC_BYTES] != sync:
+            raise ValueError("it is truncated or damaged")
+        position += _SYNC_BYTES
+    if position > len(data):
+        raise ValueError("it is truncated")
+
+
+def _after_metadata(data: bytes, position: int) -> int:
+    """Return the position after the header's map of metadata."""
+    while True:
+        count, position = _long(data, position)
+        if count == 0:
+            return position
+        if count < 0:  # the size of these entries follows
+            _, position = _long(data, position)
+        for _ in range(2 * abs(count)):
+            size, position = _long(data, position)
+            position += size
+
+
+def _long(data: bytes, position: int) -> tuple[int, int]:
+    """Return a variable-length number and the position after it."""
+    value = shift = 0
+    while True:
+        if not 0 <= position < len(data):
+            raise ValueError("it is truncated")
+        byte = data[position]
+        position += 1
+        value |= (byte & ~_MORE) << shift
+        if not byte & _MORE:
+            return (value >> 1) ^ -(value & 1), position
+        shift += 7
+
 
 _SCHEME = "iceberg://"
 _AT = "?snapshot="

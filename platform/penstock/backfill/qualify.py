@@ -13,10 +13,9 @@ from collections.abc import Collection
 
 import msgspec
 
-from penstock.core.errors import UsageError
-from penstock.core.names import near
+from penstock.core.errors import UsageError, did_you_mean
 from penstock.eventtime.strategy import strategy_from_builtins
-from penstock.functions.reduce_function import REDUCED
+from penstock.functions.folding_states import REDUCED
 from penstock.graph.job_graph import Broadcast, JobGraph, JobVertex, OperatorSpec
 
 #: Kinds whose result depends only on the rows of a key and their event times.
@@ -76,7 +75,7 @@ def findings(graph: JobGraph, accept: Collection[str] = ()) -> list[Finding]:
     known = {finding.uid: None for finding in found if finding.acceptable}
     for uid in accept:
         if uid not in known:
-            raise UsageError(f"--accept {uid}: no operator of that uid needs it", hint=near(uid, known))
+            raise UsageError(f"--accept {uid}: no operator of that uid needs it", hint=did_you_mean(uid, known))
     return found
 
 

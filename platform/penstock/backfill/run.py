@@ -12,19 +12,19 @@ from typing import Any
 import msgspec
 
 from penstock.backfill.engine import Engine, Progress
-from penstock.backfill.histories import Cut, TableHistory, histories
+from penstock.backfill.histories import HistoryBounds, TableHistory, histories
 from penstock.backfill.qualify import require_qualified
 from penstock.backfill.stages import (
     Stage,
     TaskResult,
-    heard,
     parts_of,
     places_of,
     source_snapshots,
-    watermark_behind,
+    watermark_after,
+    with_event_time,
 )
 from penstock.backfill.task import CHECKPOINT_ID
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.elements import MIN_TIMESTAMP
@@ -33,8 +33,7 @@ from penstock.core.rand import Rand
 from penstock.core.snapshot import SubtaskSnapshot
 from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.graph.job_graph import JobGraph, JobVertex
-from penstock.snapshots.access.opening import open_target
-from penstock.snapshots.rewrite.reservation import publish, reserve
+from penstock.snapshots.access.opening import open_target, publish, reserve
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 #: Approximate rows of one part, if a split may be read in parts.
@@ -96,8 +95,8 @@ class Backfill:
         self._target = open_target(options.target)
         self.run_id = f"backfill-{rand.token(12)}"
         self._parts = {v.id: parts_of(v, options.parts, graph.settings.key_groups) for v in graph.vertices}
-        cut = Cut(until=options.until, cut_over=options.cut_over, piece_rows=options.piece_rows)
-        self._histories = histories(graph, cut, options.tables)
+        bounds = HistoryBounds(until=options.until, cut_over=options.cut_over, piece_rows=options.piece_rows)
+        self._histories = histories(graph, bounds, options.tables)
         self._watermarks: dict[str, int] = {}
 
     def run(self, engine: Engine, progress: Progress) -> BackfillResult:
@@ -120,7 +119,7 @@ class Backfill:
             subtasks += self._finish(stage, results)
             read += sum(result.rows_in for result in results) if vertex.is_source else 0
             late += sum(result.late for result in results)
-        remove_unnamed(self._target, self.run_id, subtasks)
+        remove_unreferenced(self._target, self.run_id, subtasks)
         return publish(self._target, self.run_id, lambda: self._write(tuple(subtasks), read, late))
 
     def _stage(self, vertex: JobVertex) -> Stage:
@@ -152,12 +151,12 @@ class Backfill:
     def _finish(self, stage: Stage, results: Sequence[TaskResult]) -> list[SubtaskSnapshot]:
         """Record the event time after a stage; return its subtasks in the form of the savepoint."""
         if not stage.vertex.is_source:
-            counted = heard(stage, results)
-            self._watermarks[stage.vertex.id] = watermark_behind(counted, quiet_are_idle=False)
+            counted = with_event_time(stage, results)
+            self._watermarks[stage.vertex.id] = watermark_after(counted, quiet_are_idle=False)
             return [result.snapshot for result in counted]
         quiet = _quiet_are_idle(stage.vertex)
         by_split = source_snapshots(stage, self._histories[stage.vertex.id].splits, results, quiet_are_idle=quiet)
-        self._watermarks[stage.vertex.id] = watermark_behind(furthest(stage, results), quiet_are_idle=quiet)
+        self._watermarks[stage.vertex.id] = watermark_after(latest_by_split(stage, results), quiet_are_idle=quiet)
         return by_split
 
     def _write(self, subtasks: tuple[SubtaskSnapshot, ...], read: int, late: int) -> BackfillResult:
@@ -201,7 +200,7 @@ class Backfill:
         )
 
 
-def furthest(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
+def latest_by_split(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
     """Return for each split the part with the largest event time, without parts that do not count for it."""
     found: dict[int, TaskResult] = {}
     for result in results:
@@ -213,7 +212,7 @@ def furthest(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
     return list(found.values())
 
 
-def remove_unnamed(store: ObjectStore, run_id: str, subtasks: Collection[SubtaskSnapshot]) -> None:
+def remove_unreferenced(store: ObjectStore, run_id: str, subtasks: Collection[SubtaskSnapshot]) -> None:
     """Remove files of this run's failed or duplicate tasks; files of other runs stay."""
     named = {s.file.path for part in subtasks for state in part.keyed for s in state.segments}
     named |= {ref.path for part in subtasks for output in part.committables for ref in output.files}

@@ -26,9 +26,19 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from penstock.backfill.engine import feeds
-from penstock.backfill.stages import Stage, TaskResult
+from penstock.backfill.stages import (
+    EDGE,
+    NO_EDGE,
+    ORDER,
+    PART,
+    RESULT,
+    TIME,
+    Stage,
+    TaskResult,
+    input_schema,
+    output_schema,
+)
 from penstock.backfill.task import run_parts, run_source
-from penstock.backfill.wire import EDGE, NO_EDGE, ORDER, PART, RESULT, TIME, input_schema, output_schema
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
 from penstock.snapshots.on_spark.spark_session import reason_of
@@ -94,7 +104,7 @@ class SparkEngine:
         schema = input_schema(stage)
         names = {field.name: field.dataType for field in from_arrow_schema(schema)}
         rows = self._session.range(0, stage.parts, 1, 1).select(
-            *(_of_nudge(name).cast(kind).alias(name) for name, kind in names.items())
+            *(_of_part_marker(name).cast(kind).alias(name) for name, kind in names.items())
         )
         for number, (vertex_id, index) in enumerate(feeds(stage)):
             given = self._given[vertex_id].where(F.col(EDGE) == index)
@@ -122,7 +132,7 @@ def _slots_of(session: SparkSession, parts: int) -> list[int]:
     return [found.get(part, part) for part in range(parts)]
 
 
-def _of_nudge(name: str) -> Any:
+def _of_part_marker(name: str) -> Any:
     """Return a column of `wire.nudges`."""
     known = {PART: F.col("id"), TIME: F.lit(MIN_TIMESTAMP), EDGE: F.lit(NO_EDGE)}
     return known.get(name, F.lit(0) if name in ORDER else F.lit(None))

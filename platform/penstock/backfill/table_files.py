@@ -109,7 +109,7 @@ def _hidden(part: str) -> bool:
     return part.startswith(".") or (part.startswith("_") and "=" not in part)
 
 
-def values_beside(file: TableFile) -> dict[str, str | None]:
+def partition_values(file: TableFile) -> dict[str, str | None]:
     """Return the values of columns outside of the file: from folders (`day=2026-01-01/part-0.parquet`), or nulls."""
     if file.absent is not None:
         return dict.fromkeys(file.absent)
@@ -148,7 +148,7 @@ def read_group(opened: pq.ParquetFile, file: TableFile, group: int, names: Seque
     except (OSError, pa.ArrowException) as error:
         msg = f"{file.uri} cannot be read: row group {group}: {str(error).splitlines()[0]}"
         raise ConnectorError(msg, hint="check that the file is complete") from error
-    rows, values = opened.metadata.row_group(group).num_rows, values_beside(file)
+    rows, values = opened.metadata.row_group(group).num_rows, partition_values(file)
     columns = [
         table.column(name) if name in own else pa.chunked_array([pa.repeat(pa.scalar(values[name]), rows)])
         for name in names

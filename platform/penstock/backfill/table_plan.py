@@ -20,9 +20,9 @@ from penstock.backfill.table_files import (
     TableFile,
     files_of,
     open_parquet,
+    partition_values,
     read_group,
     require_once,
-    values_beside,
 )
 from penstock.core.errors import UsageError
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 #: Topic (empty if there is no such column) and number of a partition.
-Place = tuple[str, int]
+TablePartition = tuple[str, int]
 #: All rows of a table without offsets.
-WHOLE: Place = ("", -1)
+WHOLE: TablePartition = ("", -1)
 _FAMILIES = (
     (pa.types.is_integer, "integer"),
     (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), "text"),
@@ -71,7 +71,7 @@ class Table:
     """A table whose files were examined."""
 
     def __init__(
-        self, where: str, chunks: dict[Place, list[Chunk]], offsets: Offsets | None, uris: tuple[str, ...]
+        self, where: str, chunks: dict[TablePartition, list[Chunk]], offsets: Offsets | None, uris: tuple[str, ...]
     ) -> None:
         """Take `where`, the beginning of messages, and `uris`, which name the table again with snapshot ids."""
         self.where = where
@@ -79,7 +79,7 @@ class Table:
         self.offsets = offsets
         self.uris = uris
 
-    def require_dense(self, place: Place) -> None:
+    def require_dense(self, place: TablePartition) -> None:
         """Refuse a partition with missing or repeated offsets between the first and the last.
 
         Raises:
@@ -103,14 +103,14 @@ def open_table(where: str, uris: Sequence[str], schema: pa.Schema, offsets: Offs
         ConnectorError: one cannot be read.
         StorageError: the store cannot be reached.
     """
-    chunks: dict[Place, list[Chunk]] = {}
+    chunks: dict[TablePartition, list[Chunk]] = {}
     listed, named = _listed(uris)
     wanted = [*schema, *(pa.field(name, pa.int64(), nullable=False) for name in (offsets.names if offsets else ()))]
     for known, snapshot in listed:
         file, opened = known, open_parquet(known)
         if snapshot is not None:
             file = snapshot.fitted(f"{where}: {file.uri}", file, opened.schema_arrow, wanted)
-        _require_columns(f"{where}: {file.uri}", opened.schema_arrow, values_beside(file), schema, offsets)
+        _require_columns(f"{where}: {file.uri}", opened.schema_arrow, partition_values(file), schema, offsets)
         for group in range(opened.metadata.num_row_groups):
             rows = opened.metadata.row_group(group).num_rows
             if not rows:
@@ -136,7 +136,7 @@ def _listed(uris: Sequence[str]) -> tuple[list[tuple[TableFile, IcebergSnapshot 
     return found, tuple(named)
 
 
-def name_of(place: Place) -> str:
+def name_of(place: TablePartition) -> str:
     """Return the name of a partition for messages."""
     topic, partition = place
     return f"{topic}-{partition}" if topic else str(partition)
@@ -158,11 +158,11 @@ def require_next(offsets: np.ndarray[Any, Any], due: int, where: str, *, sparse:
     if not sparse and (missing := np.flatnonzero(steps > 1)).size:
         behind = int(offsets[missing[0]])
         first = behind - int(steps[missing[0]]) + 1
-        raise hole(where, first, behind)
+        raise missing_offsets_error(where, first, behind)
     return int(offsets[-1]) + 1
 
 
-def hole(where: str, first: int, end: int) -> UsageError:
+def missing_offsets_error(where: str, first: int, end: int) -> UsageError:
     """Return the error about missing offsets from `first` to before `end`."""
     msg = f"{where} has a gap: offsets {first} to {end - 1} are missing"
     way = "if transactions, compaction or skipped records leave such gaps in the topic itself, pass --sparse UID"
@@ -171,7 +171,7 @@ def hole(where: str, first: int, end: int) -> UsageError:
 
 def offsets_in(
     opened: pq.ParquetFile, file: TableFile, group: int, offsets: Offsets
-) -> dict[Place, np.ndarray[Any, Any]]:
+) -> dict[TablePartition, np.ndarray[Any, Any]]:
     """Return the offsets of each partition in a row group, in the order of its rows.
 
     Raises:
@@ -181,7 +181,7 @@ def offsets_in(
     return {place: at[mask] for place, at, mask in _by_place(table, file, offsets)}
 
 
-def places_of(table: pa.Table, file: TableFile, offsets: Offsets, place: Place) -> Any:
+def rows_of_partition(table: pa.Table, file: TableFile, offsets: Offsets, place: TablePartition) -> Any:
     """Return (mask of the rows of one partition, their offsets) of a row group."""
     for found, at, mask in _by_place(table, file, offsets):
         if found == place:
@@ -189,7 +189,7 @@ def places_of(table: pa.Table, file: TableFile, offsets: Offsets, place: Place) 
     return np.zeros(table.num_rows, bool), np.empty(0, np.int64)
 
 
-def _by_place(table: pa.Table, file: TableFile, offsets: Offsets) -> Iterator[tuple[Place, Any, Any]]:
+def _by_place(table: pa.Table, file: TableFile, offsets: Offsets) -> Iterator[tuple[TablePartition, Any, Any]]:
     for name in offsets.names:
         if table.column(name).null_count:
             raise UsageError(f"{file.uri} has rows without {name!r}", hint="every row needs its position in the topic")
@@ -204,11 +204,11 @@ def _by_place(table: pa.Table, file: TableFile, offsets: Offsets) -> Iterator[tu
 
 def _spans(
     opened: pq.ParquetFile, file: TableFile, group: int, offsets: Offsets
-) -> Iterator[tuple[Place, int, int, int]]:
+) -> Iterator[tuple[TablePartition, int, int, int]]:
     """Yield (partition, first offset, last offset, rows) of a row group."""
-    about, told = opened.metadata.row_group(group), values_beside(file)
-    partition, at = _bounds(about, offsets.partition, told), _bounds(about, offsets.offset, told)
-    topic = _bounds(about, offsets.topic, told) if offsets.topic else ("", "")
+    about, folder_values = opened.metadata.row_group(group), partition_values(file)
+    partition, at = _bounds(about, offsets.partition, folder_values), _bounds(about, offsets.offset, folder_values)
+    topic = _bounds(about, offsets.topic, folder_values) if offsets.topic else ("", "")
     if partition and at and topic and partition[0] == partition[1] and topic[0] == topic[1]:
         yield (str(topic[0]), int(partition[0])), int(at[0]), int(at[1]), about.num_rows
         return
@@ -216,7 +216,7 @@ def _spans(
         yield place, int(found.min()), int(found.max()), len(found)
 
 
-def _bounds(about: Any, name: str, told: dict[str, str | None]) -> tuple[Any, Any] | None:
+def _bounds(about: Any, name: str, folder_values: dict[str, str | None]) -> tuple[Any, Any] | None:
     """Return the smallest and the largest value of a row group's column; None if the footer is not exact."""
     for number in range(about.num_columns):
         column = about.column(number)
@@ -224,14 +224,14 @@ def _bounds(about: Any, name: str, told: dict[str, str | None]) -> tuple[Any, An
             stats = column.statistics
             exact = stats is not None and stats.has_min_max and stats.has_null_count and not stats.null_count
             return (stats.min, stats.max) if exact else None
-    value = told.get(name)
+    value = folder_values.get(name)
     return None if value is None else (value, value)
 
 
 def _require_columns(
-    where: str, found: pa.Schema, told: dict[str, str | None], schema: pa.Schema, offsets: Offsets | None
+    where: str, found: pa.Schema, folder_values: dict[str, str | None], schema: pa.Schema, offsets: Offsets | None
 ) -> None:
-    known = [*found.names, *(name for name in told if name not in found.names)]
+    known = [*found.names, *(name for name in folder_values if name not in found.names)]
     for name in [*schema.names, *(offsets.names if offsets is not None else ())]:
         if name not in known:
             raise UsageError(f"{where} has no column {name!r}", hint=f"it has: {', '.join(known)}")
@@ -242,7 +242,7 @@ def _require_columns(
     for name in (offsets.partition, offsets.offset) if offsets is not None else ():
         if name in found.names and not pa.types.is_integer(found.field(name).type):
             raise UsageError(f"{where}: column {name!r} is {found.field(name).type} instead of an integer")
-        value = None if name in found.names else told[name]
+        value = None if name in found.names else folder_values[name]
         if value is not None and not re.fullmatch("[0-9]{1,18}", value):
             raise UsageError(
                 f"{where}: the folder {name}={value} has no number as its value", hint="is another column meant?"

@@ -14,7 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.backfill.table_files import TableFile, open_parquet, read_group
-from penstock.backfill.table_plan import Chunk, Offsets, Place, hole, name_of, places_of, require_next
+from penstock.backfill.table_plan import (
+    Chunk,
+    Offsets,
+    TablePartition,
+    missing_offsets_error,
+    name_of,
+    require_next,
+    rows_of_partition,
+)
 from penstock.connector.sink import load_factory
 from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
 from penstock.core.errors import ConnectorError
@@ -45,7 +53,7 @@ class TableConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TablePart(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a table for one task: offsets from `low` to before `high` of a partition, or whole row groups."""
 
-    place: Place
+    place: TablePartition
     chunks: tuple[Chunk, ...]
     low: int = 0
     high: int = 0
@@ -92,12 +100,12 @@ class TableReader:
         if not self._held.num_rows:
             found = next(self._rows, None)
             if found is None:
-                return self._go_on()
+                return self._poll_split()
             self._held = found
         rows, self._held = self._held.slice(0, max_rows), self._held.slice(max_rows)
         return PollResult((SourceBatch(rows, (self._split.id,)),))
 
-    def _go_on(self) -> PollResult:
+    def _poll_split(self) -> PollResult:
         then = self._split.state["then"]
         if then is None:
             return PollResult(finished=(self._split.id,))
@@ -149,7 +157,7 @@ def rows_of(part: TablePart, schema: pa.Schema, config: TableConfig) -> Iterator
             rows = rows.take(pa.array(order))
         yield from _conform(rows, schema, group[0])
     if due != part.high and not config.sparse:
-        raise hole(where, due, part.high)
+        raise missing_offsets_error(where, due, part.high)
 
 
 def overlapping(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
@@ -173,7 +181,7 @@ def _load(chunk: Chunk, names: Sequence[str], files: dict[TableFile, pq.ParquetF
 
 def _within(table: pa.Table, chunk: Chunk, part: TablePart, offsets: Offsets) -> tuple[pa.Table, Any]:
     """Return the rows of one partition in the range, and their offsets."""
-    mask, at = places_of(table, chunk.file, offsets, part.place)
+    mask, at = rows_of_partition(table, chunk.file, offsets, part.place)
     if len(at) != chunk.rows:
         msg = (
             f"{chunk.file.uri} has {len(at)} rows of {name_of(part.place)} in row group {chunk.group}, "

@@ -1,7 +1,8 @@
-"""One task of a backfill: the live job's chain over a part of history or over the sorted rows of one key range.
+"""One task of a backfill: the live job's chain over a part of history or the sorted rows of a key range.
 
-Called by the engines (`engine`, `spark`) in the process of the task. A repeated task writes other files: the savepoint
-names only those of results that the driver received.
+Rows reach the operators in a canonical order and in batches that do not change the result. Called by the engines
+(`engine`, `spark`) in the process of the task. A repeated task writes other files: the savepoint names only those
+of results that the driver received.
 """
 
 from __future__ import annotations
@@ -10,16 +11,14 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.backfill.feeding import Feeding
-from penstock.backfill.stages import Stage, TaskResult
+from penstock.backfill.stages import EDGE, NO_EDGE, PART, TIME, Outbox, Stage, TaskResult, rows_of, runs
 from penstock.backfill.staging import HistoryOperator, operators_of
-from penstock.backfill.wire import PART, Outbox, runs
 from penstock.checkpoint.stores import checksum_of, open_store, read_file
 from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
@@ -31,12 +30,12 @@ from penstock.core.snapshot import FileRef, KeyedStateSnapshot, SubtaskSnapshot
 from penstock.graph.deployment import ExecutionId, InputSpec, TaskDeployment
 from penstock.graph.job_graph import KeyGroup, OperatorSpec
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.kernels.keys.split import split_by_key_group
+from penstock.kernels.rows.key_group_split import split_by_key_group
 from penstock.operators.process.keyed_process import KeyedProcessOperator
 from penstock.operators.rows.columns import conform
 from penstock.state.memory.budget import MemoryBudget
+from penstock.task.chain.background import SlowCalls
 from penstock.task.chain.environment import TaskEnvironment
-from penstock.task.chain.slow_calls import SlowCalls
 from penstock.task.checkpoint.restore import ChainServices, build_chain, input_watermark_state, open_chain
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
@@ -44,6 +43,111 @@ if TYPE_CHECKING:
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
     from penstock.task.chain.chain import Chain
+
+#: Kinds whose result does not depend on the order of the inputs within a batch.
+_JOINS = frozenset({"interval_join", "window_join", "window_rows_join", "temporal_join"})
+#: Kinds with distinct inputs; all others take several inputs as one stream, a union.
+_TWO_INPUTS = frozenset({"co_process", *_JOINS})
+#: Most rows at a time if timers have to fire between rows.
+_TIMED_ROWS = 1024
+
+
+class RowReceiver(Protocol):
+    """The part that receives the rows."""
+
+    @property
+    def next_timer(self) -> int | None:
+        """Return a time before which no timer in the backfill is due; None: there is no timer."""
+
+    @property
+    def may_fire(self) -> bool:
+        """Return whether rows may set timers that fire in the backfill."""
+
+    def feed(self, rows: pa.RecordBatch, edge: int) -> None:
+        """Take rows of one input."""
+
+    def advance(self, watermark: int) -> None:
+        """Advance event time."""
+
+
+class Feeding:
+    """Feeds the parts of one stage."""
+
+    def __init__(self, stage: Stage) -> None:
+        """Derive the order from the stage's first operator."""
+        self._schemas = [schema_from_text(edge.schema) for edge in stage.inputs]
+        self._partitioners = [edge.partitioner for edge in stage.inputs]
+        kind = stage.vertex.operators[0].kind
+        self._any_order = kind in _JOINS
+        self._one_stream = kind not in _TWO_INPUTS and all(s.equals(self._schemas[0]) for s in self._schemas)
+
+    def feed(self, part: RowReceiver, batch: pa.RecordBatch) -> None:
+        """Feed rows of one part, sorted by `wire.ORDER`, then advance event time to just before the last row's."""
+        edges = batch.column(EDGE).to_numpy()
+        batch = batch.slice(int(np.count_nonzero(edges == NO_EDGE)))  # these rows have the smallest time
+        if not batch.num_rows:
+            return
+        times = batch.column(TIME).to_numpy()
+        start = 0
+        before = self._before(batch, times) if part.may_fire else None
+        while start < len(times):
+            part.advance(int(times[start]) - 1)
+            stop = len(times)
+            if before is not None and part.may_fire:
+                stop = _stop(times, before, start, part.next_timer)
+            self._feed(part, batch.slice(start, stop - start))
+            start = stop
+        # more rows of this time may come
+        part.advance(int(times[-1]) - 1)
+
+    def _feed(self, part: RowReceiver, batch: pa.RecordBatch) -> None:
+        edges = batch.column(EDGE).to_numpy()
+        if self._any_order:
+            batch = batch.take(pa.array(np.argsort(edges, kind="stable")))
+            edges = np.sort(edges, kind="stable")
+        elif self._one_stream and edges.min() != edges.max():
+            part.feed(self._united(batch, edges), int(edges[0]))
+            return
+        for edge, start, stop in runs(edges):
+            part.feed(rows_of(batch.slice(start, stop - start), edge, self._schemas[edge]), edge)
+
+    def _united(self, batch: pa.RecordBatch, edges: np.ndarray[Any, Any]) -> pa.RecordBatch:
+        """Return the rows of all inputs as one batch in their order."""
+        order = np.argsort(edges, kind="stable")
+        sorted_rows = batch.take(pa.array(order))
+        found = [rows_of(sorted_rows.slice(a, b - a), edge, self._schemas[edge]) for edge, a, b in runs(edges[order])]
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        table = pa.Table.from_batches([part.cast(self._schemas[0]) for part in found])
+        return table.take(pa.array(back)).combine_chunks().to_batches()[0]
+
+    def _before(self, batch: pa.RecordBatch, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return for each row the index of the previous row of its key, -1 if there is none or it has the same time."""
+        edges = batch.column(EDGE).to_numpy()
+        hashes = np.zeros(len(edges), np.uint64)
+        for edge in np.unique(edges).tolist():
+            partitioner = self._partitioners[edge]
+            if isinstance(partitioner, KeyGroup):
+                own = np.flatnonzero(edges == edge)
+                rows = rows_of(batch.take(pa.array(own)), edge, self._schemas[edge])
+                hashes[own] = hash_columns(rows, partitioner.columns)
+        order = np.argsort(hashes, kind="stable")
+        earlier, later = order[:-1], order[1:]
+        counts = (hashes[earlier] == hashes[later]) & (times[earlier] < times[later])
+        before = np.full(len(edges), -1, np.int64)
+        before[later] = np.where(counts, earlier, -1)
+        return before
+
+
+def _stop(times: np.ndarray[Any, Any], before: np.ndarray[Any, Any], start: int, due: int | None) -> int:
+    """Return the end of the rows from `start` on between which no timer of their keys can fire."""
+    end = min(len(times), start + _TIMED_ROWS)
+    ends = before[start + 1 : end] >= start
+    if due is not None:
+        ends |= times[start + 1 : end] > due
+    found = np.flatnonzero(ends)
+    return start + 1 + int(found[0]) if len(found) else end
+
 
 #: The only checkpoint of a backfill.
 CHECKPOINT_ID = 1
@@ -173,10 +277,10 @@ class _Part:
         return min((time for time in times if time is not None), default=None)
 
     def _drain(self) -> None:
-        while self.chain.continues and self.chain.go_on(past_limits=True):
+        while self.chain.continues and self.chain.emit_ready(past_limits=True):
             pass
 
-    def cut(self) -> TaskResult:
+    def write_savepoint(self) -> TaskResult:
         """Write the state as files of a savepoint; staged output is written already."""
         self._check_timers()
         taken = self.chain.snapshot(Barrier(CHECKPOINT_ID, BarrierKind.SAVEPOINT))
@@ -250,7 +354,7 @@ def run_parts(stage: Stage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 def _end(part: _Part) -> Iterator[pa.RecordBatch]:
     if not part.stage.vertex.is_source:
         part.advance(part.stage.watermark)
-    result = part.cut()
+    result = part.write_savepoint()
     part.box.result(msgspec.msgpack.encode(result))
     yield from part.box.take()
 

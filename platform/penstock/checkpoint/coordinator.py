@@ -17,7 +17,7 @@ from penstock.graph.deployment import ExecutionId
 #: Delay before a failed final checkpoint is tried again.
 _FINAL_RETRY_MS = 1_000
 #: After a failure the first checkpoint comes after the interval divided by this: it publishes the delayed output.
-RESUMED_SOONER = 4
+RESUME_INTERVAL_DIVISOR = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class CheckpointCoordinator:
         self._running = True
         self._last_good_ms = now_ms
         if self._settings.interval_ms is not None:
-            first_ms = self._settings.interval_ms // RESUMED_SOONER if resumed else self._settings.interval_ms
+            first_ms = self._settings.interval_ms // RESUME_INTERVAL_DIVISOR if resumed else self._settings.interval_ms
             self._next_periodic_ms = now_ms + first_ms
         return self._next(now_ms)
 
@@ -196,8 +196,8 @@ class CheckpointCoordinator:
         A new one is queued, so that it does not overtake earlier requests.
         """
         current = self.current
-        unasked = current is not None and current.kind is BarrierKind.CHECKPOINT and not current.request_id
-        if current is not None and unasked and not self._requests:
+        unrequested = current is not None and current.kind is BarrierKind.CHECKPOINT and not current.request_id
+        if current is not None and unrequested and not self._requests:
             current.request_id = request_id
             return []
         return self.request(BarrierKind.CHECKPOINT, request_id, now_ms)

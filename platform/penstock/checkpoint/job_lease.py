@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.checkpoint.log import highest_generation
+from penstock.checkpoint.manifest_log import highest_generation
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, LeadershipLostError, StorageError
@@ -135,7 +135,7 @@ class JobLease:
                 ) from error
             present = msgspec.json.decode(data, type=LeaseRecord)
             if present.generation != self.record.generation or present.holder != self._holder:
-                msg = f"job lease {self._store.uri}/{KEY} was taken over by {_who(present)}"
+                msg = f"job lease {self._store.uri}/{KEY} was taken over by {_describe_holder(present)}"
                 raise LeadershipLostError(msg, hint="this process steps down")
             if present == wanted or self._store.put_if_match(KEY, msgspec.json.encode(wanted), etag):
                 self._record = wanted
@@ -152,14 +152,14 @@ class JobLease:
     def _refuse_held(self, held: LeaseRecord, *, take_over: bool) -> None:
         if held.released or (take_over and held.holder.id == self._holder.id):
             return
-        if self._clock.now_ms() >= held.expires_ms or _is_gone(held.holder, self._holder):
+        if self._clock.now_ms() >= held.expires_ms or _has_exited(held.holder, self._holder):
             return
         seconds = (held.expires_ms - self._clock.now_ms()) / 1000
-        msg = f"{self._store.uri} is run by {_who(held)}; its lease lasts another {seconds:.0f} s"
+        msg = f"{self._store.uri} is run by {_describe_holder(held)}; its lease lasts another {seconds:.0f} s"
         raise JobIdentityError(msg, hint="stop that job, wait, or use another job name or checkpoint root")
 
 
-def _who(record: LeaseRecord) -> str:
+def _describe_holder(record: LeaseRecord) -> str:
     return f"process {record.holder.pid} on {record.holder.host} (job {record.job_id}, holder {record.holder.id[:12]})"
 
 
@@ -172,7 +172,7 @@ def _machine() -> str:
     return f"{boot} {namespace}"
 
 
-def _is_gone(holder: LeaseHolder, asking: LeaseHolder) -> bool:
+def _has_exited(holder: LeaseHolder, asking: LeaseHolder) -> bool:
     """Return whether the holder ran on this machine and its process has ended (a zombie counts as ended)."""
     if not holder.machine or holder.machine != asking.machine:
         return False

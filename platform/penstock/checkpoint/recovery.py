@@ -1,6 +1,6 @@
-"""The recovery plan: a pure decision over the entries of the manifest log, and a savepoint if the user names one.
+"""The recovery plan, and which runs of a log are on trial: pure decisions over the entries of the manifest log.
 
-Called by `penstock.jobmanager.master.job_master` at every start and restart. Never chooses a checkpoint older than
+Called by `jobmanager.deploy.log_entries` at every start and restart. It never chooses a checkpoint older than
 output that may have been published.
 """
 
@@ -11,11 +11,43 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.log import LogEntry
-from penstock.checkpoint.manifest import Manifest
-from penstock.checkpoint.trials import Trial, counts_for, runs_on_trial, trial_of
+from penstock.checkpoint.manifest_log import LogEntry, Manifest
 from penstock.core.errors import StateMismatchError
 from penstock.core.snapshot import Committable, FileRef, SubtaskSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The start of a run as an upgrade."""
+
+    #: Sequence of the checkpoint it started from, which may be of another graph.
+    base: int
+    #: Sinks whose output is withheld.
+    held: tuple[str, ...] = ()
+    #: Not released: it may be rolled back.
+    open: bool = True
+
+
+def trial_of(live: Sequence[Manifest], run_id: str) -> Trial | None:
+    """Return how a run began, from the live entries of a log; None for a run that is no upgrade."""
+    seals = [m for m in live if m.kind == "seal" and m.run_id == run_id and m.upgrade_of]
+    if not seals:
+        return None
+    is_open = all(seal.on_trial for seal in seals)
+    # a leader may have sealed the run and died before recording it: its successor used another checkpoint
+    return Trial(seals[-1].upgrade_of, seals[-1].held if is_open else (), open=is_open)
+
+
+def runs_on_trial(live: Sequence[Manifest]) -> frozenset[str]:
+    """Return the runs that were never released, whether they still run or were rolled back."""
+    begun = {m.run_id for m in live if m.kind == "seal" and m.on_trial}
+    return frozenset(begun - {m.run_id for m in live if m.kind == "seal" and not m.on_trial})
+
+
+def counts_for(manifest: Manifest, run_id: str, trials: frozenset[str]) -> bool:
+    """Return whether an entry counts for that run: seals always do, other entries of another run's trial never do."""
+    return manifest.kind == "seal" or manifest.run_id == run_id or manifest.run_id not in trials
+
 
 #: Note of a seal that begins a new history: earlier entries are ignored.
 FRESH = "fresh"
@@ -105,8 +137,8 @@ def plan_recovery(
     if newest is None:
         fence = _runs(live, _newest_checkpoint(live)) if live else ()
         return RecoveryPlan(None, live[-1] if live else None, (), fence, next_id, _manifests(history))
-    behind = [e.manifest for e in history if e.manifest.sequence > newest.manifest.sequence]
-    ended = [m for m in behind if m.kind == "end"]
+    later = [e.manifest for e in history if e.manifest.sequence > newest.manifest.sequence]
+    ended = [m for m in later if m.kind == "end"]
     pending = newest.manifest.pending
     if ended and ended[-1].pending_as_of == newest.manifest.sequence:
         # Else its writer did not know the newest checkpoint: an append with an unknown outcome, or a log not read.
@@ -117,7 +149,10 @@ def plan_recovery(
     kept = abandoned | {entry.manifest.sequence for entry in history}
     restored = newest.manifest
     if trial is not None and trial.base == restored.sequence and restored.barrier in ("stop", "drain"):
-        restored, pending = settled(restored), ()  # the other version published all its output before it was replaced
+        restored, pending = (
+            without_pending_output(restored),
+            (),
+        )  # the other version published all its output before it was replaced
     return RecoveryPlan(
         restored,
         newest,
@@ -196,7 +231,7 @@ def check_source(entries: Sequence[LogEntry], source: Manifest, run_id: str, *, 
     )
 
 
-def settled(manifest: Manifest) -> Manifest:
+def without_pending_output(manifest: Manifest) -> Manifest:
     """Return the manifest of a checkpoint whose output is all published, without pending output and markers."""
     parts = tuple(msgspec.structs.replace(part, committables=()) for part in manifest.subtasks)
     return msgspec.structs.replace(manifest, pending=(), subtasks=parts)

@@ -1,8 +1,7 @@
-"""The retention plan: a pure decision over the manifests of the present history.
+"""What is deleted: entries and files that retention gives up, and orphaned files that no manifest names; pure.
 
-Called by the job only after its own append succeeded. A file is deleted when no retained manifest names it. Seals stay
-forever, as they refuse an old leader. The entry right before a seal stays too: its writer may still look it up. Both
-are rewritten without files, so that no entry in the store names a deleted file.
+Called by `jobmanager.checkpoints.checkpointing` only after its own append succeeded. Seals stay forever, as they
+refuse an old leader.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +73,32 @@ def plan_retention(
             dropped.append(manifest.sequence)
     named: set[str] = set().union(*(files_of(m) for m in history))
     return RetentionPlan(tuple(dropped), tuple(sorted(named - needed)), tuple(kept), tuple(emptied))
+
+
+#: Folders below the job's folder that hold files named by manifests.
+SWEPT_PREFIXES = ("data/", "pending/", "channels/")
+
+
+class Sweeper:
+    """Remembers the candidates and returns them once after the grace time."""
+
+    def __init__(self, grace_ms: int) -> None:
+        """Delete nothing younger than `grace_ms` (seen from the listing)."""
+        self._grace_ms = grace_ms
+        self._candidates: frozenset[str] = frozenset()
+        self._due_ms: int | None = None
+
+    def listed(self, files: Collection[str], named_by: Iterable[Manifest], now_ms: int) -> None:
+        """Take a listing made before deployment; `named_by` are all manifests in the log, of every history."""
+        named: set[str] = set().union(*(files_of(m) for m in named_by))
+        self._candidates = frozenset(f for f in files if f.startswith(SWEPT_PREFIXES)) - named
+        self._due_ms = now_ms + self._grace_ms if self._candidates else None
+
+    def appended(self, named_by: Iterable[Manifest], now_ms: int) -> tuple[str, ...]:
+        """Return the files that may be deleted; call it after the leader's own append succeeded."""
+        if self._due_ms is None or now_ms < self._due_ms:
+            return ()
+        named: set[str] = set().union(*(files_of(m) for m in named_by))
+        gone = tuple(sorted(self._candidates - named))
+        self._candidates, self._due_ms = frozenset(), None
+        return gone

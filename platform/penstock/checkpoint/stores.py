@@ -51,7 +51,7 @@ def open_job_store(checkpoint_root: str, job_name: str) -> ObjectStore:
     return open_store(join_uri(checkpoint_root, job_name))
 
 
-def same_place(left: ObjectStore, right: ObjectStore) -> bool:
+def same_store(left: ObjectStore, right: ObjectStore) -> bool:
     """Return whether two stores are the same place, also if their URIs are spelled differently."""
     return left.uri == right.uri or os.path.realpath(_folder(left)) == os.path.realpath(_folder(right))
 

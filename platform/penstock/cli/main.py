@@ -26,7 +26,7 @@ _COMMANDS = {
     "cancel": "penstock.cli.running.jobs:cancel",
     "stop": "penstock.cli.running.jobs:stop",
     "savepoint": "penstock.cli.running.jobs:savepoint",
-    "rescale": "penstock.cli.running.rescale:rescale",
+    "rescale": "penstock.cli.running.jobs:rescale",
     "upgrade": "penstock.cli.running.upgrade:upgrade",
     "explain": "penstock.cli.running.explain:explain",
     "story": "penstock.cli.running.jobs:story",
@@ -34,9 +34,9 @@ _COMMANDS = {
     "jobmanager": "penstock.cli.start.processes:jobmanager",
     "taskmanager": "penstock.cli.start.processes:taskmanager",
     "cluster": "penstock.cli.start.cluster:commands",
-    "compile": "penstock.cli.start.compiling:compile_all",
-    "check": "penstock.cli.snapshots.check:check",
-    "state": "penstock.cli.snapshots.state_commands:commands",
+    "compile": "penstock.cli.start.processes:compile_all",
+    "check": "penstock.cli.start.check:check",
+    "state": "penstock.cli.running.state_commands:commands",
     "backfill": "penstock.cli.start.backfill:backfill",
     "bench": "penstock_lab.bench.command:bench",
 }
@@ -63,7 +63,7 @@ class _Commands(TyperGroup):
             found.command(cmd_name)(function)
         command = typer.main.get_command(found)
         command.name = cmd_name
-        _without_opposites(command)
+        _hide_negated_flags(command)
         return command
 
 
@@ -82,10 +82,10 @@ def _has_lab() -> bool:
     return importlib.util.find_spec("penstock_lab") is not None
 
 
-def _without_opposites(command: Any) -> None:
+def _hide_negated_flags(command: Any) -> None:
     """Remove `--no-x` of each switch `--x` that is off by default."""
     for below in getattr(command, "commands", {}).values():
-        _without_opposites(below)
+        _hide_negated_flags(below)
     for parameter in command.params:
         if getattr(parameter, "is_flag", False) and parameter.default is False:
             parameter.secondary_opts = []

@@ -59,7 +59,7 @@ def connect(cluster: str | None) -> RestClient:
     Raises:
         UsageError: no cluster is known.
     """
-    return RestClient(*_known(cluster))
+    return RestClient(*_cluster_of(cluster))
 
 
 def cluster_executor(cluster: str | None, options: SubmitOptions) -> ClusterExecutor:
@@ -68,11 +68,11 @@ def cluster_executor(cluster: str | None, options: SubmitOptions) -> ClusterExec
     Raises:
         UsageError: no cluster is known.
     """
-    url, access = _known(cluster)
+    url, access = _cluster_of(cluster)
     return ClusterExecutor(url=url, options=options, access=access)
 
 
-def _known(cluster: str | None) -> tuple[str, ClientAccess]:
+def _cluster_of(cluster: str | None) -> tuple[str, ClientAccess]:
     url, access = cluster or os.environ.get("PENSTOCK_CLUSTER"), access_of()
     if url is None and cluster_file().exists():
         record = json.loads(cluster_file().read_text(encoding="utf-8"))

@@ -39,7 +39,7 @@ class JobProgress:
         self._last_source_records = 0.0
         self._notes: list[str] = []
         self._failures = FailureWatch()
-        self._start_told = False
+        self._start_reported = False
 
     def __enter__(self) -> Self:
         """Return self; the display starts with the first output."""
@@ -73,10 +73,10 @@ class JobProgress:
             summary = handle.client.summary(handle.job_id)
         except PenstockError:  # the JobManager is restarting: the next poll shows it
             return
-        if not self._start_told and not summary["restarts"] and (start := resume_point(summary)):
-            self._start_told = True
+        if not self._start_reported and not summary["restarts"] and (start := resume_point(summary)):
+            self._start_reported = True
             self.note(f"{handle.name} resumes from {start}")
-        for line in self._failures.look(handle, summary):
+        for line in self._failures.poll(handle, summary):
             self.note(line)
         rate = self._rate(summary, now_ms)
         self._last_ms = now_ms

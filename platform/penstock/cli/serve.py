@@ -100,7 +100,7 @@ def taskmanager(options: dict[str, str]) -> int:
 def _security(folder: str, *, insecure: bool = False) -> Security:
     """Return the security of this process; remove the secret from the environment of its children."""
     from penstock.config.security import SECRET_VARIABLE, load_security, own_secret
-    from penstock.core.secrets import remember
+    from penstock.core.secrets import register_secret
 
     security = load_security(os.environ, folder, insecure=insecure)
     os.environ.pop(SECRET_VARIABLE, None)
@@ -108,7 +108,7 @@ def _security(folder: str, *, insecure: bool = False) -> Security:
         home = Path(os.environ.get("PENSTOCK_HOME") or Path.home() / ".penstock")
         security = replace(security, secret=own_secret(home))
     if security.secret:
-        remember(security.secret.reveal())
+        register_secret(security.secret.reveal())
     return security
 
 

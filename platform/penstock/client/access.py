@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.config.security import CA_FILE, FOLDER_VARIABLE
 from penstock.core.errors import UsageError
-from penstock.core.secrets import NO_SECRET, Secret, remember
+from penstock.core.secrets import NO_SECRET, Secret, register_secret
 
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105 - a name
 TOKEN_FILE_VARIABLE = "PENSTOCK_TOKEN_FILE"  # noqa: S105 - a name
@@ -65,7 +65,7 @@ def access_of(environment: Mapping[str, str] = os.environ) -> ClientAccess:
     folder = Path(environment[FOLDER_VARIABLE]) if environment.get(FOLDER_VARIABLE) else None
     token = Secret(environment.get(TOKEN_VARIABLE, "").strip() or _token_of(environment, folder))
     if token:
-        remember(token.reveal())
+        register_secret(token.reveal())
     certificate = _named(environment, CERTIFICATE_VARIABLE) or _beside(folder, _CLIENT_FILES[0])
     return ClientAccess(
         token=token,

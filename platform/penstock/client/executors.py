@@ -1,6 +1,8 @@
 """Executors of `env.execute` and `env.submit`: an embedded local cluster, or a running cluster by URL.
 
-`default_executor()` serves a plain `python job.py`; `penstock run` builds the same with the user's options.
+`default_executor()` serves a plain `python job.py`; `penstock run` builds the same with the user's options. An
+executor warns about output of earlier runs in a sink's folder. The embedded one shows the lines of
+`stream.print()`.
 """
 
 from __future__ import annotations
@@ -8,34 +10,102 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.client.earlier_output import earlier_output
-from penstock.client.failures import FailureWatch, doubts
-from penstock.client.handle import TERMINAL, JobHandle, located
+from penstock.client.failures import FailureWatch, implausible_times
+from penstock.client.handle import TERMINAL, JobHandle, absolute_uri
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-from penstock.client.printed import PrintedRows
 from penstock.client.rest_client import RestClient
-from penstock.config.settings import failing_at_once
+from penstock.config.settings import fail_fast
 from penstock.core.clock import SystemClock
 from penstock.core.errors import JobIdentityError, PenstockError, UsageError
 from penstock.core.rand import SystemRand
 from penstock.graph.executor import JobResult
-from penstock.graph.job_graph import JobGraph, encode_graph
-from penstock.graph.regions import endless_sources, required_slots
+from penstock.graph.job_graph import JobGraph, encode_graph, required_slots, unbounded_sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from penstock.client.access import ClientAccess
     from penstock.config.settings import JobSettings
 
-    #: Called with the handle and the job's REST document at each poll while a caller waits for the end.
-    OnPoll = Callable[[JobHandle, dict[str, Any]], None]
+
+def earlier_output(graph: JobGraph, *, fresh: bool) -> list[str]:
+    """Return a warning for each local sink folder that contains files although the job starts without a checkpoint.
+
+    `fresh` means that the user starts over. Otherwise only a local checkpoint root is checked. Hidden files do not
+    count.
+    """
+    root = graph.settings.checkpoint_root
+    if not fresh and ("://" in root or (Path(root) / graph.name).exists()):
+        return []
+    return [
+        f"sink {uid}: {folder} holds {count:,} {'file' if count == 1 else 'files'} of earlier runs, but the job starts"
+        " over: rows that it writes again are duplicates; remove the files or use another folder"
+        for uid, folder in _folders(graph)
+        if (count := _files(folder))
+    ]
+
+
+def _folders(graph: JobGraph) -> list[tuple[str, Path]]:
+    """Return uid and folder of each sink that writes to a local folder."""
+    from penstock.connector.sink import SinkSpec  # when a job starts over, not at each start of the command line
+
+    sinks = [operator for vertex in graph.vertices for operator in vertex.operators if operator.kind == "sink"]
+    places = [(operator.uid, msgspec.convert(operator.config["sink"], SinkSpec).place) for operator in sinks]
+    return [(uid, Path(place)) for uid, place in places if place.startswith("/")]
+
+
+def _files(folder: Path) -> int:
+    try:
+        return sum(not entry.name.startswith(".") for entry in folder.iterdir())
+    except OSError:  # the folder does not exist yet, or only the workers may read it
+        return 0
+
+
+#: Bytes read at once; the rest follows in the next read.
+_MOST_BYTES = 1 << 20
+
+
+class PrintedRows:
+    """The new lines of one job's `print` operators."""
+
+    def __init__(self, directory: Path, graph: JobGraph) -> None:
+        """Start at the beginning of the logs; `directory` is that of a local cluster with a folder per TaskManager."""
+        self._directory = directory
+        operators = [operator for vertex in graph.vertices for operator in vertex.operators]
+        self._prefixes = tuple(f"{op.config['name']}> " for op in operators if op.kind == "print")
+        self._offsets: dict[Path, int] = {}
+
+    def poll(self) -> Iterator[str]:
+        """Yield complete new lines, in order within each worker."""
+        if not self._prefixes:
+            return
+        for path in sorted(self._directory.glob("tm-*/logs/*.log")):
+            with contextlib.suppress(FileNotFoundError):
+                yield from self._new_lines(path)
+
+    def _new_lines(self, path: Path) -> Iterator[str]:
+        with path.open("rb") as file:
+            file.seek(self._offsets.get(path, 0))
+            while data := file.read(_MOST_BYTES):
+                whole = data[: data.rfind(b"\n") + 1]
+                if not whole:
+                    return
+                file.seek(len(whole) - len(data), 1)
+                self._offsets[path] = file.tell()
+                for line in whole.decode(errors="replace").splitlines():
+                    if line.startswith(self._prefixes):
+                        yield line
+
+
+#: Called with the handle and the job's REST document at each poll while a caller waits for the end.
+OnPoll = Callable[[JobHandle, dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +190,8 @@ class EmbeddedExecutor:
 
         A bounded job fails at the first error of a user function, because no user watches its restarts.
         """
-        if not endless_sources(graph):
-            graph = msgspec.structs.replace(graph, settings=failing_at_once(graph.settings))
+        if not unbounded_sources(graph):
+            graph = msgspec.structs.replace(graph, settings=fail_fast(graph.settings))
         cluster = self._started(graph)
         try:
             handle = self._submit_to(cluster, graph)
@@ -129,7 +199,7 @@ class EmbeddedExecutor:
 
             def on_poll(job: JobHandle, state: dict[str, Any]) -> None:
                 _check(cluster)
-                for line in printed.look():
+                for line in printed.poll():
                     self.on_printed(line)
                 tell(job, state)
 
@@ -152,11 +222,11 @@ class EmbeddedExecutor:
             cluster = self._cluster(managers, -(-slots // managers))
             cluster.launch()
         else:
-            cluster.offer(slots)
+            cluster.set_slots(slots)
         try:
             cluster.wait_for_jobmanager()
         except BaseException:
-            cluster.give_up()
+            cluster.abort()
             raise
         return cluster
 
@@ -175,7 +245,7 @@ def _check(cluster: LocalCluster) -> None:
     try:
         cluster.check()
     except PenstockError:
-        cluster.give_up()
+        cluster.abort()
         raise
 
 
@@ -191,7 +261,9 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
     Raises:
         PenstockError: the JobManager refused it.
     """
-    graph = msgspec.structs.replace(graph, settings=_located(graph.settings), name=options.name or graph.name)
+    graph = msgspec.structs.replace(
+        graph, settings=_with_absolute_root(graph.settings), name=options.name or graph.name
+    )
     if not options.from_uri:
         for warning in earlier_output(graph, fresh=options.fresh):
             logging.getLogger("penstock").warning("%s", warning)
@@ -203,7 +275,7 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
         job_id = client.submit(
             encode_graph(graph),
             token=options.token or SystemRand().token(),
-            from_uri=located(options.from_uri or ""),
+            from_uri=absolute_uri(options.from_uri or ""),
             claim=options.claim,
             fresh=options.fresh,
             accept_duplicates=options.accept_duplicates,
@@ -222,7 +294,7 @@ def _running(client: RestClient, name: str) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _located(settings: JobSettings) -> JobSettings:
+def _with_absolute_root(settings: JobSettings) -> JobSettings:
     """Return settings with absolute folders: the cluster's processes have other working directories."""
     root = settings.checkpoint_root or ".penstock/checkpoints"
     if "://" not in root:
@@ -234,12 +306,12 @@ def _log_failures() -> OnPoll:
     """Return a poll callback that logs failures of a job, for callers that display nothing."""
     watch, log = FailureWatch(), logging.getLogger("penstock")
 
-    def look(handle: JobHandle, _job: dict[str, Any]) -> None:
+    def poll(handle: JobHandle, _job: dict[str, Any]) -> None:
         with contextlib.suppress(PenstockError):  # the JobManager is restarting: the next poll reports it
-            for line in watch.look(handle, handle.client.summary(handle.job_id)):
+            for line in watch.poll(handle, handle.client.summary(handle.job_id)):
                 log.warning("%s", line)
 
-    return look
+    return poll
 
 
 def _with_log(result: JobResult, on_poll: OnPoll | None) -> JobResult:
@@ -263,13 +335,13 @@ def run_to_end(
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
 
-    def look(job: dict[str, Any]) -> None:
+    def poll(job: dict[str, Any]) -> None:
         on_poll(handle, job)
         if enough is not None and job["state"] == "RUNNING" and enough():
             with contextlib.suppress(UsageError):  # it has ended in the meantime
                 handle.cancel()
 
-    state = handle.wait(on_poll=look)
+    state = handle.wait(on_poll=poll)
     duration_ms, counts, failure = clock.monotonic_ms() - started_ms, dict[str, Any](), ""
     with contextlib.suppress(PenstockError):  # the end of the job is already known
         counts = handle.client.summary(handle.job_id)
@@ -288,6 +360,6 @@ def run_to_end(
         rows_written=counts.get("rows-written", {}),
         bad_records=counts.get("bad-records", {}),
         late_rows=counts.get("late-records", {}),
-        warnings=tuple(doubts(counts).values()),
+        warnings=tuple(implausible_times(counts).values()),
         restored_checkpoint=(counts.get("restored") or {}).get("id"),
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.client.handle import JobHandle
 
 
-def doubts(summary: dict[str, Any]) -> dict[str, str]:
+def implausible_times(summary: dict[str, Any]) -> dict[str, str]:
     """Return, by source, a warning about implausible event times in a `RestClient.summary`."""
     way = "if they are seconds, set timestamp_unit='s' on the source, or unit='s' on the watermark strategy"
     return {
@@ -50,14 +50,14 @@ class FailureWatch:
     def __init__(self) -> None:
         """Start without reports."""
         self._restarts = 0
-        self._told_ms = -1
+        self._reported_ms = -1
         self._failed_checkpoints = 0
         self._waits_for = ""
-        self._doubted: set[str] = set()
+        self._reported_times: set[str] = set()
         self._slow: set[str] = set()
         self._unreachable: set[str] = set()
 
-    def look(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
+    def poll(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
         """Return a line for each new problem in a `RestClient.summary`, oldest first."""
         lines = []
         if summary["restarts"] > self._restarts and (failures := self._failures(handle, summary)):
@@ -80,9 +80,9 @@ class FailureWatch:
             f"{handle.name}: source {uid}: no answer for more than 5 s; it resumes with the next answer" for uid in new
         ]
         self._unreachable = unreachable
-        doubted = doubts(summary)
-        lines += [doubt for uid, doubt in doubted.items() if uid not in self._doubted]
-        self._doubted |= doubted.keys()
+        implausible = implausible_times(summary)
+        lines += [warning for uid, warning in implausible.items() if uid not in self._reported_times]
+        self._reported_times |= implausible.keys()
         return lines
 
     def _failures(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
@@ -90,10 +90,10 @@ class FailureWatch:
             entries = handle.client.exceptions(handle.job_id)["exceptionHistory"]["entries"]
         except PenstockError:  # the JobManager is restarting: the next look reports them
             return []
-        new = [entry for entry in entries if entry["timestamp"] > self._told_ms]
+        new = [entry for entry in entries if entry["timestamp"] > self._reported_ms]
         if not new:
             return []
-        self._told_ms = new[0]["timestamp"]
+        self._reported_ms = new[0]["timestamp"]
         lines = []
         for error, alike in groupby(entry["exceptionName"] for entry in reversed(new)):
             times = sum(1 for _ in alike)

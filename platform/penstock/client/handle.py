@@ -1,36 +1,161 @@
 """The client's handle of a submitted job: status, wait, cancel, stop, savepoint, rescale, upgrade.
 
-Returned by `env.submit` and used by the CLI.
+A token identifies each long-running request, so it can be repeated safely after a restart of the JobManager.
+Returned by `env.submit`; used by the CLI.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
+import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from penstock.api.job_file import planned
-from penstock.client.lasting import operation_of, trigger_id_of
-from penstock.client.upgrading import upgraded
+from penstock.config.settings import parse_duration_ms
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import JobFailedError, PenstockError
+from penstock.core.errors import JobFailedError, NotFoundError, PenstockError
+from penstock.graph.job_graph import encode_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.client.rest_client import RestClient, UpgradeOptions
     from penstock.graph.job_graph import JobGraph
+
+_TRIGGER_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def trigger_id_of(token: str) -> str:
+    """Return a user's token in the format of Flink's trigger ids: 32 hex digits."""
+    return token if _TRIGGER_ID.fullmatch(token) else hashlib.sha256(token.encode()).hexdigest()[:32]
+
+
+def await_operation(
+    send: Callable[[], object], status: Callable[[], dict[str, Any]], clock: Clock, limit_ms: float, poll_ms: float
+) -> dict[str, Any] | None:
+    """Send a request and poll its status; return the completed operation, or None after `limit_ms`.
+
+    Raises:
+        PenstockError: the request was refused. While no JobManager answers, this function waits.
+    """
+    deadline, sent = clock.monotonic_ms() + limit_ms, False
+    while clock.monotonic_ms() < deadline:
+        try:
+            if not sent:
+                send()
+                sent = True
+            answer = status()
+        except NotFoundError:
+            if not sent:
+                raise
+            sent = False  # a new JobManager without a record of the request: repeat it
+        except PenstockError as error:
+            if "no JobManager answers" not in error.message:
+                raise
+            clock.sleep_ms(poll_ms)
+        else:
+            if answer["status"]["id"] == "COMPLETED":
+                operation: dict[str, Any] = answer["operation"]
+                return operation
+            clock.sleep_ms(poll_ms)
+    return None
+
+
+_UPGRADE_POLL_MS = 200.0
+#: Grace period beyond the deadlines of checkpoint and trial: for starting, publishing, rolling back.
+_GRACE_MS = 900_000.0
+
+
+class RunningJob(Protocol):
+    """The running job that an upgrade replaces; implemented by `client.handle.JobHandle`."""
+
+    @property
+    def client(self) -> RestClient:
+        """The client of its cluster."""
+
+    @property
+    def job_id(self) -> str:
+        """The id of the job."""
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock for time-outs."""
+
+
+def request_upgrade(job: RunningJob, graph: JobGraph, token: str, options: UpgradeOptions) -> str:
+    """Ask for an upgrade and return the id of the request at once: the token, if one is given.
+
+    The graph is sent with the states that its operators declare, so that a misfit is refused before the
+    old version stops.
+
+    Raises:
+        PenstockError: the request was refused.
+    """
+    from penstock.snapshots.access.declared import with_states
+
+    sent = dict(options)
+    if sent.get("target"):
+        sent["target"] = _absolute_target(str(sent["target"]))
+    return job.client.upgrade(job.job_id, encode_graph(with_states(graph)), token=token, **sent)  # type: ignore[arg-type]
+
+
+def wait_for_upgrade(
+    job: RunningJob,
+    graph: JobGraph,
+    token: str,
+    on_poll: Callable[[dict[str, Any]], None] | None,
+    options: UpgradeOptions,
+) -> str:
+    """Wait until the new version is healthy; return the savepoint's URI (empty if from a checkpoint).
+
+    Raises:
+        PenstockError: it is unhealthy and the old version runs (or the new one is kept, as requested); or a timeout.
+    """
+    wait_ms = 2 * parse_duration_ms(str(options.get("deadline") or "5m"), "deadline") + _GRACE_MS
+    client, job_id = job.client, job.job_id
+
+    def status() -> dict[str, Any]:
+        answer = client.upgrade_status(job_id, token)
+        if on_poll is not None and answer["status"]["id"] != "COMPLETED":
+            on_poll(client.newest_upgrade(job_id))
+        return answer
+
+    operation = await_operation(
+        lambda: request_upgrade(job, graph, token, options), status, job.clock, wait_ms, _UPGRADE_POLL_MS
+    )
+    if operation is not None:
+        return _verdict(job.name, operation)
+    msg = f"the outcome of the upgrade of job {job.name} is unknown: none was reported within {wait_ms / 1000:.0f} s"
+    raise PenstockError(msg, hint="see what it does with `penstock story`")
+
+
+def _verdict(name: str, operation: dict[str, Any]) -> str:
+    if "failure-cause" in operation:
+        msg = f"job {name} was not upgraded: {operation['failure-cause'].get('stack-trace')}"
+        more = "see `penstock story`, and the new version's failures with `penstock show`"
+        raise PenstockError(msg, hint="" if msg.endswith(")") else more)
+    return str(operation.get("location", ""))
+
+
+def _absolute_target(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
+
 
 #: Terminal states.
 TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
 _POLL_MS = 100.0
 
 
-def located(uri: str) -> str:
+def absolute_uri(uri: str) -> str:
     """Return a local folder as an absolute path, other URIs unchanged: the cluster has other working directories."""
     return uri if not uri or "://" in uri else str(Path(uri).expanduser().absolute())
 
@@ -86,8 +211,8 @@ class JobHandle:
             UsageError: the target is not writable; the job continues.
             PenstockError: the savepoint failed, or no answer arrived in time.
         """
-        place = located(target or "")
-        return self._saved(
+        place = absolute_uri(target or "")
+        return self._run_savepoint(
             lambda id_: self.client.stop(self.job_id, drain=drain, target=place, token=id_), token, timeout_ms
         )
 
@@ -97,8 +222,8 @@ class JobHandle:
         Calls with the same token count once; across a JobManager restart it is taken again under the
         same name. Raises like `stop`.
         """
-        place = located(target or "")
-        return self._saved(lambda id_: self.client.savepoint(self.job_id, place, token=id_), token, timeout_ms)
+        place = absolute_uri(target or "")
+        return self._run_savepoint(lambda id_: self.client.savepoint(self.job_id, place, token=id_), token, timeout_ms)
 
     def rescale(
         self,
@@ -118,7 +243,7 @@ class JobHandle:
             PenstockError: slots are missing or the checkpoint failed, and the job continues unchanged; or a timeout.
         """
         token = token or secrets.token_hex(16)
-        operation = operation_of(
+        operation = await_operation(
             lambda: self.client.rescale(self.job_id, parallelism, vertices, token=token),
             lambda: self.client.rescaling_status(self.job_id, token),
             self.clock,
@@ -150,7 +275,7 @@ class JobHandle:
             PenstockError: its state does not fit, or it was unhealthy and the old version runs.
         """
         graph = planned(Path(new), {}, self.name) if isinstance(new, (str, Path)) else new
-        return upgraded(self, graph, token or secrets.token_hex(16), on_poll, options)
+        return wait_for_upgrade(self, graph, token or secrets.token_hex(16), on_poll, options)
 
     def _check_rescaled(self, operation: dict[str, Any]) -> None:
         if "failure-cause" in operation:
@@ -172,9 +297,9 @@ class JobHandle:
         given = key if isinstance(key, (tuple, list, dict)) else [key]
         return self.client.state_value(self.job_id, uid, name, [json.dumps(given, default=_text)], limit)
 
-    def _saved(self, ask: Callable[[str], str], token: str, timeout_ms: float) -> str:
+    def _run_savepoint(self, ask: Callable[[str], str], token: str, timeout_ms: float) -> str:
         request_id = trigger_id_of(token) if token else secrets.token_hex(16)
-        operation = operation_of(
+        operation = await_operation(
             lambda: ask(request_id),
             lambda: self.client.savepoint_status(self.job_id, request_id),
             self.clock,

@@ -31,7 +31,7 @@ OnCompiled = Callable[[int, int], None]
 
 def kernel_modules(*, benchmarks: bool = False) -> tuple[str, ...]:
     """Return the modules of all kernels that can be compiled here."""
-    from penstock.kernels.compiler.warm import MODULES
+    from penstock.kernels.compiler.build import MODULES
 
     usable = [name for name, needs in _CONNECTORS.items() if not needs or importlib.util.find_spec(needs) is not None]
     own = (f"penstock.kernels.{name}" for name in MODULES)
@@ -44,13 +44,17 @@ def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool =
     Raises:
         PenstockError: the compilation failed.
     """
-    from penstock.kernels.compiler.build import alone, build, lacking  # imports numpy, which no control process needs
+    from penstock.kernels.compiler.build import (  # imports numpy, which no control process needs
+        build,
+        compile_lock,
+        unbundled,
+    )
 
     wanted = kernel_modules(benchmarks=benchmarks)
-    if not lacking(wanted):
+    if not unbundled(wanted):
         return 0
-    with alone(), CompileProgress() as progress:
-        modules = lacking(wanted)
+    with compile_lock(), CompileProgress() as progress:
+        modules = unbundled(wanted)
         if not modules:
             return 0
         tell = on_compiled or progress.show

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from penstock.client.access import access_of
 from penstock.client.kernels import compile_kernels
-from penstock.client.ports import free_port
-from penstock.client.processes import ChildProcess
+from penstock.client.processes import ChildProcess, free_port
 from penstock.client.rest_client import RestClient
 from penstock.config.security import SECRET_VARIABLE
 from penstock.core.clock import Clock, SystemClock
@@ -43,7 +42,7 @@ class LocalClusterConfig:
     """The configuration of a local cluster."""
 
     taskmanagers: int = 2
-    #: None: set later with `offer`, when the job's graph is known.
+    #: None: set later with `set_slots`, when the job's graph is known.
     slots_per_taskmanager: int | None = 1
     #: Folder for logs, HA records and artifacts; None: a temporary folder that is removed at the end.
     directory: Path | None = None
@@ -90,7 +89,7 @@ class LocalCluster:
         #: The RPC secret of this cluster, inherited by its processes even if a security folder is used.
         self.secret = SystemRand().token(64)
         #: Child processes that have been ready at least once.
-        self._begun: set[str] = set()
+        self._started_once: set[str] = set()
 
     def __enter__(self) -> Self:
         """Start and return self."""
@@ -110,7 +109,7 @@ class LocalCluster:
             self.wait_for_jobmanager()
             self.wait_registered(self._config.taskmanagers, self.check)
         except BaseException:
-            self.give_up()
+            self.abort()
             raise
 
     def launch(self) -> None:
@@ -125,16 +124,16 @@ class LocalCluster:
         self._start_jobmanager()
         for index in range(self._config.taskmanagers):
             child = self._child(f"taskmanager-{index}", self._taskmanager_arguments(index))
-            child.listens = self._slots is None
+            child.reads_stdin = self._slots is None
             child.start()
             self.taskmanagers.append(child)
 
-    def offer(self, slots: int) -> None:
+    def set_slots(self, slots: int) -> None:
         """Set the number of slots of each TaskManager, for a cluster that was launched without it."""
         self._slots = slots
         for index, child in enumerate(self.taskmanagers):
-            child.tell(str(slots))
-            child.listens, child.arguments = False, self._taskmanager_arguments(index)
+            child.write_stdin(str(slots))
+            child.reads_stdin, child.arguments = False, self._taskmanager_arguments(index)
 
     def wait_for_jobmanager(self) -> None:
         """Wait until jobs can be submitted; from then on dead processes are restarted.
@@ -157,13 +156,13 @@ class LocalCluster:
             PenstockError: a TaskManager ended before it was ready for the first time.
         """
         for child in self.taskmanagers:
-            if child.was_ready:
-                self._begun.add(child.name)
-            elif not child.alive and child.name not in self._begun:
+            if child.is_ready:
+                self._started_once.add(child.name)
+            elif not child.alive and child.name not in self._started_once:
                 msg = f"{child.name} ended while starting: {child.log_tail()}"
                 raise PenstockError(msg, hint=f"see its log {child.log_file}")
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """End every process and keep the logs for the error message."""
         self._temporary = False
         self.close()
@@ -179,7 +178,7 @@ class LocalCluster:
             self._watcher.join(timeout=5)
         children = [*self.taskmanagers, *([] if self.jobmanager is None else [self.jobmanager])]
         for child in children:
-            child.ask_to_end()
+            child.terminate()
         for child in children:
             child.stop()
         if self._temporary:
@@ -220,7 +219,7 @@ class LocalCluster:
         deadline = self._clock.monotonic_ms() + timeout_ms
         with self.client() as client:
             while self._clock.monotonic_ms() < deadline:
-                if len(client.taskmanagers()) >= count and all(c.was_ready for c in self.taskmanagers):
+                if len(client.taskmanagers()) >= count and all(c.is_ready for c in self.taskmanagers):
                     return
                 check()
                 self._clock.sleep_ms(_WATCH_MS)
@@ -232,10 +231,10 @@ class LocalCluster:
             for child in [self.jobmanager, *self.taskmanagers]:
                 if child is None or child.alive or self._closing.is_set():
                     continue
-                if not child.was_ready and child.name not in self._begun:
+                if not child.is_ready and child.name not in self._started_once:
                     continue  # a restart would not help; `check` reports it
                 if len(self.restarts) >= _MAX_RESTARTS:
                     return
-                self._begun.add(child.name)
+                self._started_once.add(child.name)
                 self.restarts.append(child.name)
                 child.start()

@@ -1,14 +1,16 @@
-"""JobManager and TaskManagers as local child processes: started, watched, restarted and ended by pid.
+"""JobManager and TaskManagers as local child processes: free ports, start, supervision and end by pid.
 
-Used by the embedded executor, `penstock demo` and `penstock cluster start`. Children get `PENSTOCK_DIE_WITH_PARENT`, so
-that the kernel ends them with the parent, even after a crash.
+Used by the embedded executor, `penstock demo` and `penstock cluster start`; the test servers also choose their
+ports here. Children get `PENSTOCK_DIE_WITH_PARENT`: the kernel ends them with the parent, even after a crash.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -20,6 +22,34 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.core.clock import Clock
+    from penstock.core.rand import Rand
+
+_TRIES = 200
+
+
+def free_port(host: str, ports: range, rand: Rand) -> int:
+    """Return one of `ports` that is currently unused.
+
+    The range should be below the ephemeral ports of outgoing connections (32768 and up by default):
+    an ephemeral port may be taken before the process listens, or while it restarts.
+
+    Raises:
+        PenstockError: no unused port was found.
+        OSError: `host` is not an address of this machine.
+    """
+    for _ in range(_TRIES):
+        port = ports[int(rand.fraction() * len(ports))]
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            return port
+    msg = f"no free port found on {host}: all tried ports of {ports.start} to {ports.stop - 1} are in use"
+    raise PenstockError(msg, hint="stop the processes that listen there")
+
 
 #: Start limit of a live process: a loaded machine may need more than a minute for its imports.
 _READY_TIMEOUT_MS = 300_000
@@ -37,8 +67,8 @@ class ChildProcess:
     directory: Path
     clock: Clock
     environment: dict[str, str] = field(default_factory=dict)
-    #: Whether a line will be sent to its standard input (`tell`).
-    listens: bool = False
+    #: Whether a line will be sent to its standard input (`write_stdin`).
+    reads_stdin: bool = False
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -66,20 +96,20 @@ class ChildProcess:
         self.ready_file.unlink(missing_ok=True)
         environment = {**os.environ, **self.environment, "PENSTOCK_DIE_WITH_PARENT": str(os.getpid())}
         command = [sys.executable, "-m", "penstock.cli.serve", *self.arguments, "--ready-file", str(self.ready_file)]
-        stdin = subprocess.PIPE if self.listens else subprocess.DEVNULL
+        stdin = subprocess.PIPE if self.reads_stdin else subprocess.DEVNULL
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=stdin, stdout=log, stderr=log, env=environment, cwd=self.directory
             )
 
-    def tell(self, text: str) -> None:
+    def write_stdin(self, text: str) -> None:
         """Write a line to the child's standard input; it is lost if the child has ended."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
                 pipe.write(f"{text}\n".encode())
 
     @property
-    def was_ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the child has been ready since its last start."""
         return self.ready_file.exists()
 
@@ -107,7 +137,7 @@ class ChildProcess:
         data = self.log_file.read_bytes()[-_LOG_TAIL_BYTES:]
         return data.decode(errors="replace").strip().rpartition("\n")[2] or "(empty log)"
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM; `stop` waits for the end."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -15,8 +15,7 @@ from penstock.client.rest_client import RestClient
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError, SavepointInUseError, UsageError
 from penstock.snapshots.access.content import watermark_of
-from penstock.snapshots.access.opening import SAVEPOINT_MANIFEST, open_snapshot
-from penstock.snapshots.rewrite.reservation import RESERVATION
+from penstock.snapshots.access.opening import RESERVATION, SAVEPOINT_MANIFEST, open_snapshot
 
 _POLL_MS = 100.0
 

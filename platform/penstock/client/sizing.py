@@ -22,7 +22,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ClusterSample:
     """A sample of the cluster."""
 
     #: Slots that jobs wait for.
@@ -51,15 +51,15 @@ class Sizer:
         self._bounds = bounds
         self._idle_since: dict[str, float] = {}
 
-    def decide(self, look: Look, now_ms: float) -> Decision:
+    def decide(self, sample: ClusterSample, now_ms: float) -> Decision:
         """Return the changes that bring the cluster to its target size; while a job waits, none is released."""
         bounds = self._bounds
-        idle = [name for name, free in look.free.items() if free >= bounds.slots and not look.pending]
+        idle = [name for name, free in sample.free.items() if free >= bounds.slots and not sample.pending]
         self._idle_since = {name: self._idle_since.get(name, now_ms) for name in idle}
-        there = look.starting + len(look.free)
-        lacking = look.pending - sum(look.free.values()) - look.starting * bounds.slots
+        there = sample.starting + len(sample.free)
+        lacking = sample.pending - sum(sample.free.values()) - sample.starting * bounds.slots
         wanted = there - (-max(0, lacking) // bounds.slots)
         start = max(0, min(max(wanted, bounds.least), bounds.most) - there)
         late = sorted((since, name) for name, since in self._idle_since.items() if now_ms - since >= bounds.timeout_ms)
-        spare = max(0, len(look.free) - bounds.least)
+        spare = max(0, len(sample.free) - bounds.least)
         return Decision(start, tuple(name for _, name in late[:spare]))

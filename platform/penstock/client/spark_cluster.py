@@ -1,30 +1,312 @@
-"""A cluster with a local JobManager and TaskManagers on Spark's executors, and jobs that start such a cluster.
+"""A cluster with a local JobManager and TaskManagers as tasks on Spark's executors, and jobs that start one.
 
-Used by `penstock cluster start --provider spark` and `penstock run --engine spark`.
+Each task runs a TaskManager as a child of the executor's Python worker; `sizing` decides their number. TaskManagers
+die with their executor, and others are started. Used by `penstock cluster start --provider spark` and `penstock run
+--engine spark`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from penstock.client.executors import SubmitOptions, run_to_end, submit_graph
 from penstock.client.handle import TERMINAL, JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-from penstock.client.sizing import Bounds
-from penstock.client.spark_taskmanagers import SparkOptions, SparkTaskManagers, order_for
-from penstock.config.security import FOLDER_VARIABLE
-from penstock.core.errors import PenstockError, UsageError
-from penstock.graph.regions import endless_sources, required_slots
+from penstock.client.processes import ChildProcess
+from penstock.client.sizing import Bounds, ClusterSample, Sizer
+from penstock.config.security import CA_FILE, CLUSTER_FILES, FOLDER_VARIABLE, SECRET_VARIABLE
+from penstock.core.clock import SystemClock
+from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.core.rand import SystemRand
+from penstock.graph.job_graph import required_slots, unbounded_sources
+from penstock.snapshots.on_spark.spark_session import open_session, reason_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from penstock.client.rest_client import RestClient
     from penstock.graph.executor import JobResult
     from penstock.graph.job_graph import JobGraph
+
+#: Speculative copies would duplicate a TaskManager, and restarts are decided here.
+SETTINGS = {"spark.speculation": "false", "spark.task.maxFailures": "1"}
+_NAME = "spark"
+_GROUP = "penstock-taskmanagers"
+_RECONCILE_SECONDS = 1.0
+_POLL_MS = 200.0
+_END_SECONDS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkOptions:
+    """Where and how TaskManagers run on Spark."""
+
+    #: For example `local-cluster[2,1,1024]`, `spark://host:7077`, `yarn`, `k8s://https://host:6443`.
+    master: str
+    bounds: Bounds = field(default_factory=Bounds)
+    #: Spark settings in addition to the user's configuration.
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskManagerLaunch:
+    """The parameters of every task; sent inside the Spark task, because the environment is displayed."""
+
+    jobmanager: str
+    slots: int
+    secret: str = field(repr=False)
+    #: Files of the cluster's security folder, by name.
+    security: dict[str, bytes] = field(repr=False)
+    insecure: bool = False
+
+    def run_taskmanager(self, number: int, host: str, log: Callable[[str], None]) -> None:
+        """Run a TaskManager until it ends.
+
+        Raises:
+            PenstockError: the TaskManager failed.
+        """
+        clock = SystemClock()
+        with tempfile.TemporaryDirectory(prefix="penstock-", dir=Path.cwd(), ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            child = ChildProcess("taskmanager", self._arguments(number, host, folder), folder, clock, self._env(folder))
+            child.start()
+            log(f"TaskManager of task {number} on {host} is process {child.pid}")
+            try:
+                while child.alive:
+                    clock.sleep_ms(_POLL_MS)
+            finally:
+                child.stop()
+            if child.process is not None and child.process.returncode == 0:
+                return  # released by the JobManager
+            raise PenstockError(f"the TaskManager on {host} ended: {child.log_tail()}", hint="see the JobManager's log")
+
+    def _arguments(self, number: int, host: str, folder: Path) -> list[str]:
+        return [
+            "taskmanager",
+            "--jobmanager", self.jobmanager,
+            "--slots", str(self.slots),
+            # a repeated Spark task needs a new id: the JobManager may still know the first
+            "--id", f"{_NAME}-{number}-{SystemRand().token(8)}",
+            "--work-dir", str(folder / "tm"),
+            "--data-host", host,
+            "--insecure", str(self.insecure).lower(),
+        ]  # fmt: skip
+
+    def _env(self, folder: Path) -> dict[str, str]:
+        # files from Spark (--py-files) are only in this process's path
+        environment = {SECRET_VARIABLE: self.secret, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        if self.security:
+            place = folder / "security"
+            place.mkdir(mode=0o700)
+            for name, content in self.security.items():
+                path = place / name
+                path.touch(mode=0o600)
+                path.write_bytes(content)
+            environment[FOLDER_VARIABLE] = str(place)
+        return environment
+
+
+def launch_for(jobmanager: str, slots: int, secret: str, folder: str, *, insecure: bool) -> TaskManagerLaunch:
+    """Return the order for TaskManagers of a JobManager with a security folder (empty: none).
+
+    Raises:
+        UsageError: a file of the folder cannot be read.
+    """
+    files = {}
+    for name in (CA_FILE, *CLUSTER_FILES) if folder else ():
+        try:
+            files[name] = (Path(folder) / name).read_bytes()
+        except OSError as error:
+            msg = f"cannot read {error.filename}: {error.strerror}"
+            raise UsageError(msg, hint=f"`penstock cluster certs {folder}` creates it") from error
+    return TaskManagerLaunch(jobmanager=jobmanager, slots=slots, secret=secret, security=files, insecure=insecure)
+
+
+class SparkTaskManagers:
+    """The TaskManagers of a cluster on Spark; `close` ends them and the session."""
+
+    def __init__(
+        self,
+        options: SparkOptions,
+        order: TaskManagerLaunch,
+        jobmanager: Callable[[], RestClient],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """Create it without a session; `jobmanager` returns a client.
+
+        `on_lost` is called, from a thread, when Spark itself has ended.
+        """
+        self._options = options
+        self._order = order
+        self._jobmanager = jobmanager
+        self._on_lost = on_lost
+        self._clock = SystemClock()
+        self._stack = contextlib.ExitStack()
+        self._session: SparkSession | None = None
+        self._reconciler: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        #: A thread for each TaskManager, by number; it waits for the TaskManager's end.
+        self._threads: dict[int, threading.Thread] = {}
+        #: Numbers of released TaskManagers that have not ended.
+        self._releasing: set[int] = set()
+        self._started = 0
+        #: How TaskManagers ended that were not released.
+        self._ends: list[str] = []
+
+    def start(self) -> None:
+        """Start the session and the first TaskManagers; return before they have registered.
+
+        Raises:
+            UsageError: Spark does not start.
+        """
+        self._session = self._stack.enter_context(
+            open_session(self._options.master, {**SETTINGS, **self._options.settings})
+        )
+        self._session.sparkContext.setLogLevel("ERROR")
+        self._reconciler = threading.Thread(
+            target=self._reconcile, args=(self._session,), name="penstock-spark", daemon=True
+        )
+        self._reconciler.start()
+
+    def check(self) -> None:
+        """Raise PenstockError if a TaskManager has ended; called while the first ones are awaited."""
+        if self._ends:
+            msg = f"TaskManagers cannot start on Spark's executors: {self._ends[-1]}"
+            raise PenstockError(msg, hint="each needs penstock, a free core, and access to the JobManager")
+
+    def close(self) -> None:
+        """End the TaskManagers and the session; idempotent."""
+        self._closing.set()
+        session, self._session = self._session, None
+        if self._reconciler is not None:
+            self._reconciler.join(_END_SECONDS)  # it starts no further ones
+        deadline = self._clock.monotonic_ms() + _END_SECONDS * 1000
+        while session is not None and self._threads and self._clock.monotonic_ms() < deadline:
+            with contextlib.suppress(PySparkException, Py4JError, OSError):
+                session.sparkContext.cancelJobGroup(_GROUP)  # repeated: a job may reach Spark after the first call
+            self._clock.sleep_ms(_POLL_MS)
+        self._stack.close()
+
+    def _reconcile(self, session: SparkSession) -> None:
+        """Start and release TaskManagers until the end."""
+        sizer = Sizer(self._options.bounds)
+        with self._jobmanager() as client:
+            while not self._closing.is_set():
+                try:
+                    decision = sizer.decide(self._sample(client), self._clock.monotonic_ms())
+                    for _ in range(decision.start):
+                        self._start_one(session)
+                    for name in decision.release:
+                        self._release(client, name)
+                except PenstockError as error:
+                    if not self._closing.is_set():
+                        _log(f"retrying the JobManager: {error}")
+                self._closing.wait(_RECONCILE_SECONDS)
+
+    def _sample(self, client: RestClient) -> ClusterSample:
+        # In this order, a TaskManager that registers in between counts as starting and is not started twice.
+        managers = {_number_of(manager["id"]): manager for manager in client.taskmanagers()}
+        pending = int(client.overview()["slots-pending"])
+        with self._lock:
+            self._releasing -= managers.keys()  # it registered again before it received its release
+            staying = self._threads.keys() - self._releasing
+        free = {manager["id"]: int(manager["freeSlots"]) for n, manager in managers.items() if n in staying}
+        return ClusterSample(pending=pending, starting=len(staying - managers.keys()), free=free)
+
+    def _start_one(self, session: SparkSession) -> None:
+        number, self._started = self._started, self._started + 1
+        thread = threading.Thread(
+            target=self._run_on_spark, args=(session, number), name=f"penstock-spark-{number}", daemon=True
+        )
+        with self._lock:
+            self._threads[number] = thread
+        thread.start()
+
+    def _release(self, client: RestClient, name: str) -> None:
+        try:
+            client.release_taskmanager(name)
+        except (NotFoundError, UsageError) as error:
+            _log(f"TaskManager {name} is not released: {error}")  # a job was faster
+            return
+        _log(f"TaskManager {name} is released: no job has used it for {self._options.bounds.timeout_ms / 1000:.0f} s")
+        with self._lock:
+            self._releasing.add(_number_of(name))
+
+    def _run_on_spark(self, session: SparkSession, number: int) -> None:
+        """Run one TaskManager on Spark and wait for its end."""
+        context, end = session.sparkContext, "it was asked to end"
+        try:
+            context.setJobGroup(_GROUP, "TaskManagers of penstock", interruptOnCancel=True)
+            context.parallelize([number], 1).mapPartitions(_task_of(self._order)).collect()
+        except (PySparkException, Py4JError, OSError, EOFError) as error:  # EOFError: the JVM ended during a read
+            end = reason_of(error)
+            if not self._closing.is_set() and _is_gone(context):
+                _log(f"Spark has ended: {end}")
+                self._closing.set()  # no TaskManager can be started any longer
+                self._ends.append(end)
+                self._on_lost()
+        with self._lock:
+            del self._threads[number]
+            released = number in self._releasing
+            self._releasing.discard(number)
+        if not released and not self._closing.is_set():
+            self._ends.append(end)
+            _log(f"TaskManager {number} on Spark ended: {end}")
+
+
+def _is_gone(context: SparkContext) -> bool:
+    """Return whether Spark has ended: the driver's JVM, or the application by its master."""
+    try:
+        return bool(context._jsc.sc().isStopped())  # noqa: SLF001 - PySpark has no public call for it
+    except (Py4JError, OSError):
+        return True
+
+
+def _task_of(order: TaskManagerLaunch) -> Callable[[Iterable[int]], Iterator[int]]:
+    def run(numbers: Iterable[int]) -> Iterator[int]:
+        for number in numbers:
+            order.run_taskmanager(number, _host_towards(order.jobmanager), _log)
+        return iter(())
+
+    return run
+
+
+def _host_towards(jobmanager: str) -> str:
+    """Return this machine's address on the route to the JobManager; other machines of that network can reach it."""
+    host, _, port = jobmanager.rpartition(":")
+    family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(place)  # a datagram socket: no packet is sent
+        return str(probe.getsockname()[0])
+
+
+def _number_of(taskmanager_id: str) -> int:
+    """Return the number of a TaskManager that this cluster started; -1 for others."""
+    name, _, rest = taskmanager_id.partition("-")
+    number = rest.partition("-")[0]
+    return int(number) if name == _NAME and number.isdecimal() else -1
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"penstock: {text}\n")
+    sys.stderr.flush()
+
 
 #: Time limit for executors: a resource manager may have none free at once, and their JVMs start slowly.
 START_TIMEOUT_MS = 900_000.0
@@ -59,7 +341,7 @@ class SparkCluster:
         try:
             folder = {**os.environ, **self._config.environment}.get(FOLDER_VARIABLE, "")
             slots, insecure = spark.bounds.slots, self._config.insecure
-            order = order_for(cluster.rpc_address, slots, cluster.secret, folder, insecure=insecure)
+            order = launch_for(cluster.rpc_address, slots, cluster.secret, folder, insecure=insecure)
             self._taskmanagers = SparkTaskManagers(spark, order, cluster.client, self._on_lost)
             self._taskmanagers.start()
             cluster.wait_registered(spark.bounds.least, self._taskmanagers.check, START_TIMEOUT_MS)
@@ -110,7 +392,7 @@ class SparkExecutor:
             UsageError: the job is unbounded, or Spark does not start.
             PenstockError: the job failed, or Spark has ended.
         """
-        if endless := endless_sources(graph):
+        if endless := unbounded_sources(graph):
             msg = f"--engine spark needs a bounded job, but source {endless[0]} is unbounded"
             raise UsageError(msg, hint="set bounded=..., or use `penstock cluster start --provider spark`")
         slots = required_slots(graph)
@@ -119,7 +401,7 @@ class SparkExecutor:
         config = LocalClusterConfig(rest_host=self.host, rpc_host=self.host, insecure=self.insecure)
         lost = threading.Event()
 
-        def look(handle: JobHandle, job: dict[str, Any]) -> None:
+        def poll(handle: JobHandle, job: dict[str, Any]) -> None:
             if lost.is_set() and job["state"] not in TERMINAL:  # otherwise it would wait for slots forever
                 msg = f"job {handle.name} was {job['state']} when Spark ended"
                 raise PenstockError(msg, hint="run it again; see Spark's log for the cause")
@@ -127,4 +409,4 @@ class SparkExecutor:
                 self.on_poll(handle, job)
 
         with SparkCluster(config, spark, lost.set) as cluster:
-            return run_to_end(submit_graph(cluster.jobmanager.client(), graph, self.options), look, enough)
+            return run_to_end(submit_graph(cluster.jobmanager.client(), graph, self.options), poll, enough)

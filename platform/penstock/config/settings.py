@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.core.errors import UsageError
-from penstock.core.names import near
+from penstock.core.errors import UsageError, did_you_mean
 
 _HINT = "see the table of settings in the docs"
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
@@ -43,7 +42,7 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
     rate_interval_ms: int = 60_000
 
 
-def failing_at_once(settings: JobSettings) -> JobSettings:
+def fail_fast(settings: JobSettings) -> JobSettings:
     """Return the settings of a job that ends with its input: the first error of a user's function fails it."""
     restart = msgspec.structs.replace(settings.restart, user_code_attempts=0)
     return msgspec.structs.replace(settings, restart=restart)
@@ -52,7 +51,7 @@ def failing_at_once(settings: JobSettings) -> JobSettings:
 class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the autoscaler, with Flink's names.
 
-    The JobManager then changes a job's parallelism itself (`jobmanager.autoscale.scaling`).
+    The JobManager then changes a job's parallelism itself (`jobmanager.change.vertex_scaling`).
     """
 
     enabled: bool = False
@@ -207,7 +206,7 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
             target = target.get(parent, {})
         given, leaf = leaf, next((name for name in (leaf, f"{leaf}_ms", f"{leaf}_bytes") if name in target), leaf)
         if leaf not in target:
-            raise UsageError(f"unknown setting {key!r}", hint=near(key, sorted(plain)))
+            raise UsageError(f"unknown setting {key!r}", hint=did_you_mean(key, sorted(plain)))
         target[leaf] = text if given == leaf and text.strip().isdigit() else _typed(text, leaf)
     try:
         return in_range(msgspec.convert(plain, JobSettings, strict=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.kernels.compiler.compile import compiled, intrinsic, kernel, njit, types
-from penstock.kernels.compiler.deferred import Deferred
+from penstock.kernels.compiler.compile import Deferred, compiled, intrinsic, kernel, njit, types
 
 __all__ = ["Deferred", "compiled", "intrinsic", "kernel", "njit", "types"]

@@ -2,7 +2,7 @@
 
 The coordinator assigns splits, never the broker: the enumerator lists them, the job assigns them to subtasks, and
 readers return their positions in `snapshot()`. Called by `penstock.operators.sources.source_operator` and
-`penstock.jobmanager.deploy.split_assignment`.
+`penstock.jobmanager.deploy.deployment`.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ class EventLog:
         return "\n".join(f"{e.at_ms} {e.kind}: {e.text}" for e in self.entries()[-count:])
 
 
-def with_earlier(stories: Iterable[Entry], log: Iterable[Entry], own: Iterable[Entry]) -> tuple[Entry, ...]:
+def merge_event_logs(recorded: Iterable[Entry], log: Iterable[Entry], own: Iterable[Entry]) -> tuple[Entry, ...]:
     """Return one event log of the entries that earlier leaders wrote, those of the manifest log, and `own`."""
-    told = list(stories)
-    known = {(entry.generation, entry.kind, entry.text) for entry in told}
-    told += [entry for entry in log if (entry.generation, entry.kind, entry.text) not in known]
-    return (*sorted(told, key=lambda entry: (entry.generation, entry.at_ms)), *own)
+    merged = list(recorded)
+    known = {(entry.generation, entry.kind, entry.text) for entry in merged}
+    merged += [entry for entry in log if (entry.generation, entry.kind, entry.text) not in known]
+    return (*sorted(merged, key=lambda entry: (entry.generation, entry.at_ms)), *own)

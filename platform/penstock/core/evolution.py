@@ -1,10 +1,6 @@
-"""Schema evolution: how a state's value columns may change between two versions of a job.
+"""Schema evolution: which changes of a state's columns, aggregates and joins a restore accepts.
 
-Columns are matched by name once, and by field id afterwards. `evolve` decides, for a restore and for `penstock check`.
-`conform` converts rows of an older file to the present columns when they are read: nothing is rewritten at a start. The
-metadata of a column holds `id`, `default`, `initial` (the value in rows older than the column, if not the default),
-`was` (the name before), `null` (may be None) and `fills` (the values that replaced None each time the field stopped
-allowing it).
+Decides for a restore and for `penstock check`; converts rows of older files when they are read.
 """
 
 from __future__ import annotations
@@ -13,9 +9,13 @@ import base64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from penstock.core.errors import StateMismatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pyarrow as pa
 
 #: Keys of a schema's metadata: its value columns may change; the highest id ever assigned.
@@ -91,7 +91,7 @@ def is_migrated(saved: pa.Schema, wanted: pa.Schema, was: pa.Schema) -> bool:
     return _fixed(saved) == _fixed(wanted) and taken == list(zip(was.names, was.types, strict=True)) != kept
 
 
-def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def conform_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return rows of a file with the columns of `schema`: found by id, cast, missing ones filled with defaults.
 
     Raises:
@@ -266,3 +266,110 @@ def _shown(schema: pa.Schema) -> str:
 def _text(field: pa.Field, name: bytes) -> str | None:
     found = (field.metadata or {}).get(name)
     return None if found is None else found.decode()
+
+
+#: Keys of a schema's metadata: the parts of its aggregates; the window whose state it is.
+AGGREGATES, WINDOW = b"aggregates", b"window"
+#: Key of a column's metadata: it was added when rows existed.
+ADDED_LATER = b"late"
+
+
+class AggregatePart(msgspec.Struct, frozen=True):
+    """One aggregate: the columns it is computed from."""
+
+    #: The aggregate as written, such as `min(amount)`.
+    what: str
+    columns: tuple[str, ...]
+    #: Column with the number of values, if the aggregated column may be null; else empty.
+    count: str = ""
+    #: Whether it may start between two rows without a count for itself.
+    late: bool = False
+    #: Whether it divides by the number of all rows, so that its columns must cover all of them.
+    whole: bool = False
+    #: The column that the state has if the aggregated column may be null, and must not have had.
+    absent: str = ""
+
+
+def aggregates_metadata(parts: Iterable[AggregatePart], window: str) -> dict[bytes, bytes]:
+    """Return the metadata of a state's schema that describes its aggregates."""
+    return {EVOLVES: b"1", AGGREGATES: msgspec.json.encode(tuple(parts)), WINDOW: window.encode()}
+
+
+def require_same_window(saved: pa.Schema, wanted: pa.Schema) -> None:
+    """Check that both are the state of the same windows; a schema without windows passes.
+
+    Raises:
+        StateMismatchError: the windows differ.
+    """
+    had, has = ((schema.metadata or {}).get(WINDOW) for schema in (saved, wanted))
+    if had is not None and has is not None and had != has:
+        msg = f"it is the state of windows of {had.decode()}, the job has {has.decode()}"
+        raise StateMismatchError(msg, hint="give the operator a new uid")
+
+
+def evolve_state(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
+    """Evolve a state as `core.evolution.evolve`; for aggregates, also check that each can be restored.
+
+    Raises:
+        StateMismatchError: one cannot, or the window differs.
+    """
+    metadata = wanted.metadata or {}
+    if AGGREGATES not in metadata:
+        return evolve(saved, wanted)
+    require_same_window(saved, wanted)
+    had = set(saved.names)
+    late = {field.name for field in saved if ADDED_LATER in (field.metadata or {})}
+    for part in msgspec.json.decode(metadata[AGGREGATES], type=tuple[AggregatePart, ...]):
+        _check(part, had, late)
+    found = evolve(saved, wanted)
+    values = [field.name for field in wanted if field_id(field) >= FIRST_VALUE_ID]
+    carried = tuple(
+        {**more, ADDED_LATER: b"1"} if name in late or name not in had else more
+        for name, more in zip(values, found.carried, strict=True)
+    )
+    changes = [change for change in found.changes if not change.startswith(("adds ", "drops "))]
+    changes += [f"adds {name}, from rows after the restore" for name in _named(set(wanted.names) - had, wanted)]
+    changes += [f"drops {name}" for name in _named(had - set(wanted.names), saved)]
+    return Evolution(found.ids, found.last_id, carried, tuple(changes))
+
+
+def _check(part: AggregatePart, had: set[str], late: set[str]) -> None:
+    new_uid = "give the operator a new uid"
+    if part.absent in had:
+        raise StateMismatchError(f"{part.what}: its column could be null, and no longer can", hint=new_uid)
+    way = f"add it with .where(pl.lit(True)), which begins as null, or {new_uid}"
+    if all(name in had for name in part.columns):
+        if part.whole and late.intersection(part.columns):
+            raise StateMismatchError(f"{part.what} was added, but the columns it needs do not cover all rows", hint=way)
+        if part.count and part.count not in had:
+            raise StateMismatchError(f"{part.what}: its column could not be null, and now can", hint=new_uid)
+        return
+    if part.count not in had if part.count else part.late:
+        return
+    raise StateMismatchError(f"{part.what} was added; the snapshot does not hold its value for earlier rows", hint=way)
+
+
+def _named(columns: set[str], schema: pa.Schema) -> list[str]:
+    """Return the names of the accumulators, in the order of the schema; some have several columns."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in schema.names if name in columns))
+
+
+#: Keys of a schema's metadata: how the join pairs rows; the sides (`0`, `1`) whose unmatched rows are emitted too.
+JOIN, UNMATCHED = b"join", b"alone"
+
+
+def require_same_join(saved: pa.Schema, wanted: pa.Schema) -> None:
+    """Check that the rows of a join's side fit the job's join; a schema without a join passes.
+
+    Raises:
+        StateMismatchError: the join differs, or has outer rows that the saved one did not track.
+    """
+    had, has = saved.metadata or {}, wanted.metadata or {}
+    if JOIN not in had or JOIN not in has:
+        return
+    if had[JOIN] != has[JOIN]:
+        msg = f"it is the state of a join {had[JOIN].decode()}, the job has a join {has[JOIN].decode()}"
+        raise StateMismatchError(msg, hint="give the operator a new uid")
+    if set(has[UNMATCHED]) - set(had[UNMATCHED]):
+        msg = "this side of the join was inner; its state does not record which rows matched, so it cannot become outer"
+        raise StateMismatchError(msg, hint="give the operator a new uid")

@@ -51,7 +51,7 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("penstock_
 enter = _scope.set
 
 
-def settled_context() -> contextvars.Context:
+def fixed_log_context() -> contextvars.Context:
     """Return a context with the present fields as a fixed scope, for work that is done later in another thread."""
     context, scope = contextvars.copy_context(), _scope.get()
     if scope is not None:
@@ -59,7 +59,7 @@ def settled_context() -> contextvars.Context:
     return context
 
 
-def about(job_id: str, job_name: str) -> dict[str, Fields]:
+def job_extra(job_id: str, job_name: str) -> dict[str, Fields]:
     """Return the `extra` of a record about a job, for code outside of any scope."""
     return {"scope": {"job": job_id, "job_name": job_name}}
 
@@ -196,7 +196,7 @@ def configure_logs(log_format: LogFormat, **fields: str) -> None:
         sys.stderr = PrintedLines("stderr", logging.WARNING, stderr)
 
 
-def say(logger: str, text: str, prefix: str = "") -> None:
+def log_line(logger: str, text: str, prefix: str = "") -> None:
     """Write a line of the process itself: as it is, or as a record of `logger` if the log has JSON lines."""
     if isinstance(sys.stderr, PrintedLines):
         logging.getLogger(logger).info("%s", text)

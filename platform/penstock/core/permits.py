@@ -17,7 +17,7 @@ class Generation(msgspec.Struct, frozen=True, order=True):
 class CommitPermit(msgspec.Struct, frozen=True):
     """Proof that the manifest of `checkpoint_id` of `run` was appended to the dense log under `generation`.
 
-    Made in one place only, from an appended manifest (`penstock.checkpoint.log`), and rebuilt from the wire.
+    Made in one place only, from an appended manifest (`penstock.checkpoint.manifest_log`), and rebuilt from the wire.
     """
 
     job_id: str

@@ -1,7 +1,7 @@
 """Secrets: a holder that does not print itself, and the redaction of texts.
 
 `redact` is applied before text of unknown origin is kept or sent: failures of tasks (`task.chain.failure`), tails of
-logs (`taskmanager.logs`), errors of REST and of the processes' own logs.
+logs (`taskmanager.worker_logs`), errors of REST and of the processes' own logs.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Redactor:
 _remembered: set[str] = set()
 
 
-def remember(value: str) -> None:
+def register_secret(value: str) -> None:
     """Redact `value` in every text of this process from now on."""
     _remembered.add(value)
     _of_this_process.cache_clear()

@@ -42,7 +42,7 @@ def plain_schema(schema: pa.Schema, only: Collection[str] | None = None) -> pa.S
     return schema
 
 
-def kept_of(column: pa.Array, mask: pa.BooleanArray) -> pa.Array:
+def filter_array(column: pa.Array, mask: pa.BooleanArray) -> pa.Array:
     """Return the values whose `mask` is true.
 
     Arrow has no filter for views; here they keep their pool.

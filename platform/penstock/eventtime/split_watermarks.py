@@ -1,8 +1,6 @@
-"""Watermarks per source split and their minimum: the decider inside a source operator.
+"""Watermarks per source split: their minimum, idleness, and alignment within a subtask; deciders without a clock.
 
-A split becomes idle only after it was caught up (no fetch pending) for the whole time-out, without back-pressure on the
-output. Otherwise a slow reader would count as a quiet partition. `now` values are monotonic milliseconds from the
-caller.
+Owned by `operators.sources.source_operator`.
 """
 
 from __future__ import annotations
@@ -10,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 @dataclass(slots=True)
@@ -37,7 +35,7 @@ class SplitProgress:
     idle: bool
     finished: bool
     #: Time since its watermark advanced, and since its last rows; both at most the time since the subtask began.
-    standing_ms: float
+    stalled_ms: float
     quiet_ms: float
 
 
@@ -52,11 +50,11 @@ class SplitWatermarks:
         self._idle_timeout_ms = idle_timeout_ms
         self._splits: dict[str, _Split] = {}
         self._combined = floor
-        self._seen_ms: float | None = None
-        self._begun_ms: float | None = None
+        self._last_time_ms: float | None = None
+        self._start_ms: float | None = None
         self._now_ms = 0.0
         #: Start of the present back-pressure of the output; None = there is none.
-        self._held_since: float | None = None
+        self._backpressured_since: float | None = None
 
     @property
     def combined(self) -> int:
@@ -78,7 +76,7 @@ class SplitWatermarks:
         """Return the progress of each split."""
 
         def ago(when: float | None) -> float:
-            since = max(when or 0.0, self._begun_ms or 0.0)
+            since = max(when or 0.0, self._start_ms or 0.0)
             return max(0.0, self._now_ms - since)
 
         return [
@@ -107,25 +105,29 @@ class SplitWatermarks:
         """Record that the split is read to its bounded end and no longer holds back the watermark."""
         self._splits[split_id].finished = True
 
-    def pass_time(self, now_ms: float, caught_up: Iterable[str], *, backpressured: bool) -> None:
+    def advance_time(self, now_ms: float, caught_up: Iterable[str], *, backpressured: bool) -> None:
         """Advance the time to `now_ms` and mark splits idle; `caught_up` are the splits known to have no rows."""
-        self._begun_ms = now_ms if self._begun_ms is None else self._begun_ms
+        self._start_ms = now_ms if self._start_ms is None else self._start_ms
         self._now_ms = now_ms
         if self._idle_timeout_ms is None:
             return
         if backpressured:
-            self._held_since = now_ms if self._held_since is None else self._held_since
+            self._backpressured_since = now_ms if self._backpressured_since is None else self._backpressured_since
             return
-        held_since, self._held_since = self._held_since, None
-        passed = 0.0 if self._seen_ms is None else (now_ms if held_since is None else held_since) - self._seen_ms
-        self._seen_ms = now_ms
+        backpressured_since, self._backpressured_since = self._backpressured_since, None
+        passed = (
+            0.0
+            if self._last_time_ms is None
+            else (now_ms if backpressured_since is None else backpressured_since) - self._last_time_ms
+        )
+        self._last_time_ms = now_ms
         # after long back-pressure a split may have rows that were not fetched: its time-out starts again
-        anew = held_since is not None and now_ms - held_since >= self._idle_timeout_ms
+        restarted = backpressured_since is not None and now_ms - backpressured_since >= self._idle_timeout_ms
         quiet = frozenset(caught_up)
         for split_id, split in self._splits.items():
             if split_id not in quiet:
                 split.quiet_ms = None
-            elif split.quiet_ms is None or anew:
+            elif split.quiet_ms is None or restarted:
                 split.quiet_ms = 0.0
             else:
                 split.quiet_ms += passed
@@ -149,3 +151,32 @@ class SplitWatermarks:
         """Return the split's own watermark for its snapshot; None before its first row."""
         watermark = self._splits[split_id].watermark
         return None if watermark == MIN_TIMESTAMP else watermark
+
+
+class SplitAlignment:
+    """The splits of one subtask; times are microseconds."""
+
+    def __init__(self, drift_us: int) -> None:
+        """Start with no split paused; `drift_us` is how far a split may be ahead of the watermark."""
+        self._drift_us = drift_us
+        #: The limit of the group; None = unknown so far.
+        self.limit: int | None = None
+        self.paused: frozenset[str] = frozenset()
+
+    def pauses_subtask(self, combined: int) -> bool:
+        """Return whether the whole subtask pauses at the watermark `combined`."""
+        return self.limit is not None and combined > self.limit
+
+    def pause_changes(self, watermarks: Mapping[str, int], combined: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the splits to pause and those to resume, from the watermarks of all unfinished splits.
+
+        A single split never pauses; the subtask does.
+        """
+        ahead: frozenset[str] = frozenset()
+        if len(watermarks) > 1:
+            limit = min(combined + self._drift_us, MAX_TIMESTAMP if self.limit is None else self.limit)
+            ahead = frozenset(split_id for split_id, watermark in watermarks.items() if watermark > limit)
+        pause = tuple(sorted(ahead - self.paused))
+        resume = tuple(sorted(split_id for split_id in self.paused - ahead if split_id in watermarks))
+        self.paused = ahead
+        return pause, resume

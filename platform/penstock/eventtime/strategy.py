@@ -1,13 +1,11 @@
-"""The watermark strategy of a source as a frozen value: `ps.WatermarkStrategy`.
+"""The watermark strategy of a source as a frozen value, and the protocol of user-written watermark generators.
 
-Written by users, carried in the config of a source operator as builtins, applied by
-`penstock.operators.sources.source_operator`. Watermarks are microseconds. The watermark of a split whose largest
-timestamp is m is `m - bound - 1`, Flink's rule, because a row at exactly `m - bound` may still arrive.
+Written by users; applied by `operators.sources.source_operator`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -18,9 +16,28 @@ from penstock.core.errors import GraphError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     import polars as pl
+    import pyarrow as pa
 
-    from penstock.eventtime.generator import WatermarkGenerator
+
+class WatermarkGenerator(Protocol):
+    """Returns a watermark after every batch, and between batches.
+
+    A watermark (microseconds since the epoch) promises that no row with its time or an earlier one follows; such rows
+    are late. A watermark that goes back is ignored. After a restore the split has its old watermark, while the
+    generator is a new object.
+    """
+
+    def on_batch(self, times: np.ndarray[Any, np.dtype[np.int64]], rows: pa.RecordBatch) -> int | None:
+        """Take the split's next batch and return its watermark, or None to keep the present one.
+
+        `times` are the event times (microseconds), `rows` have a column `__ts`.
+        """
+
+    def on_periodic(self, now: int) -> int | None:
+        """Take the clock's time (microseconds), between polls of the source; return None to keep the watermark."""
+
 
 Unit = Literal["s", "ms", "us", "ns"]
 Kind = Literal["bounded", "punctuated", "generator", "ingestion", "unmarked", "none"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 
 
-def carried_over(saved: int) -> int:
+def initial_watermark(saved: int) -> int:
     """Return the initial watermark of a run whose snapshot has `saved`.
 
     The end of time ends one run: a job started from a drained savepoint may have more input, which is not late.

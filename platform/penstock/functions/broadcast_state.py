@@ -1,6 +1,6 @@
 """Broadcast state: the same map in every subtask, written for rows of a broadcast stream, read for rows of all keys.
 
-The user's side of the state; `penstock.operators.process.bound_broadcast` binds it.
+The user's side of the state; `penstock.operators.process.broadcast_binding` binds it.
 """
 
 from __future__ import annotations

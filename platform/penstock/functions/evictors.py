@@ -90,8 +90,8 @@ class TimeEvictor(_OneSided):
         self._keep = parse_duration_ms(keep, "evictor") * 1000
 
     def _kept(self, elements: Sequence[WindowElement]) -> Iterable[WindowElement]:
-        cut = max((element.timestamp for element in elements), default=0) - self._keep
-        return [element for element in elements if element.timestamp > cut]
+        oldest = max((element.timestamp for element in elements), default=0) - self._keep
+        return [element for element in elements if element.timestamp > oldest]
 
 
 class DeltaEvictor(_OneSided):

@@ -1,18 +1,17 @@
-"""State by key that folds added values: `ReducingState` and `AggregatingState`, each stored as one value by key.
+"""State by key that folds added values: `ReducingState`, `AggregatingState`, and the function of `.reduce(f)`.
 
-The author of a process function declares them; `penstock.operators.process.process_states` binds them to the table of a
-value. A snapshot contains them as a value: the reduced value, or the accumulator.
+Declared by users, bound by `operators.process.keyed_process`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from penstock.functions.process_function import ValueState, value_state
+from penstock.functions.process_function import KeyedProcessFunction, ValueState, value_state
 from penstock.functions.state_handles import Declaration, declaration_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.functions.state_ttl import TimeToLive
 
@@ -49,7 +48,7 @@ class ReducingState(Generic[T]):
     __slots__ = ("_declaration", "_function", "_reduced")
 
     def __init__(self, declaration: Declaration, reduced: ValueState[T]) -> None:
-        """Made by `ps.reducing_state` as a declaration, and by `over`."""
+        """Made by `ps.reducing_state` as a declaration, and by `fold_into`."""
         self._declaration = declaration
         self._function: Callable[[T, T], T] = declaration.fold
         self._reduced = reduced
@@ -74,7 +73,7 @@ class AggregatingState(Generic[In, Out]):
     __slots__ = ("_accumulator", "_aggregator", "_declaration")
 
     def __init__(self, declaration: Declaration, accumulator: ValueState[Any]) -> None:
-        """Made by `ps.aggregating_state` as a declaration, and by `over`."""
+        """Made by `ps.aggregating_state` as a declaration, and by `fold_into`."""
         self._declaration = declaration
         self._aggregator: Aggregator[In, Any, Out] = declaration.fold
         self._accumulator = accumulator
@@ -94,7 +93,7 @@ class AggregatingState(Generic[In, Out]):
         self._accumulator.clear()
 
 
-def over(
+def fold_into(
     declared: ReducingState[Any] | AggregatingState[Any, Any], held: ValueState[Any]
 ) -> ReducingState[Any] | AggregatingState[Any, Any]:
     """Return a state that folds as the declared one, into the given value."""
@@ -117,3 +116,21 @@ def aggregating_state(aggregator: Aggregator[In, Any, Out], *, ttl: TimeToLive =
     The saved value is the accumulator, of the return type of `create_accumulator`; `ttl` as for `ps.value_state`.
     """
     return AggregatingState(Declaration(ttl=ttl, fold=aggregator), value_state())
+
+
+#: Name of the state.
+REDUCED = "reduced"
+
+
+class ReduceFunction(KeyedProcessFunction):
+    """Reduces each row into its key's and emits the result; made by `api.functions.process_functions.reduced`."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        """Make it of `function`, which takes the reduced row so far and the next row, and returns a row."""
+        self.reduced: ReducingState[Any] = reducing_state(function)
+
+    def process(self, row: Any, ctx: Any) -> Iterator[Any]:
+        """Reduce a row and emit the result."""
+        del ctx
+        self.reduced.add(row)
+        yield self.reduced.get()

@@ -18,11 +18,15 @@ MOVED = {
         "migrate": "migration",
         "operator_state": "operator_lists",
         "process_function": "process_function",
-        "reduce_function": "reduce_function",
+        "reduce_function": "folding_states",
         "state_cells": "state_handles",
         "state_ttl": "state_ttl",
-        "timer_queue": "timer_queue",
+        "timer_queue": "state_handles",
         "triggers": "triggers",
         "window_function": "window_functions",
     }.items()
+} | {
+    "penstock.functions.reduce_function": "penstock.functions.folding_states",
+    "penstock.functions.timer_queue": "penstock.functions.state_handles",
+    "penstock.eventtime.generator": "penstock.eventtime.strategy",
 }

@@ -2,7 +2,7 @@
 
 A rescale distributes the elements of an `OperatorListState` round robin. Of a `UnionState`, every subtask receives the
 elements of all subtasks. Declared on a `ps.ProcessFunction`; bound by
-`penstock.operators.process.operator_state_binding`.
+`penstock.operators.process.plain_process`.
 """
 
 from __future__ import annotations

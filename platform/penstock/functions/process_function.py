@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import UsageError
-from penstock.functions.state_handles import PLAIN, Cells, Current, Declaration
-from penstock.functions.timer_queue import TimerQueue
+from penstock.functions.state_handles import PLAIN, Cells, Current, Declaration, TimerQueue
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock

@@ -1,20 +1,74 @@
 """Chaining: operators that can run in one task become one vertex; the stream graph becomes the job graph.
 
-Called by `penstock.api.environment` (and by tests); the result is what is submitted and persisted.
+The job graph has a fingerprint of the parts that must fit a snapshot. Called by `penstock.api.environment`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from penstock.graph.fingerprint import fingerprint
-from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex
-from penstock.graph.regions import connected
+from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec, connected_components
 from penstock.graph.stream_graph import StreamEdge, StreamGraph, StreamNode
-from penstock.graph.validate import validate
+from penstock.graph.validation import validate
+
+#: Kinds whose whole configuration shapes their state.
+_STATE_CONFIG = {
+    "window_aggregate": ("key", "window", "aggregates"),
+    "window_rows": ("key", "window"),
+    "zoned_window": ("key", "window", "aggregates"),
+    "processing_window": ("key", "window", "aggregates"),
+    "session_aggregate": ("key", "window", "aggregates"),
+    "window_top": ("window", "by", "count", "descending", "ties"),
+    "running_aggregate": ("key", "aggregates"),
+    "deduplicate": ("key", "keep", "by"),
+    "interval_join": ("left_key", "right_key", "suffix"),
+    "temporal_join": ("left_key", "right_key", "suffix", "how"),
+    "window_join": ("left_key", "right_key", "suffix", "window", "how"),
+    "window_rows_join": ("left_key", "right_key", "suffix", "window", "how"),
+}
+#: Keys that were added to a configuration later: hashed only where they are given.
+_ADDED = {"interval_join": ("how",)}
+
+
+def fingerprint(vertices: Sequence[JobVertex], edges: Sequence[JobEdge]) -> str:
+    """Return 32 hex digits over uids, kinds, state schemas and key columns of the stateful operators."""
+    keys = {e.target: list(e.partitioner.columns) for e in edges if isinstance(e.partitioner, KeyGroup)}
+    parts = [
+        [*_state_of(operator), keys.get(vertex.id, []) if operator is vertex.operators[0] else []]
+        for vertex in vertices
+        for operator in vertex.operators
+        if operator.stateful
+    ]
+    text = msgspec.json.encode(sorted(parts, key=str), order="sorted")
+    return hashlib.blake2b(text, digest_size=16, person=b"penstock.graph").hexdigest()
+
+
+def _state_of(operator: OperatorSpec) -> list[Any]:
+    config = operator.config
+    if operator.kind in _STATE_CONFIG:
+        shape: Any = {key: config.get(key) for key in _STATE_CONFIG[operator.kind]}
+        shape |= {key: config[key] for key in _ADDED.get(operator.kind, ()) if key in config}
+        fields = _fields(operator.output_schema)
+        if operator.kind == "deduplicate":  # the other columns are not in its state
+            kept = {*config.get("key", ()), config.get("by")}
+            fields = [field for field in fields if field.rpartition(": ")[0] in kept]
+        return [operator.uid, operator.kind, shape, fields]
+    connector = config.get("source") or config.get("sink") or {}
+    return [operator.uid, operator.kind, connector.get("factory", ""), connector.get("delivery", "")]
+
+
+def _fields(schema: str) -> list[str]:
+    """Return `name: type` of each column; the text form of a schema itself may differ between Arrow versions."""
+    if not schema:
+        return []
+    from penstock.core.schema import schema_from_text
+
+    return [f"{field.name}: {field.type}" for field in schema_from_text(schema)]
+
 
 #: Slot sharing group of a job's first region; further regions are `region-2`, `region-3`...
 DEFAULT_GROUP = "default"
@@ -43,7 +97,7 @@ def build_job_graph(graph: StreamGraph, *, complete: bool = True) -> JobGraph:
             target=ids[chain_of[edge.target]],
             partitioner=graph.partitioner(edge),
             input_index=edge.input_index,
-            schema=_as_sent(edge.schema),
+            schema=_edge_schema(edge.schema),
             side_output=edge.side_output,
             combine=edge.combine,
         )
@@ -59,7 +113,7 @@ def build_job_graph(graph: StreamGraph, *, complete: bool = True) -> JobGraph:
     )
 
 
-def _as_sent(schema: str) -> str:
+def _edge_schema(schema: str) -> str:
     """Return the schema of an edge between tasks, without views.
 
     A view would take its whole pool along with every batch.
@@ -79,7 +133,7 @@ def _as_sent(schema: str) -> str:
 
 def slot_sharing_groups(graph: StreamGraph) -> dict[int, str]:
     """Return node id -> slot sharing group: as written, else the inputs' common one, else the region's own."""
-    regions = connected([n.id for n in graph.nodes], [(e.source, e.target) for e in graph.edges])
+    regions = connected_components([n.id for n in graph.nodes], [(e.source, e.target) for e in graph.edges])
     own = {
         node: DEFAULT_GROUP if index == 0 else f"region-{index + 1}"
         for index, region in enumerate(regions)

@@ -49,7 +49,7 @@ class InputChannelSpec(msgspec.Struct, frozen=True):
     endpoint: str
 
 
-class AllOf(msgspec.Struct, frozen=True):
+class AllToAll(msgspec.Struct, frozen=True):
     """The channels of a job edge by rule: one with each subtask of the vertex at the other end, in their order."""
 
     edge: int
@@ -64,7 +64,7 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     channels: tuple[InputChannelSpec, ...] = ()
     #: Replaces `channels` until `with_channels`.
-    all_of: AllOf | None = None
+    all_of: AllToAll | None = None
     #: The largest number of channels of this edge at a subtask of either end; both divide their credit by it.
     width: int = 1
 
@@ -84,7 +84,7 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     channels: tuple[OutputChannelSpec, ...] = ()
     #: Replaces `channels` until `with_channels`.
-    all_of: AllOf | None = None
+    all_of: AllToAll | None = None
     #: As in `InputSpec`.
     width: int = 1
     side_output: str | None = None
@@ -169,24 +169,28 @@ def with_channels(task: TaskDeployment, peers: PeerTable | None) -> TaskDeployme
         return task
     me, replace = task.execution.subtask, msgspec.structs.replace
 
-    def ends(rule: AllOf) -> list[tuple[int, str, str]]:
+    def ends(rule: AllToAll) -> list[tuple[int, str, str]]:
         if peers is None or peers.epoch != rule.epoch:
             msg = f"the deployment of subtask {task.execution} lacks the peer table of deployment {rule.epoch}"
             raise ValueError(msg)
         return [(other, *peers.workers[place]) for other, place in enumerate(peers.places[rule.vertex_id])]
 
-    def entering(rule: AllOf) -> tuple[InputChannelSpec, ...]:
+    def input_channels(rule: AllToAll) -> tuple[InputChannelSpec, ...]:
         return tuple(
             InputChannelSpec(ChannelId(rule.edge, other, me, rule.epoch), worker, endpoint)
             for other, worker, endpoint in ends(rule)
         )
 
-    def leaving(rule: AllOf) -> tuple[OutputChannelSpec, ...]:
+    def output_channels(rule: AllToAll) -> tuple[OutputChannelSpec, ...]:
         return tuple(
             OutputChannelSpec(ChannelId(rule.edge, me, other, rule.epoch), worker, endpoint)
             for other, worker, endpoint in ends(rule)
         )
 
-    inputs = (s if s.all_of is None else replace(s, channels=entering(s.all_of), all_of=None) for s in task.inputs)
-    outputs = (s if s.all_of is None else replace(s, channels=leaving(s.all_of), all_of=None) for s in task.outputs)
+    inputs = (
+        s if s.all_of is None else replace(s, channels=input_channels(s.all_of), all_of=None) for s in task.inputs
+    )
+    outputs = (
+        s if s.all_of is None else replace(s, channels=output_channels(s.all_of), all_of=None) for s in task.outputs
+    )
     return replace(task, inputs=tuple(inputs), outputs=tuple(outputs))

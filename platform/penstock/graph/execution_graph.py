@@ -2,7 +2,7 @@
 
 A pure planner that makes the deployment of each subtask. The scheduler decides where each subtask runs; ids come from
 the caller. Called by `penstock.jobmanager` at every deployment (of the whole job or of one region); the result travels
-in `rpc.worker_commands.DeployTasks`.
+in `rpc.messages.DeployTasks`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.core.keygroup import ALL_HASHES, HashRange, hash_range_of
 from penstock.graph.deployment import (
-    AllOf,
+    AllToAll,
     ChannelId,
     ExecutionId,
     InputChannelSpec,
@@ -73,7 +73,7 @@ class _Planner:
         spec = InputSpec(input_index=edge.input_index, schema=edge.schema)
         if not isinstance(edge.partitioner, Forward):
             return msgspec.structs.replace(
-                spec, all_of=AllOf(index, edge.source, self.ids.epoch), width=self.width(edge)
+                spec, all_of=AllToAll(index, edge.source, self.ids.epoch), width=self.width(edge)
             )
         channel = ChannelId(index, subtask, subtask, self.ids.epoch)
         return msgspec.structs.replace(spec, channels=(InputChannelSpec(channel, *self.where(edge.source, subtask)),))
@@ -85,7 +85,7 @@ class _Planner:
         )
         if not isinstance(edge.partitioner, Forward):
             return msgspec.structs.replace(
-                spec, all_of=AllOf(index, edge.target, self.ids.epoch), width=self.width(edge)
+                spec, all_of=AllToAll(index, edge.target, self.ids.epoch), width=self.width(edge)
             )
         channel = ChannelId(index, subtask, subtask, self.ids.epoch)
         return msgspec.structs.replace(spec, channels=(OutputChannelSpec(channel, *self.where(edge.target, subtask)),))

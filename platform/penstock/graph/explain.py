@@ -6,8 +6,7 @@ Called by `env.explain()` and `penstock explain`.
 from __future__ import annotations
 
 from penstock.core.keygroup import key_groups_of
-from penstock.graph.job_graph import Forward, JobEdge, JobGraph, KeyGroup, Partitioner
-from penstock.graph.regions import regions, slots_of
+from penstock.graph.job_graph import Forward, JobEdge, JobGraph, KeyGroup, Partitioner, regions, slots_of
 from penstock.graph.stream_graph import StreamEdge, StreamGraph
 
 #: Subtasks listed one by one; the list of a wider vertex is shortened.
@@ -31,7 +30,9 @@ def _stream_lines(graph: StreamGraph) -> list[str]:
         lines.append(f"  {node.id}: {node.operator.name}{uid} x{graph.parallelism(node)}")
         for edge in graph.in_edges(node.id):
             side = f" side output {edge.side_output!r}" if edge.side_output else ""
-            lines.append(f"       from {edge.source}{side}, {describe(graph.partitioner(edge))}{_combined(edge)}")
+            lines.append(
+                f"       from {edge.source}{side}, {partitioner_text(graph.partitioner(edge))}{_combined(edge)}"
+            )
         lines.extend(_columns(node.operator.output_schema))
     return lines
 
@@ -51,7 +52,7 @@ def _job_lines(graph: JobGraph) -> list[str]:
         lines.append(f"  {vertex.id[:8]}: {vertex.name} x{vertex.parallelism}, slots {vertex.slot_sharing_group!r}")
         for edge in graph.in_edges(vertex.id):
             side = f" side output {edge.side_output!r}" if edge.side_output else ""
-            lines.append(f"       from {edge.source[:8]}{side}, {describe(edge.partitioner)}{_combined(edge)}")
+            lines.append(f"       from {edge.source[:8]}{side}, {partitioner_text(edge.partitioner)}{_combined(edge)}")
     return lines
 
 
@@ -82,7 +83,7 @@ def _channels(graph: JobGraph) -> int:
     return sum(parallelism[edge.source] * targets for edge, targets in zip(graph.edges, wide, strict=True))
 
 
-def describe(partitioner: Partitioner) -> str:
+def partitioner_text(partitioner: Partitioner) -> str:
     """Return how rows travel, in words."""
     if isinstance(partitioner, KeyGroup):
         return f"by key ({', '.join(partitioner.columns)})"

@@ -1,17 +1,18 @@
-"""The job graph: chains of operators and the edges between them.
+"""The job graph: chains of operators and the edges between them, its regions and slots, and its wire form.
 
-A client submits it and the JobManager persists it. Made by `penstock.graph.chaining` from the stream graph; read by the
-planner (`execution_graph`) and by restore checks. The JobManager does not read `config` and `payload`: they belong to
-the operators.
+A client submits it, the JobManager checks and persists it. `config` and `payload` belong to the operators.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.config.settings import JobSettings
+from penstock.core.errors import UsageError
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
@@ -133,3 +134,138 @@ def encode_graph(graph: JobGraph) -> bytes:
 def decode_graph(data: bytes) -> JobGraph:
     """Invert `encode_graph`; unpickles nothing."""
     return msgspec.json.decode(data, type=JobGraph)
+
+
+Node = TypeVar("Node", bound=Hashable)
+
+
+class SlotNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """One slot: the subtasks (vertex id, subtask index) of one sharing group that run in it together."""
+
+    group: str
+    index: int
+    subtasks: tuple[tuple[str, int], ...]
+
+
+def connected_components(nodes: Sequence[Node], edges: Iterable[tuple[Node, Node]]) -> tuple[tuple[Node, ...], ...]:
+    """Return the connected parts, each in the order of `nodes`, ordered by their first node."""
+    parent = {node: node for node in nodes}
+
+    def root(node: Node) -> Node:
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for left, right in edges:
+        parent[root(right)] = root(left)
+    parts: dict[Node, list[Node]] = {}
+    for node in nodes:
+        parts.setdefault(root(node), []).append(node)
+    return tuple(tuple(part) for part in parts.values())
+
+
+def regions(graph: JobGraph) -> tuple[tuple[str, ...], ...]:
+    """Return the pipelined regions as vertex ids."""
+    return connected_components([v.id for v in graph.vertices], [(e.source, e.target) for e in graph.edges])
+
+
+def slots_of(graph: JobGraph) -> tuple[SlotNeed, ...]:
+    """Return the slots the job needs: per group as many as its widest vertex; slot i holds subtask i of each."""
+    groups: dict[str, list[list[tuple[str, int]]]] = {}
+    for vertex in graph.vertices:
+        slots = groups.setdefault(vertex.slot_sharing_group, [])
+        for subtask in range(vertex.parallelism):
+            if subtask == len(slots):
+                slots.append([])
+            slots[subtask].append((vertex.id, subtask))
+    return tuple(
+        SlotNeed(group=group, index=index, subtasks=tuple(subtasks))
+        for group, slots in groups.items()
+        for index, subtasks in enumerate(slots)
+    )
+
+
+def required_slots(graph: JobGraph) -> int:
+    """Return how many slots the job needs: over its sharing groups, the sum of the largest parallelism."""
+    widest: dict[str, int] = {}
+    for vertex in graph.vertices:
+        widest[vertex.slot_sharing_group] = max(widest.get(vertex.slot_sharing_group, 0), vertex.parallelism)
+    return sum(widest.values())
+
+
+def unbounded_sources(graph: JobGraph) -> tuple[str, ...]:
+    """Return the names of the unbounded sources; a job without any ends when its input does."""
+    heads = (vertex.operators[0] for vertex in graph.vertices if vertex.is_source)
+    return tuple(head.name for head in heads if not head.config["source"]["bounded"])
+
+
+#: Job names and uids are names of folders.
+_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]{1,200}")
+_VERTEX_ID = re.compile(r"[0-9a-f]{32}")
+_MOST_SUBTASKS = 1 << 15
+_HINT = "submit a graph of `penstock run` or env.execute, made by the same version of penstock"
+
+
+def read_submitted(data: bytes) -> JobGraph:
+    """Return the graph in `data`.
+
+    Raises:
+        UsageError: it is not a graph, or cannot be a job; names the fault.
+    """
+    try:
+        graph = decode_graph(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        msg = f"the job graph cannot be read: {error}"
+        raise UsageError(msg, hint="client and JobManager must be of the same version") from error
+    for fault in _faults(graph):
+        msg = f"the job graph is malformed: {fault}"
+        raise UsageError(msg, hint=_HINT)
+    return graph
+
+
+def _faults(graph: JobGraph) -> Iterator[str]:
+    if not _NAME.fullmatch(graph.name):
+        yield f"the job's name {graph.name[:100]!r} cannot be the name of a folder"
+    if not graph.vertices:
+        yield "it has no vertices"
+    ids = [vertex.id for vertex in graph.vertices]
+    if len(set(ids)) != len(ids):
+        yield "two vertices have the same id"
+    if not 1 <= graph.settings.key_groups <= _MOST_SUBTASKS:
+        yield f"{graph.settings.key_groups} key groups"
+    if graph.settings.autoscaler.fault:
+        yield graph.settings.autoscaler.fault
+    for vertex in graph.vertices:
+        yield from _faults_of(vertex, graph.settings.key_groups)
+    uids = [operator.uid for vertex in graph.vertices for operator in vertex.operators]
+    if len(set(uids)) != len(uids):
+        yield "two operators have the same uid"
+    order = {vertex_id: place for place, vertex_id in enumerate(ids)}
+    for edge in graph.edges:
+        if edge.source not in order or edge.target not in order:
+            yield (
+                f"an edge connects {edge.source[:40]!r} and {edge.target[:40]!r}, which are not both "
+                "vertices of the graph"
+            )
+        elif order[edge.source] >= order[edge.target]:
+            yield f"the edge from {edge.source} to {edge.target} does not lead to a later vertex"
+
+
+def _faults_of(vertex: JobVertex, key_groups: int) -> Iterator[str]:
+    if not _VERTEX_ID.fullmatch(vertex.id):
+        yield f"{vertex.id[:40]!r} is not a vertex id"
+    if not vertex.operators:
+        yield f"vertex {vertex.id} has no operators"
+    if not 1 <= vertex.parallelism <= _MOST_SUBTASKS:
+        yield f"vertex {vertex.id} has parallelism {vertex.parallelism}"
+    if vertex.parallelism > key_groups and any(operator.keyed for operator in vertex.operators):
+        yield f"vertex {vertex.id} has more subtasks than there are key groups ({vertex.parallelism}, {key_groups})"
+    for operator in vertex.operators:
+        for name in (operator.uid, *operator.states, *operator.operator_states):
+            if not _NAME.fullmatch(name):
+                yield f"{name[:100]!r} cannot be the name of an operator or state"
+        for part in ("source", "sink"):
+            config = operator.config.get(part, {})
+            if operator.kind == part and not (isinstance(config, dict) and isinstance(config.get("factory"), str)):
+                yield f"{part} {operator.uid!r} does not name its connector"

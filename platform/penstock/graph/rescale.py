@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.core.errors import UsageError
-from penstock.graph.job_graph import Forward, JobGraph, JobVertex
-from penstock.graph.regions import connected, required_slots
+from penstock.graph.job_graph import Forward, JobGraph, JobVertex, connected_components, required_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class RescaleTo:
 
     def applied(self, graph: JobGraph, slots: int) -> JobGraph:
         """Return the rescaled graph; `slots`: those the job has or could get. Raises UsageError."""
-        vertices = within(graph, self.bounds, slots) if self.bounds else self.vertices
+        vertices = within_bounds(graph, self.bounds, slots) if self.bounds else self.vertices
         return rescaled(graph, self.parallelism, vertices)
 
 
@@ -47,7 +46,7 @@ def rescaled(graph: JobGraph, parallelism: int | None, by_uid: Mapping[str, int]
     if parallelism is None and not by_uid:
         msg = "no parallelism is given"
         raise UsageError(msg, hint="say how many subtasks: `penstock rescale JOB N`, or --vertex UID=N")
-    groups = alike(graph)
+    groups = forward_groups(graph)
     chosen: dict[str, int] = {}
     if parallelism is not None:
         own = graph.settings.parallelism
@@ -87,7 +86,7 @@ def keeping_parallelism(old: JobGraph, new: JobGraph, *, keep: bool) -> KeptPara
     running = {operator.uid: vertex.parallelism for vertex in old.vertices for operator in vertex.operators}
     before, own, most = old.settings.parallelism, new.settings.parallelism, new.settings.key_groups
     chosen = {vertex.id: vertex.parallelism for vertex in new.vertices}
-    for group in alike(new) if keep else ():
+    for group in forward_groups(new) if keep else ():
         if any(is_single(vertex) for vertex in group):
             continue
         known = [running[op.uid] for vertex in group for op in vertex.operators if op.uid in running]
@@ -104,7 +103,7 @@ def keeping_parallelism(old: JobGraph, new: JobGraph, *, keep: bool) -> KeptPara
     return KeptParallelism(msgspec.structs.replace(new, vertices=vertices, settings=settings), changes)
 
 
-def within(graph: JobGraph, bounds: Mapping[str, tuple[int, int]], slots: int) -> dict[str, int]:
+def within_bounds(graph: JobGraph, bounds: Mapping[str, tuple[int, int]], slots: int) -> dict[str, int]:
     """Return the parallelism by vertex id: the upper bounds, reduced to fit into `slots` slots.
 
     Raises:
@@ -130,20 +129,20 @@ def within(graph: JobGraph, bounds: Mapping[str, tuple[int, int]], slots: int) -
     raise UsageError(msg, hint="start another TaskManager, or lower the bounds")
 
 
-def alike(graph: JobGraph) -> tuple[tuple[JobVertex, ...], ...]:
+def forward_groups(graph: JobGraph) -> tuple[tuple[JobVertex, ...], ...]:
     """Return the vertices in groups with one parallelism: rows go from subtask i to subtask i."""
     forward = [(e.source, e.target) for e in graph.edges if isinstance(e.partitioner, Forward)]
     vertices = {v.id: v for v in graph.vertices}
-    return tuple(tuple(vertices[i] for i in group) for group in connected(list(vertices), forward))
+    return tuple(tuple(vertices[i] for i in group) for group in connected_components(list(vertices), forward))
 
 
 def _choose(
     graph: JobGraph,
     groups: tuple[tuple[JobVertex, ...], ...],
     chosen: dict[str, int],
-    asked: tuple[str, int, Mapping[str, int]],
+    request: tuple[str, int, Mapping[str, int]],
 ) -> None:
-    name, count, by_uid = asked
+    name, count, by_uid = request
     for group in groups:
         if any(name in _names(vertex) for vertex in group):
             for vertex in group:

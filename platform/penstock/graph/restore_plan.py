@@ -1,7 +1,7 @@
 """The restore plan: state of a snapshot for every subtask, keyed state clipped to its hashes, other state by its mode.
 
 Pure; called by `penstock.jobmanager` before a deployment and by `penstock check`. Source splits are only collected: the
-job assigns them (`jobmanager.deploy.split_assignment`).
+job assigns them (`jobmanager.deploy.deployment`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from penstock.core.snapshot import (
 )
 from penstock.graph.deployment import OperatorRestore
 from penstock.graph.job_graph import JobGraph
-from penstock.graph.redistribute import TASK_STATE_PREFIX, redistribute
-from penstock.graph.state_check import is_left_behind
-from penstock.graph.unkeyed_check import kept_for
+from penstock.graph.state_check import is_dropped, restorable_states
+from penstock.graph.state_redistribution import TASK_STATE_PREFIX, redistribute
 
 
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +49,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
         return max((sum(lengths) for lengths in held), default=0)
 
 
-class _Held(msgspec.Struct):
+class _SavedState(msgspec.Struct):
     """The state of one uid."""
 
     keyed: list[KeyedStateSnapshot] = []
@@ -61,7 +60,7 @@ class _Held(msgspec.Struct):
     parallelism: int = 0
 
     @property
-    def is_the_tasks_own(self) -> bool:
+    def is_task_state(self) -> bool:
         """Return whether this is only state of a task, the watermark of a task whose chain has changed."""
         own = all(state.name.startswith(TASK_STATE_PREFIX) for _, state in self.operator)
         return own and not self.keyed and not self.unpublished
@@ -91,8 +90,8 @@ def assign_state(
             own = held.get(operator.uid)
             if own is None:
                 continue
-            kept = [k for k in own.keyed if not is_left_behind(operator, k.state, allow_non_restored)]
-            unkeyed = kept_for(operator, own.operator, allow_non_restored)
+            kept = [k for k in own.keyed if not is_dropped(operator, k.state, allow_non_restored)]
+            unkeyed = restorable_states(operator, own.operator, allow_non_restored)
             parts = redistribute(unkeyed, own.parallelism, vertex.parallelism)
             for subtask in range(vertex.parallelism):
                 keyed = _keyed_part(kept, subtask, vertex.parallelism, graph.settings.key_groups)
@@ -157,24 +156,24 @@ def _keyed_part(
     return tuple(part for part in (clip_keyed(state, hashes) for state in states) if part is not None)
 
 
-def _by_uid(snapshots: Iterable[SubtaskSnapshot]) -> dict[str, _Held]:
-    held: dict[str, _Held] = {}
+def _by_uid(snapshots: Iterable[SubtaskSnapshot]) -> dict[str, _SavedState]:
+    held: dict[str, _SavedState] = {}
     subtasks = Counter(snapshot.vertex_id for snapshot in snapshots)
     for snapshot in sorted(snapshots, key=lambda s: (s.vertex_id, s.subtask)):
         for keyed in snapshot.keyed:
-            held.setdefault(keyed.uid, _Held()).keyed.append(keyed)
+            held.setdefault(keyed.uid, _SavedState()).keyed.append(keyed)
         for operator in snapshot.operator:
-            left = held.setdefault(operator.uid, _Held())
+            left = held.setdefault(operator.uid, _SavedState())
             left.operator.append((snapshot.subtask, operator))
             left.parallelism = subtasks[snapshot.vertex_id]
         for committable in snapshot.committables:
-            held.setdefault(committable.uid, _Held()).unpublished += 1
+            held.setdefault(committable.uid, _SavedState()).unpublished += 1
     return held
 
 
-def _check_known(held: dict[str, _Held], known: set[str], allowed: Collection[str]) -> None:
+def _check_known(held: dict[str, _SavedState], known: set[str], allowed: Collection[str]) -> None:
     for uid, left in sorted(held.items()):
-        if uid in known or uid in allowed or left.is_the_tasks_own:
+        if uid in known or uid in allowed or left.is_task_state:
             continue
         what = "unpublished output" if left.unpublished else "state"
         msg = f"the snapshot holds {what} of {uid!r}, and the job has no operator of that uid"
@@ -198,7 +197,7 @@ def _check_disjoint(uid: str, states: Sequence[KeyedStateSnapshot]) -> None:
                 raise StateMismatchError(msg, hint="the manifest is damaged; restore an older one with --from")
 
 
-def _splits(held: dict[str, _Held], known: set[str]) -> dict[str, tuple[Any, ...]]:
+def _splits(held: dict[str, _SavedState], known: set[str]) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
     for uid, left in held.items():
         items = tuple(item for _, state in left.operator if state.mode == "split" for item in state.items)

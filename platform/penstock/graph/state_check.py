@@ -1,34 +1,189 @@
-"""Check whether a snapshot's state fits a job: a verdict for each state, before anything starts.
+"""Check whether a snapshot's state, keyed and non-keyed, fits a job: a verdict for each state.
 
-Pure; called by `penstock check`, and by the JobManager before a job starts from a savepoint. State that passes is what
-`graph.restore_plan` distributes.
+Pure; called by `penstock check`, by the JobManager before a job starts, and by `graph.restore_plan`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+import base64
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from penstock.core.aggregate_evolution import evolve_state, require_same_window
-from penstock.core.errors import StateMismatchError
-from penstock.core.evolution import EVOLVES, MIGRATES, MIGRATES_BY, is_migrated
-from penstock.core.join_evolution import require_same_join
-from penstock.core.names import near
+from penstock.core.errors import StateMismatchError, did_you_mean
+from penstock.core.evolution import (
+    EVOLVES,
+    MIGRATES,
+    MIGRATES_BY,
+    MODE,
+    evolve,
+    evolve_state,
+    fits_by_name,
+    is_migrated,
+    require_same_join,
+    require_same_window,
+    shown_by_name,
+)
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobGraph, OperatorSpec
-from penstock.graph.redistribute import TASK_STATE_PREFIX
-from penstock.graph.unkeyed_check import begun, judged
-from penstock.graph.verdicts import ALLOW, StateVerdict
+from penstock.graph.state_redistribution import TASK_STATE_PREFIX
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Verdict = Literal["same", "migrates", "new", "dropped", "blocked"]
+#: The solution for a blocked state that may be dropped.
+DROP_STATE_HINT = "drop its state with --allow-non-restored-state {}"
+
+
+class StateVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one state."""
+
+    uid: str
+    #: Empty: the whole operator.
+    state: str = ""
+    verdict: Verdict
+    reason: str = ""
+    #: The solution for a blocked state.
+    way_out: str = ""
+
+    @property
+    def place(self) -> str:
+        """Return `uid/state`."""
+        return f"{self.uid}/{self.state}" if self.state else self.uid
+
+
+_WINDOWS = ("window_aggregate", "zoned_window", "window_rows", "processing_window", "session_aggregate")
+_JOINS = ("interval_join", "window_join", "window_rows_join", "temporal_join")
+_BROADCAST = "broadcast"
+#: kind -> names of the non-keyed state that it restores; a function without keys has its own names.
+_RESTORED_NAMES: dict[str, tuple[str, ...]] = {
+    "source": ("splits", "watermark"),
+    "assign_watermarks": ("watermark",),
+    "map_async": ("in-flight",),
+    "broadcast_process": (_BROADCAST, "watermark"),
+    "window_top": ("top",),
+    **dict.fromkeys((*_WINDOWS, *_JOINS, "process", "co_process"), ("watermark",)),
+}
+_USER_FUNCTION = "plain_process"
+#: Names that a function must not give to its own non-keyed state: another kind of operator would restore them as its
+#: own.
+RESERVED_STATE_NAMES = frozenset(name for names in _RESTORED_NAMES.values() for name in names)
+#: State that may be missing without losing rows: a watermark comes again. A function's state of that name has columns.
+_RECOVERABLE = frozenset({"watermark"})
+_MODE_NAMES = {"list": "list by subtask", "union": "union"}
+
+
+def restorable_states(
+    operator: OperatorSpec, states: Sequence[tuple[int, OperatorStateSnapshot]], allowed: Collection[str]
+) -> list[tuple[int, OperatorStateSnapshot]]:
+    """Return the states of a snapshot that an operator restores; `allowed` names state that may be dropped.
+
+    Raises:
+        StateMismatchError: a state is not empty, and the operator would ignore it.
+    """
+    kept = []
+    for subtask, state in states:
+        if state.name.startswith(TASK_STATE_PREFIX) or _restores(operator, state.name):
+            kept.append((subtask, state))
+        elif _has_rows([state]) and operator.uid not in allowed and f"{operator.uid}/{state.name}" not in allowed:
+            found = _ignored_state(operator, state.name)
+            raise StateMismatchError(found.reason, hint=found.way_out)
+    return kept
+
+
+def unkeyed_verdicts(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> list[StateVerdict]:
+    """Return the verdicts on one state of a snapshot; for broadcast state, one for each of its maps."""
+    if not _restores(operator, name):
+        if _has_rows(parts):
+            return [_ignored_state(operator, name)]
+        return [StateVerdict(uid=operator.uid, state=name, verdict="dropped", reason="it holds no rows")]
+    if operator.kind == _USER_FUNCTION:
+        return [_evolved_unkeyed(operator, name, parts)]
+    if name == _BROADCAST and operator.operator_states:
+        return [_broadcast(operator, item) for part in parts for item in part.items]
+    return [StateVerdict(uid=operator.uid, state=name, verdict="same")]
+
+
+def new_unkeyed_states(operator: OperatorSpec, held: Mapping[str, Sequence[OperatorStateSnapshot]]) -> list[str]:
+    """Return the user's non-keyed states that are not among those `held` (by name) in the snapshot."""
+    if not operator.operator_states:
+        return []
+    known = [*held, *(item["state"] for part in held.get(_BROADCAST, ()) for item in part.items)]
+    return [name for name in operator.operator_states if name not in known]
+
+
+def _restores(operator: OperatorSpec, name: str) -> bool:
+    return name in (
+        operator.operator_states if operator.kind == _USER_FUNCTION else _RESTORED_NAMES.get(operator.kind, ())
+    )
+
+
+def _has_rows(parts: Sequence[OperatorStateSnapshot]) -> bool:
+    return any(part.items and (part.name not in _RECOVERABLE or part.schema) for part in parts)
+
+
+def _ignored_state(operator: OperatorSpec, name: str) -> StateVerdict:
+    uid, way = operator.uid, DROP_STATE_HINT.format(f"{operator.uid}/{name}")
+    if operator.kind == _USER_FUNCTION:
+        reason = f"the snapshot holds operator state {name!r} of {uid!r}, which no longer declares it"
+        way = f"declare it again ({did_you_mean(name, operator.operator_states)}), or {way}"
+    else:
+        reason = f"the snapshot holds state {name!r} of {uid!r}, which is now {operator.kind}"
+        reason, way = f"{reason} and does not restore state of that name", f"give the operator a new uid, or {way}"
+    return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+
+
+def _evolved_unkeyed(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> StateVerdict:
+    from penstock.core.schema import schema_from_text  # imports Pydantic, which the JobManager seldom needs
+
+    uid, wanted, changes = operator.uid, schema_from_text(operator.operator_states[name]), list[str]()
+    mode = (wanted.metadata or {}).get(MODE, b"").decode()
+    for saved in {(part.schema, part.mode) for part in parts if part.items}:
+        if saved[1] != mode:
+            reason = (
+                f"state {name!r} of {uid!r} was a {_MODE_NAMES.get(saved[1], saved[1])} and is a {_MODE_NAMES[mode]}"
+            )
+            way = "declare it as before, or give it another name"
+            return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+        try:
+            changes += evolve(schema_from_text(saved[0]), wanted).changes
+        except StateMismatchError as error:
+            reason, way = f"state {name!r} of {uid!r}: {error.message}", error.hint or "give the operator a new uid"
+            return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+    return StateVerdict(uid=uid, state=name, verdict="migrates" if changes else "same", reason="; ".join(changes))
+
+
+def _broadcast(operator: OperatorSpec, item: dict[str, Any]) -> StateVerdict:
+    """Judge one map of a broadcast state."""
+    import pyarrow as pa
+
+    from penstock.core.schema import schema_from_text
+
+    uid, name, declared = operator.uid, item["state"], operator.operator_states
+    if not item["rows"]:
+        verdict, reason = ("same", "") if name in declared else ("dropped", "it holds no rows")
+        return StateVerdict(uid=uid, state=name, verdict=verdict, reason=reason)  # type: ignore[arg-type]
+    way = "or give the operator a new uid"
+    if name not in declared:
+        reason = f"the snapshot holds broadcast state {name!r} of {uid!r}, which the function does not declare"
+        way = f"declare it ({did_you_mean(name, declared)}), {way}"
+        return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+    saved = pa.ipc.open_stream(base64.b64decode(item["rows"])).schema
+    wanted = schema_from_text(declared[name])
+    if fits_by_name(saved, wanted):
+        return StateVerdict(uid=uid, state=name, verdict="same")
+    reason = f"broadcast state {name!r} of {uid!r} was saved with ({shown_by_name(saved)})"
+    reason = f"{reason}, the job keeps ({shown_by_name(wanted)})"
+    way = f"keep the fields of its keys and values, {way}"
+    return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+
+
 _KEY_IDS = range(101, 501)
 
 
-class _Held(msgspec.Struct):
+class _SavedState(msgspec.Struct):
     """The state of one uid: state -> its schema and rows; names of non-keyed state; pending output."""
 
     keyed: dict[str, tuple[str, int]] = {}
@@ -54,15 +209,15 @@ def check_states(
     Raises:
         StateMismatchError: `allow_non_restored` names state that the snapshot does not have, or that the job does.
     """
-    held = _held(subtasks, pending)
+    saved_by_uid = _saved_states(subtasks, pending)
     operators = {operator.uid: operator for vertex in graph.vertices for operator in vertex.operators}
     found: list[StateVerdict] = []
-    for uid, left in held.items():
+    for uid, saved_state in saved_by_uid.items():
         operator = operators.get(uid)
-        found += _gone(uid, left, operators) if operator is None else _kept(operator, left)
+        found += _removed(uid, saved_state, operators) if operator is None else _kept(operator, saved_state)
     for uid, operator in operators.items():
         if operator.stateful:
-            found += _new(operator, held.get(uid, _Held()), was_there=uid in known)
+            found += _new(operator, saved_by_uid.get(uid, _SavedState()), existed=uid in known)
     found = [_allowed(verdict, allow_non_restored) for verdict in found]
     _check_names(allow_non_restored, found)
     return tuple(sorted(found, key=lambda verdict: (verdict.uid, verdict.state)))
@@ -81,48 +236,50 @@ def require_fit(verdicts: Sequence[StateVerdict]) -> None:
         raise StateMismatchError(f"{first.reason}{others}", hint=first.way_out)
 
 
-def is_left_behind(operator: OperatorSpec, state: str, allow_non_restored: Collection[str]) -> bool:
+def is_dropped(operator: OperatorSpec, state: str, allow_non_restored: Collection[str]) -> bool:
     """Return whether a keyed state of an operator of the job is dropped: allowed, and known not to be declared."""
     if not operator.states or state in operator.states:
         return False
     return operator.uid in allow_non_restored or f"{operator.uid}/{state}" in allow_non_restored
 
 
-def _held(subtasks: Sequence[SubtaskSnapshot], pending: Sequence[Committable]) -> dict[str, _Held]:
-    held: dict[str, _Held] = {}
+def _saved_states(subtasks: Sequence[SubtaskSnapshot], pending: Sequence[Committable]) -> dict[str, _SavedState]:
+    saved_by_uid: dict[str, _SavedState] = {}
     outputs = {output.id: output for part in subtasks for output in part.committables}
     for part in subtasks:
         for state in part.keyed:
-            known = held.setdefault(state.uid, _Held()).keyed
+            known = saved_by_uid.setdefault(state.uid, _SavedState()).keyed
             schema, rows = known.get(state.state, (state.schema, 0))
             known[state.state] = schema, rows + sum(segment.rows for segment in state.segments)
         for other in part.operator:
             if not other.name.startswith(TASK_STATE_PREFIX):
-                held.setdefault(other.uid, _Held()).operator.setdefault(other.name, []).append(other)
+                saved_by_uid.setdefault(other.uid, _SavedState()).operator.setdefault(other.name, []).append(other)
     for output in {**outputs, **{c.id: c for c in pending}}.values():
-        held.setdefault(output.uid, _Held()).unpublished += 1
-    return held
+        saved_by_uid.setdefault(output.uid, _SavedState()).unpublished += 1
+    return saved_by_uid
 
 
-def _gone(uid: str, left: _Held, operators: Collection[str]) -> list[StateVerdict]:
+def _removed(uid: str, saved_state: _SavedState, operators: Collection[str]) -> list[StateVerdict]:
     """Judge the states of an operator that the job does not have."""
     found = []
-    if left.unpublished:
+    if saved_state.unpublished:
         reason = f"output of {uid!r} is not published yet, and the job has no sink of that uid"
         way = "give the sink its old uid and delivery back until its output is published"
         found.append(StateVerdict(uid=uid, state="output", verdict="blocked", reason=reason, way_out=way))
-    for state in sorted((*left.keyed, *left.operator)):
+    for state in sorted((*saved_state.keyed, *saved_state.operator)):
         reason = f"the snapshot holds state {state!r} of {uid!r}, and the job has no operator of that uid"
-        way = f"give the operator its old uid back ({near(uid, operators)}), or {ALLOW.format(uid)}"
+        way = f"give the operator its old uid back ({did_you_mean(uid, operators)}), or {DROP_STATE_HINT.format(uid)}"
         found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
     return found
 
 
-def _kept(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
+def _kept(operator: OperatorSpec, saved_state: _SavedState) -> list[StateVerdict]:
     """Judge the states of an operator that the job has."""
     uid = operator.uid
-    found = [verdict for state, parts in left.operator.items() for verdict in judged(operator, state, parts)]
-    for state, (schema, rows) in left.keyed.items():
+    found = [
+        verdict for state, parts in saved_state.operator.items() for verdict in unkeyed_verdicts(operator, state, parts)
+    ]
+    for state, (schema, rows) in saved_state.keyed.items():
         if not operator.keyed:
             reason = f"{uid!r} had keyed state {state!r}, and is now {operator.kind}, which keeps none"
             way = "give the operator a new uid"
@@ -136,17 +293,18 @@ def _kept(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
         else:
             what = f"state {state!r} of {uid!r}, which no longer declares it"
             reason = f"the snapshot holds up to {rows:,} rows of {what}"
-            way = f"declare it again ({near(state, operator.states)}), or {ALLOW.format(f'{uid}/{state}')}"
+            drop = DROP_STATE_HINT.format(f"{uid}/{state}")
+            way = f"declare it again ({did_you_mean(state, operator.states)}), or {drop}"
             found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
     return found
 
 
-def _new(operator: OperatorSpec, left: _Held, *, was_there: bool) -> list[StateVerdict]:
-    """Return verdicts for state that begins empty; `was_there`: the snapshot's job had the operator."""
-    states = [state for state in operator.states if state not in left.keyed]
-    states += begun(operator, left.operator)
-    if not (operator.states or operator.operator_states or left.keyed or left.operator):
-        if was_there:
+def _new(operator: OperatorSpec, saved_state: _SavedState, *, existed: bool) -> list[StateVerdict]:
+    """Return verdicts for state that begins empty; `existed`: the snapshot's job had the operator."""
+    states = [state for state in operator.states if state not in saved_state.keyed]
+    states += new_unkeyed_states(operator, saved_state.operator)
+    if not (operator.states or operator.operator_states or saved_state.keyed or saved_state.operator):
+        if existed:
             return [StateVerdict(uid=operator.uid, state="", verdict="same", reason="it held nothing")]
         states = [""]
     reason = "it reads from its own start" if operator.kind == "source" else "it begins empty"
@@ -229,7 +387,7 @@ def _check_names(allowed: Collection[str], found: Sequence[StateVerdict]) -> Non
         if not any(name in (verdict.uid, verdict.place) for verdict in dropped):
             msg = f"--allow-non-restored-state {name}: no state of that name can be dropped"
             raise StateMismatchError(
-                msg, hint=f"name only state that the job does not have; {near(name, _droppable(found))}"
+                msg, hint=f"name only state that the job does not have; {did_you_mean(name, _droppable(found))}"
             )
 
 

@@ -12,30 +12,32 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.checkpoint.ha_records import write_record
 from penstock.checkpoint.job_lease import LeaseHolder
-from penstock.checkpoint.job_records import write_record
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, NotFoundError, PenstockError, UsageError
 from penstock.core.rand import Rand
-from penstock.graph.job_graph import JobGraph
+from penstock.graph.job_graph import JobGraph, read_submitted
 from penstock.graph.rescale import RescaleTo
-from penstock.graph.submitted import read_submitted
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
+from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerLimits
 from penstock.jobmanager.jobs import enumerators, job_views
-from penstock.jobmanager.jobs.change_requests import ChangeParts, Changes, default_root
+from penstock.jobmanager.jobs.change_requests import ChangeParts, ChangeRequests, default_root
 from penstock.jobmanager.jobs.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.jobs.job_store import JobStore
-from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, refuse_running, submitted_with
+from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, job_of_token, refuse_running
 from penstock.jobmanager.jobs.operations import Operations, kind_of
 from penstock.jobmanager.jobs.recorded_jobs import (
-    forget_oldest,
+    DEFAULT_OPTIONS,
+    SubmitOptions,
+    delete_oldest,
     recorded_jobs,
-    start_of,
+    start_options_of,
     stopped_record,
     submitted_record,
 )
-from penstock.jobmanager.jobs.savepoint_target import savepoint_target
+from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
 from penstock.jobmanager.messages.commands import OperationEnded
 from penstock.jobmanager.messages.events import (
     CancelRequested,
@@ -44,19 +46,17 @@ from penstock.jobmanager.messages.events import (
     SavepointRequested,
     StopRequested,
 )
-from penstock.jobmanager.messages.limits import DEFAULT_LIMITS, JobManagerLimits
-from penstock.jobmanager.messages.submit_options import DEFAULT_OPTIONS, SubmitOptions
 from penstock.jobmanager.messages.views import (
     CheckpointsView,
     ClusterView,
+    EventLogEntry,
     ExceptionView,
     JobDetail,
     JobSummary,
     OperationStatus,
-    StoryEntry,
     TaskManagerView,
 )
-from penstock.jobmanager.observe.event_logs import Stories
+from penstock.jobmanager.observe.event_logs import EventLogs
 from penstock.jobmanager.observe.spans import SpanSink
 
 
@@ -88,12 +88,12 @@ class Dispatcher:
         self._parts = parts
         self._jobs: dict[str, KnownJob] = {}
         self._operations = Operations()
-        self._stories = Stories(parts.ha_store)
-        self.questions, self.release_taskmanager = parts.taskmanagers.questions, parts.taskmanagers.release
+        self._event_logs = EventLogs(parts.ha_store)
+        self.queries, self.release_taskmanager = parts.taskmanagers.queries, parts.taskmanagers.release
         self._submitting = asyncio.Lock()
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.changes = Changes(
+        self.changes = ChangeRequests(
             ChangeParts(
                 jobs=self._jobs,
                 find=self._find,
@@ -111,7 +111,7 @@ class Dispatcher:
             operation_ended=lambda driver, ended: self._operations.end(ended, driver.record.job_id),
             rescaled=self.changes.record_rescale,
             upgraded=self.changes.record_upgrade,
-            handled=lambda driver, master: self._stories.grew(driver.record.job_id, master),
+            handled=lambda driver, master: self._event_logs.entries_added(driver.record.job_id, master),
             leadership_lost=parts.leadership_lost,
             fault=parts.fault,
         )
@@ -147,7 +147,7 @@ class Dispatcher:
         if options.allow_non_restored_state and not options.from_uri:
             raise UsageError("--allow-non-restored-state needs a savepoint to start from", hint="add --from URI")
         async with self._submitting:
-            if known := submitted_with(self._jobs.values(), options.token, decoded.name):
+            if known := job_of_token(self._jobs.values(), options.token, decoded.name):
                 return known
             decoded = default_root(decoded, self._parts.ha_store.uri)
             refuse_running(self._jobs.values(), decoded)
@@ -157,7 +157,7 @@ class Dispatcher:
 
     def submitted(self, token: str) -> str:
         """Return the id of the job that was submitted with a token; empty if there is none."""
-        return submitted_with(self._jobs.values(), token)
+        return job_of_token(self._jobs.values(), token)
 
     def jobs(self) -> tuple[JobSummary, ...]:
         """Return all jobs, newest first."""
@@ -187,10 +187,10 @@ class Dispatcher:
         found = self._find(job)
         return job_views.exceptions_of(found.record, found.master)
 
-    async def story(self, job: str) -> tuple[StoryEntry, ...]:
+    async def story(self, job: str) -> tuple[EventLogEntry, ...]:
         """Return the event log of a job, oldest first, including entries of earlier leaders."""
         found = self._find(job)
-        return await self._stories.of(found.record.job_id, found.master)
+        return await self._event_logs.of(found.record.job_id, found.master)
 
     def metrics(self, job: str) -> dict[str, dict[str, float]]:
         """Return the newest metrics: `<vertex>/<subtask>` -> name -> value."""
@@ -208,7 +208,7 @@ class Dispatcher:
             UsageError: `uri` is not writable, or the token belongs to another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        if self._asked(found, request_id, "stop"):
+        if self._is_repeated(found, request_id, "stop"):
             return request_id
         event = StopRequested(request_id, await savepoint_target(found, uri, request_id, probe=True), drain)
         return self._operate(found, request_id, event)
@@ -220,7 +220,7 @@ class Dispatcher:
             UsageError: `uri` is not writable, or the token belongs to another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        probe = not self._asked(found, request_id, "savepoint")
+        probe = not self._is_repeated(found, request_id, "savepoint")
         place = await savepoint_target(found, uri, request_id, probe=probe)
         return self._operate(found, request_id, SavepointRequested(request_id, place))
 
@@ -239,8 +239,8 @@ class Dispatcher:
 
     def operation(self, request_id: str) -> OperationStatus:
         """Return the status of a stop, savepoint, checkpoint or rescale request."""
-        told = None if self._operations.known(request_id) else self.changes.told(request_id)
-        return told or self._operations.status(request_id)
+        recorded_status = None if self._operations.known(request_id) else self.changes.recorded_status(request_id)
+        return recorded_status or self._operations.status(request_id)
 
     async def wait_operation(self, request_id: str, timeout_ms: int) -> OperationStatus:
         """Wait until the request has ended or the timeout expires; return its status."""
@@ -306,7 +306,7 @@ class Dispatcher:
         for job in self._jobs.values():
             if job.driver is not None:
                 await job.driver.close(release=False)
-        await self._stories.close()
+        await self._event_logs.close()
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -359,7 +359,7 @@ class Dispatcher:
 
     def _driver(self, job: KnownJob) -> JobDriver:
         parts = self._parts
-        store = JobStore(job.graph, start_of(job.record), parts.holder, parts.clock, parts.rand)
+        store = JobStore(job.graph, start_options_of(job.record), parts.holder, parts.clock, parts.rand)
         driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand, parts.spans)
         return JobDriver(job.record, job.graph, driver_parts, self._hooks, job.driver)
 
@@ -381,12 +381,12 @@ class Dispatcher:
             await driver.close(release=True)
         finally:
             driver.ended.set()
-        await self._stories.save(job.record.job_id, driver.master)
+        await self._event_logs.save(job.record.job_id, driver.master)
         ended = [j for j in self._jobs.values() if j.record.ended]
-        for old in sorted(ended, key=lambda j: j.record.ended_ms)[: -self._parts.limits.kept_ended]:
+        for old in sorted(ended, key=lambda j: j.record.ended_ms)[: -self._parts.limits.retained_ended_jobs]:
             old.driver = None
-            self._stories.forget(old.record.job_id)
-        for job_id in await asyncio.to_thread(forget_oldest, self._parts.ha_store, [j.record for j in ended]):
+            self._event_logs.forget(old.record.job_id)
+        for job_id in await asyncio.to_thread(delete_oldest, self._parts.ha_store, [j.record for j in ended]):
             self._jobs.pop(job_id, None)
 
     def _summary(self, job: KnownJob) -> JobSummary:
@@ -396,14 +396,14 @@ class Dispatcher:
     def _find(self, name: str) -> KnownJob:
         return find_job(self._jobs, name)
 
-    def _asked(self, job: KnownJob, request_id: str, kind: str) -> bool:
+    def _is_repeated(self, job: KnownJob, request_id: str, kind: str) -> bool:
         """Return whether the request exists; a failed one may be repeated. Raises like `require_own`."""
         known = self.changes.require_own(job, request_id, kind)
         return known is not None and known.status != "FAILED"
 
     def _operate(self, job: KnownJob, request_id: str, event: Event) -> str:
         kind = kind_of(event)
-        if self._asked(job, request_id, kind):
+        if self._is_repeated(job, request_id, kind):
             return request_id
         self._operations.begin(request_id, job.record.job_id, kind)
         try:

@@ -13,17 +13,16 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint.ha_records import LeaderRecord, become_leader, check_leading, cluster_id
 from penstock.checkpoint.job_lease import this_process
-from penstock.checkpoint.job_records import LeaderRecord, become_leader, check_leading, cluster_id
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import LeadershipLostError, PenstockError, UsageError
-from penstock.core.logs import say
+from penstock.core.logs import log_line
 from penstock.core.rand import Rand, SystemRand
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
-from penstock.jobmanager.config import JobManagerConfig
+from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerConfig, JobManagerLimits
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
-from penstock.jobmanager.messages.limits import DEFAULT_LIMITS, JobManagerLimits
 from penstock.rpc.server import RpcServer
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ class JobManager:
                 await asyncio.wait_for(self._stopping.wait(), managers.check_interval_ms / 1000)
             managers.check()
             if self._dispatcher is not None:
-                self._dispatcher.changes.autoscaler.look(self._clock.now_ms())
+                self._dispatcher.changes.autoscaler.sample(self._clock.now_ms())
             if self._clock.monotonic_ms() - checked_ms < _LEADER_CHECK_MS:
                 continue
             try:
@@ -176,7 +175,7 @@ def _open_spans(endpoint: str) -> OtlpSpans:
 
 def _log(text: str) -> None:
     """Write a line to the process's log."""
-    say("penstock.jobmanager", text, "penstock: ")
+    log_line("penstock.jobmanager", text, "penstock: ")
 
 
 async def run_jobmanager(config: JobManagerConfig, ready: Callable[[JobManager], Awaitable[None]]) -> int:

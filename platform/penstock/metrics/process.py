@@ -1,16 +1,33 @@
-"""Resource usage of a process, under the names of Flink's JVM metrics; read from `/proc`.
+"""Resource usage of a process, under the names of Flink's JVM metrics, and the stacks of its threads.
 
-Read by the JobManager and the TaskManager for `/metrics` and for Flink's dashboard. Heap is the process's own memory,
-NonHeap its memory mapped from files or shared with others.
+Read by JobManager, TaskManager and workers for `/metrics`, Flink's dashboard and thread dumps.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
+import threading
+import traceback
 from pathlib import Path
 
 from penstock.core.clock import Clock
+from penstock.core.secrets import redact
+
+
+def thread_dump() -> tuple[tuple[str, str], ...]:
+    """Return each thread's name with its stack, the innermost call last, in the order of their ids."""
+    known = {thread.ident: thread for thread in threading.enumerate()}
+    found = []
+    for ident, frame in sorted(sys._current_frames().items()):  # noqa: SLF001 - the one way to see another's stack
+        thread = known.get(ident)
+        name = f"thread-{ident}" if thread is None else thread.name
+        kind = " daemon" if thread is not None and thread.daemon else ""
+        native = "" if thread is None or thread.native_id is None else f" tid={thread.native_id}"
+        found.append((name, f'"{name}"{kind}{native}\n{redact("".join(traceback.format_stack(frame)))}'))
+    return tuple(found)
+
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -93,12 +93,12 @@ class StateTimes:
         """Count the time from now on as `state`; free if it is the present state."""
         if state == self._state:
             return
-        self._book()
+        self._account()
         self._state = state
 
     def per_second(self) -> dict[str, float]:
         """Return milliseconds per second of each state over the last complete interval."""
-        self._book()
+        self._account()
         elapsed = self._entered_ms - self._since_ms
         if elapsed >= _INTERVAL_MS:
             self._rates = {state: spent * 1000.0 / elapsed for state, spent in self._spent.items()}
@@ -108,10 +108,10 @@ class StateTimes:
 
     def totals(self) -> dict[str, float]:
         """Return milliseconds of each state since the start."""
-        self._book()
+        self._account()
         return dict(self._totals)
 
-    def _book(self) -> None:
+    def _account(self) -> None:
         now = self._clock.monotonic_ms()
         self._spent[self._state] += now - self._entered_ms
         self._totals[self._state] += now - self._entered_ms

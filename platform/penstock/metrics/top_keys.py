@@ -29,11 +29,11 @@ class TopKeys(Generic[T]):
             known[item] = known.get(item, 0.0) + weight
             self.total += weight
         if len(known) > 2 * self._capacity:  # sorts now and then, not for every new item
-            cut = sorted(known.values(), reverse=True)[self._capacity]
-            self._counts = {item: weight - cut for item, weight in known.items() if weight > cut}
-            self.error += cut
+            threshold = sorted(known.values(), reverse=True)[self._capacity]
+            self._counts = {item: weight - threshold for item, weight in known.items() if weight > threshold}
+            self.error += threshold
 
-    def fade(self, factor: float) -> None:
+    def decay(self, factor: float) -> None:
         """Multiply all counts so far by `factor`."""
         self._counts = {item: weight * factor for item, weight in self._counts.items()}
         self.total *= factor

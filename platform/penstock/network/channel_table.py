@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from penstock.core.errors import PenstockError
 from penstock.network.frame import ChannelKey
 from penstock.network.input_gate import InputGate
-from penstock.network.local import LocalLink
 from penstock.network.output import OutputOptions, ResultPartition
 
 if TYPE_CHECKING:
@@ -21,8 +20,30 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.graph.deployment import ChannelId, TaskDeployment
     from penstock.network.data_plane import Wake
-    from penstock.network.partitioner import SplitKernels
+    from penstock.network.output import SplitKernels
     from penstock.network.subpartition import Subpartition
+
+
+class LocalLink:
+    """Moves elements from a subpartition into a gate, in the thread of the caller that makes it possible."""
+
+    def __init__(self, source: Subpartition, gate: InputGate, channel: int) -> None:
+        """Join `source` to `channel` of `gate`."""
+        self._source = source
+        self._gate = gate
+        self._channel = channel
+        # producer and consumer may both find elements to move: the lock keeps the order
+        self._moving = threading.Lock()
+
+    def start(self) -> None:
+        """Open the channel."""
+        self._source.attach(self._move)
+        self._gate.connect(self._channel, self._source.grant)
+
+    def _move(self) -> None:
+        with self._moving:
+            while (element := self._source.poll()) is not None:
+                self._gate.receive(self._channel, element)
 
 
 class Peer(NamedTuple):

@@ -1,9 +1,6 @@
 """The sockets of one worker: one multiplexed connection per pair of workers, one thread for all of them.
 
-With `names` the only module of the data plane that has threads; made once per worker process, after the fork. Of two
-workers the one with the lower id dials, so that there is never a second connection. A connection that is lost, refused
-or broken fails every channel on it. A peer that does not prove in time that it belongs to the job is disconnected.
-Calls: `data_plane`.
+`NetworkLimits` bounds how long a worker waits for others. Made once per worker process, after the fork.
 """
 
 from __future__ import annotations
@@ -19,15 +16,12 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import PenstockError
 from penstock.core.rand import SystemRand
-from penstock.network.addresses import Listener, dial, listeners, nearest
 from penstock.network.channel_table import ChannelTable, Peer
-from penstock.network.door import Door
 from penstock.network.frame import ChannelKey, Message
-from penstock.network.greeting import NO_TRUST, NONCE_BYTES, Greeting, RefusedError, Trust, refusal
-from penstock.network.limits import DEFAULT_LIMITS, NetworkLimits
-from penstock.network.link import Certificates, Link, passing
-from penstock.network.names import Names
+from penstock.network.handshake import NO_TRUST, NONCE_BYTES, Handshake, RefusedError, Trust, refusal
+from penstock.network.link import Certificates, Link, is_transient
 from penstock.network.session import Session
+from penstock.network.sockets import Acceptor, HostResolver, Listener, address_to_dial, dial, listeners
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
@@ -36,6 +30,22 @@ if TYPE_CHECKING:
     from penstock.network.input_gate import InputGate
     from penstock.network.output import ResultPartition
     from penstock.network.subpartition import Subpartition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkLimits:
+    """Times and counts; immutable."""
+
+    #: Time in which the worker with the lower id tries to connect, and for which the other waits.
+    connect_deadline_ms: float = 10_000
+    accept_deadline_ms: float = 30_000
+    #: Time for a peer to prove its identity, and the largest number of such peers.
+    handshake_deadline_ms: float = 10_000
+    max_unauthenticated: int = 256
+
+
+DEFAULT_LIMITS = NetworkLimits()
+
 
 _RETRY_MS = 50
 _IDLE_SECONDS = 1.0
@@ -73,17 +83,17 @@ class WorkerNetwork:
         """Listen (`addresses.listeners`: `unix:<folder>`, `tcp:<host>:<port>`, or both) and start the thread."""
         self._worker_id, self._trust, self._limits = worker_id, trust, limits
         self._certificates = None if trust.tls is None else Certificates(trust.tls)
-        self._clock, self._rand, self._names = clock, SystemRand(), Names(clock)
+        self._clock, self._rand, self._resolver = clock, SystemRand(), HostResolver(clock)
         self._on_lost = on_connection_lost
         self._selector = selectors.DefaultSelector()
-        self._door = Door(listeners(worker_id, listen), self._selector, clock)
+        self._acceptor = Acceptor(listeners(worker_id, listen), self._selector, clock)
         self._table = ChannelTable(worker_id, clock, self)
         self._peers: dict[str, _PeerState] = {}
         #: Peers without a connected socket: only these are checked in every turn.
         self._waiting: set[str] = set()
         self._links: set[Link] = set()
         #: Connections without a proof so far, oldest first, and their deadlines.
-        self._strangers: dict[Link, float] = {}
+        self._unauthenticated: dict[Link, float] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._dirty: deque[Session] = deque()
         self._woken = False
@@ -99,7 +109,7 @@ class WorkerNetwork:
     @property
     def endpoint(self) -> str:
         """Return the address at which other workers reach this one."""
-        return self._door.endpoint
+        return self._acceptor.endpoint
 
     def create_gate(self, deployment: TaskDeployment, on_data: Wake) -> InputGate | None:
         """Make the gate of one subtask; None when it has no inputs."""
@@ -162,7 +172,7 @@ class WorkerNetwork:
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._turn()
+                self._run_once()
             self._run_commands()
             self._flush_dirty()
         except BaseException as error:  # noqa: BLE001 - a fault of ours must fail the tasks, not hang them
@@ -172,11 +182,11 @@ class WorkerNetwork:
             for link in list(self._links):
                 self._drop_link(link)
             self._selector.close()
-            self._door.close()
+            self._acceptor.close()
             self._wake_in.close()
             self._wake_out.close()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         for key, mask in self._selector.select(self._timeout()):
             if key.data is None:
                 self._wake_in.recv(4096)
@@ -187,8 +197,8 @@ class WorkerNetwork:
         self._woken = False
         self._run_commands()
         self._connect_due()
-        self._drop_strangers()
-        self._door.reopen()
+        self._drop_unauthenticated()
+        self._acceptor.resume()
         self._flush_dirty()
 
     def _run_commands(self) -> None:
@@ -198,7 +208,7 @@ class WorkerNetwork:
     def _timeout(self) -> float:
         if self._commands or self._dirty:
             return 0.0
-        return _RETRY_MS / 1000 if self._waiting or self._door.shut else _IDLE_SECONDS
+        return _RETRY_MS / 1000 if self._waiting or self._acceptor.paused else _IDLE_SECONDS
 
     def _serve(self, link: Link, mask: int) -> None:
         try:
@@ -213,7 +223,7 @@ class WorkerNetwork:
                     link.waits_for_peer = False
                     self._send(link)
         except (OSError, PenstockError) as error:
-            self._lost(link, str(error), again=passing(error))
+            self._lost(link, str(error), retry=is_transient(error))
 
     def _receive(self, link: Link) -> None:
         taken = 0
@@ -227,14 +237,14 @@ class WorkerNetwork:
             while messages := link.decoder.received(count):
                 count = 0
                 for message in messages:
-                    if link.session is not None and link.greeting.done:
+                    if link.session is not None and link.handshake.done:
                         link.session.dispatch(message)
                     else:
-                        self._greeted(link, message)
+                        self._on_handshake_message(link, message)
 
     def _send(self, link: Link) -> None:
         while True:
-            if not link.unsent and link.session is not None and link.greeting.done:
+            if not link.unsent and link.session is not None and link.handshake.done:
                 link.unsent.extend(memoryview(frame).cast("B") for frame in link.session.next_frames(_SEND_BYTES))
             if not link.unsent:
                 self._want_write(link, wanted=False)
@@ -253,7 +263,7 @@ class WorkerNetwork:
             try:
                 self._send(link)
             except OSError as error:
-                self._lost(link, str(error), again=passing(error))
+                self._lost(link, str(error), retry=is_transient(error))
 
     def _want_write(self, link: Link, *, wanted: bool) -> None:
         if link.wants_write != wanted:
@@ -280,7 +290,7 @@ class WorkerNetwork:
     def _connect_due(self) -> None:
         for worker_id in list(self._waiting):
             state = self._peers[worker_id]
-            if state.link is not None and state.link.greeting.done:
+            if state.link is not None and state.link.handshake.done:
                 self._waiting.discard(worker_id)
                 continue
             now = self._clock.monotonic_ms()
@@ -293,7 +303,7 @@ class WorkerNetwork:
 
     def _dial(self, state: _PeerState) -> None:
         try:
-            dialled = dial(nearest(state.endpoint, self._door.host), self._names.address_of)
+            dialled = dial(address_to_dial(state.endpoint, self._acceptor.host), self._resolver.address_of)
         except OSError as error:
             state.last_error = str(error)
             return
@@ -301,12 +311,12 @@ class WorkerNetwork:
             state.last_error = "the name of its host is being looked up"
             return
         sock, connected = dialled
-        link = Link(sock, self._greeting(state.session.peer), state.session, self._certificates)
+        link = Link(sock, self._handshake(state.session.peer), state.session, self._certificates)
         state.link = link
         self._links.add(link)
         link.connecting, link.wants_write = not connected, True
         self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, link)
-        link.unsent.append(memoryview(link.greeting.opening()))
+        link.unsent.append(memoryview(link.handshake.opening()))
 
     def _finish_connect(self, link: Link) -> None:
         code = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -320,34 +330,34 @@ class WorkerNetwork:
         self._send(link)
 
     def _accept(self, listener: Listener) -> None:
-        for sock in self._door.come_in(listener):
-            link = Link(sock, self._greeting(), certificates=self._certificates)
+        for sock in self._acceptor.accept_all(listener):
+            link = Link(sock, self._handshake(), certificates=self._certificates)
             self._links.add(link)
-            self._strangers[link] = self._clock.monotonic_ms() + self._limits.greeting_deadline_ms
+            self._unauthenticated[link] = self._clock.monotonic_ms() + self._limits.handshake_deadline_ms
             self._selector.register(sock, selectors.EVENT_READ, link)
-            if len(self._strangers) > self._limits.most_strangers:
-                self._drop_link(next(iter(self._strangers)))
+            if len(self._unauthenticated) > self._limits.max_unauthenticated:
+                self._drop_link(next(iter(self._unauthenticated)))
 
-    def _drop_strangers(self) -> None:
+    def _drop_unauthenticated(self) -> None:
         now = self._clock.monotonic_ms()
-        for link in [link for link, deadline in self._strangers.items() if deadline <= now]:
+        for link in [link for link, deadline in self._unauthenticated.items() if deadline <= now]:
             self._drop_link(link)
 
-    def _greeting(self, expected: str = "") -> Greeting:
-        return Greeting(self._worker_id, self._trust.key, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)), expected)
+    def _handshake(self, expected: str = "") -> Handshake:
+        return Handshake(self._worker_id, self._trust.key, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)), expected)
 
-    def _greeted(self, link: Link, message: Message) -> None:
+    def _on_handshake_message(self, link: Link, message: Message) -> None:
         """Handle a message of a connection whose greeting is not complete."""
-        greeting = link.greeting
+        handshake = link.handshake
         try:
-            answer = greeting.take(message)
+            answer = handshake.take(message)
         except RefusedError as error:
             link.unsent.append(memoryview(refusal(error)))
             link.send()
             raise
         if answer:
             link.unsent.append(memoryview(answer))
-        if greeting.done:
+        if handshake.done:
             link.decoder.trust()
             if link.session is None:
                 self._admit(link)
@@ -355,26 +365,26 @@ class WorkerNetwork:
 
     def _admit(self, link: Link) -> None:
         """Attach the connection of a worker that dialled this one and has proved its identity."""
-        del self._strangers[link]
-        state = self._peers.get(link.greeting.peer)
+        del self._unauthenticated[link]
+        state = self._peers.get(link.handshake.peer)
         if state is not None and state.link is not None:
             self._lost(state.link, "the peer has connected again")
-        link.session = self._session_of(Peer(link.greeting.peer, ""))
-        self._peers[link.greeting.peer].link = link
+        link.session = self._session_of(Peer(link.handshake.peer, ""))
+        self._peers[link.handshake.peer].link = link
 
     # --- losing -------------------------------------------------------------------------------------------------------
 
-    def _lost(self, link: Link, reason: str, *, again: bool = False) -> None:
+    def _lost(self, link: Link, reason: str, *, retry: bool = False) -> None:
         """Close a connection.
 
-        `again`: if the greeting was not answered (the peer may have too many connections), dial again until the
+        `retry`: if the greeting was not answered (the peer may have too many connections), dial again until the
         deadline.
         """
         self._drop_link(link)
         session = link.session
         if session is not None:
             state = self._peers.get(session.peer)
-            if state is not None and state.link is link and again and not link.greeting.done:
+            if state is not None and state.link is link and retry and not link.handshake.done:
                 state.last_error, state.link = reason, None
             elif state is not None and state.link is link:
                 self._lose_peer(session.peer, f"connection to worker {session.peer} lost: {reason}")
@@ -390,7 +400,7 @@ class WorkerNetwork:
     def _drop_link(self, link: Link) -> None:
         if link in self._links:
             self._links.discard(link)
-            self._strangers.pop(link, None)
+            self._unauthenticated.pop(link, None)
             self._selector.unregister(link.sock)
             link.sock.close()
 

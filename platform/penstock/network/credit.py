@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Sequence
 
 
-def _returned_at(exclusive: int) -> int:
+def _return_threshold(exclusive: int) -> int:
     """Return the number of consumed bytes from which credit is returned."""
     return max(1, exclusive // 4)
 
 
 def _cost(size: int, exclusive: int) -> int:
     """Return the cost of a message, which a channel with an empty queue can always pay."""
-    return min(size, exclusive - _returned_at(exclusive) + 1)
+    return min(size, exclusive - _return_threshold(exclusive) + 1)
 
 
 class SenderCredit:
@@ -76,7 +76,7 @@ class GateCredit:
         self.unannounced = [0] * channels
         self._backlog = [0] * channels
         self._waiting: deque[int] = deque()
-        self._announce_at = [_returned_at(own) for own in exclusive]
+        self._return_thresholds = [_return_threshold(own) for own in exclusive]
 
     def cost(self, channel: int, size: int) -> int:
         """Return the cost of a message of `size` bytes, by the same rule as the sender."""
@@ -101,13 +101,13 @@ class GateCredit:
     def on_consumed(self, channel: int, cost: int) -> list[tuple[int, int]]:
         """Record a consumed message; return (channel, bytes) to grant, the longest waiting channel first."""
         self.queued[channel] -= cost
-        back = min(cost, self.floating_held[channel])
-        self.floating_held[channel] -= back
-        self.floating_free += back
-        self.unannounced[channel] += cost - back
+        returned = min(cost, self.floating_held[channel])
+        self.floating_held[channel] -= returned
+        self.floating_free += returned
+        self.unannounced[channel] += cost - returned
         self._wait_if_short(channel)
-        grants = self._serve_waiting() if back else []
-        if self.unannounced[channel] >= self._announce_at[channel]:
+        grants = self._serve_waiting() if returned else []
+        if self.unannounced[channel] >= self._return_thresholds[channel]:
             amount, self.unannounced[channel] = self.unannounced[channel], 0
             self.outstanding[channel] += amount
             grants.append((channel, amount))
@@ -115,25 +115,25 @@ class GateCredit:
 
     def on_ended(self, channel: int) -> list[tuple[int, int]]:
         """Take back the unspent floating credit of `channel`, on which no rows follow, and grant it to others."""
-        back = max(0, self.floating_held[channel] - self.queued[channel])
-        self.floating_held[channel] -= back
-        self.floating_free += back
-        self.outstanding[channel] -= min(back, self.outstanding[channel])
+        returned = max(0, self.floating_held[channel] - self.queued[channel])
+        self.floating_held[channel] -= returned
+        self.floating_free += returned
+        self.outstanding[channel] -= min(returned, self.outstanding[channel])
         self._backlog[channel] = 0
         return self._serve_waiting()
 
-    def _short(self, channel: int) -> int:
+    def _shortfall(self, channel: int) -> int:
         return self._backlog[channel] - self.outstanding[channel] - self.unannounced[channel]
 
     def _take_floating(self, channel: int) -> int:
-        taken = min(max(0, self._short(channel)), self.floating_free)
+        taken = min(max(0, self._shortfall(channel)), self.floating_free)
         self.floating_free -= taken
         self.floating_held[channel] += taken
         self.outstanding[channel] += taken
         return taken
 
     def _wait_if_short(self, channel: int) -> None:
-        if self._short(channel) > 0 and channel not in self._waiting:
+        if self._shortfall(channel) > 0 and channel not in self._waiting:
             self._waiting.append(channel)
 
     def _serve_waiting(self) -> list[tuple[int, int]]:

@@ -75,7 +75,7 @@ class ChannelKey(NamedTuple):
 
 NO_CHANNEL = ChannelKey(0, 0, 0, 0, 0)
 _KINDS = {int(kind): kind for kind in FrameKind}
-_GREETINGS = frozenset({FrameKind.HELLO, FrameKind.RESET})
+_HANDSHAKE_KINDS = frozenset({FrameKind.HELLO, FrameKind.RESET})
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -131,9 +131,9 @@ class OutgoingMessage:
         header = _HEADER.pack(length, self.kind, 0, 0, *self.key, total, self.sequence, self.backlog)
         if length == 0:
             return [header]
-        piece = self.payload if length == total else self.payload[self.sent : self.sent + length]
+        part = self.payload if length == total else self.payload[self.sent : self.sent + length]
         self.sent += length
-        return [header, piece]
+        return [header, part]
 
 
 def encode_message(
@@ -160,9 +160,9 @@ class _Partial:
 class FrameDecoder:
     """Turns received bytes into messages; large payloads are received directly into their own memory."""
 
-    def __init__(self, greeting_bytes: int = 0) -> None:
-        """Accept only greetings of at most `greeting_bytes`, if given, one per call, until `trust`."""
-        self._greeting_bytes = greeting_bytes
+    def __init__(self, handshake_bytes: int = 0) -> None:
+        """Accept only greetings of at most `handshake_bytes`, if given, one per call, until `trust`."""
+        self._handshake_bytes = handshake_bytes
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
         #: The kind is part of the key: a reset may come between the frames of its channel's message.
@@ -178,7 +178,7 @@ class FrameDecoder:
 
     def trust(self) -> None:
         """Accept messages of every kind and size from now on."""
-        self._greeting_bytes = 0
+        self._handshake_bytes = 0
 
     def buffers(self) -> list[memoryview]:
         """Return the buffers for the next bytes, in order (for `recvmsg_into`)."""
@@ -221,23 +221,23 @@ class FrameDecoder:
         while len(view):
             taken = 0
             for buffer in self.buffers():
-                piece = view[taken : taken + len(buffer)]
-                buffer[: len(piece)] = piece
-                taken += len(piece)
+                part = view[taken : taken + len(buffer)]
+                buffer[: len(part)] = part
+                taken += len(part)
             messages += self.received(taken)
             view = view[taken:]
         return messages
 
     def _parse(self, messages: list[Message]) -> None:
         scratch = self._scratch
-        while self._end - self._start >= HEADER_BYTES and not (messages and self._greeting_bytes):
+        while self._end - self._start >= HEADER_BYTES and not (messages and self._handshake_bytes):
             length, kind_code, _, _, *ids, total, sequence, backlog = _HEADER.unpack_from(scratch, self._start)
             kind = _KINDS.get(kind_code)
             if kind is None or length > total or total > MESSAGE_LIMIT:
                 raise FrameError(f"invalid frame header: kind {kind_code}, {length} of {total} bytes")
             key = ChannelKey(*ids)
-            if self._greeting_bytes and not (
-                kind in _GREETINGS and key == NO_CHANNEL and length == total <= self._greeting_bytes
+            if self._handshake_bytes and not (
+                kind in _HANDSHAKE_KINDS and key == NO_CHANNEL and length == total <= self._handshake_bytes
             ):
                 raise FrameError(
                     f"{kind.name}, {length} of {total} bytes, from a peer that has not proved its identity"
@@ -256,11 +256,11 @@ class FrameDecoder:
                 raise FrameError(f"frame of message {sequence} inside message {partial.sequence} of channel {key}")
             elif length == 0:
                 raise FrameError(f"empty frame inside message {sequence} of channel {key}")
-            here = min(available, length)
-            partial.view[partial.filled : partial.filled + here] = scratch[self._start : self._start + here]
-            partial.filled += here
-            self._start += here
-            self._missing = length - here
+            taken = min(available, length)
+            partial.view[partial.filled : partial.filled + taken] = scratch[self._start : self._start + taken]
+            partial.filled += taken
+            self._start += taken
+            self._missing = length - taken
             if self._missing:
                 self._current = partial
                 break

@@ -17,9 +17,8 @@ import pyarrow as pa
 from penstock.core.elements import Barrier, Batch, EndOfInput, StreamElement, Watermark
 from penstock.core.schema import schema_from_text
 from penstock.network.credit import GateCredit
-from penstock.network.lost_connection import ConnectionLostError
 from penstock.network.output import exclusive_bytes
-from penstock.network.subpartition import CombinedRows
+from penstock.network.subpartition import CombinedRows, ConnectionLostError
 
 if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
@@ -109,7 +108,7 @@ class InputGate:
             if size:
                 grants = self._credit.on_consumed(index, cost)
                 if size <= self._small_bytes and self._round:
-                    grants += self._take_alike(channel.input_index, items)
+                    grants += self._take_small_batches(channel.input_index, items)
             elif isinstance(item, EndOfInput):
                 grants = self._credit.on_ended(index)
             callbacks = self._callbacks(grants)
@@ -124,7 +123,7 @@ class InputGate:
         self.bytes_in += item[1]
         return item
 
-    def _take_alike(self, input_index: int, items: list[_Item]) -> list[tuple[int, int]]:
+    def _take_small_batches(self, input_index: int, items: list[_Item]) -> list[tuple[int, int]]:
         """Take small batches at the head of other channels of an input too; return the credit to grant for them.
 
         Operators have a cost for each batch, so rows of several senders that arrived together become one batch.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.config.security import INTERNAL_NAME, Tls
 from penstock.core.errors import UsageError
 from penstock.network.frame import FrameDecoder, FrameError
-from penstock.network.greeting import MESSAGE_BYTES, Greeting
+from penstock.network.handshake import MESSAGE_BYTES, Handshake
 
 if TYPE_CHECKING:
     from penstock.network.session import Session
@@ -48,7 +48,7 @@ class Link:
     def __init__(
         self,
         sock: socket.socket,
-        greeting: Greeting,
+        handshake: Handshake,
         session: Session | None = None,
         certificates: Certificates | None = None,
     ) -> None:
@@ -57,7 +57,7 @@ class Link:
         With `certificates`, traffic that leaves the host uses TLS.
         """
         self.sock = sock
-        self.greeting = greeting
+        self.handshake = handshake
         self.session = session
         self.decoder = FrameDecoder(MESSAGE_BYTES)
         self.unsent: deque[memoryview] = deque()
@@ -68,7 +68,7 @@ class Link:
         self._certificates = None if sock.family == socket.AF_UNIX else certificates
         self._dialled = session is None
         self._tls: ssl.SSLSocket | None = None
-        self._shaken = False
+        self._handshake_done = False
 
     @property
     def pending(self) -> bool:
@@ -84,7 +84,7 @@ class Link:
         try:
             if self._certificates is None:
                 return self.sock.recvmsg_into(self.decoder.buffers())[0]
-            return self._shaken_hands(self._certificates).recv_into(self.decoder.buffers()[0])
+            return self._tls_socket(self._certificates).recv_into(self.decoder.buffers()[0])
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
             return None
 
@@ -99,16 +99,16 @@ class Link:
                 buffers = [self.unsent[index] for index in range(min(len(self.unsent), _SEND_BUFFERS))]
                 sent = self.sock.sendmsg(buffers)
             else:
-                sent = self._shaken_hands(self._certificates).send(self.unsent[0])
+                sent = self._tls_socket(self._certificates).send(self.unsent[0])
         except ssl.SSLWantReadError:
             self.waits_for_peer = True
             return False
         except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError):
             return False
-        self._take_off(sent)
+        self._remove_sent(sent)
         return True
 
-    def _take_off(self, sent: int) -> None:
+    def _remove_sent(self, sent: int) -> None:
         while sent:
             first = self.unsent[0]
             if sent < len(first):
@@ -117,22 +117,22 @@ class Link:
             sent -= len(first)
             self.unsent.popleft()
 
-    def _shaken_hands(self, certificates: Certificates) -> ssl.SSLSocket:
+    def _tls_socket(self, certificates: Certificates) -> ssl.SSLSocket:
         """Continue the handshake; after it accept only the cluster's certificate, not others of its CA."""
         if self._tls is None:
             self.sock = self._tls = certificates.wrap(self.sock, dialled=self._dialled)
-        if not self._shaken:
+        if not self._handshake_done:
             self._tls.do_handshake()
             names = (self._tls.getpeercert() or {}).get("subjectAltName", ())
             if ("DNS", INTERNAL_NAME) not in names:
                 raise FrameError(
                     "the peer's certificate is not the cluster's", hint="give it the cluster's cluster.pem"
                 )
-            self._shaken = True
+            self._handshake_done = True
         return self._tls
 
 
-def passing(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Return whether a retry may succeed: the connection ended, but was not refused."""
     return isinstance(error, OSError) and (not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError))
 

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from penstock.network.data_plane import ConnectionLost, Wake
     from penstock.network.frame import ChannelKey
     from penstock.network.input_gate import InputGate
-    from penstock.network.output import ResultPartition
-    from penstock.network.partitioner import SplitKernels
+    from penstock.network.output import ResultPartition, SplitKernels
     from penstock.network.subpartition import Subpartition
 
 
-class Link(NamedTuple):
+class WorkerPair(NamedTuple):
     """One direction between two workers."""
 
     source: str
@@ -48,8 +47,8 @@ class MemoryTransport:
         """Take `frame_limit`, the payload bytes of a frame; 0 for the usual limit."""
         self._frame_limit = frame_limit
         self._networks: dict[str, MemoryNetwork] = {}
-        self._directions: dict[Link, _Direction] = {}
-        self._cut: set[frozenset[str]] = set()
+        self._directions: dict[WorkerPair, _Direction] = {}
+        self._partitioned: set[frozenset[str]] = set()
         #: Frames moved so far.
         self.frames_moved = 0
 
@@ -66,40 +65,40 @@ class MemoryTransport:
             self.disconnect(worker_id, peer, reason)
             network.lose(peer, reason)
 
-    def cut(self, one: str, other: str) -> None:
+    def partition(self, one: str, other: str) -> None:
         """Stop frames between two workers without notifying them."""
-        self._cut.add(frozenset((one, other)))
+        self._partitioned.add(frozenset((one, other)))
 
     def heal(self, one: str, other: str) -> None:
-        """Undo `cut`."""
-        self._cut.discard(frozenset((one, other)))
+        """Undo `partition`."""
+        self._partitioned.discard(frozenset((one, other)))
 
     def disconnect(self, one: str, other: str, reason: str = "the connection was cut") -> None:
         """Break the connection: frames on the way are lost, and both live sides are notified."""
-        for link in (Link(one, other), Link(other, one)):
+        for link in (WorkerPair(one, other), WorkerPair(other, one)):
             self._directions.pop(link, None)
         for worker_id, peer in ((one, other), (other, one)):
             network = self._networks.get(worker_id)
             if network is not None:
                 network.lose(peer, reason)
 
-    def ready_links(self) -> list[Link]:
+    def ready_links(self) -> list[WorkerPair]:
         """Return the links on which `pump` would move a frame, in a fixed order."""
-        links: list[Link] = []
+        links: list[WorkerPair] = []
         for worker_id in sorted(self._networks):
             for peer, session in sorted(self._networks[worker_id].sessions.items()):
-                link = Link(worker_id, peer)
-                if peer not in self._networks or frozenset(link) in self._cut:
+                link = WorkerPair(worker_id, peer)
+                if peer not in self._networks or frozenset(link) in self._partitioned:
                     continue
                 direction = self._directions.get(link)
                 if session.has_output or (direction is not None and direction.waiting):
                     links.append(link)
         return links
 
-    def pump(self, link: Link) -> bool:
+    def pump(self, link: WorkerPair) -> bool:
         """Move one frame over `link`; return whether there was one."""
         source, target = self._networks.get(link.source), self._networks.get(link.target)
-        if source is None or target is None or frozenset(link) in self._cut:
+        if source is None or target is None or frozenset(link) in self._partitioned:
             return False
         direction = self._directions.setdefault(link, _Direction())
         session = source.sessions.get(link.target)
@@ -123,7 +122,7 @@ class MemoryTransport:
                 break
         return moved
 
-    def _deliver(self, link: Link, direction: _Direction, target: MemoryNetwork, data: Buffer) -> None:
+    def _deliver(self, link: WorkerPair, direction: _Direction, target: MemoryNetwork, data: Buffer) -> None:
         receiver = target.session_of(Peer(link.source, f"memory:{link.source}"))
         try:
             for message in direction.decoder.feed(data):

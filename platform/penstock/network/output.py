@@ -1,14 +1,13 @@
 """The outgoing edge of one subtask: partitioner, subpartitions, flush deadlines, back-pressure and counters.
 
-The task calls `batch`, `watermark`, `status`, `barrier`, `end` (they never block and may overdraw), checks `available`
-between operator calls, and calls `flush_due` at `next_deadline_ms`. All times are `Clock.monotonic_ms()`.
+The splitters assign the rows of a batch to channels and lose or repeat none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -16,8 +15,7 @@ from penstock.core.elements import Barrier, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_from_text
 from penstock.core.views import plain_schema
-from penstock.graph.job_graph import KeyGroup
-from penstock.network.partitioner import SplitKernels, splitter_for
+from penstock.graph.job_graph import Broadcast, Forward, KeyGroup, Partitioner, Rebalance
 from penstock.network.subpartition import ChannelLimits, PartitionBudget, Subpartition
 
 if TYPE_CHECKING:
@@ -25,14 +23,128 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.graph.deployment import OutputSpec
 
+#: Rows for one channel.
+Slice = tuple[int, "pa.RecordBatch"]
+
+
+class Splitter(Protocol):
+    """Splits batches into per-channel batches, in channel order, without empty ones."""
+
+    def split(self, batch: pa.RecordBatch) -> list[Slice]:
+        """Return (channel, rows) pairs; rows keep their order within a channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitKernels:
+    """The compiled functions of the keyed split; a test may pass numpy versions."""
+
+    #: (batch, key columns, key groups, parallelism) -> (row order, offset of each subtask in it).
+    order_by_owner: Callable[[Any, tuple[str, ...], int, int], tuple[Any, Any]]
+    #: (batch, order, offsets) -> one batch or None per subtask.
+    take_split: Callable[[Any, Any, Any], Sequence[Any]]
+
+
+class SingleSplitter:
+    """Sends all rows to a single channel (Forward, and every partitioner at parallelism 1)."""
+
+    def split(self, batch: pa.RecordBatch) -> list[Slice]:
+        """Return the batch itself for channel 0."""
+        return [(0, batch)]
+
+
+class RebalanceSplitter:
+    """Sends whole batches round robin; senders start at different channels so that short streams spread too."""
+
+    def __init__(self, channels: int, first: int = 0) -> None:
+        """Start at channel `first` modulo `channels`."""
+        self._channels = channels
+        self._next = first % channels
+
+    def split(self, batch: pa.RecordBatch) -> list[Slice]:
+        """Return the batch for the next channel."""
+        channel = self._next
+        self._next = (channel + 1) % self._channels
+        return [(channel, batch)]
+
+
+class BroadcastSplitter:
+    """Sends every row to every channel (rows out = rows in times channels)."""
+
+    def __init__(self, channels: int) -> None:
+        """Send to `channels` channels."""
+        self._channels = channels
+
+    def split(self, batch: pa.RecordBatch) -> list[Slice]:
+        """Return the batch once per channel."""
+        return [(channel, batch) for channel in range(self._channels)]
+
+
+class KeyGroupSplitter:
+    """Sends rows to the owner of their key's group: one compiled pass, one take, zero-copy slices."""
+
+    def __init__(self, columns: tuple[str, ...], key_groups: int, channels: int, kernels: SplitKernels) -> None:
+        """Split by the key `columns` over `channels` subtasks."""
+        self._columns = columns
+        self._key_groups = key_groups
+        self._channels = channels
+        self._kernels = kernels
+
+    def split(self, batch: pa.RecordBatch) -> list[Slice]:
+        """Return the rows of each owner.
+
+        Raises:
+            RuntimeError: the split lost or repeated rows.
+        """
+        kernels = self._kernels
+        order, offsets = kernels.order_by_owner(batch, self._columns, self._key_groups, self._channels)
+        parts = kernels.take_split(batch, order, offsets)
+        slices = [(channel, part) for channel, part in enumerate(parts) if part is not None and part.num_rows]
+        rows = sum(part.num_rows for _, part in slices)
+        if rows != batch.num_rows:
+            raise RuntimeError(f"the keyed split made {rows} rows of {batch.num_rows}")
+        return slices
+
+
+def splitter_for(
+    partitioner: Partitioner, *, channels: int, key_groups: int, subtask: int = 0, kernels: SplitKernels | None = None
+) -> Splitter:
+    """Return the splitter of an edge with `channels` channels, as used by sending subtask `subtask`.
+
+    Raises:
+        GraphError: a forward edge has more than one channel.
+    """
+    match partitioner:
+        case Forward() if channels != 1:
+            raise GraphError(f"a forward edge has one channel, not {channels}", hint="equal parallelism on both sides")
+        case _ if channels == 1:
+            return SingleSplitter()
+        case KeyGroup(columns):
+            return KeyGroupSplitter(columns, key_groups, channels, kernels or compiled_kernels())
+        case Rebalance():
+            return RebalanceSplitter(channels, subtask)
+        case Broadcast():
+            return BroadcastSplitter(channels)
+    raise GraphError(f"unknown partitioner {partitioner!r}")
+
+
+def compiled_kernels() -> SplitKernels:
+    """Return the compiled split."""
+    from penstock.kernels.rows.key_group_split import (  # kernels are loaded only where keys are split
+        order_by_owner,
+        take_split,
+    )
+
+    return SplitKernels(order_by_owner, take_split)
+
+
 #: Smaller batches are gathered until the buffer time-out before they are split by key: a split costs some 50 us even
 #: for few rows.
-_WORTH_A_SPLIT_BYTES = 64 << 10
+_MIN_SPLIT_BYTES = 64 << 10
 
 
 #: Credit that the channels of a wide edge divide at each end: their number is the square of the parallelism.
 EDGE_BYTES = 16 << 20
-_LEAST_BYTES = 64 << 10
+_MIN_EXCLUSIVE_BYTES = 64 << 10
 
 
 def exclusive_bytes(settings: JobSettings, width: int = 1) -> int:
@@ -41,7 +153,7 @@ def exclusive_bytes(settings: JobSettings, width: int = 1) -> int:
     `width`: the most channels of the edge that one subtask has (`OutputSpec.width`).
     """
     most = max(1, settings.exclusive_buffers) * max(1, settings.buffer_size_bytes)
-    return min(most, max(EDGE_BYTES // max(1, width), _LEAST_BYTES))
+    return min(most, max(EDGE_BYTES // max(1, width), _MIN_EXCLUSIVE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +206,7 @@ class ResultPartition:
         self._rows_bytes = 0
         self._rows_due_ms = 0.0
         self._watermark: Watermark | None = None
-        self._worth_a_split = min(_WORTH_A_SPLIT_BYTES, limits.buffer_size_bytes)
+        self._min_split_bytes = min(_MIN_SPLIT_BYTES, limits.buffer_size_bytes)
         self._gathers = (
             isinstance(spec.partitioner, KeyGroup) and len(self.channels) > 1 and settings.buffer_timeout_ms > 0
         )
@@ -109,7 +221,7 @@ class ResultPartition:
         self._next_deadline_ms: float | None = None
         self._due_ms = limits.due_ms
         #: Time of the last output that left because it was due; initially long ago.
-        self._left_ms = options.clock.monotonic_ms() - settings.buffer_timeout_ms
+        self._last_flush_ms = options.clock.monotonic_ms() - settings.buffer_timeout_ms
 
     def combine_with(self, combiner: Combiner) -> None:
         """Use `combiner` for every batch; before the first batch."""
@@ -121,7 +233,7 @@ class ResultPartition:
         Raises:
             GraphError: the rows do not have the edge's columns.
         """
-        data = self._conforming(batch.data)
+        data = self._conform(batch.data)
         if not data.num_rows:
             return
         # Arrow's exact size of a slice costs 10 us: computed at most once per batch and divided among the slices
@@ -133,22 +245,22 @@ class ResultPartition:
         if self._gathers:
             if not self._rows:
                 self._rows_due_ms = due
-            if size < self._worth_a_split:
+            if size < self._min_split_bytes:
                 self._rows.append(data)
                 self._rows_bytes += int(size)
-                if self._rows_bytes >= self._worth_a_split:
+                if self._rows_bytes >= self._min_split_bytes:
                     self._split_gathered()
                 return
             self._split_gathered()
         self._split(data, row_bytes, due)
 
     def _split(self, data: pa.RecordBatch, row_bytes: float, due_ms: float) -> None:
-        fewer = None if self._combiner is None else self._combiner.combine(data)
-        combined = fewer is not None
-        if fewer is not None:
-            self.records_combined += data.num_rows - fewer.num_rows
-            self.bytes_out -= int(data.num_rows * row_bytes) - fewer.nbytes
-            data, row_bytes = fewer, fewer.nbytes / fewer.num_rows
+        combined_rows = None if self._combiner is None else self._combiner.combine(data)
+        combined = combined_rows is not None
+        if combined_rows is not None:
+            self.records_combined += data.num_rows - combined_rows.num_rows
+            self.bytes_out -= int(data.num_rows * row_bytes) - combined_rows.nbytes
+            data, row_bytes = combined_rows, combined_rows.nbytes / combined_rows.num_rows
         for channel, rows in self._splitter.split(data):
             self.channels[channel].add_rows(rows, max(1, int(rows.num_rows * row_bytes)), due_ms, combined=combined)
 
@@ -203,7 +315,7 @@ class ResultPartition:
         for channel in self.channels:
             if channel.deadline_ms is not None and channel.deadline_ms <= now_ms:
                 channel.flush()
-                self._left_ms = now_ms
+                self._last_flush_ms = now_ms
             if channel.deadline_ms is not None and (earliest is None or channel.deadline_ms < earliest):
                 earliest = channel.deadline_ms
         self._next_deadline_ms = earliest
@@ -236,12 +348,12 @@ class ResultPartition:
 
     def _due(self) -> float:
         """Return the deadline of data that is added now, and schedule a flush by then."""
-        due = self._due_ms(self._clock.monotonic_ms(), self._left_ms)
+        due = self._due_ms(self._clock.monotonic_ms(), self._last_flush_ms)
         if self._next_deadline_ms is None:
             self._next_deadline_ms = due
         return due
 
-    def _conforming(self, data: pa.RecordBatch) -> pa.RecordBatch:
+    def _conform(self, data: pa.RecordBatch) -> pa.RecordBatch:
         """Return `data` with the edge's schema, without which the receiver cannot decode it."""
         schema = self.schema
         if schema is None or data.schema.equals(schema):

@@ -1,8 +1,7 @@
 """One outgoing channel: small slices are merged, watermarks wait after rows, the queue is bounded in bytes.
 
-The producer is the subtask's thread (`add_*`, `flush`). The consumer is the carrier of the channel (`local`,
-`session`), which calls `grant` and `poll`. A watermark never flushes and never overtakes rows; barriers and the end of
-input flush. The builder belongs to the producer alone; the lock of the partition guards the queue.
+The producer is the subtask's thread, the consumer is the carrier of the channel. A lost receiver raises
+`ConnectionLostError`.
 """
 
 from __future__ import annotations
@@ -16,20 +15,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark, WatermarkStatus
+from penstock.core.errors import PenstockError
 from penstock.network.credit import SenderCredit
-from penstock.network.lost_connection import ConnectionLostError
 
 if TYPE_CHECKING:
     from penstock.network.frame import Event
 
+
+class ConnectionLostError(PenstockError):
+    """The other end of a channel is gone; the task must fail, rows may be lost on the way."""
+
+
 #: More pending watermarks and status changes than this are flushed: a bound above which waiting saves nothing.
 _MAX_PENDING_EVENTS = 4
 #: Deadlines are on a grid of this fraction of the buffer time-out, so that waiting data of a worker leaves together.
-_GRID_PART = 0.25
+_GRID_FRACTION = 0.25
 #: Data that arrives after a quiet buffer time-out waits for more data for this fraction of it, at most this long.
-_GATHER_PART, _MAX_GATHER_MS = 0.05, 5.0
+_GATHER_FRACTION, _MAX_GATHER_MS = 0.05, 5.0
 #: Rows of this many bytes, or of half a buffer, leave at once: waiting for more would only add a copy.
-_WORTH_A_MESSAGE = 256 << 10
+_FLUSH_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,8 @@ class ChannelLimits:
     #: Exclusive credit of the receiver, and the bytes that may queue here before the producer has to stop.
     exclusive_bytes: int
 
-    def due_ms(self, now_ms: float, left_ms: float) -> float:
-        """Return the deadline of data that is added now, if data that was due last left at `left_ms`.
+    def due_ms(self, now_ms: float, last_flush_ms: float) -> float:
+        """Return the deadline of data that is added now, if data that was due last left at `last_flush_ms`.
 
         Messages leave once per buffer time-out, on the grid. Data that comes later than that after the last message
         leaves nearly at once: it would gain nothing by waiting.
@@ -51,9 +55,9 @@ class ChannelLimits:
         timeout = self.buffer_timeout_ms
         if not timeout:
             return now_ms
-        grid = timeout * _GRID_PART
-        gathered = now_ms + min(timeout * _GATHER_PART, _MAX_GATHER_MS)
-        return max(gathered, (left_ms + timeout) // grid * grid)
+        grid = timeout * _GRID_FRACTION
+        gathered = now_ms + min(timeout * _GATHER_FRACTION, _MAX_GATHER_MS)
+        return max(gathered, (last_flush_ms + timeout) // grid * grid)
 
 
 class PartitionBudget:
@@ -62,13 +66,13 @@ class PartitionBudget:
     def __init__(self, on_available: Callable[[], None] | None = None) -> None:
         """Take `on_available`, called without the lock when the last channel over its bound falls below it."""
         self.lock = threading.Lock()
-        self.over = 0
+        self.channels_over_limit = 0
         self.on_available = on_available
 
     @property
     def available(self) -> bool:
         """Return whether no channel is over its bound."""
-        return self.over == 0
+        return self.channels_over_limit == 0
 
 
 class CombinedRows(NamedTuple):
@@ -135,7 +139,7 @@ class Subpartition:
         self._rows.append(rows)
         self._rows_bytes += size
         self._due(due_ms)
-        if self._rows_bytes >= min(_WORTH_A_MESSAGE, limit // 2) or self._limits.buffer_timeout_ms == 0:
+        if self._rows_bytes >= min(_FLUSH_BYTES, limit // 2) or self._limits.buffer_timeout_ms == 0:
             self.flush()
 
     def add_event(self, event: Watermark | WatermarkStatus, due_ms: float) -> None:
@@ -171,7 +175,7 @@ class Subpartition:
         if self._rows:
             rows = self._rows[0] if len(self._rows) == 1 else pa.concat_batches(self._rows)
             size, self._rows, self._rows_bytes = self._rows_bytes, [], 0
-            entries = [self._entry(piece, size * piece.num_rows // rows.num_rows) for piece in self._pieces(rows, size)]
+            entries = [self._entry(part, size * part.num_rows // rows.num_rows) for part in self._slices(rows, size)]
         if self._pending:
             entries += [(event, 0) for event in self._pending]
             self._pending = []
@@ -185,7 +189,7 @@ class Subpartition:
     def _only_watermark_pending(self) -> bool:
         return len(self._pending) == 1 and isinstance(self._pending[0], Watermark)
 
-    def _pieces(self, rows: pa.RecordBatch, size: int) -> list[pa.RecordBatch]:
+    def _slices(self, rows: pa.RecordBatch, size: int) -> list[pa.RecordBatch]:
         count = min(-(-size // self._limits.buffer_size_bytes), rows.num_rows)
         if count <= 1:
             return [rows]
@@ -310,11 +314,11 @@ class Subpartition:
     def _mark_over(self) -> None:
         if not self._over and self._queued_bytes >= self._limits.exclusive_bytes:
             self._over = True
-            self._budget.over += 1
+            self._budget.channels_over_limit += 1
 
     def _unmark_over(self) -> bool:
         if self._over and self._queued_bytes < self._limits.exclusive_bytes:
             self._over = False
-            self._budget.over -= 1
-            return self._budget.over == 0
+            self._budget.channels_over_limit -= 1
+            return self._budget.channels_over_limit == 0
         return False

@@ -83,7 +83,7 @@ class OperatorContext:
     read_file: Callable[[FileRef], bytes]
     restored_checkpoint: int | None = None
     #: Sinks: output of this subtask and run that an earlier attempt could not publish.
-    held: tuple[Committable, ...] = ()
+    uncommitted: tuple[Committable, ...] = ()
     #: Limits for state size and output batches.
     limits: StateLimits = PRODUCTION
 
@@ -186,14 +186,14 @@ class TimedOperator(Protocol):
         """Handle processing time `now_ms`: emit the results that it completes."""
 
 
-class ContinuingOperator(Protocol):
+class PendingOutputOperator(Protocol):
     """An operator that completes rows outside of calls; the task calls it whenever output has room."""
 
-    def go_on(self, out: Collector) -> bool:
+    def emit_ready(self, out: Collector) -> bool:
         """Emit completed rows, also while `available` is false; return whether there were any."""
 
     @property
-    def held(self) -> bool:
+    def has_pending_output(self) -> bool:
         """Whether output is pending; at the end of input `finish` is called once there is none."""
 
 
@@ -205,10 +205,10 @@ class BlockingOperator(Protocol):
         """False: the task must not feed rows now; barriers still pass."""
 
 
-class NarrowingOperator(Protocol):
+class ColumnPruningOperator(Protocol):
     """An operator that reads columns by name and emits only those that are used downstream."""
 
-    def narrow(self, behind: frozenset[str] | None) -> frozenset[str] | None:
+    def required_columns(self, downstream_columns: frozenset[str] | None) -> frozenset[str] | None:
         """Take the columns used downstream, return the required input columns; None: all.
 
         Called once, between `open` and the first batch; an operator without it uses all columns.

@@ -19,7 +19,8 @@ from penstock.config.security import UNPROTECTED, Security
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.core.rand import Rand, SystemRand
-from penstock.rpc import tls
+from penstock.rpc import channel as tls
+from penstock.rpc.authentication import NONCE_BYTES, AuthenticationError, TaskManagerEnd
 from penstock.rpc.channel import OPTIONS, PATH, SendQueue
 from penstock.rpc.messages import (
     RegisterTaskManager,
@@ -28,9 +29,8 @@ from penstock.rpc.messages import (
     decode_taskmanager_command,
     encode,
 )
-from penstock.rpc.proof import NONCE_BYTES, DistrustError, TaskManagerEnd
 
-_SECOND_LOOK_MS = 200.0
+_RECHECK_MS = 200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class ReconnectPolicy:
     #: Unreachable for this long: `run` raises; None waits forever.
     give_up_after_ms: int | None = 600_000
     #: Limit for a JobManager that answers, if the mutual proof fails.
-    distrust_after_ms: int = 10_000
+    authentication_timeout_ms: int = 10_000
     #: A new stream without an answer is closed after this time; the time doubles up to the maximum.
     answer_ms: int = 5_000
-    most_answer_ms: int = 10_000
+    max_answer_ms: int = 10_000
 
 
 class TaskManagerLink:
@@ -69,7 +69,7 @@ class TaskManagerLink:
         self._on_disconnect = on_disconnect
         self._policy = policy
         self._security = security
-        self._distrusts = False
+        self._authentication_failed = False
         self._clock: Clock = SystemClock()
         self._rand: Rand = SystemRand()
         self._queue: SendQueue | None = None
@@ -115,7 +115,9 @@ class TaskManagerLink:
             if heard:
                 delay_ms, lost_since, grows_at = float(self._policy.first_delay_ms), now, now
             # Counted separately from `lost_since`: this JobManager may have started just now.
-            distrusted_since = (now if distrusted_since is None else distrusted_since) if self._distrusts else None
+            distrusted_since = (
+                (now if distrusted_since is None else distrusted_since) if self._authentication_failed else None
+            )
             self._check_patience(now - lost_since, None if distrusted_since is None else now - distrusted_since, reason)
             wait_s = delay_ms * (0.8 + 0.4 * self._rand.fraction()) / 1000
             with contextlib.suppress(TimeoutError):
@@ -126,14 +128,14 @@ class TaskManagerLink:
     def _check_patience(self, lost_ms: float, distrusted_ms: float | None, reason: str) -> None:
         """Raise if the JobManager has been unreachable, or its proof has failed, for too long."""
         give_up = self._policy.give_up_after_ms
-        distrusted = distrusted_ms is not None and distrusted_ms > self._policy.distrust_after_ms
+        distrusted = distrusted_ms is not None and distrusted_ms > self._policy.authentication_timeout_ms
         if distrusted or (give_up is not None and lost_ms > give_up):
             msg = f"the JobManager at {self.address} is unreachable: {reason}"
             raise PenstockError(msg, hint="it answers" if distrusted else "check that it is running, and its address")
 
     async def _one_stream(self) -> tuple[bool, str]:
         """Connect, register and serve one stream; return whether the JobManager answered, and why the stream ended."""
-        heard = self._distrusts = False
+        heard = self._authentication_failed = False
         self._silence_ms = self._answer_ms
         reason = "the JobManager closed the stream"
         queue = SendQueue()
@@ -149,17 +151,17 @@ class TaskManagerLink:
                 if not heard:  # from now on the handler sets the limit
                     heard, self._silence_ms, self._answer_ms = True, None, float(self._policy.answer_ms)
                 self._handle(decode_taskmanager_command(data))
-        except DistrustError as error:
-            reason, self._distrusts = str(error), True
+        except AuthenticationError as error:
+            reason, self._authentication_failed = str(error), True
         except (grpc.RpcError, aio.UsageError) as error:
             reason = _reason_of(error)
-            self._distrusts = getattr(error, "code", lambda: None)() == grpc.StatusCode.UNAUTHENTICATED
+            self._authentication_failed = getattr(error, "code", lambda: None)() == grpc.StatusCode.UNAUTHENTICATED
         except asyncio.InvalidStateError as error:
             reason = str(error)
         except TimeoutError as error:
             reason = str(error) or f"the JobManager did not answer within {self._answer_ms / 1000:.0f} s"
             if not heard:
-                self._answer_ms = min(2 * self._answer_ms, float(self._policy.most_answer_ms))
+                self._answer_ms = min(2 * self._answer_ms, float(self._policy.max_answer_ms))
         except msgspec.MsgspecError as error:
             reason = f"the JobManager sent an invalid message: {error}"
         finally:
@@ -178,7 +180,7 @@ class TaskManagerLink:
         if self._security.cluster is None:
             return aio.insecure_channel(self.address, options=OPTIONS)
         credentials = tls.channel_credentials(self._security.cluster)
-        return aio.secure_channel(self.address, credentials, options=(*OPTIONS, *tls.CHANNEL_OPTIONS))
+        return aio.secure_channel(self.address, credentials, options=(*OPTIONS, *tls.TLS_OPTIONS))
 
     async def _prove(self, call: Any) -> None:
         """Exchange mutual proofs of the cluster secret with the JobManager."""
@@ -200,7 +202,7 @@ class TaskManagerLink:
         silence_ms = self._silence_ms
         try:
             # if this process itself was suspended, the second wait sees messages that arrived meanwhile
-            for timeout_ms in (silence_ms, _SECOND_LOOK_MS):
+            for timeout_ms in (silence_ms, _RECHECK_MS):
                 timeout_s = None if timeout_ms is None else timeout_ms / 1000
                 await asyncio.wait((read, closing), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if read.done():

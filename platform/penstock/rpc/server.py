@@ -19,7 +19,8 @@ from grpc import aio
 from penstock.config.security import UNPROTECTED, Security, is_loopback
 from penstock.core.errors import PenstockError
 from penstock.core.rand import Rand, SystemRand
-from penstock.rpc import tls
+from penstock.rpc import channel
+from penstock.rpc.authentication import NONCE_BYTES, AuthenticationError, JobManagerEnd, is_same_user, split_address
 from penstock.rpc.channel import METHOD, OPTIONS, SERVICE, SendQueue
 from penstock.rpc.messages import (
     RegisterTaskManager,
@@ -28,8 +29,6 @@ from penstock.rpc.messages import (
     decode_taskmanager_report,
     encode,
 )
-from penstock.rpc.peer import is_same_user, split_address
-from penstock.rpc.proof import NONCE_BYTES, DistrustError, JobManagerEnd
 
 _REGISTER_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 0.5
@@ -116,7 +115,7 @@ class RpcServer:
             self._port = (
                 server.add_insecure_port(self.address)
                 if cluster is None
-                else server.add_secure_port(self.address, tls.server_credentials(cluster))
+                else server.add_secure_port(self.address, channel.server_credentials(cluster))
             )
         except RuntimeError as error:
             msg = f"the JobManager cannot listen on {self.address}: {error}"
@@ -177,18 +176,18 @@ class RpcServer:
             return None
         registration = decode_taskmanager_report(first)
         if not isinstance(registration, RegisterTaskManager):
-            raise DistrustError("the first message must be RegisterTaskManager", hint="it has another version")
+            raise AuthenticationError("the first message must be RegisterTaskManager", hint="it has another version")
         return registration
 
     def _check_peer(self, context: Any) -> None:
         """Refuse a foreign certificate, or without certificates another local user, before reading any byte."""
         if self._security.cluster is not None:
-            if not tls.is_of_the_cluster(context.auth_context()):
-                raise DistrustError("its certificate is not the cluster's", hint="use the cluster's cluster.pem")
+            if not channel.is_cluster_certificate(context.auth_context()):
+                raise AuthenticationError("its certificate is not the cluster's", hint="use the cluster's cluster.pem")
             return
         host, port = split_address(context.peer())
         if is_loopback(self._host) and not is_same_user((host, port), (self._host, self._port)):
-            raise DistrustError("it runs as another user", hint="start it as the user that runs the JobManager")
+            raise AuthenticationError("it runs as another user", hint="start it as the user that runs the JobManager")
 
     async def _read(self, session: Session, context: Any, writer: asyncio.Task[None]) -> str:
         while True:

@@ -1,27 +1,58 @@
-"""Protocols of keyed state for the task and the operators: the store of one operator, and the frozen state.
+"""Interfaces of keyed state for the task and the operators.
 
-Implemented by `penstock.state.store`. All methods except `encode` and `CompactionJob.run` are called in the subtask's
-own thread.
+The request that opens it, the store, frozen states and background jobs.
+
+Implemented by `penstock.state.store`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+from penstock.state.remote.remote_log import Gather, one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     import pyarrow as pa
 
+    from penstock.config.settings import JobSettings
+    from penstock.core.keygroup import HashRange
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
     from penstock.state.cells.accumulators import PaneTableSpec
-    from penstock.state.log.encoded_segment import EncodedSegment
+    from penstock.state.log.segments import EncodedSegment
     from penstock.state.log.ttl import Ttl
+    from penstock.state.memory.budget import MemoryBudget
     from penstock.state.panes.pane_table import PaneTable
     from penstock.state.panes.running_table import RunningTable
     from penstock.state.panes.session_cold import SessionRule
     from penstock.state.panes.session_table import SessionTable
     from penstock.state.tables.row_state import RowState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedStateRequest:
+    """The data that the task passes to open an operator's state."""
+
+    uid: str
+    #: Snapshots of this operator, clipped to `hash_range` by the job.
+    snapshots: tuple[KeyedStateSnapshot, ...]
+    hash_range: HashRange
+    settings: JobSettings
+    #: Reads a file of a snapshot or a part of it, verified if the reference has a checksum.
+    read: Callable[[FileRef], bytes]
+    #: The folder of this subtask attempt for spilled and cold rows; created when needed.
+    directory: Path
+    #: `<run>/<vertex>/<subtask>/<attempt>`.
+    writer: str
+    budget: MemoryBudget
+    #: Runs several reads in parallel.
+    gather: Gather = one_by_one
+    #: Size limits of tables, logs and files.
+    limits: StateLimits = PRODUCTION
 
 
 class FrozenState(Protocol):
@@ -93,8 +124,8 @@ class KeyedStateStore(Protocol):
     def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
         """Declare (once, in `open`) a table of sessions; it is restored when this returns."""
 
-    def row_state(self, key_schema: pa.Schema, *, leaves: bool = False) -> RowState:
-        """Declare (once, in `open`) values, rows and timers by key; `leaves`: keys may be evicted."""
+    def row_state(self, key_schema: pa.Schema, *, evictable: bool = False) -> RowState:
+        """Declare (once, in `open`) values, rows and timers by key; `evictable`: keys may be evicted."""
 
     def check_all_declared(self) -> None:
         """Check that every state of the snapshot was declared."""

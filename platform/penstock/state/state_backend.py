@@ -11,18 +11,17 @@ from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.keys.key_index import plain_key_schema
 from penstock.state.remote.regions import FileRegions, StoreRegions
-from penstock.state.remote.remote_keys import KeyTiers, RemoteKeys
+from penstock.state.remote.remote_keys import KeyStores, RemoteKeys
 from penstock.state.remote.remote_log import Reader
-from penstock.state.remote.remote_pane_log import RemoteSegments
-from penstock.state.remote.remote_panes import RemoteRows
-from penstock.state.remote.remote_runs import RemoteRuns, RunTiers
+from penstock.state.remote.remote_panes import RemotePaneLog, RemotePanes
+from penstock.state.remote.remote_runs import RemoteRuns, RunStores
 from penstock.state.spill.cold_file import FileRows
 from penstock.state.spill.cold_panes import StoreRows
-from penstock.state.spill.cold_records import ColdHome
-from penstock.state.spill.join_spill import SpillArea
+from penstock.state.spill.cold_records import SpillStore
+from penstock.state.spill.join_runs import RunFiles
 
 if TYPE_CHECKING:
-    from penstock.state.keyed_request import KeyedStateRequest
+    from penstock.state.keyed import KeyedStateRequest
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.spill.cold_panes import ColdRows, ColdStore
 
@@ -30,16 +29,16 @@ if TYPE_CHECKING:
 _COLD_SHARE = 4
 
 
-class ColdPlaces:
+class StateBackend:
     """The stores of one attempt of one operator of one subtask."""
 
     def __init__(self, request: KeyedStateRequest) -> None:
         """Open nothing yet."""
         self._request = request
         self._share = request.settings.managed_memory_bytes // _COLD_SHARE
-        self._opened: list[ColdRows | ColdHome | SpillArea | RemoteRuns] = []
+        self._opened: list[ColdRows | SpillStore | RunFiles | RemoteRuns] = []
         #: The remote states, for prefetches.
-        self.remote: list[RemoteRows | RemoteKeys | RemoteRuns] = []
+        self.remote: list[RemotePanes | RemoteKeys | RemoteRuns] = []
 
     def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdRows | None:
         """Return the cold side of a pane table; None: all rows stay in memory.
@@ -66,7 +65,7 @@ class ColdPlaces:
         self._opened.append(rows)
         return rows
 
-    def keys(self, name: str = "rows") -> KeyTiers | None:
+    def keys(self, name: str = "rows") -> KeyStores | None:
         """Return the stores of evicted or remote keys; None: all keys stay in memory.
 
         Each needs a different name.
@@ -80,28 +79,28 @@ class ColdPlaces:
         from penstock.state.spill import rocksdb
 
         rocksdb.require()
-        home = ColdHome(lambda: self._open_store(name), self._request.directory, self._request.limits)
-        self._opened.append(home)
+        spill_store = SpillStore(lambda: self._open_store(name), self._request.directory, self._request.limits)
+        self._opened.append(spill_store)
         if backend != "remote":
-            return KeyTiers(home)
-        fetches = RemoteKeys(home, self._request.hash_range, self._reader, self._local_bytes)
+            return KeyStores(spill_store)
+        fetches = RemoteKeys(spill_store, self._request.hash_range, self._reader, self._local_bytes)
         self.remote.append(fetches)
-        return KeyTiers(home, fetches)
+        return KeyStores(spill_store, fetches)
 
-    def runs(self) -> RunTiers | None:
+    def runs(self) -> RunStores | None:
         """Return the stores of spilled or remote join rows; None: all rows stay in memory."""
         request = self._request
         if request.settings.state_backend == "hashmap":
             return None
-        area = SpillArea(request.directory, limits=request.limits)
-        self._opened.append(area)
+        run_files = RunFiles(request.directory, limits=request.limits)
+        self._opened.append(run_files)
         if request.settings.state_backend != "remote":
-            return RunTiers(area)
+            return RunStores(run_files)
         folder, limits = request.directory, request.limits
         fetches = RemoteRuns(folder, request.hash_range, self._reader, self._local_bytes, limits)
         self._opened.append(fetches)
         self.remote.append(fetches)
-        return RunTiers(area, fetches)
+        return RunStores(run_files, fetches)
 
     def close(self) -> None:
         """Free the local disk; idempotent."""
@@ -120,10 +119,10 @@ class ColdPlaces:
         settings = self._request.settings
         return settings.remote_local_bytes * self._request.budget.limit_bytes // settings.managed_memory_bytes
 
-    def _remote_rows(self, source: FrozenSource, spec: PaneTableSpec) -> RemoteRows:
+    def _remote_rows(self, source: FrozenSource, spec: PaneTableSpec) -> RemotePanes:
         request = self._request
         source.remote = True
-        segments = RemoteSegments(source, spec, self._reader)
+        segments = RemotePaneLog(source, spec, self._reader)
         if _fits_file(spec):
             local: FileRegions | StoreRegions = FileRegions(
                 spec, request.hash_range, request.directory, self._share, request.limits
@@ -131,7 +130,7 @@ class ColdPlaces:
         else:
             rows = StoreRows(spec, self._open_store(source.state))
             local = StoreRegions(request.hash_range, rows, request.limits.regions)
-        return RemoteRows(spec, segments, local, self._local_bytes)
+        return RemotePanes(spec, segments, local, self._local_bytes)
 
     def _open_store(self, name: str) -> ColdStore:
         from penstock.state.spill.rocksdb import RocksStore

@@ -1,52 +1,110 @@
-"""`open_keyed_state`: the keyed state of one operator of one subtask (`keyed.KeyedStateStore`).
+"""The keyed state of one operator of one subtask: opens, restores, freezes and compacts its tables.
 
-Called by `penstock.task` when it opens a chain. Tables are restored when they are declared; their logs continue after
-the restored segments.
+It also adapts restored columns to the declared ones. Called by the task when it opens a chain.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
-from penstock.core.evolution import conform
+from penstock.core.evolution import (
+    EVOLVES,
+    conform_table,
+    evolve_state,
+    is_migrated,
+    require_same_join,
+    require_same_window,
+)
+from penstock.core.schema import schema_from_text
 from penstock.state.cells.accumulators import PaneTableSpec
-from penstock.state.fitting import fitted, migration_of
 from penstock.state.log.compaction import CompactionJob
-from penstock.state.log.encoded_segment import segment_of
 from penstock.state.log.frozen import FrozenSource, FrozenTable
 from penstock.state.log.row_spec import RowSpec
 from penstock.state.log.segment_columns import StateSpec
 from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segment_log import LogView, SegmentLog
-from penstock.state.log.segments import clip_of, read_visible
-from penstock.state.memory.recency import Recency
-from penstock.state.panes.pane_table import PaneTable
+from penstock.state.log.segments import clip_of, read_visible, segment_of
+from penstock.state.memory.lru_eviction import EvictionPolicy
+from penstock.state.panes.pane_table import PaneTable, TableContext
 from penstock.state.panes.running_table import RunningTable
-from penstock.state.panes.session_due import LoggedDue
+from penstock.state.panes.session_cold import LoggedDueKeys
 from penstock.state.panes.session_table import SessionTable
-from penstock.state.panes.table_context import TableHome
-from penstock.state.state_backend import ColdPlaces
-from penstock.state.tables.entry_table import EntryTable
+from penstock.state.state_backend import StateBackend
+from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.row_state import RowState
-from penstock.state.tables.value_table import RowTable
+from penstock.state.tables.value_table import ValueTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     import pyarrow as pa
 
-    from penstock.core.snapshot import FileRef, Segment, Tombstone
+    from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.kernels.compiler.compile import I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.fitting import Migrating
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
-    from penstock.state.keyed import FrozenState, PrefetchJob
-    from penstock.state.keyed_request import KeyedStateRequest
-    from penstock.state.keys.key_counts import KeyCounts
+    from penstock.state.keyed import FrozenState, KeyedStateRequest, PrefetchJob
+    from penstock.state.keys.queried_keys import KeyCounts
+    from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
     from penstock.state.panes.session_cold import SessionRule
     from penstock.state.spill.cold_panes import ColdRows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SnapshotMigration:
+    """A migration that applies to the restored snapshots."""
+
+    migration: Migration
+    #: The columns of the snapshots; files from before an evolution have other columns.
+    saved: pa.Schema
+
+    def rows(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Convert rows of any of the snapshots' files to the current columns."""
+        return self.migration.rows(conform_table(table, self.saved), schema)
+
+
+def migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> SnapshotMigration | None:
+    """Return the migration registered for the columns of the snapshots, if there is one."""
+    migration = spec.migration if isinstance(spec, RowSpec) else None
+    if migration is None or not snapshots:
+        return None
+    saved = schema_from_text(snapshots[0].schema)
+    return SnapshotMigration(migration, saved) if is_migrated(saved, spec.segment_schema, migration.was) else None
+
+
+def fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:
+    """Return the spec with the field ids of the snapshot's columns.
+
+    Raises:
+        StateMismatchError: rows of these columns cannot become those of the spec.
+    """
+    saved, wanted = schema_from_text(snapshot.schema), spec.segment_schema
+    if isinstance(spec, RowSpec | PaneTableSpec) and EVOLVES in (wanted.metadata or {}):
+        try:
+            found = evolve_state(saved, wanted)
+        except StateMismatchError as error:
+            msg = f"state {snapshot.state!r} of {snapshot.uid}: {error.message}"
+            raise StateMismatchError(msg, hint=error.hint or "give the operator a new uid") from error
+        return dataclasses.replace(spec, ids=found.ids, last_id=found.last_id, carried=found.carried)
+    if saved.names != wanted.names or saved.types != wanted.types:
+        ours = ", ".join(f"{f.name} {f.type}" for f in wanted)
+        theirs = ", ".join(f"{f.name} {f.type}" for f in saved)
+        raise StateMismatchError(
+            f"state {snapshot.state!r} of {snapshot.uid} was saved with columns ({theirs}), the job keeps ({ours})",
+            hint="keep keys, aggregates and state types as they were, give a new uid, or start with --fresh",
+        )
+    try:
+        require_same_join(saved, wanted)
+        require_same_window(saved, wanted)
+    except StateMismatchError as error:
+        raise StateMismatchError(
+            f"state {snapshot.state!r} of {snapshot.uid}: {error.message}", hint=error.hint
+        ) from error
+    return spec
+
 
 #: Freezes remembered until their checkpoint is known to be complete.
 _MAX_OPEN_VIEWS = 64
@@ -90,7 +148,7 @@ class KeyedState:
         self._request = request
         self._tables: dict[str, StateTable] = {}
         self._rows: RowState | None = None
-        self._cold = ColdPlaces(request)
+        self._cold = StateBackend(request)
         self._views: dict[int, list[tuple[SegmentLog, LogView]]] = {}
 
     def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
@@ -102,13 +160,13 @@ class KeyedState:
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
         return self._declare(
-            name, spec, lambda source: PaneTable(source, spec, self._home(self._cold.rows(source, spec)))
+            name, spec, lambda source: PaneTable(source, spec, self._context(self._cold.rows(source, spec)))
         )
 
     def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
         """Declare a table without windows and restore it; `ttl` is given if the spec says that rows expire."""
         return self._declare(
-            name, spec, lambda source: RunningTable(source, spec, self._home(self._cold.rows(source, spec)), ttl)
+            name, spec, lambda source: RunningTable(source, spec, self._context(self._cold.rows(source, spec)), ttl)
         )
 
     def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
@@ -116,20 +174,22 @@ class KeyedState:
 
         With the remote backend keys are fetched when they are used or due. Raises as `pane_table`.
         """
-        leaves = self._cold.keys()
-        due = LoggedDue(self.row_state(spec.key_schema, leaves=True, place="due"))
+        evictable = self._cold.keys()
+        due = LoggedDueKeys(self.row_state(spec.key_schema, evictable=True, place="due"))
         table = self._declare(
-            name, spec, lambda source: SessionTable(source, spec, self._home(None), rule, leaves=leaves, due=due)
+            name,
+            spec,
+            lambda source: SessionTable(source, spec, self._context(None), rule, evictable=evictable, due=due),
         )
         due.declare()
         if not table.source.remote:
             due.clear()
         return table
 
-    def row_state(self, key_schema: pa.Schema, *, leaves: bool = False, place: str = "rows") -> RowState:
+    def row_state(self, key_schema: pa.Schema, *, evictable: bool = False, place: str = "rows") -> RowState:
         """Declare the row path's state: values and timers with a shared key index, restored when declared.
 
-        With `leaves`, full memory evicts keys (rocksdb), or keys are fetched on use (remote); `place` names their
+        With `evictable`, full memory evicts keys (rocksdb), or keys are fetched on use (remote); `place` names their
         store.
 
         Raises:
@@ -139,8 +199,8 @@ class KeyedState:
         request = self._request
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
-        keys = self._cold.keys(place) if leaves else None
-        recency = Recency(request.budget, f"{request.writer}/{request.uid}", request.limits)
+        keys = self._cold.keys(place) if evictable else None
+        recency = EvictionPolicy(request.budget, f"{request.writer}/{request.uid}", request.limits)
         self._rows = RowState(key_schema, recency, self._declare, keys=keys, runs=self._cold.runs())
         return self._rows
 
@@ -254,17 +314,17 @@ class KeyedState:
             self._restore(table, segments, saved.tombstones, migration)
         return table
 
-    def _home(self, cold: ColdRows | None) -> TableHome:
+    def _context(self, cold: ColdRows | None) -> TableContext:
         request = self._request
         request.directory.mkdir(parents=True, exist_ok=True)
-        return TableHome(request.budget, cold, request.directory)
+        return TableContext(request.budget, cold, request.directory)
 
     def _restore(
         self,
         table: StateTable,
         segments: list[Segment],
         tombstones: tuple[Tombstone, ...],
-        migration: Migrating | None,
+        migration: SnapshotMigration | None,
     ) -> None:
         """Load segments oldest first, so that newer rows overwrite older ones, a few row groups at a time."""
         schema = table.source.spec.segment_schema
@@ -273,12 +333,12 @@ class KeyedState:
                 continue
             file = SegmentFile(segment, self._request.read, self._request.limits)
             for rows in read_visible(file, tombstones, self._request.hash_range):
-                if migration is not None and isinstance(table, RowTable):
-                    table.load_anew(migration.rows(rows, schema))
-                elif migration is not None and isinstance(table, EntryTable):
-                    table.load(migration.rows(rows, schema), anew=True)
+                if migration is not None and isinstance(table, ValueTable):
+                    table.load_unsaved(migration.rows(rows, schema))
+                elif migration is not None and isinstance(table, CollectionTable):
+                    table.load(migration.rows(rows, schema), unsaved=True)
                 else:
-                    table.load(conform(rows, schema))
+                    table.load(conform_table(rows, schema))
 
 
 def open_keyed_state(request: KeyedStateRequest) -> KeyedState:

@@ -17,7 +17,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.logs import LogFormat
 from penstock.rpc.client import TaskManagerLink
-from penstock.taskmanager.metrics_server import MetricsServer
+from penstock.taskmanager.metrics import MetricsServer
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig, log_to_stderr
 
 _LOOPBACK = "127.0.0.1"
@@ -92,20 +92,20 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
     )
     supervisor.connect(link)
     preparing = asyncio.ensure_future(supervisor.prepare())
-    beating = asyncio.ensure_future(supervisor.run())
+    heartbeats = asyncio.ensure_future(supervisor.run())
     serving = asyncio.ensure_future(_serve(config, supervisor, link))
     try:
-        await asyncio.wait((preparing, serving, beating), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((preparing, serving, heartbeats), return_when=asyncio.FIRST_COMPLETED)
         if preparing.done() and not serving.done():
             preparing.result()
             announce(f"{config.taskmanager_id} {os.getpid()}")
-            await asyncio.wait((serving, beating), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((serving, heartbeats), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
     finally:
         await metrics.close()
         await supervisor.close()
-        for task in (preparing, serving, beating):
+        for task in (preparing, serving, heartbeats):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, PenstockError):
                 await task
@@ -126,14 +126,14 @@ def _data_address(config: TaskManagerConfig) -> str:
 async def _serve(config: TaskManagerConfig, supervisor: Supervisor, link: TaskManagerLink) -> None:
     """Serve the JobManager; it may assign work while the template warms up, workers wait for that."""
     if config.slots is None:
-        slots = await _told_slots()
+        slots = await _read_slots()
         if not slots:
             return  # the parent has no job for this TaskManager
         supervisor.set_slots(slots)
     await link.run()
 
 
-async def _told_slots() -> int:
+async def _read_slots() -> int:
     """Read the number of slots from stdin; return 0 if it ends without one."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -1,7 +1,7 @@
-"""The TaskManager's supervisor: heartbeats, workers, relays, leases; it never runs user code.
+"""The TaskManager's supervisor: heartbeats, slots, workers, relays, leases; it never runs user code.
 
-An asyncio process that imports nothing of the data path (no Arrow, no Polars), so that no job can delay its heartbeats.
-It relays messages without decoding them.
+An asyncio process that imports nothing of the data path (no Arrow, no Polars). It relays messages without decoding
+them; `SlotTable` is pure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +22,16 @@ import msgspec
 from penstock.config.security import UNPROTECTED, Security
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
-from penstock.core.logs import LogFormat, say
-from penstock.metrics.threads import thread_dump
+from penstock.core.logs import LogFormat, log_line
+from penstock.metrics.process import thread_dump
+from penstock.rpc.authentication import workers_key
 from penstock.rpc.messages import (
     FetchLog,
     FetchThreads,
     FromWorker,
     Heartbeat,
     HeartbeatAck,
+    LeaseRenewed,
     LogText,
     Registered,
     RegisterTaskManager,
@@ -43,16 +46,108 @@ from penstock.rpc.messages import (
     WorkerStartFailed,
     encode,
 )
-from penstock.rpc.proof import workers_key
-from penstock.rpc.worker_commands import LeaseRenewed
+from penstock.taskmanager.control_sockets import WorkerSpec
 from penstock.taskmanager.environments import Environments
-from penstock.taskmanager.figures import Figures, HeldWorker
-from penstock.taskmanager.lineage import held_bytes
-from penstock.taskmanager.logs import WorkerLogs, tail_of
-from penstock.taskmanager.slots import SlotTable
-from penstock.taskmanager.socket_dir import make_socket_dir
-from penstock.taskmanager.template_messages import WorkerSpec
+from penstock.taskmanager.metrics import ProcessMetrics, RunningWorker
+from penstock.taskmanager.process_control import unreclaimable_bytes
+from penstock.taskmanager.worker_logs import WorkerLogs, tail_of
 from penstock.taskmanager.worker_process import WorkerProcess
+
+
+class SlotError(PenstockError):
+    """Raised if a slot does not exist or is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHolder:
+    """The worker that holds a slot."""
+
+    slot: int
+    worker_id: str
+    job_id: str
+
+
+class SlotTable:
+    """Slots 0..count-1, each free or held by one worker."""
+
+    def __init__(self, count: int) -> None:
+        """Create a table of free slots."""
+        self.count = count
+        self._holders: dict[int, SlotHolder] = {}
+        self._by_worker: dict[str, SlotHolder] = {}
+
+    def allocate(self, slot: int, worker_id: str, job_id: str) -> SlotHolder:
+        """Assign `slot` to `worker_id`; idempotent for the same worker.
+
+        Raises:
+            SlotError: no such slot, the slot is held by another worker, or the worker holds another slot.
+        """
+        if not 0 <= slot < self.count:
+            msg = f"slot {slot} does not exist"
+            raise SlotError(msg, hint=f"this TaskManager has slots 0 to {self.count - 1}")
+        holder = SlotHolder(slot, worker_id, job_id)
+        current = self._holders.get(slot)
+        if current is not None and current != holder:
+            msg = f"slot {slot} is held by worker {current.worker_id} of job {current.job_id}"
+            raise SlotError(msg, hint="it is free once that worker has ended")
+        other = self.of_worker(worker_id)
+        if other is not None and other.slot != slot:
+            msg = f"worker {worker_id} already holds slot {other.slot}"
+            raise SlotError(msg, hint="a worker has one slot")
+        self._holders[slot] = self._by_worker[worker_id] = holder
+        return holder
+
+    def free(self, worker_id: str) -> SlotHolder | None:
+        """Free the slot of a worker whose process has ended; return None if it held none."""
+        holder = self._by_worker.pop(worker_id, None)
+        if holder is not None:
+            del self._holders[holder.slot]
+        return holder
+
+    def of_worker(self, worker_id: str) -> SlotHolder | None:
+        """Return the slot that a worker holds."""
+        return self._by_worker.get(worker_id)
+
+    @property
+    def held(self) -> tuple[SlotHolder, ...]:
+        """All held slots, by number."""
+        return tuple(self._holders[slot] for slot in sorted(self._holders))
+
+    @property
+    def free_slots(self) -> tuple[int, ...]:
+        """Numbers of the free slots."""
+        return tuple(slot for slot in range(self.count) if slot not in self._holders)
+
+
+_PREFIX = "ps-"
+_MAX_BASE_BYTES = 60
+
+
+def make_socket_dir(most_base_bytes: int = _MAX_BASE_BYTES) -> Path:
+    """Make a private folder in XDG_RUNTIME_DIR or /tmp; delete those left by killed TaskManagers.
+
+    XDG_RUNTIME_DIR is ignored if its path is longer than `most_base_bytes`.
+    """
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")  # noqa: S108 - mkdtemp makes it private
+    if not base.is_dir() or not os.access(base, os.W_OK) or len(os.fsencode(base)) > most_base_bytes:
+        base = Path("/tmp")  # noqa: S108
+    _sweep(base)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+
+
+def _sweep(base: Path) -> None:
+    for path in base.glob(f"{_PREFIX}*-*"):
+        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and _is_ours(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.getuid()
+    except FileNotFoundError:  # another starting TaskManager has deleted it
+        return False
+
 
 _MB = 1 << 20
 #: Old logs are pruned after this many worker exits, because the whole folder is read.
@@ -109,7 +204,7 @@ class Supervisor:
         self._waiting: dict[int, StartWorker] = {}
         self._environments = Environments(config.work_dir, clock, self._worker_exited)
         self._socket_dir = make_socket_dir()
-        self._figures = Figures(config.taskmanager_id, socket.gethostname(), clock)
+        self._process_metrics = ProcessMetrics(config.taskmanager_id, socket.gethostname(), clock)
         #: host:port of this process's `/metrics`, sent with the registration; empty: none.
         self.metrics_address = ""
         self._link: Link | None = None
@@ -181,7 +276,7 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), interval / 1000)
             if self._registered is not None:
-                self._beat()
+                self._send_heartbeat()
 
     async def close(self) -> None:
         """End all workers and templates and delete their files."""
@@ -204,11 +299,11 @@ class Supervisor:
     def metrics_text(self) -> str:
         """Return the body of `/metrics`."""
         workers = {
-            worker.worker_id: HeldWorker(worker.pid, worker.spec.job_id, worker.spec.slot)
+            worker.worker_id: RunningWorker(worker.pid, worker.spec.job_id, worker.spec.slot)
             for worker in self._workers.values()
             if worker.pid
         }
-        return self._figures.text((self._slots.count, len(self._slots.free_slots)), workers)
+        return self._process_metrics.text((self._slots.count, len(self._slots.free_slots)), workers)
 
     @property
     def worker_pids(self) -> dict[str, int]:
@@ -248,8 +343,10 @@ class Supervisor:
         """Return when leases granted now end: counted from the sending of the last acknowledged heartbeat."""
         return self._heard_ms + (self._registered.worker_lease_ms if self._registered is not None else 0)
 
-    def _beat(self) -> None:
-        memory = {worker_id: held_bytes(worker.pid) for worker_id, worker in self._workers.items() if worker.pid}
+    def _send_heartbeat(self) -> None:
+        memory = {
+            worker_id: unreclaimable_bytes(worker.pid) for worker_id, worker in self._workers.items() if worker.pid
+        }
         self._sequence += 1
         self._sent_at[self._sequence] = self._clock.monotonic_ms()
         while len(self._sent_at) > _MAX_OPEN_HEARTBEATS:
@@ -258,7 +355,7 @@ class Supervisor:
             taskmanager_id=self._config.taskmanager_id,
             sequence=self._sequence,
             worker_memory=memory,
-            process=self._figures.own(),
+            process=self._process_metrics.own(),
         )
         self._send(heartbeat)
         for worker_id, held in memory.items():
@@ -392,4 +489,4 @@ class Supervisor:
 
 def log_to_stderr(text: str) -> None:
     """Write a line to the TaskManager's log."""
-    say("penstock.taskmanager", text)
+    log_line("penstock.taskmanager", text)

@@ -23,17 +23,7 @@ from pathlib import Path
 
 from penstock.core import failpoints
 from penstock.core.logs import configure_logs
-from penstock.taskmanager.lineage import (
-    arm_lease,
-    close_other_descriptors,
-    die_with_parent,
-    name_process,
-    take_default_signals,
-    thread_names,
-    title_process,
-)
-from penstock.taskmanager.logs import redirect_output
-from penstock.taskmanager.template_messages import (
+from penstock.taskmanager.control_sockets import (
     MAX_PACKET_BYTES,
     Exited,
     Forked,
@@ -44,6 +34,16 @@ from penstock.taskmanager.template_messages import (
     decode_request,
     encode,
 )
+from penstock.taskmanager.process_control import (
+    arm_lease,
+    close_other_descriptors,
+    die_with_parent,
+    name_process,
+    restore_default_signals,
+    thread_names,
+    title_process,
+)
+from penstock.taskmanager.worker_logs import redirect_output
 
 #: The modules that every worker needs; a job's preload adds its connectors.
 MODULES = (
@@ -53,7 +53,7 @@ MODULES = (
     "pyarrow.compute",
     "polars",
     "cloudpickle",
-    "penstock.kernels.compiler.warm",
+    "penstock.kernels.compiler.build",
     "penstock.network.connection",
     "penstock.operators.registry",
     "penstock.task.drive.runtime",
@@ -89,10 +89,8 @@ def warm_up() -> str:
     if error:
         return error
     operators = importlib.import_module("penstock.operators.registry").OPERATORS.values()
-    kernels = importlib.import_module("penstock.kernels.compiler.warm")
-    if importlib.import_module("penstock.kernels.compiler.build").lacking(
-        [f"penstock.kernels.{n}" for n in kernels.MODULES]
-    ):
+    kernels = importlib.import_module("penstock.kernels.compiler.build")
+    if kernels.unbundled([f"penstock.kernels.{name}" for name in kernels.MODULES]):
         sys.stderr.write("compiling the kernels, once for this installation (`penstock compile` does it in advance)\n")
         sys.stderr.flush()
     kernels.warm()
@@ -118,7 +116,7 @@ class Template:
         poller.register(wake_read, select.POLLIN)
         gc.collect()
         gc.freeze()
-        self._tell(TemplateReady(pid=os.getpid(), unsafe_threads=unsafe, error=error))
+        self._send_report(TemplateReady(pid=os.getpid(), unsafe_threads=unsafe, error=error))
         while True:
             for descriptor, _ in poller.poll(_POLL_MS):
                 if descriptor == wake_read:
@@ -141,14 +139,14 @@ class Template:
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell(Forked(name=name, pid=0, error=f"fork failed: {error}"))
+            self._send_report(Forked(name=name, pid=0, error=f"fork failed: {error}"))
             os.close(descriptors[0])
             return True
         if pid == 0:
             self._child(request, descriptors[0], parent)
         os.close(descriptors[0])
         self._children[pid] = name
-        self._tell(Forked(name=name, pid=pid))
+        self._send_report(Forked(name=name, pid=pid))
         return True
 
     def _reap(self) -> None:
@@ -160,9 +158,9 @@ class Template:
             if pid == 0:
                 return
             name = self._children.pop(pid, "")
-            self._tell(Exited(name=name, pid=pid, returncode=os.waitstatus_to_exitcode(status)))
+            self._send_report(Exited(name=name, pid=pid, returncode=os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, report: TemplateReport) -> None:
+    def _send_report(self, report: TemplateReport) -> None:
         try:
             self._control.send(encode(report))
         except OSError:
@@ -174,7 +172,7 @@ class Template:
         try:
             die_with_parent(parent)
             signal.set_wakeup_fd(-1)
-            take_default_signals()
+            restore_default_signals()
             # Detach the socket object, so that it cannot later close a reused descriptor.
             self._control.detach()
             close_other_descriptors({descriptor})
@@ -219,7 +217,7 @@ def _become_template(request: ForkTemplate, descriptor: int) -> None:
 
 def _keep_kernels(error: str) -> None:
     if not error:
-        importlib.import_module("penstock.kernels.compiler.warm").keep()
+        importlib.import_module("penstock.kernels.compiler.build").keep()
 
 
 def _import(modules: tuple[str, ...]) -> str:

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
-from penstock.taskmanager.logs import tail_of
-from penstock.taskmanager.template_messages import (
+from penstock.taskmanager.control_sockets import (
     MAX_PACKET_BYTES,
     Exited,
     Forked,
@@ -30,6 +29,7 @@ from penstock.taskmanager.template_messages import (
     decode_report,
     encode,
 )
+from penstock.taskmanager.worker_logs import tail_of
 
 #: The first start on a machine compiles the kernels.
 READY_TIMEOUT_SECONDS = 240.0

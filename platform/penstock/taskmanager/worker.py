@@ -19,22 +19,29 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock.config.security import Tls
 from penstock.core.clock import Clock, SystemClock
-from penstock.metrics.threads import thread_dump
-from penstock.rpc.messages import SubtaskAnswer, WorkerMessage, WorkerReady, decode_worker_command, encode
-from penstock.rpc.worker_commands import DumpThreads, LeaseRenewed, SampleStacks
-from penstock.taskmanager.control import SIGN_OF_LIFE, ControlClosedError, WorkerControl
-from penstock.taskmanager.lineage import (
-    allow_descriptors,
+from penstock.metrics.process import thread_dump
+from penstock.rpc.messages import (
+    DumpThreads,
+    LeaseRenewed,
+    SampleStacks,
+    SubtaskAnswer,
+    WorkerMessage,
+    WorkerReady,
+    decode_worker_command,
+    encode,
+)
+from penstock.taskmanager.control_sockets import LEASE_ACK, ControlClosedError, WorkerControl, WorkerSpec
+from penstock.taskmanager.process_control import (
     arm_lease,
-    give_way,
     keep_freed_memory,
+    lower_priority,
+    raise_descriptor_limit,
     resident_bytes,
 )
-from penstock.taskmanager.template_messages import WorkerSpec
 
 if TYPE_CHECKING:
     from penstock.task.drive.runtime import TaskRuntime
-    from penstock.task.drive.sampler import StackSampler
+    from penstock.task.drive.stack_sampler import StackSampler
 
 #: With Python's default of 5 ms, a round trip beside a busy Python thread takes 5 ms; with this a tenth.
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -52,10 +59,10 @@ BROKEN = 70
 def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
     """Serve until the supervisor closes the control socket; return the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    give_way()
+    lower_priority()
     keep_freed_memory()
-    allow_descriptors()
-    threading.excepthook = _die_of_a_broken_thread
+    raise_descriptor_limit()
+    threading.excepthook = _exit_on_thread_failure
     clock = SystemClock()
     control = WorkerControl(control_socket)
 
@@ -97,7 +104,7 @@ class _ControlLoop:
             command = decode_worker_command(self._control.receive())
             if isinstance(command, LeaseRenewed):
                 self._renew(command)
-                self._control.send(SIGN_OF_LIFE)
+                self._control.send(LEASE_ACK)
                 self._send_metrics()
                 self._runtime.release_ended()
             if isinstance(command, SampleStacks):
@@ -138,11 +145,11 @@ def _start_runtime(
 ) -> tuple[TaskRuntime, StackSampler, str]:
     # Imported here: the supervisor imports neighbouring modules and must not load the data path.
     from penstock.network.connection import WorkerNetwork
-    from penstock.network.greeting import Trust
+    from penstock.network.handshake import Trust
+    from penstock.task.chain.background import SlowCalls
     from penstock.task.chain.environment import TaskEnvironment
-    from penstock.task.chain.slow_calls import SlowCalls
     from penstock.task.drive.runtime import TaskRuntime
-    from penstock.task.drive.sampler import StackSampler
+    from penstock.task.drive.stack_sampler import StackSampler
     from penstock.task.drive.threads import ParallelReads, ThreadBackground, ThreadDriver
 
     tls = Tls(*map(Path, spec.certificates)) if spec.certificates else None
@@ -171,7 +178,7 @@ def _log_lost_connection(peer: str, reason: str) -> None:
     sys.stderr.flush()
 
 
-def _die_of_a_broken_thread(arguments: threading.ExceptHookArgs) -> None:
+def _exit_on_thread_failure(arguments: threading.ExceptHookArgs) -> None:
     """End the worker after an unhandled exception in one of its threads: it must not continue without the thread."""
     traceback.print_exception(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
     sys.stderr.flush()

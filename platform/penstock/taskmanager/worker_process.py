@@ -14,8 +14,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.taskmanager.control import SIGN_OF_LIFE, frame, read_frame
-from penstock.taskmanager.template_messages import WorkerSpec
+from penstock.taskmanager.control_sockets import LEASE_ACK, WorkerSpec, frame, read_frame
 
 #: A worker with more unread bytes than this is killed.
 MAX_UNREAD_BYTES = 256 << 20
@@ -134,5 +133,5 @@ class WorkerProcess:
     async def _relay(self, reader: asyncio.StreamReader) -> None:
         while (data := await read_frame(reader)) is not None:
             self._heard = asyncio.get_running_loop().time()
-            if data != SIGN_OF_LIFE:
+            if data != LEASE_ACK:
                 self.on_report(self, data)

@@ -40,6 +40,6 @@ def test_slots_are_said_once_the_job_is_known(cluster):
     child = cluster._child("taskmanager-0", cluster._taskmanager_arguments(0))
     assert child.arguments[child.arguments.index("--slots") + 1] == "0"
     cluster.taskmanagers.append(child)
-    cluster.offer(3)
+    cluster.set_slots(3)
     assert child.arguments[child.arguments.index("--slots") + 1] == "3"
-    assert not child.listens
+    assert not child.reads_stdin

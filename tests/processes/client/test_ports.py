@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import local_cluster
-from penstock.client.ports import free_port
+from penstock.client.processes import free_port
 from penstock.core.errors import PenstockError
 from penstock.core.rand import SeededRand
 

@@ -8,10 +8,10 @@ import pytest
 from py4j.protocol import Py4JError
 from tests.support.waiting import wait_until
 
-from penstock.client import spark_cluster, spark_taskmanagers
+from penstock.client import spark_cluster
+from penstock.client import spark_cluster as spark_taskmanagers
 from penstock.client.sizing import Bounds
-from penstock.client.spark_cluster import SparkExecutor
-from penstock.client.spark_taskmanagers import SparkOptions, SparkTaskManagers, order_for
+from penstock.client.spark_cluster import SparkExecutor, SparkOptions, SparkTaskManagers, launch_for
 from penstock.config.settings import JobSettings
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph
@@ -78,7 +78,7 @@ def started(monkeypatch):
         def start(spark, on_lost=lambda: None):
             monkeypatch.setattr(spark_taskmanagers, "open_session", lambda *_: contextlib.nullcontext(spark))
             options = SparkOptions(master="spark://h:7077", bounds=Bounds(least=2, most=2))
-            managers = SparkTaskManagers(options, order_for("h:1", 2, "", "", insecure=False), JobManager, on_lost)
+            managers = SparkTaskManagers(options, launch_for("h:1", 2, "", "", insecure=False), JobManager, on_lost)
             stack.callback(managers.close)
             managers.start()
             return managers
@@ -93,8 +93,8 @@ def test_spark_that_its_master_ends_is_told_and_nothing_more_is_started(started)
     spark.stopped = True  # its master has ended it; the driver's JVM lives
     spark.cancelJobGroup("")
     wait_until(lambda: lost, "word of the lost Spark")
-    managers._keeper.join(LIMIT_S)
-    assert not managers._keeper.is_alive(), "it would start more"
+    managers._reconciler.join(LIMIT_S)
+    assert not managers._reconciler.is_alive(), "it would start more"
     assert lost[0] == spark.asked == 2
 
 
@@ -104,7 +104,7 @@ def test_a_job_that_comes_to_spark_behind_the_first_cancellation_is_cancelled_to
     wait_until(lambda: spark.asked == 2, "two requests to Spark")
     managers.close()
     assert len(spark.jobs) == 2
-    assert managers._held == {}, "both have ended"
+    assert managers._threads == {}, "both have ended"
 
 
 def test_a_bounded_job_fails_when_spark_is_gone_instead_of_waiting_for_slots(monkeypatch):

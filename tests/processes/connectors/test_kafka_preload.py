@@ -12,7 +12,7 @@ from penstock_connectors.kafka import sink, source
 
 SCRIPT = """
 import importlib, sys
-from penstock.taskmanager.lineage import thread_names
+from penstock.taskmanager.process_control import thread_names
 from penstock.taskmanager.template import SAFE_THREADS
 before = set(thread_names())
 for name in sys.argv[1:]:

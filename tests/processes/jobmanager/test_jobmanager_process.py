@@ -12,14 +12,12 @@ from penstock.config.settings import ClusterSettings
 from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, StorageError, UsageError
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager import dispatcher as dispatcher_module
-from penstock.jobmanager.config import JobManagerConfig
+from penstock.jobmanager.config import JobManagerConfig, JobManagerLimits
 from penstock.jobmanager.jobs import enumerators
 from penstock.jobmanager.jobs.job_store import JobStore
+from penstock.jobmanager.jobs.recorded_jobs import SubmitOptions
 from penstock.jobmanager.main import JobManager
-from penstock.jobmanager.messages.limits import JobManagerLimits
-from penstock.jobmanager.messages.submit_options import SubmitOptions
 from penstock.rpc import messages as msg
-from penstock.rpc import worker_commands as orders
 from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
 
 SETTINGS = ClusterSettings(heartbeat_interval_ms=50, heartbeat_timeout_ms=2000, slot_request_timeout_ms=5000)
@@ -88,7 +86,7 @@ class FakeTaskManager:
             return
         for answer in worker.answer(command):
             self.report(worker_id, answer)
-        if isinstance(command, orders.TriggerCheckpoint) and command.checkpoint_id not in self.world.seen:
+        if isinstance(command, msg.TriggerCheckpoint) and command.checkpoint_id not in self.world.seen:
             self.world.seen.add(command.checkpoint_id)
             for other_id, other in self.workers.items():
                 for ack in other.acks(command):
@@ -349,7 +347,7 @@ async def test_another_cluster_is_refused_and_told_who_holds_the_job(cluster_of,
 
 async def test_a_jobmanager_that_cannot_look_after_its_cluster_ends(cluster_of, monkeypatch):
     manager, _ = await cluster_of(taskmanager=False)
-    monkeypatch.setattr(manager.dispatcher.changes.autoscaler, "look", lambda now_ms: now_ms / 0)
+    monkeypatch.setattr(manager.dispatcher.changes.autoscaler, "sample", lambda now_ms: now_ms / 0)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(manager.wait(), 60)
     await manager.close()

@@ -65,7 +65,7 @@ def test_without_a_collector_so_many_wait_and_nobody_is_held_up():
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()  # takes connections and never answers
-        spans = OtlpSpans(f"http://127.0.0.1:{deaf.getsockname()[1]}", most_waiting=300, close_seconds=0.1)
+        spans = OtlpSpans(f"http://127.0.0.1:{deaf.getsockname()[1]}", max_queued=300, close_seconds=0.1)
         spans.put([span(n) for n in range(1000)])
         assert spans.counts == (0, 700), "no span was sent or given up meanwhile"
         spans.close()

@@ -6,13 +6,13 @@ import pytest
 from tests.processes.jobmanager.test_jobmanager_process import _connectors, cluster_of, encoded
 from tests.support.waiting import until
 
-from penstock.checkpoint.job_records import read_records
+from penstock.checkpoint.ha_records import read_records
 from penstock.checkpoint.stores import open_store
 from penstock.core import failpoints
 from penstock.core.clock import SystemClock
 from penstock.core.errors import UsageError
 from penstock.graph.rescale import RescaleTo
-from penstock.jobmanager.messages.submit_options import SubmitOptions
+from penstock.jobmanager.jobs.recorded_jobs import SubmitOptions
 from penstock.rest.server.app import create_app
 
 __all__ = ["_connectors", "cluster_of", "encoded"]

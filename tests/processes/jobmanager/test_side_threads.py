@@ -11,14 +11,14 @@ import pytest
 from tests.support.waiting import until
 
 from penstock.core.errors import UsageError
-from penstock.jobmanager.cluster.side_threads import SideThreads
-from penstock.jobmanager.jobs import enumerators, savepoint_target
+from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
+from penstock.jobmanager.jobs import enumerators, savepoint_folders
 
 LIMIT_S = 120
 
 
 async def test_calls_take_turns_and_raise_what_they_raise():
-    threads = SideThreads("t", 2)
+    threads = DaemonThreadPool("t", 2)
     running, most, lock = 0, 0, threading.Lock()
 
     def counted(n):
@@ -42,7 +42,7 @@ async def test_calls_take_turns_and_raise_what_they_raise():
 
 
 async def test_where_all_hang_the_next_is_refused_at_once_until_one_returns():
-    threads, go = SideThreads("t", 2), threading.Event()
+    threads, go = DaemonThreadPool("t", 2), threading.Event()
     for _ in range(2):
         with pytest.raises(TimeoutError):
             await threads.call(0.05, go.wait, LIMIT_S)
@@ -55,7 +55,7 @@ async def test_where_all_hang_the_next_is_refused_at_once_until_one_returns():
 
 
 async def test_a_call_that_nobody_waits_for_any_more_does_not_begin():
-    threads, go, hangs, begun = SideThreads("t", 1), threading.Event(), threading.Event(), []
+    threads, go, hangs, begun = DaemonThreadPool("t", 1), threading.Event(), threading.Event(), []
 
     def hang():
         hangs.set()
@@ -75,7 +75,7 @@ async def test_a_call_that_nobody_waits_for_any_more_does_not_begin():
 def test_a_call_that_hangs_does_not_keep_the_process():
     program = """
 import asyncio, threading
-from penstock.jobmanager.cluster.side_threads import SideThreads
+from penstock.jobmanager.cluster.daemon_thread_pool import SideThreads
 async def main():
     try:
         await SideThreads("t", 1).call(0.1, threading.Event().wait)
@@ -101,10 +101,10 @@ async def free_besides(calls, hanging):
 async def test_targets_that_hang_hold_up_no_lease_and_further_ones_are_refused(monkeypatch):
     go = threading.Event()
     written = []
-    monkeypatch.setattr(savepoint_target, "_write", lambda *_: written.append(1) or go.wait(LIMIT_S))
-    job = SimpleNamespace(record=SimpleNamespace(ended="", job_id="a" * 32), goes_on=True)
-    side = {"probe": True, "threads": SideThreads("probe", 4), "limit_s": 0.5}
-    ask = lambda n: savepoint_target.savepoint_target(job, "/dead", f"{n}", **side)
+    monkeypatch.setattr(savepoint_folders, "_write", lambda *_: written.append(1) or go.wait(LIMIT_S))
+    job = SimpleNamespace(record=SimpleNamespace(ended="", job_id="a" * 32), continues=True)
+    side = {"probe": True, "threads": DaemonThreadPool("probe", 4), "limit_s": 0.5}
+    ask = lambda n: savepoint_folders.savepoint_target(job, "/dead", f"{n}", **side)
     free, tasks = await free_besides([ask(n) for n in range(6)], lambda: len(written) == 4)
     try:
         assert free
@@ -120,7 +120,7 @@ async def test_connectors_that_hang_hold_up_no_lease(monkeypatch, graph_of):
     go = threading.Event()
     begun = []
     monkeypatch.setattr(enumerators, "_validate", lambda _graph: begun.append(1) or go.wait(LIMIT_S))
-    threads = SideThreads("validation", 4)
+    threads = DaemonThreadPool("validation", 4)
     asked = [enumerators.validate(graph_of(), threads) for _ in range(6)]
     free, tasks = await free_besides(asked, lambda: len(begun) == 4)
     go.set()

@@ -13,13 +13,13 @@ from tests.processes.jobmanager.test_jobmanager_process import (
 )
 from tests.support.waiting import until
 
+from penstock.checkpoint.ha_records import RETAINED_LEADERS, prune_event_logs, read_event_logs, write_event_log
 from penstock.checkpoint.memory_store import MemoryStore
-from penstock.checkpoint.story_records import LEADERS_TOLD, prune_stories, read_stories, write_story
 from penstock.core.errors import StorageError
-from penstock.core.event_log import Entry, EventLog, with_earlier
-from penstock.jobmanager.observe.event_logs import Stories, StoryTimes
+from penstock.core.event_log import Entry, EventLog, merge_event_logs
+from penstock.jobmanager.observe.event_logs import EventLogs, EventLogTimes
 
-SOON = StoryTimes(gather_s=0.001)
+SOON = EventLogTimes(gather_s=0.001)
 
 
 def test_checkpoints_do_not_push_decisions_out_of_a_story():
@@ -36,28 +36,28 @@ def test_checkpoints_do_not_push_decisions_out_of_a_story():
 def test_one_story_of_several_leaders_tells_each_thing_once():
     written = [Entry(10, "failure", "b", 2), Entry(4, "checkpoint", "is entry 1", 1)]
     log = [Entry(3, "checkpoint", "is entry 1", 1), Entry(11, "checkpoint", "is entry 2", 2)]
-    told = with_earlier(written, log, [Entry(1, "deploy", "mine")])
+    told = merge_event_logs(written, log, [Entry(1, "deploy", "mine")])
     assert [e.text for e in told] == ["is entry 1", "b", "is entry 2", "mine"]
 
 
 def test_a_leader_writes_under_its_own_generation_and_without_secrets():
     store = MemoryStore()
-    write_story(store, "j", 1, [Entry(1, "failure", "password=hush99 was refused")])
-    write_story(store, "j", 2, [Entry(2, "deploy", "again")])
-    write_story(store, "other", 1, [Entry(3, "deploy", "not mine")])
-    (first,) = read_stories(store, "j", but=2)
+    write_event_log(store, "j", 1, [Entry(1, "failure", "password=hush99 was refused")])
+    write_event_log(store, "j", 2, [Entry(2, "deploy", "again")])
+    write_event_log(store, "other", 1, [Entry(3, "deploy", "not mine")])
+    (first,) = read_event_logs(store, "j", except_generation=2)
     assert (first.generation, first.text) == (1, "password=****** was refused")
-    assert [e.generation for e in read_stories(store, "j")] == [1, 2]
+    assert [e.generation for e in read_event_logs(store, "j")] == [1, 2]
 
 
 def test_stories_of_leaders_long_ago_are_deleted():
     store = MemoryStore()
-    for generation in range(LEADERS_TOLD + 3):
-        write_story(store, "j", generation, [])
-    prune_stories(store, "j")
-    assert len(store.list("stories/j/")) == LEADERS_TOLD
+    for generation in range(RETAINED_LEADERS + 3):
+        write_event_log(store, "j", generation, [])
+    prune_event_logs(store, "j")
+    assert len(store.list("stories/j/")) == RETAINED_LEADERS
     assert store.list("stories/j/")[0].endswith("000003.json")
-    prune_stories(store, "j", 0)
+    prune_event_logs(store, "j", 0)
     assert store.list("stories/") == []
 
 
@@ -75,22 +75,22 @@ class Refusing(MemoryStore):
 
 async def test_decisions_are_written_soon_and_a_store_that_refuses_costs_the_story_alone(caplog):
     store, master = MemoryStore(), Master(3)
-    stories = Stories(store)
+    stories = EventLogs(store)
     master.story.add(1, "deploy", "a")
-    stories.grew("j", master)
+    stories.entries_added("j", master)
     master.story.add(2, "failure", "b")
-    stories.grew("j", master)
+    stories.entries_added("j", master)
     assert store.list("stories/") == []
     await until(lambda: store.list("stories/"), "a written story")
-    assert [e.text for e in read_stories(store, "j")] == ["a", "b"]
+    assert [e.text for e in read_event_logs(store, "j")] == ["a", "b"]
     master.story.add(3, "checkpoint", "routine")
-    stories.grew("j", master)
+    stories.entries_added("j", master)
     master.story.add(4, "restart", "c")
-    stories.grew("j", master)
+    stories.entries_added("j", master)
     await stories.close()
-    assert [e.text for e in read_stories(store, "j")] == ["a", "b", "routine", "c"]
-    refused = Stories(Refusing())
-    refused.grew("j", master)
+    assert [e.text for e in read_event_logs(store, "j")] == ["a", "b", "routine", "c"]
+    refused = EventLogs(Refusing())
+    refused.entries_added("j", master)
     await refused.close()
     assert "no room" in caplog.text
     assert [e.text for e in await refused.of("j", master)] == ["a", "b", "routine", "c"]
@@ -125,9 +125,9 @@ def hanging():
 
 
 async def test_stories_of_a_store_that_hangs_take_no_thread_from_leases_and_records(hanging):
-    stories, master, loop = Stories(hanging, SOON), Master(3), asyncio.get_running_loop()
+    stories, master, loop = EventLogs(hanging, SOON), Master(3), asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))
-    stories.grew("j", master)
+    stories.entries_added("j", master)
     views = [asyncio.create_task(stories.of("j", master)) for _ in range(8)]
     await until(lambda: len(hanging.asked) >= 2, "two calls of the store")
     assert await asyncio.wait_for(asyncio.to_thread(lambda: "renewed"), 60) == "renewed"
@@ -139,10 +139,10 @@ async def test_stories_of_a_store_that_hangs_take_no_thread_from_leases_and_reco
 
 
 async def test_while_a_write_hangs_no_others_gather(hanging):
-    stories, master = Stories(hanging, SOON), Master(3)
+    stories, master = EventLogs(hanging, SOON), Master(3)
     for n in range(30):
         master.story.add(n, "failure", str(n))
-        stories.grew("j", master)
+        stories.entries_added("j", master)
         if n == 0:
             await until(lambda: hanging.asked, "the first write, which hangs")
         for _ in range(5):
@@ -150,20 +150,20 @@ async def test_while_a_write_hangs_no_others_gather(hanging):
     assert len(asyncio.all_tasks()) <= 3, "this one, the write, and one that waits for it"
     hanging.go.set()
     await stories.close()
-    assert [e.text for e in read_stories(hanging, "j")] == [str(n) for n in range(30)]
+    assert [e.text for e in read_event_logs(hanging, "j")] == [str(n) for n in range(30)]
     assert sum(key.endswith(".json") for key in hanging.asked) == 2
 
 
 async def test_a_store_that_hangs_does_not_hold_up_the_end(hanging, caplog):
-    stories, master = Stories(hanging, StoryTimes(gather_s=0.001, call_s=0.2)), Master(3)
-    stories.grew("j", master)
-    stories.grew("k", master)
+    stories, master = EventLogs(hanging, EventLogTimes(gather_s=0.001, call_s=0.2)), Master(3)
+    stories.entries_added("j", master)
+    stories.entries_added("k", master)
     assert await stories.of("j", None) == ()
     await asyncio.wait_for(stories.close(), 60)
     assert "the event log of job j was not stored: the store does not answer" in caplog.text
     assert "the event log of job k was not stored: 1 earlier calls have not returned" in caplog.text
-    stories = Stories(hanging, StoryTimes(gather_s=0.001, call_s=60, close_s=0.2))
-    stories.grew("j", master)
+    stories = EventLogs(hanging, EventLogTimes(gather_s=0.001, call_s=60, close_s=0.2))
+    stories.entries_added("j", master)
     await asyncio.wait_for(stories.close(), 60)
     assert hanging.asked
     assert hanging.answered == [], "nothing was waited for until it came"
@@ -171,10 +171,10 @@ async def test_a_store_that_hangs_does_not_hold_up_the_end(hanging, caplog):
 
 async def test_a_job_without_a_master_any_more_tells_what_this_leader_wrote_too():
     store, master = MemoryStore(), Master(3)
-    write_story(store, "j", 2, [Entry(1, "deploy", "before")])
-    stories = Stories(store)
+    write_event_log(store, "j", 2, [Entry(1, "deploy", "before")])
+    stories = EventLogs(store)
     master.story.add(2, "end", "mine")
-    stories.grew("j", master)
+    stories.entries_added("j", master)
     await stories.save("j", master)
     assert [e.text for e in await stories.of("j", master)] == ["before", "mine"]
     assert [(e.generation, e.text) for e in await stories.of("j", None)] == [(2, "before"), (3, "mine")]

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from tests.processes.jobmanager.test_jobmanager_process import _connectors, cluster_of, encoded, running
 
-from penstock.checkpoint.upgrade_record import UpgradePolicy
+from penstock.checkpoint.ha_records import UpgradePolicy
 from penstock.core.errors import UsageError
 from penstock.graph.job_graph import decode_graph, encode_graph
 from penstock.graph.rescale import RescaleTo
-from penstock.jobmanager.checkpoints.final_checkpoint import LastCut
+from penstock.jobmanager.checkpoints.checkpointing import FinalCheckpoint
+from penstock.jobmanager.jobs.recorded_jobs import SubmitOptions
 from penstock.jobmanager.messages.commands import OperationEnded
-from penstock.jobmanager.messages.submit_options import SubmitOptions
 
 __all__ = ["_connectors", "cluster_of", "encoded"]
 
@@ -103,7 +103,7 @@ async def test_the_token_of_a_stop_that_an_earlier_leader_took_is_for_stops_alon
     job = await ask.submit(encoded(parallelism=1))
     await running(manager, job)
     manifest = SimpleNamespace(checkpoint_id=1)
-    ask._operations.end(LastCut(manifest, target, "stopped", 0).answer, job)
+    ask._operations.end(FinalCheckpoint(manifest, target, "stopped", 0).answer, job)
     with pytest.raises(UsageError, match="'stopped' is already used by a stop request"):
         await ask.savepoint(job, target, token="stopped")
     assert await ask.stop(job, uri=target, token="stopped") == "stopped"

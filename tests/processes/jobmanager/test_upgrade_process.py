@@ -8,9 +8,8 @@ from tests.processes.jobmanager.test_jobmanager_process import _connectors, clus
 from tests.processes.jobmanager.test_rescale_process import call
 from tests.support.waiting import until
 
-from penstock.checkpoint.job_records import read_records
+from penstock.checkpoint.ha_records import UpgradePolicy, read_records
 from penstock.checkpoint.stores import open_store
-from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.config.settings import JobSettings
 from penstock.core import failpoints
 from penstock.core.clock import SystemClock

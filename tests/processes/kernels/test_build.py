@@ -13,7 +13,7 @@ from penstock.kernels.compiler import build, bundle
 pytestmark = pytest.mark.processes
 
 #: Quick ones; the second imports the first.
-SOME = ("penstock.kernels.rows.row_kernels", "penstock.kernels.keys.hashing", "penstock.kernels.keys.key_columns")
+SOME = ("penstock.kernels.rows.row_order", "penstock.kernels.keys.hashing", "penstock.kernels.keys.key_columns")
 
 
 @pytest.fixture
@@ -24,16 +24,16 @@ def nothing_compiled(tmp_path, monkeypatch):
 
 
 def test_what_is_lacking_is_compiled_and_kept(nothing_compiled):
-    assert build.lacking(SOME) == SOME
+    assert build.unbundled(SOME) == SOME
     done = []
     build.build(SOME, done.append, processes=2)
     assert sorted(done) == sorted(SOME)
-    assert build.lacking(SOME) == ()
+    assert build.unbundled(SOME) == ()
 
 
 def test_where_bundles_are_switched_off_nothing_is_lacking(monkeypatch):
     monkeypatch.setenv(bundle.FOLDER, "0")
-    assert build.lacking(SOME) == ()
+    assert build.unbundled(SOME) == ()
 
 
 def test_a_module_that_cannot_be_imported_is_told(nothing_compiled, monkeypatch):

@@ -36,7 +36,7 @@ PROBE = """
 import json, sys
 import numpy as np
 import tiny_kernels
-from penstock.kernels.compiler import register, warm
+from penstock.kernels.compiler import build, register
 
 def outcome(*arguments):
     try:
@@ -62,7 +62,7 @@ print(json.dumps({
     "numba": "numba" in sys.modules,
     "later": __import__("numba").njit(lambda x: x[::2].copy().sum())(np.arange(5)),
 }, default=int))
-warm.keep()
+build.keep()
 """
 
 

@@ -5,12 +5,13 @@ import subprocess
 import sys
 
 from penstock.core.clock import ManualClock
+from penstock.kernels.compiler.build import warm
 from penstock.kernels.compiler.register import compiled_count, kernels
-from penstock.kernels.compiler.warm import warm
 
 PROBE = """
 import sys, threading
-from penstock.kernels.compiler.warm import warm, compiled_count
+from penstock.kernels.compiler.build import warm
+from penstock.kernels.compiler.register import compiled_count
 seconds = warm()
 print(compiled_count(), threading.active_count(), "polars" in sys.modules, "pyarrow.compute" in sys.modules)
 """

@@ -6,9 +6,8 @@ import pytest
 from tests.unit.network.conftest import KEY, net  # noqa: F401 - fixtures
 
 from penstock.core.clock import SystemClock
-from penstock.network.connection import WorkerNetwork
-from penstock.network.greeting import Trust
-from penstock.network.limits import NetworkLimits
+from penstock.network.connection import NetworkLimits, WorkerNetwork
+from penstock.network.handshake import Trust
 
 
 @pytest.fixture(params=["unix", "tcp"])

@@ -17,11 +17,10 @@ from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
 from penstock.core.elements import Batch
 from penstock.core.errors import UsageError
-from penstock.network.addresses import listeners, nearest
-from penstock.network.connection import WorkerNetwork
-from penstock.network.greeting import NONCE_BYTES, Greeting, Trust
-from penstock.network.limits import NetworkLimits
-from penstock.network.lost_connection import ConnectionLostError
+from penstock.network.connection import NetworkLimits, WorkerNetwork
+from penstock.network.handshake import NONCE_BYTES, Handshake, Trust
+from penstock.network.sockets import address_to_dial, listeners
+from penstock.network.subpartition import ConnectionLostError
 
 BOTH = "tcp:10.0.0.5:4567,unix:/run/a,b/w.sock"
 
@@ -38,7 +37,7 @@ BOTH = "tcp:10.0.0.5:4567,unix:/run/a,b/w.sock"
     ],
 )
 def test_the_nearest_address_is_dialled(endpoint, own_host, dialled):
-    assert nearest(endpoint, own_host) == dialled
+    assert address_to_dial(endpoint, own_host) == dialled
 
 
 def test_what_is_advertised_is_not_what_is_bound(tmp_path):
@@ -205,9 +204,9 @@ def test_a_worker_without_the_clusters_certificate_is_refused(net, tmp_path, fol
 def test_who_knows_all_but_has_no_certificate_reads_nothing(tmp_path, folders):
     trust = Trust(KEY, tls_of(folders["ours"]))
     with two(tmp_path, ("127.0.0.1", "127.0.0.2"), (trust, trust)) as planes:
-        endpoint = nearest(planes["a"].endpoint, "elsewhere")
+        endpoint = address_to_dial(planes["a"].endpoint, "elsewhere")
         with connect(endpoint) as sock:
-            sock.sendall(Greeting("b", KEY, bytes(NONCE_BYTES), "a").opening())
+            sock.sendall(Handshake("b", KEY, bytes(NONCE_BYTES), "a").opening())
             with contextlib.suppress(ConnectionResetError):
                 assert b"penstock" not in sock.recv(1000)
         context = ssl.create_default_context(cafile=folders["ours"] / "ca.pem")
@@ -216,5 +215,5 @@ def test_who_knows_all_but_has_no_certificate_reads_nothing(tmp_path, folders):
             connect(endpoint) as plain,
             context.wrap_socket(plain, server_hostname=INTERNAL_NAME) as sock,
         ):
-            sock.sendall(Greeting("b", KEY, bytes(NONCE_BYTES), "a").opening())
+            sock.sendall(Handshake("b", KEY, bytes(NONCE_BYTES), "a").opening())
             assert heard(sock) == []

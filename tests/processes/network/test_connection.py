@@ -14,13 +14,12 @@ from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.core.errors import UsageError
-from penstock.network.addresses import Listener
-from penstock.network.connection import WorkerNetwork
+from penstock.network.connection import NetworkLimits, WorkerNetwork
 from penstock.network.frame import (
     FrameDecoder,
 )
-from penstock.network.limits import NetworkLimits
-from penstock.network.lost_connection import ConnectionLostError
+from penstock.network.sockets import Listener
+from penstock.network.subpartition import ConnectionLostError
 
 DEADLINE = 20
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.waiting import wait_until
 
 from penstock.core.clock import ManualClock
-from penstock.network.names import Names
+from penstock.network.sockets import HostResolver
 
 DEADLINE = 120
 
@@ -35,13 +35,13 @@ def settled(names, host):
 @pytest.mark.parametrize("address", ["10.0.0.5", "::1", "fe80::1%eth0"])
 def test_addresses_are_what_they_are(monkeypatch, address):
     server = NameServer(monkeypatch)
-    assert Names(ManualClock()).address_of(address) == address
+    assert HostResolver(ManualClock()).address_of(address) == address
     assert server.asked == []
 
 
 def test_nobody_waits_and_the_answer_is_kept_for_a_while(monkeypatch):
     server, clock = NameServer(monkeypatch), ManualClock()
-    names = Names(clock)
+    names = HostResolver(clock)
     assert [names.address_of("node7") for _ in range(3)] == [None] * 3
     assert names.address_of("node8") is None, "others are looked up beside it"
     server.go.set()
@@ -58,7 +58,7 @@ def test_a_name_that_is_not_known_is_told_and_asked_for_again(monkeypatch):
     server, clock = NameServer(monkeypatch), ManualClock()
     server.go.set()
     server.answer = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    names = Names(clock)
+    names = HostResolver(clock)
     for _ in range(2):
         with pytest.raises(OSError, match="not known"):
             settled(names, "node7")
@@ -72,7 +72,7 @@ def test_a_name_that_is_not_known_is_told_and_asked_for_again(monkeypatch):
 def test_what_can_be_no_name_is_told_too_and_asked_for_again_as_late(monkeypatch, host):
     asked, look_up = [], socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: asked.append(1) or look_up(*given, **more))
-    names = Names(ManualClock())
+    names = HostResolver(ManualClock())
     for _ in range(3):
         with pytest.raises(OSError, match=r"host"):
             settled(names, host)

@@ -15,8 +15,7 @@ from tests.unit.network.conftest import KEY
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch
-from penstock.network.addresses import Listener, dial
-from penstock.network.door import Door
+from penstock.network.connection import NetworkLimits
 from penstock.network.frame import (
     ChannelKey,
     FrameKind,
@@ -25,8 +24,8 @@ from penstock.network.frame import (
     decode_hello,
     encode_message,
 )
-from penstock.network.greeting import NONCE_BYTES, Greeting
-from penstock.network.limits import NetworkLimits
+from penstock.network.handshake import NONCE_BYTES, Handshake
+from penstock.network.sockets import Acceptor, Listener, dial
 
 
 def require_exchange(net, planes):
@@ -55,8 +54,8 @@ def test_another_version_of_the_protocol_is_told_why_it_is_refused(planes):
 
 def stranger_of_another_job(own, answer):
     """A worker with another key does not believe the answer; let it prove all the same."""
-    forger = Greeting("b", b"of another job", bytes(NONCE_BYTES), "a")
-    forger._theirs = answer.nonce
+    forger = Handshake("b", b"of another job", bytes(NONCE_BYTES), "a")
+    forger._peer_nonce = answer.nonce
     return Hello("b", proof=forger._proof(ours=True))
 
 
@@ -70,7 +69,7 @@ def without_proof(own, answer):
 
 def another_worker(own, answer):
     """With the key, but for another name than the one it came with."""
-    return Hello("c", proof=Greeting("c", KEY, bytes(NONCE_BYTES), "a")._proof(ours=True))
+    return Hello("c", proof=Handshake("c", KEY, bytes(NONCE_BYTES), "a")._proof(ours=True))
 
 
 @pytest.mark.parametrize("forge", [stranger_of_another_job, sends_back, without_proof, another_worker])
@@ -83,7 +82,7 @@ def test_a_forged_worker_is_refused_and_disturbs_nobody(net, planes, forge):
     output.flush()
     assert reader.data.wait(DEADLINE)
     with connect(planes["a"].endpoint) as sock:
-        opening = Greeting("b", KEY, bytes(NONCE_BYTES), "a").opening()
+        opening = Handshake("b", KEY, bytes(NONCE_BYTES), "a").opening()
         sock.sendall(opening)
         (answer,) = heard(sock)
         sock.sendall(hello_frame(forge(opening, decode_hello(answer))))
@@ -100,7 +99,7 @@ def test_a_greeting_that_was_listened_to_is_of_no_use_a_second_time(planes):
     """What a worker with the key has said once is said again to the same worker."""
     said = []
     with connect(planes["a"].endpoint) as sock:
-        worker = Greeting("b", KEY, bytes(NONCE_BYTES), "a")
+        worker = Handshake("b", KEY, bytes(NONCE_BYTES), "a")
         said.append(worker.opening())
         sock.sendall(said[0])
         (answer,) = heard(sock)
@@ -116,7 +115,7 @@ def test_a_greeting_that_was_listened_to_is_of_no_use_a_second_time(planes):
         assert b"did not prove" in bytes(refused.payload)
 
 
-@pytest.mark.parametrize("limits", [NetworkLimits(greeting_deadline_ms=300)])
+@pytest.mark.parametrize("limits", [NetworkLimits(handshake_deadline_ms=300)])
 @pytest.mark.parametrize(
     "sent",
     [b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + bytes(48), encode_message(FrameKind.CREDIT, backlog=1), bytes(40)],
@@ -152,7 +151,7 @@ def test_pieces_of_many_messages_are_not_collected_before_the_proof(planes):
     assert link.decoder._partials == {}
 
 
-@pytest.mark.parametrize("limits", [NetworkLimits(most_strangers=8)])
+@pytest.mark.parametrize("limits", [NetworkLimits(max_unauthenticated=8)])
 def test_strangers_in_any_number_do_not_keep_a_worker_out(net, planes):
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connect(planes["b"].endpoint)) for _ in range(40)]
@@ -210,20 +209,20 @@ def test_who_waits_while_nobody_can_be_let_in_is_not_looked_at_for_a_while(liste
 
     clock, listener = ManualClock(), Listener("w", listen)
     with selectors.DefaultSelector() as selector:
-        door = Door([listener], selector, clock)
+        door = Acceptor([listener], selector, clock)
         with contextlib.closing(door), connect(door.endpoint):
             assert selector.select(DEADLINE)
             with monkeypatch.context() as broken:
                 broken.setattr(Listener, "accept", full)
-                assert list(door.come_in(listener)) == []
-            assert door.shut
+                assert list(door.accept_all(listener)) == []
+            assert door.paused
             assert selector.select(0) == []
             clock.advance(99)
-            door.reopen()
+            door.resume()
             assert selector.select(0) == []
             clock.advance(1)
-            door.reopen()
-            assert not door.shut
+            door.resume()
+            assert not door.paused
             assert selector.select(DEADLINE)
-            (inside,) = door.come_in(listener)
+            (inside,) = door.accept_all(listener)
             inside.close()

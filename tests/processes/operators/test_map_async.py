@@ -82,7 +82,7 @@ def let(operator, gate, out, *values):
         wait_until(lambda value=value: value in gate.waiting, f"the call of {value}", step=0.002)
         operator._runner._loop.call_soon_threadsafe(gate.waiting[value].set)
         wait_until(lambda: operator._runner.ready, "a result", step=0.002)
-        assert operator.go_on(out)
+        assert operator.emit_ready(out)
 
 
 def shape(out):
@@ -103,7 +103,7 @@ def test_rows_come_out_in_order_with_their_times(bench, gate, out):
     assert out.elements == []
     let(operator, gate, out, 1)
     assert out.rows == [{"v": v, "twice": 2 * v, TS_COLUMN: 10 * v} for v in (1, 2, 3)]
-    assert not operator.go_on(out)
+    assert not operator.emit_ready(out)
 
 
 def test_unordered_rows_come_out_as_they_are_done_but_not_past_a_watermark(bench, gate, out):
@@ -193,8 +193,8 @@ def test_at_the_end_all_are_waited_for(bench, gate, out):
 
 
 def until_nothing_is_held(operator, out):
-    wait_until(lambda: operator.go_on(out) or not operator.held, "a result", step=0.002)
-    if operator.held:
+    wait_until(lambda: operator.emit_ready(out) or not operator.has_pending_output, "a result", step=0.002)
+    if operator.has_pending_output:
         until_nothing_is_held(operator, out)
 
 
@@ -322,7 +322,7 @@ def test_hooks_of_the_function_are_called_once_and_close_is_idempotent(bench, ga
     operator.close()
     operator.close()
     assert gate.hooks == ["open", "close"]
-    assert not operator.go_on(out)
+    assert not operator.emit_ready(out)
 
 
 def loops():

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from penstock.rpc import peer
-from penstock.rpc.peer import is_same_user, owner_by_kernel, owner_of
+from penstock.rpc import authentication
+from penstock.rpc.authentication import is_same_user, owner_by_kernel, owner_of
 
 NOBODY = 65534
 CALLER = "exec 3<>/dev/tcp/127.0.0.1/$1; read"  # of bash: another user may not be able to read our Python
@@ -53,7 +53,7 @@ def test_the_kernel_says_of_one_socket_what_its_table_says(host):
             with accepted:
                 ends = far[:2], accepted.getsockname()[:2]
                 expected = NOBODY if os.getuid() == 0 else os.getuid()
-                assert owner_by_kernel(*ends) == owner_of(*ends, peer._lines()) == expected
+                assert owner_by_kernel(*ends) == owner_of(*ends, authentication._lines()) == expected
             caller.stdin.close()
         assert owner_by_kernel(*ends) is None
 
@@ -62,5 +62,5 @@ def test_a_kernel_that_does_not_answer_has_a_table(monkeypatch):
     def refused(*_):
         raise PermissionError
 
-    monkeypatch.setattr(peer, "owner_by_kernel", refused)
+    monkeypatch.setattr(authentication, "owner_by_kernel", refused)
     test_a_real_connection(socket.AF_INET, "127.0.0.1")

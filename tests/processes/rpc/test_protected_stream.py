@@ -14,12 +14,12 @@ from penstock.core.errors import PenstockError
 from penstock.core.secrets import Secret
 from penstock.rpc import messages as msg
 from penstock.rpc import server as server_module
+from penstock.rpc.authentication import Greeting
 from penstock.rpc.channel import METHOD, PATH, SERVICE
 from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
-from penstock.rpc.proof import Greeting
 from penstock.rpc.server import RpcServer
 
-IMPATIENT = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, give_up_after_ms=1_000, distrust_after_ms=50)
+IMPATIENT = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, give_up_after_ms=1_000, authentication_timeout_ms=50)
 PATIENT = ReconnectPolicy(first_delay_ms=1, max_delay_ms=1, starting_ms=0)
 REGISTRATION = msg.RegisterTaskManager(taskmanager_id="tm", host="h", pid=1, slots=2)
 PLAIN = Security(secret=Secret("s" * 32))
@@ -197,7 +197,7 @@ async def run_script(*steps):
         if not left:
             link.close()
             return False, "closed"
-        later, link._distrusts = left.pop(0)
+        later, link._authentication_failed = left.pop(0)
         link._clock.advance(later)
         return False, "the story"
 
@@ -224,9 +224,9 @@ async def test_a_stream_that_just_ends_is_no_distrust():
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     link = TaskManagerLink(f"127.0.0.1:{port}", lambda: REGISTRATION, lambda _command: None, security=PLAIN)
-    link._distrusts = True
+    link._authentication_failed = True
     try:
         assert not (await link._one_stream())[0]
-        assert not link._distrusts
+        assert not link._authentication_failed
     finally:
         await server.stop(None)

@@ -144,7 +144,7 @@ async def test_a_stream_whose_other_end_is_gone_unheard_is_given_up(server, reco
 async def test_a_dial_that_brings_no_answer_is_made_again(server, link_of):
     with Proxy(server.address) as proxy:
         proxy.begin("black-hole")
-        policy = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, answer_ms=100, most_answer_ms=200)
+        policy = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, answer_ms=100, max_answer_ms=200)
         _, commands, _ = await link_of(policy, address=proxy.address)
         await until(lambda: proxy.accepted >= 2, "a second dial")
         proxy.end()

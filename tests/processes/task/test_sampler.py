@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.core.clock import SystemClock
-from penstock.rpc.worker_commands import SampleStacks
-from penstock.task.drive import sampler as module
-from penstock.task.drive.sampler import StackSampler
-from penstock.task.drive.stacks import OTHER
+from penstock.rpc.messages import SampleStacks
+from penstock.task.drive import stack_sampler as module
+from penstock.task.drive.stack_sampler import OTHER, StackSampler
 from penstock.task.drive.state_queries import NOT_RUNNING
-from penstock.task.drive.step import StepResult
+from penstock.task.drive.subtask import StepResult
 from penstock.task.drive.threads import RunLoop
 
 SECONDS = 20
@@ -24,11 +23,11 @@ class Stepping:
     def __init__(self, index, work, vertex="v"):
         execution = SimpleNamespace(vertex_id=vertex, subtask=index)
         self.deployment = SimpleNamespace(job_id="job", execution=execution)
-        self.work, self.over, self.ended = work, False, threading.Event()
+        self.work, self.has_ended, self.ended = work, False, threading.Event()
 
     def step(self):
         if self.ended.is_set():
-            self.over = True
+            self.has_ended = True
             return StepResult.DONE
         return self.work()
 
@@ -63,7 +62,7 @@ class Worker:
         for subtask in subtasks:
             self.subtasks.append(subtask)
             loop.run(subtask)
-        while len(loop.seated) < len(subtasks):
+        while len(loop.subtasks) < len(subtasks):
             SystemClock().sleep_ms(1)
 
     def ask(self, vertex="v", duration_ms=600.0, request="1"):

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from penstock.taskmanager.lineage import held_bytes, resident_bytes
+from penstock.taskmanager.process_control import resident_bytes, unreclaimable_bytes
 
 ROUNDS, PAGES = 20, 512
 #: Makes, fills and frees 2 MB again and again; says how many pages were new after the first round.
 PROGRAM = f"""
 import resource
 import numpy as np
-from penstock.taskmanager.lineage import keep_freed_memory
+from penstock.taskmanager.process_control import keep_freed_memory
 if {{keep}}:
     keep_freed_memory()
 faults = []
@@ -37,7 +37,7 @@ def faults(*, keep):
 def test_a_worker_may_open_as_many_files_as_it_may_ask_for():
     program = """
 import resource
-from penstock.taskmanager.lineage import allow_descriptors
+from penstock.taskmanager.process_control import allow_descriptors
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 allow_descriptors()
@@ -57,19 +57,19 @@ def test_memory_that_was_freed_is_used_again_without_new_pages():
 def test_pages_of_mapped_files_are_not_held_those_of_the_process_are(tmp_path):
     size = 64 << 20
     (tmp_path / "rows").write_bytes(b"x" * size)
-    before = held_bytes(os.getpid())
+    before = unreclaimable_bytes(os.getpid())
     with (tmp_path / "rows").open("r+b") as file, mmap.mmap(file.fileno(), 0) as rows:
         resident = resident_bytes(os.getpid())
         rows[:: mmap.PAGESIZE] = b"y" * (size // mmap.PAGESIZE)
         assert resident_bytes(os.getpid()) - resident > size * 3 // 4
-        assert held_bytes(os.getpid()) - before < size // 4
+        assert unreclaimable_bytes(os.getpid()) - before < size // 4
     own = mmap.mmap(-1, size)
     own[:: mmap.PAGESIZE] = b"y" * (size // mmap.PAGESIZE)
-    assert held_bytes(os.getpid()) - before > size * 3 // 4
+    assert unreclaimable_bytes(os.getpid()) - before > size * 3 // 4
     own.close()
 
 
 def test_a_process_that_is_gone_holds_nothing():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    assert held_bytes(gone.pid) == 0
+    assert unreclaimable_bytes(gone.pid) == 0

@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.taskmanager import socket_dir
-from penstock.taskmanager.logs import RETAINED_LOGS, WorkerLogs, tail_of
-from penstock.taskmanager.socket_dir import make_socket_dir
+from penstock.taskmanager import supervisor
+from penstock.taskmanager.supervisor import make_socket_dir
+from penstock.taskmanager.worker_logs import RETAINED_LOGS, WorkerLogs, tail_of
 
 
 def test_the_tail_begins_with_a_whole_line(tmp_path):
@@ -20,7 +20,9 @@ def test_the_tail_begins_with_a_whole_line(tmp_path):
 
 def test_only_their_user_reads_them(tmp_path):
     """In a process of its own: stdout and stderr go elsewhere from there on."""
-    code = "import sys; from penstock.taskmanager.logs import redirect_output as to; to(sys.argv[1]); print('told')"
+    code = (
+        "import sys; from penstock.taskmanager.worker_logs import redirect_output as to; to(sys.argv[1]); print('told')"
+    )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], check=True, timeout=60)
     assert (tmp_path / "log").read_text() == "told\n"
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
@@ -63,6 +65,6 @@ def test_two_taskmanagers_may_sweep_at_the_same_time(tmp_path, monkeypatch):
         folder.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     gone = iter(dead)
-    monkeypatch.setattr(socket_dir.shutil, "rmtree", lambda *_, **__: [folder.rmdir() for folder in gone])
+    monkeypatch.setattr(supervisor.shutil, "rmtree", lambda *_, **__: [folder.rmdir() for folder in gone])
     made = make_socket_dir(most_base_bytes=4096)
     assert list(tmp_path.iterdir()) == [made]

@@ -8,8 +8,7 @@ import pytest
 from penstock.config.security import Security, TokenEntry, token_digest
 from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError, UsageError
-from penstock.taskmanager.figures import Figures, HeldWorker
-from penstock.taskmanager.metrics_server import MetricsServer
+from penstock.taskmanager.metrics import MetricsServer, ProcessMetrics, RunningWorker
 
 OPEN = Security()
 TOKENS = Security(tokens=(TokenEntry("viewer", "prometheus", token_digest("right")),))
@@ -85,8 +84,8 @@ async def test_a_taken_port_is_named():
 def test_the_text_has_the_process_and_its_workers():
     import os
 
-    figures = Figures("tm-1", "here", ManualClock())
-    text = figures.text((2, 1), {"w-1": HeldWorker(os.getpid(), "job", 0), "gone": HeldWorker(1 << 30, "job", 1)})
+    figures = ProcessMetrics("tm-1", "here", ManualClock())
+    text = figures.text((2, 1), {"w-1": RunningWorker(os.getpid(), "job", 0), "gone": RunningWorker(1 << 30, "job", 1)})
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert lines['flink_taskmanager_taskSlotsAvailable{host="here",tm_id="tm-1"}'] == "1"
     worker = 'component="worker",host="here",job_id="job",slot="0",tm_id="tm-1",worker_id="w-1"'

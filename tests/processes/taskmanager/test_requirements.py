@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from penstock.taskmanager.requirements import RequirementsError, environment_key, install
+from penstock.taskmanager.environments import RequirementsError, environment_key, install_requirements
 
 FAKE = """
 import pathlib, sys
@@ -33,12 +33,12 @@ def installer(tmp_path):
 def test_equal_requirements_are_installed_once(tmp_path, installer):
     root = tmp_path / "environments"
     orders = (["a", "b"], ["b", "a"], ["a", "b"])
-    threads = [threading.Thread(target=install, args=(names, root, installer)) for names in orders]
+    threads = [threading.Thread(target=install_requirements, args=(names, root, installer)) for names in orders]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    folder = install(["a", "b"], root, installer)
+    folder = install_requirements(["a", "b"], root, installer)
     assert sorted(path.name for path in folder.iterdir()) == ["a.py", "b.py"]
     assert (tmp_path / "runs").read_text() == "x"
 
@@ -46,14 +46,14 @@ def test_equal_requirements_are_installed_once(tmp_path, installer):
 def test_a_failure_is_one_line_with_the_installers_reason_and_leaves_nothing(tmp_path, installer):
     root = tmp_path / "environments"
     with pytest.raises(RequirementsError, match=r"ERROR: no such package: broken") as caught:
-        install(["broken"], root, installer)
+        install_requirements(["broken"], root, installer)
     assert "\n" not in str(caught.value)
     assert not [path for path in root.iterdir() if path.is_dir()]
 
 
 def test_an_installer_that_is_missing_is_a_clear_error(tmp_path):
     with pytest.raises(RequirementsError, match="could not be started"):
-        install(["a"], tmp_path, ["/nonexistent/installer"])
+        install_requirements(["a"], tmp_path, ["/nonexistent/installer"])
 
 
 def test_the_key_tells_requirements_apart():
@@ -62,5 +62,5 @@ def test_the_key_tells_requirements_apart():
 
 
 def test_a_requirement_is_never_an_option(tmp_path, installer):
-    folder = install(["--index-url"], tmp_path / "e", installer)
+    folder = install_requirements(["--index-url"], tmp_path / "e", installer)
     assert (folder / "--index-url.py").exists()

@@ -89,7 +89,7 @@ def remote(keys, *local_bytes):
     )
 
 
-def in_files(backend, budget=200_000):
+def spilled_to_files(backend, budget=200_000):
     """Cells of one pane go to files, not to RocksDB; few rows are written to them at a time."""
     return replace(backend, plain=False, budget=budget)
 
@@ -97,8 +97,8 @@ def in_files(backend, budget=200_000):
 #: Fetched bytes beyond which some are dropped: at once, after some records, never.
 REMOTE = remote(3, 1, 500, 1 << 50)
 #: Where running aggregates are whose keys leave, or are fetched.
-FILES = in_files(Backend("keys_leave", "rocksdb", 3))
-REMOTE_FILES = tuple(map(in_files, REMOTE))
+FILES = spilled_to_files(Backend("keys_leave", "rocksdb", 3))
+REMOTE_FILES = tuple(map(spilled_to_files, REMOTE))
 
 
 def on(*backends):

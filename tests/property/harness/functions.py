@@ -3,8 +3,7 @@
 from tests.property.harness.job import Input, Job, spec_of
 
 from penstock.api.building.flow import Flow
-from penstock.api.functions.process_functions import compile_plain_process, compile_process
-from penstock.api.functions.two_input_process import compile_two_input
+from penstock.api.functions.process_functions import compile_plain_process, compile_process, compile_two_input
 from penstock.api.streams import DataStream, KeyedStream
 from penstock.core.schema import schema_to_text
 

@@ -22,13 +22,13 @@ from penstock.core.elements import MIN_TIMESTAMP, Barrier, Batch, Watermark
 from penstock.core.keygroup import hash_range_of
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.graph.redistribute import redistribute
 from penstock.graph.restore_plan import clip_keyed
+from penstock.graph.state_redistribution import redistribute
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.log.segments import read_state
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
@@ -194,7 +194,7 @@ class Job:
         """Give a batch to a subtask; return what it emits."""
         out, operator = Collector(), self.subtasks[subtask][0]
         operator.process_batch(batch, side, out)
-        return self.go_on(operator, out)
+        return self.emit_ready(operator, out)
 
     def late_of(self, subtask):
         """Return how many rows a subtask has dropped since it started."""
@@ -204,7 +204,7 @@ class Job:
         """Give a watermark to a subtask, which passes it on; return what it emits."""
         out, operator = Collector(), self.subtasks[subtask][0]
         operator.process_watermark(Watermark(timestamp), out)
-        self.go_on(operator, out)
+        self.emit_ready(operator, out)
         self.marks[subtask] = max(self.marks[subtask], timestamp)
         assert out.watermarks == [timestamp]
         return out
@@ -213,15 +213,15 @@ class Job:
         """Give the time of the clock to a subtask; return what it emits."""
         out, operator = Collector(), self.subtasks[subtask][0]
         operator.process_time(self.clock.now_ms(), out)
-        return self.go_on(operator, out)
+        return self.emit_ready(operator, out)
 
-    def go_on(self, operator, out):
+    def emit_ready(self, operator, out):
         """Take the output that comes in pieces; each of them is small."""
         limits = self.backend.limits
-        while getattr(operator, "held", False):
+        while getattr(operator, "has_pending_output", False):
             assert not operator.available
             before = len(out.rows)
-            operator.go_on(out)
+            operator.emit_ready(out)
             assert len(out.rows) - before < 2 * limits.output_rows + limits.join_pairs
         return out
 

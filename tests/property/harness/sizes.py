@@ -16,7 +16,7 @@ def limits(keys=None):
 
 def few_bytes(local_bytes):
     """Keep so many bytes of what was fetched."""
-    return mock.patch("penstock.state.state_backend.ColdPlaces._local_bytes", local_bytes)
+    return mock.patch("penstock.state.state_backend.StateBackend._local_bytes", local_bytes)
 
 
 def _opened(_places, _name):
@@ -27,6 +27,6 @@ def _opened(_places, _name):
 def plain_store():
     """Have a dict for each RocksDB; some keys do leave for it."""
     before = PlainStore.written
-    with mock.patch("penstock.state.state_backend.ColdPlaces._open_store", _opened):
+    with mock.patch("penstock.state.state_backend.StateBackend._open_store", _opened):
         yield
     assert PlainStore.written > before or depth() == "fast", "no key has left memory"

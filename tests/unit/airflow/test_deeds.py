@@ -4,7 +4,7 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError, UsageError
-from penstock_airflow.deeds import Cancel, CancelSubmitted, TakeBack, decoded, encoded
+from penstock_airflow.kill_actions import Cancel, CancelSubmitted, RollBackUpgrade, decoded, encoded
 
 
 class Cluster:
@@ -45,7 +45,7 @@ def clock():
     return Clock(0)
 
 
-@pytest.mark.parametrize("deed", [None, Cancel("j"), CancelSubmitted("t"), TakeBack("j", "r")])
+@pytest.mark.parametrize("deed", [None, Cancel("j"), CancelSubmitted("t"), RollBackUpgrade("j", "r")])
 def test_travels_as_json(deed):
     assert decoded(encoded(deed)) == deed
 
@@ -65,17 +65,17 @@ def test_a_job_that_is_on_its_way_is_waited_for_a_little(clock, after, did):
 
 def test_an_upgrade_is_taken_back_as_soon_as_it_is_on_trial(clock):
     cluster = Cluster(clock, after=2)
-    TakeBack("j", "mine").do(cluster, clock, 60_000)
+    RollBackUpgrade("j", "mine").do(cluster, clock, 60_000)
     assert cluster.did == [("judge", "j", False)]
 
 
 @pytest.mark.parametrize("end", [{"phase": "completed"}, {"phase": "rolled-back"}, {"request_id": "another's"}])
 def test_nothing_is_done_to_an_upgrade_that_has_ended_or_is_anothers(clock, end):
     cluster = Cluster(clock, **end)
-    TakeBack("j", "mine").do(cluster, clock, 60_000)
+    RollBackUpgrade("j", "mine").do(cluster, clock, 60_000)
     assert cluster.did == []
 
 
 def test_one_that_is_never_on_trial_is_told(clock):
     with pytest.raises(UsageError):
-        TakeBack("j", "mine").do(Cluster(clock, after=99), clock, 3_000)
+        RollBackUpgrade("j", "mine").do(Cluster(clock, after=99), clock, 3_000)

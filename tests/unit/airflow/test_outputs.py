@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UsageError
-from penstock_airflow.outputs import Spans, differences, held_by, spans_behind, told
+from penstock_airflow.outputs import Spans, differences, first_differences, read_output, spans_after
 
 SPANS = Spans("at", 1_000, 0)
 TIMES = [0, 999, 1_000, 2_500]
@@ -37,22 +37,22 @@ def folder(request, tmp_path):
 
 
 def test_a_folder_of_each_format(folder):
-    assert held_by(str(folder), SPANS, 0).rows == WANTED
-    assert held_by(str(folder), SPANS, 5_001_000).rows == {}
+    assert read_output(str(folder), SPANS, 0).rows == WANTED
+    assert read_output(str(folder), SPANS, 5_001_000).rows == {}
     with pytest.raises(UsageError, match="no column 'when'"):
-        held_by(str(folder), Spans("when", 1, 0), 0)
+        read_output(str(folder), Spans("when", 1, 0), 0)
 
 
 def test_other_places_are_refused():
     with pytest.raises(UsageError, match="not an output that can be read"):
-        held_by("s3://bucket/out", SPANS, 0)
+        read_output("s3://bucket/out", SPANS, 0)
 
 
 @pytest.mark.parametrize(
     "time", [1_500, "1970-01-01T00:00:01.500", "1970-01-01T00:00:01.500Z", "1970-01-01T01:00:01.5+01:00"]
 )
 def test_times(time):
-    assert SPANS.hold([{"at": time}, {"at": datetime.fromtimestamp(1.5, UTC)}]).rows == {1_000: 2}
+    assert SPANS.content_of([{"at": time}, {"at": datetime.fromtimestamp(1.5, UTC)}]).rows == {1_000: 2}
 
 
 @given(st.integers(1, 7), st.integers(0, 50), st.integers(0, 60))
@@ -73,12 +73,12 @@ def test_spans_behind_a_savepoint_have_windows_that_had_not_fired(watermark_us, 
     reached = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=watermark_us)
     starts = range(0, 100, window_ms)
     fired = [start for start in starts if (start + window_ms) * 1_000 - 1 <= watermark_us]
-    exact = spans_behind("window_start", reached, span_ms, window_ms)
+    exact = spans_after("window_start", reached, span_ms, window_ms)
     assert [start for start in starts if start < exact.begin_ms] == fired
-    whole = spans_behind("window_start", reached, span_ms)
+    whole = spans_after("window_start", reached, span_ms)
     assert whole.begin_ms % span_ms == 0
     assert exact.begin_ms <= whole.begin_ms < exact.begin_ms + window_ms + span_ms
-    ends = spans_behind("window_end", reached, span_ms)
+    ends = spans_after("window_end", reached, span_ms)
     assert all(start + window_ms < ends.begin_ms for start in fired)
 
 
@@ -93,8 +93,8 @@ def test_what_differs(live, scratch, chance, counts_only, begin):
     if chance.random() < 0.5:
         live = sorted(scratch, key=lambda _: chance.random())
     spans = Spans("at", 1_000, begin)
-    of = spans.hold(scratch)
-    found = differences(spans.hold(live, of.before), of, spans.compared(3_999), counts_only=counts_only)
+    of = spans.content_of(scratch)
+    found = differences(spans.content_of(live, of.before), of, spans.compared(3_999), counts_only=counts_only)
 
     def rows(output, start, end):
         return sorted((row["at"], row["n"]) for row in output if start <= row["at"] < end)
@@ -120,15 +120,15 @@ def test_windows_that_were_open_at_a_savepoint_are_missed(lost, window_seconds, 
     """The savepoint lies in the minute 2."""
     live = [{"at": minute * 60_000, "user": user, "n": 5} for minute in range(10) for user in range(3)]
     scratch = [row for row in live if row["at"] >= 120_000 and not lost(row["at"] // 60_000, row["user"])]
-    spans = spans_behind("at", datetime(1970, 1, 1, 0, 2, 20, tzinfo=UTC), 60_000, window_seconds * 1_000)
-    of = spans.hold(scratch)
-    found = differences(spans.hold(live, of.before), of, spans.compared(540_000))
+    spans = spans_after("at", datetime(1970, 1, 1, 0, 2, 20, tzinfo=UTC), 60_000, window_seconds * 1_000)
+    of = spans.content_of(scratch)
+    found = differences(spans.content_of(live, of.before), of, spans.compared(540_000))
     assert [text[:19] for text in found] == [f"1970-01-01T00:{minute:02d}:00" for minute in told_of]
 
 
 def test_differences_are_told_in_one_line():
     def held(*rows):
-        return Spans("at", 1_000, 1_000).hold({"at": at, "n": n} for at, n in rows)
+        return Spans("at", 1_000, 1_000).content_of({"at": at, "n": n} for at, n in rows)
 
     scratch = held((0, 1), (0, 2), (1_000, 1), (2_000, 1), (2_000, 2))
     live = held((0, 9), (0, 1), (1_000, 2), (2_000, 2))
@@ -139,4 +139,4 @@ def test_differences_are_told_in_one_line():
         "1970-01-01T00:00:02+00:00: 1 rows, 2 of the scratch",
     ]
     assert differences(live, scratch, [1_000, 2_000], counts_only=True) == found[2:]
-    assert json.dumps(told(["a"] * 5)) == '"a; a; a and 2 more"'
+    assert json.dumps(first_differences(["a"] * 5)) == '"a; a; a and 2 more"'

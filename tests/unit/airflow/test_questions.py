@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.errors import NotFoundError
-from penstock_airflow.questions import (
+from penstock_airflow.conditions import (
     CheckpointAfter,
     InState,
     LagAtMost,

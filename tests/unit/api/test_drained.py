@@ -17,7 +17,7 @@ from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
@@ -152,8 +152,8 @@ class Run:
 
     def mark(self, timestamp):
         self.operator.process_watermark(Watermark(timestamp), self.out)
-        while getattr(self.operator, "held", False):
-            self.operator.go_on(self.out)
+        while getattr(self.operator, "has_pending_output", False):
+            self.operator.emit_ready(self.out)
 
     def drain(self):
         self.mark(MAX_TIMESTAMP)

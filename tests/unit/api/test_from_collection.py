@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.api.building import from_collection
+from penstock.api.building import collection as from_collection
 from penstock.core.errors import GraphError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.api.functions.picked_fields import Picked, picked_by
+from penstock.api.functions.row_functions import Picked, picked_by
 
 OTHER = "k"
 

@@ -17,7 +17,7 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 

@@ -7,7 +7,7 @@ from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, ManifestFile
 
-from penstock.backfill.avro_blocks import require_whole
+from penstock.backfill.iceberg import require_whole
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from penstock.core.rand import SystemRand
 from penstock.core.schema import schema_to_text
 from penstock.snapshots.access.opening import open_snapshot
 from penstock_connectors.datagen import DatagenSource
-from penstock_connectors.datagen.orders import ORDER_SCHEMA
+from penstock_connectors.datagen.source import ORDER_SCHEMA
 from penstock_connectors.files import FileSink
 
 CUTS = (50, 60, 70)

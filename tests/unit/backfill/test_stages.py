@@ -8,8 +8,22 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from penstock.backfill.stages import Stage, TaskResult, pieces_of, source_snapshots, watermark_behind
-from penstock.backfill.wire import EDGE, PART, RESULT, SEQ, TIME, Outbox, rows_of, runs, wire_type
+from penstock.backfill.stages import (
+    EDGE,
+    PART,
+    RESULT,
+    SEQ,
+    TIME,
+    Outbox,
+    Stage,
+    TaskResult,
+    rows_of,
+    runs,
+    source_snapshots,
+    source_tasks,
+    watermark_after,
+    wire_type,
+)
 from penstock.connector.source import HistorySplit, SourceSplit
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import UsageError
@@ -106,7 +120,7 @@ def results(*watermarks):
 
 @pytest.mark.parametrize("quiet_are_idle", [False, True])
 def test_pieces_of_a_split_are_one_subtask_where_the_live_job_goes_on(quiet_are_idle):
-    planned = replace(stage(), pieces=pieces_of(HISTORY), parts=3)
+    planned = replace(stage(), pieces=source_tasks(HISTORY), parts=3)
     assert [(p.number, p.empty) for p in planned.pieces] == [(0, False), (0, False), (1, True)]
     found = source_snapshots(planned, HISTORY, results(50, 40, MIN_TIMESTAMP), quiet_are_idle=quiet_are_idle)
     splits = [state.items[0] for part in found for state in part.operator if state.name == "splits"]
@@ -120,7 +134,7 @@ def test_pieces_of_a_split_are_one_subtask_where_the_live_job_goes_on(quiet_are_
 
 
 def test_event_time_is_where_the_last_is_and_the_quiet_hold_it_unless_they_are_idle():
-    assert watermark_behind(results(50, 40), quiet_are_idle=False) == 40
-    assert watermark_behind(results(50, MIN_TIMESTAMP), quiet_are_idle=False) == MIN_TIMESTAMP
-    assert watermark_behind(results(50, MIN_TIMESTAMP), quiet_are_idle=True) == 50
-    assert watermark_behind([], quiet_are_idle=False) == MIN_TIMESTAMP
+    assert watermark_after(results(50, 40), quiet_are_idle=False) == 40
+    assert watermark_after(results(50, MIN_TIMESTAMP), quiet_are_idle=False) == MIN_TIMESTAMP
+    assert watermark_after(results(50, MIN_TIMESTAMP), quiet_are_idle=True) == 50
+    assert watermark_after([], quiet_are_idle=False) == MIN_TIMESTAMP

@@ -10,7 +10,7 @@ from tests.spark.golden import Golden
 
 import penstock as ps
 from penstock.backfill.engine import LocalEngine
-from penstock.backfill.histories import Cut, TableHistory, histories
+from penstock.backfill.histories import HistoryBounds, TableHistory, histories
 from penstock.backfill.run import Backfill, BackfillOptions
 from penstock.backfill.table_plan import Offsets, open_table, require_next
 from penstock.core.clock import ManualClock, SystemClock
@@ -18,8 +18,7 @@ from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.rand import SystemRand
 from penstock.operators.rows.columns import ColumnError
 from penstock_connectors.datagen import DatagenSource
-from penstock_connectors.datagen.orders import OrderPattern, orders
-from penstock_connectors.datagen.source import DatagenSourceFactory
+from penstock_connectors.datagen.source import DatagenSourceFactory, OrderPattern, orders
 from penstock_connectors.files import FileSink
 
 OFFSETS = Offsets(partition="partition", offset="offset")
@@ -51,7 +50,7 @@ def whole(golden, ends=(40, 40, 40)):
 
 
 def look(golden, monkeypatch, declared, *, until=None, cut_over=None, piece_rows=30):
-    cut = Cut(until=until or golden.until(CUTS), cut_over=cut_over or {}, piece_rows=piece_rows)
+    cut = HistoryBounds(until=until or golden.until(CUTS), cut_over=cut_over or {}, piece_rows=piece_rows)
     (found,) = histories(golden.graph(monkeypatch), cut, (declared,)).values()
     return found
 
@@ -307,11 +306,11 @@ def test_a_table_without_offsets_is_not_cut(golden, monkeypatch):
 def test_options_that_name_nothing(golden, monkeypatch):
     graph = golden.graph(monkeypatch)
     with pytest.raises(UsageError, match="no source of that uid"):
-        histories(graph, Cut(until=golden.until(CUTS)), (TableHistory(uid="order", uris=("x",)),))
+        histories(graph, HistoryBounds(until=golden.until(CUTS)), (TableHistory(uid="order", uris=("x",)),))
     with pytest.raises(UsageError, match="a cut-over needs a table"):
-        histories(graph, Cut(until=golden.until(CUTS), cut_over={"timestamp": 1}), ())
+        histories(graph, HistoryBounds(until=golden.until(CUTS), cut_over={"timestamp": 1}), ())
     with pytest.raises(UsageError, match="has no table, and so no cut-over"):
-        histories(graph, Cut(until={"begin": True}), ())
+        histories(graph, HistoryBounds(until={"begin": True}), ())
 
 
 def test_cut_overs_are_of_sources_with_a_table_and_without_offsets_of_all_their_splits(tmp_path, monkeypatch):
@@ -320,7 +319,7 @@ def test_cut_overs_are_of_sources_with_a_table_and_without_offsets_of_all_their_
     over = {f"orders/orders-{split}": 30 for split in range(3)}
 
     def begun(positions, known=declared):
-        cut = Cut(until=both.until(CUTS), cut_over={"positions": positions}, piece_rows=30)
+        cut = HistoryBounds(until=both.until(CUTS), cut_over={"positions": positions}, piece_rows=30)
         found = histories(graph, cut, (known,))
         return [begins(found[v.id]) for v in graph.vertices if v.is_source and v.operators[0].uid == "orders"]
 
@@ -373,6 +372,6 @@ def test_where_watermarks_go_through_all_of_a_split_table_and_source_are_one_pie
     assert (stitched.rows_read, stitched.rows_staged) == (plain.rows_read, plain.rows_staged)
     assert stitched.watermark == plain.watermark is not None
     whole_table = TableHistory(uid="orders", uris=declared.uris)
-    cut = Cut(cut_over={"positions": {"orders-0": 120, "orders-1": 0}}, piece_rows=40)
+    cut = HistoryBounds(cut_over={"positions": {"orders-0": 120, "orders-1": 0}}, piece_rows=40)
     with pytest.raises(UsageError, match="need the rows of each split"):
         histories(counted(strategy), cut, (whole_table,))

@@ -4,12 +4,12 @@ import pytest
 from tests.spark.golden import Golden
 
 from penstock.backfill.engine import LocalEngine
-from penstock.backfill.run import Backfill, BackfillOptions, remove_unnamed
+from penstock.backfill.run import Backfill, BackfillOptions, remove_unreferenced
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import SystemClock
 from penstock.core.errors import StorageError, UsageError
 from penstock.core.rand import SystemRand
-from penstock.snapshots.rewrite.reservation import RESERVATION
+from penstock.snapshots.access.opening import RESERVATION
 
 
 def planned(golden, monkeypatch):
@@ -71,5 +71,5 @@ def test_only_files_of_the_own_run_are_removed(tmp_path):
     ]
     for key in [*others, "pending/backfill-a-1-out-00000.arrow", "op/part-backfill-a-1-00000.parquet"]:
         store.put(key, b"x")
-    remove_unnamed(store, "backfill-a", ())
+    remove_unreferenced(store, "backfill-a", ())
     assert sorted(store.list("")) == sorted(others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.memory_store import MemoryStore, SubStore
 from penstock.core.clock import ManualClock
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.checkpoint import job_lease, job_records
+from penstock.checkpoint import ha_records, job_lease
+from penstock.checkpoint.ha_records import JobRecord, LeaderRecord
 from penstock.checkpoint.job_lease import JobLease, LeaseHolder, LeaseRecord
-from penstock.checkpoint.job_records import JobRecord, LeaderRecord
 from penstock.core.errors import JobIdentityError, LeadershipLostError, StorageError
 from penstock.core.rand import SeededRand
 
@@ -54,7 +54,7 @@ def test_an_expired_or_released_lease_is_free_and_generations_only_grow(lease_of
 
 
 def test_a_deleted_lease_file_does_not_bring_old_generations_back(lease_of, store, clock, manifest_of):
-    from penstock.checkpoint.log import ManifestLog
+    from penstock.checkpoint.manifest_log import ManifestLog
 
     ManifestLog(store, 41, clock, SeededRand(1)).seal(manifest_of("seal"))
     assert lease_of("one").acquire("j").generation == 42
@@ -80,16 +80,16 @@ def test_a_renewal_whose_answer_was_lost_is_no_loss(memory, clock):
 
 
 def test_leaders_count_up_and_the_old_one_notices(store):
-    first = job_records.become_leader(store, LeaderRecord(generation=0, jobmanager_id="a", pid=1))
-    job_records.check_leading(store, first.generation)
-    second = job_records.become_leader(store, LeaderRecord(generation=0, jobmanager_id="b", pid=2))
+    first = ha_records.become_leader(store, LeaderRecord(generation=0, jobmanager_id="a", pid=1))
+    ha_records.check_leading(store, first.generation)
+    second = ha_records.become_leader(store, LeaderRecord(generation=0, jobmanager_id="b", pid=2))
     assert (first.generation, second.generation) == (1, 2)
     with pytest.raises(LeadershipLostError, match="generation 2"):
-        job_records.check_leading(store, 1)
+        ha_records.check_leading(store, 1)
 
 
 def test_the_cluster_id_is_minted_once(store):
-    assert job_records.cluster_id(store, SeededRand(1)) == job_records.cluster_id(store, SeededRand(2))
+    assert ha_records.cluster_id(store, SeededRand(1)) == ha_records.cluster_id(store, SeededRand(2))
 
 
 def record(**fields):
@@ -98,31 +98,31 @@ def record(**fields):
 
 
 def test_records_come_back_oldest_first(store):
-    job_records.write_record(store, record(job_id="b", submitted_ms=2))
-    job_records.write_record(store, record(job_id="a", submitted_ms=3))
-    job_records.write_record(store, record(job_id="b", submitted_ms=2, ended="FAILED"))
-    assert [(r.job_id, r.ended) for r in job_records.read_records(store)] == [("b", "FAILED"), ("a", "")]
+    ha_records.write_record(store, record(job_id="b", submitted_ms=2))
+    ha_records.write_record(store, record(job_id="a", submitted_ms=3))
+    ha_records.write_record(store, record(job_id="b", submitted_ms=2, ended="FAILED"))
+    assert [(r.job_id, r.ended) for r in ha_records.read_records(store)] == [("b", "FAILED"), ("a", "")]
 
 
 def test_an_old_leader_cannot_overwrite_a_record(store):
-    job_records.write_record(store, record(generation=2))
+    ha_records.write_record(store, record(generation=2))
     with pytest.raises(LeadershipLostError):
-        job_records.write_record(store, record(generation=1, ended="FAILED"))
+        ha_records.write_record(store, record(generation=1, ended="FAILED"))
 
 
 def test_what_an_older_leader_writes_of_a_job_that_was_taken_over_is_refused(store):
     """It had begun before: its successor has written nothing of the job but that it leads."""
-    job_records.write_record(store, record(job_id="a", generation=1))
-    job_records.write_record(store, record(job_id="b", generation=1, ended="FINISHED"))
-    assert [(r.job_id, r.generation) for r in job_records.read_records(store, 2)] == [("a", 2), ("b", 1)]
+    ha_records.write_record(store, record(job_id="a", generation=1))
+    ha_records.write_record(store, record(job_id="b", generation=1, ended="FINISHED"))
+    assert [(r.job_id, r.generation) for r in ha_records.read_records(store, 2)] == [("a", 2), ("b", 1)]
     with pytest.raises(LeadershipLostError):
-        job_records.write_record(store, record(job_id="a", generation=1, run_id="rescaled"))
-    assert [r.run_id for r in job_records.read_records(store)] == ["r", "r"]
+        ha_records.write_record(store, record(job_id="a", generation=1, run_id="rescaled"))
+    assert [r.run_id for r in ha_records.read_records(store)] == ["r", "r"]
     with pytest.raises(LeadershipLostError):
-        job_records.read_records(store, 1)
+        ha_records.read_records(store, 1)
 
 
 def test_a_damaged_record_is_named(store):
     store.put("jobs/x.json", b"{")
     with pytest.raises(StorageError, match=r"jobs/x\.json"):
-        job_records.read_records(store)
+        ha_records.read_records(store)

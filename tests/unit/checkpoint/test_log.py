@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.checkpoint.log import ManifestLog, highest_generation, key_of, sequence_of
-from penstock.checkpoint.manifest import decode_manifest
+from penstock.checkpoint.manifest_log import ManifestLog, decode_manifest, highest_generation, key_of, sequence_of
 from penstock.core.errors import LeadershipLostError, SnapshotDamagedError, StorageError
 from penstock.core.rand import SeededRand
 

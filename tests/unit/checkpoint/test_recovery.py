@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.checkpoint.log import ManifestLog
+from penstock.checkpoint.manifest_log import ManifestLog
 from penstock.checkpoint.recovery import FRESH, absolute_paths, check_source, live_entries, plan_recovery
 from penstock.core.errors import StateMismatchError
 from penstock.core.rand import SeededRand
@@ -77,8 +77,7 @@ def test_runs_that_never_had_a_checkpoint_are_fenced_too(written):
 
 
 def test_entries_of_an_old_leader_behind_a_seal_do_not_count(written, memory, manifest_of):
-    from penstock.checkpoint.log import LogEntry, key_of
-    from penstock.checkpoint.manifest import encode_manifest
+    from penstock.checkpoint.manifest_log import LogEntry, encode_manifest, key_of
 
     entries = written(("seal", {}), ("checkpoint", {"checkpoint_id": 1}), ("seal", {"generation": 2, "run_id": "r1"}))
     stale = manifest_of(checkpoint_id=9, generation=1, sequence=4)

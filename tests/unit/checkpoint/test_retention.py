@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.checkpoint.retention import files_of, plan_retention
-from penstock.checkpoint.sweeper import Sweeper
+from penstock.checkpoint.retention import Sweeper, files_of, plan_retention
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
 
 

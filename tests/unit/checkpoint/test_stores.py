@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.stores import checksum_of, join_uri, open_job_store, open_store, read_file, same_place
+from penstock.checkpoint.stores import checksum_of, join_uri, open_job_store, open_store, read_file, same_store
 from penstock.core.errors import SnapshotDamagedError, StorageError, UsageError
 from penstock.core.snapshot import FileRef
 
@@ -17,9 +17,9 @@ def test_a_folder_is_the_same_however_it_is_spelled(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "a")
     here = open_store(str(tmp_path / "a" / "job"))
     for text in ("link/job", "a/../a/job"):
-        assert same_place(here, open_store(str(tmp_path / text)))
-    assert not same_place(here, open_store(str(tmp_path / "b" / "job")))
-    assert not same_place(here, open_store("memory://a/job"))
+        assert same_store(here, open_store(str(tmp_path / text)))
+    assert not same_store(here, open_store(str(tmp_path / "b" / "job")))
+    assert not same_store(here, open_store("memory://a/job"))
 
 
 def test_whole_objects_and_parts(store):

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.api.environment import use_executor
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.log import key_of
-from penstock.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
+from penstock.checkpoint.manifest_log import Manifest, decode_manifest, encode_manifest, key_of
 from penstock.cli import main
 from penstock.cli.start.run import execute_file
 from penstock.core.keygroup import HASH_MAX, HASH_MIN

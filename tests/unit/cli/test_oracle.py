@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.cli.demo.oracle import OutputRow, compare, expected_windows
+from penstock.cli.demo.demo_scenario import OutputRow, compare, expected_windows
 
 _SIZE_US = 10_000_000
 _USERS = np.array([1, 1, 2, 1], np.int64)

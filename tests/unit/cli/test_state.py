@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.log import key_of
-from penstock.checkpoint.manifest import Manifest, encode_manifest
+from penstock.checkpoint.manifest_log import Manifest, encode_manifest, key_of
 from penstock.checkpoint.stores import checksum_of
 from penstock.cli import main
 from penstock.core.keygroup import HASH_MAX, HASH_MIN

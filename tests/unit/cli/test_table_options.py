@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.backfill.table_plan import Offsets
-from penstock.cli.start.table_options import parse_cut_over, parse_tables, parse_until
+from penstock.cli.start.backfill import parse_cut_over, parse_tables, parse_until
 from penstock.core.errors import UsageError
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 import penstock as ps
-from penstock.client.earlier_output import earlier_output
+from penstock.client.executors import earlier_output
 from penstock_connectors.files import FileSink
 
 

@@ -25,31 +25,31 @@ def job():
 
 
 def test_a_job_that_runs_has_nothing_to_tell(job):
-    assert FailureWatch().look(job, summary()) == []
+    assert FailureWatch().poll(job, summary()) == []
 
 
 def test_a_failure_is_told_once_with_the_next_attempt(job):
     watch = FailureWatch()
     job.entries.insert(0, FIRST)
     failed = summary(state="RESTARTING", restarts=1, **{"next-attempt-in-ms": 1600})
-    (line,) = watch.look(job, failed)
+    (line,) = watch.poll(job, failed)
     assert line.startswith("orders failed: UserFunctionError: map 'm': ValueError: x at job.py:3 in f (restart 1, next")
     assert "next attempt in 1.6 s" in line
     assert "penstock show orders" in line
-    assert watch.look(job, failed) == []
+    assert watch.poll(job, failed) == []
 
 
 def test_failures_between_two_looks_are_told_in_their_order(job):
     watch = FailureWatch()
     job.entries += [SECOND, FIRST]
-    first, second = watch.look(job, summary(restarts=2))
+    first, second = watch.poll(job, summary(restarts=2))
     assert first == f"orders failed: {FIRST['exceptionName']}"
     assert second.startswith(f"orders failed: {SECOND['exceptionName']} (restart 2, it is RUNNING again;")
 
 
 def test_the_same_failure_again_and_again_between_two_looks_is_one_line(job):
     job.entries += [{**FIRST, "timestamp": 300}, {**FIRST, "timestamp": 200}, FIRST]
-    (line,) = FailureWatch().look(job, summary(restarts=3))
+    (line,) = FailureWatch().poll(job, summary(restarts=3))
     assert line.startswith(f"orders failed 3 times: {FIRST['exceptionName']} (restart 3, ")
 
 
@@ -61,30 +61,30 @@ def test_a_failure_is_told_later_if_nobody_answers_now(job):
 
     answers, job.client.exceptions = job.client.exceptions, away
     job.entries.append(FIRST)
-    assert watch.look(job, summary(restarts=1)) == []
+    assert watch.poll(job, summary(restarts=1)) == []
     job.client.exceptions = answers
-    assert len(watch.look(job, summary(restarts=1))) == 1
+    assert len(watch.poll(job, summary(restarts=1))) == 1
 
 
 def test_a_source_without_an_answer_is_told_once_in_each_outage(job):
     watch, away = FailureWatch(), summary(**{"sources-unreachable": {"in": 6_000}})
     told = ["orders: source in: no answer for more than 5 s; it resumes with the next answer"]
-    assert [watch.look(job, s) for s in (summary(), away, away, summary(), away)] == [[], told, [], [], told]
+    assert [watch.poll(job, s) for s in (summary(), away, away, summary(), away)] == [[], told, [], [], told]
 
 
 def test_calls_that_take_long_are_told_once(job):
     watch, slow = FailureWatch(), summary(**{"slow-calls": [{"what": "sink 'out' (0): publishing", "since": 5}]})
     told = ["orders: slow call, more than 5 s: sink 'out' (0): publishing"]
-    assert [watch.look(job, s) for s in (summary(), slow, slow)] == [[], told, []]
+    assert [watch.poll(job, s) for s in (summary(), slow, slow)] == [[], told, []]
 
 
 def test_times_before_1990_are_told_once_with_the_settings(job):
     watch = FailureWatch()
     odd = summary(**{"doubtful-times": {"payments": {"rows": 1200, "example": 1_700_000_000}}})
-    (line,) = watch.look(job, odd)
+    (line,) = watch.poll(job, odd)
     assert line.startswith("1,200 rows of payments have event times before 1990, such as 1970-01-20 16:13:20: if they ")
     assert "timestamp_unit='s' on the source, or unit='s' on the watermark strategy" in line
-    assert watch.look(job, odd) == []
+    assert watch.poll(job, odd) == []
 
 
 def test_a_failed_checkpoint_and_slots_that_are_waited_for_are_told_once(job):
@@ -94,17 +94,17 @@ def test_a_failed_checkpoint_and_slots_that_are_waited_for_are_told_once(job):
         "checkpoint-failure": "checkpoint 7: declined by w: OSError: no space left on device",
         "waits-for": "9 slots, 4 of 6 are free",
     })  # fmt: skip
-    assert watch.look(job, troubled) == [
+    assert watch.poll(job, troubled) == [
         "orders: a checkpoint failed: checkpoint 7: declined by w: OSError: no space left on device",
         "orders is waiting for slots: it needs 9 slots, 4 of 6 are free",
     ]
-    assert watch.look(job, troubled) == []
+    assert watch.poll(job, troubled) == []
 
 
 def test_a_checkpoint_that_fails_the_job_is_told_with_the_job(job):
     watch, reason = FailureWatch(), "declined by w: no space left on device"
     job.entries.append({**FIRST, "exceptionName": f"checkpoint 7 failed: {reason}"})
-    (line,) = watch.look(
+    (line,) = watch.poll(
         job, summary(restarts=1, **{"checkpoints-failed": 1, "checkpoint-failure": f"checkpoint 7: {reason}"})
     )
     assert line.startswith(f"orders failed: checkpoint 7 failed: {reason}")

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.client import executors
 from penstock.client.executors import ClusterExecutor, run_to_end
-from penstock.client.handle import JobHandle, located
+from penstock.client.handle import JobHandle, absolute_uri
 from penstock.core.errors import JobFailedError, UsageError
 
 DETAIL = "Traceback (most recent call last):\n  File ...\nValueError: no"
@@ -46,12 +46,12 @@ def test_the_whole_traceback_comes_when_asked_for(monkeypatch):
 
 @pytest.mark.parametrize("uri", ["s3://bucket/sp", "file:///sp", "/sp", ""])
 def test_whole_addresses_stay_as_they_are(uri):
-    assert located(uri) == uri
+    assert absolute_uri(uri) == uri
 
 
 def test_a_relative_folder_becomes_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert located("sp/one") == str(tmp_path / "sp" / "one")
+    assert absolute_uri("sp/one") == str(tmp_path / "sp" / "one")
 
 
 class EndsFirst:
@@ -84,7 +84,7 @@ class HasDoneAll(EndsFirst):
 
 @pytest.mark.parametrize("on_poll", [None, lambda *_: None])
 def test_a_plain_program_is_told_that_there_was_nothing_left_to_do(caplog, monkeypatch, on_poll):
-    monkeypatch.setattr(executors.FailureWatch, "look", lambda *_: [])
+    monkeypatch.setattr(executors.FailureWatch, "poll", lambda *_: [])
     monkeypatch.setattr(executors, "submit_graph", lambda *_: JobHandle(HasDoneAll(), "1", "totals"))
     assert ClusterExecutor(url="http://127.0.0.1:1", on_poll=on_poll).execute(None).nothing_left
     told = "job totals had nothing left to do since checkpoint 7 (penstock run --fresh JOB" in caplog.text

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.manifest import FORMAT_VERSION, Manifest, encode_manifest
+from penstock.checkpoint.manifest_log import FORMAT_VERSION, Manifest, encode_manifest
 from penstock.client.savepoints import Retention, Savepoint, dispose, list_savepoints, remove_unfinished
 from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError, SavepointInUseError, UsageError

@@ -1,12 +1,12 @@
 """How many TaskManagers a cluster has: what jobs wait for starts some, and what nobody uses goes, within the bounds."""
 
-from penstock.client.sizing import Bounds, Decision, Look, Sizer
+from penstock.client.sizing import Bounds, ClusterSample, Decision, Sizer
 
 BOUNDS = Bounds(least=1, most=4, slots=2, timeout_ms=60_000)
 
 
 def decide(sizer, now_s, *, pending=0, starting=0, **free):
-    return sizer.decide(Look(pending=pending, starting=starting, free=free), now_s * 1000)
+    return sizer.decide(ClusterSample(pending=pending, starting=starting, free=free), now_s * 1000)
 
 
 def test_the_least_are_started_and_those_that_are_lost_come_back():

@@ -10,7 +10,7 @@ from penstock.cli.start.cluster import start
 from penstock.cli.start.run import run
 from penstock.cli.start.spark_options import spark_options, taskmanager_bounds
 from penstock.client.sizing import Bounds
-from penstock.client.spark_taskmanagers import _number_of, order_for
+from penstock.client.spark_cluster import _number_of, launch_for
 from penstock.core.errors import UsageError
 
 FILES = ("ca.pem", "cluster.pem", "cluster.key")
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 
 def test_a_task_brings_the_clusters_files_and_no_others(folder, tmp_path):
-    order = pickle.loads(pickle.dumps(order_for("10.0.0.4:6123", 3, "s3cr3t-" * 5, str(folder), insecure=False)))
+    order = pickle.loads(pickle.dumps(launch_for("10.0.0.4:6123", 3, "s3cr3t-" * 5, str(folder), insecure=False)))
     environment = order._env(tmp_path)
     assert environment["PENSTOCK_CLUSTER_SECRET"] == "s3cr3t-" * 5
     place = tmp_path / "security"
@@ -37,7 +37,7 @@ def test_a_task_brings_the_clusters_files_and_no_others(folder, tmp_path):
 
 
 def test_the_secret_is_in_no_argument_and_no_text(folder, tmp_path):
-    order = order_for("10.0.0.4:6123", 3, "s3cr3t-" * 5, str(folder), insecure=True)
+    order = launch_for("10.0.0.4:6123", 3, "s3cr3t-" * 5, str(folder), insecure=True)
     arguments = order._arguments(1, "10.0.0.5", tmp_path)
     given = dict(zip(arguments[1::2], arguments[2::2], strict=True))
     assert given["--data-host"] == "10.0.0.5"
@@ -47,7 +47,7 @@ def test_the_secret_is_in_no_argument_and_no_text(folder, tmp_path):
 
 
 def test_a_task_that_is_run_again_is_another_taskmanager(tmp_path):
-    order = order_for("127.0.0.1:6123", 1, "s", "", insecure=False)
+    order = launch_for("127.0.0.1:6123", 1, "s", "", insecure=False)
     first, second = (order._arguments(0, "127.0.0.1", tmp_path) for _ in range(2))
     assert first != second
     assert "PENSTOCK_SECURITY" not in order._env(tmp_path)
@@ -56,7 +56,7 @@ def test_a_task_that_is_run_again_is_another_taskmanager(tmp_path):
 def test_a_folder_without_certificates_is_named(folder):
     (folder / "cluster.key").unlink()
     with pytest.raises(UsageError, match=r"cannot read .*cluster\.key"):
-        order_for("10.0.0.4:6123", 1, "s", str(folder), insecure=False)
+        launch_for("10.0.0.4:6123", 1, "s", str(folder), insecure=False)
 
 
 def test_settings_of_spark(tmp_path):
@@ -115,6 +115,8 @@ def test_a_taskmanager_has_slots(slots, on_spark):
 
 
 def test_the_number_in_an_id():
-    (taskmanager,) = (a for a in order_for("h:1", 1, "", "", insecure=False)._arguments(17, "h", Path()) if "-17-" in a)
+    (taskmanager,) = (
+        a for a in launch_for("h:1", 1, "", "", insecure=False)._arguments(17, "h", Path()) if "-17-" in a
+    )
     assert _number_of(taskmanager) == 17
     assert [_number_of(other) for other in ("tm-1", "spark-x-1", "spark", "")] == [-1] * 4

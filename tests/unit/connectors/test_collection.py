@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.api.building.from_collection import collection_source
+from penstock.api.building.collection import collection_source
 from penstock.connector.sink import load_factory
 from penstock.connector.source import SourceContext, SourceSplit
 from penstock.core.clock import ManualClock

@@ -16,8 +16,8 @@ from penstock_connectors.kafka.client.positions import start_offsets, stop_offse
 from penstock_connectors.kafka.client.properties import check_properties, for_admin, for_kafka_python, resolve
 from penstock_connectors.kafka.sink import KafkaSink
 from penstock_connectors.kafka.source import KafkaSource
-from penstock_connectors.kafka.write.markers import SURELY_KEPT_MS, check_age, checkpoint_of, marker_of
 from penstock_connectors.kafka.write.payloads import encode, encode_keys
+from penstock_connectors.kafka.write.transactions import MIN_RETENTION_MS, check_age, checkpoint_of, marker_of
 
 
 class Order(Schema):
@@ -243,9 +243,9 @@ def test_age_of_output_without_marker():
         asked.append(1)
         return 24 * hour
 
-    check_age([item], {"g": -1}, SURELY_KEPT_MS, retention)
+    check_age([item], {"g": -1}, MIN_RETENTION_MS, retention)
     assert asked == []
-    check_age([item], {"g": -1}, SURELY_KEPT_MS + 1, retention)
+    check_age([item], {"g": -1}, MIN_RETENTION_MS + 1, retention)
     assert asked == [1]
     check_age([item], {"g": -1}, 23 * hour, retention)
     check_age([item], {"g": 0}, 999 * hour, retention)

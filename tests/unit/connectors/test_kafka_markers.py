@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.errors import UndecidedOutputError
 from penstock.core.snapshot import Committable
-from penstock_connectors.kafka.write.markers import check_age, checkpoint_of, marker_of
+from penstock_connectors.kafka.write.transactions import check_age, checkpoint_of, marker_of
 
 MINUTE_MS = 60_000
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_connectors.kafka.write.rounds import round_bytes, rounds
+from penstock_connectors.kafka.write.committer import round_bytes, rounds
 
 
 @given(st.lists(st.text(max_size=40), max_size=60), st.integers(1, 3000), st.booleans(), st.integers(0, 5))

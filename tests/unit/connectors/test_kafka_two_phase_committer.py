@@ -11,9 +11,8 @@ from penstock.core.snapshot import Committable
 
 pytest.importorskip("kafka")
 
-from penstock_connectors.kafka.write.markers import marker_of
-from penstock_connectors.kafka.write.transactions import NotEndableError
-from penstock_connectors.kafka.write.two_phase_committer import LOOKS, TransactionCommitter
+from penstock_connectors.kafka.write.transactions import NotEndableError, marker_of
+from penstock_connectors.kafka.write.two_phase_committer import MARKER_READS, TransactionCommitter
 
 PERMIT = CommitPermit(job_id="j", run_id="r", generation=1, checkpoint_id=5, manifest_sequence=9)
 GROUP = "job.out.r.0"
@@ -74,7 +73,7 @@ def test_a_lost_transaction_is_not_hidden_by_the_marker_of_a_later_one(committer
     with pytest.raises(LostTransactionError, match=r"3 records of checkpoint 4 .*the marker job\.out\.r\.0 is at"):
         getattr(committer, call)(*arguments, lambda _ref: b"")
     assert coordinator.states[5] == "committed"  # no more is lost than must be
-    assert coordinator.unstable_reads == LOOKS
+    assert coordinator.unstable_reads == MARKER_READS
 
 
 def test_what_was_committed_before_is_told_by_the_marker(committer_of):

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.errors import StateMismatchError
-from penstock.core.evolution import DEFAULT, WAS, conform, default_text, evolve
+from penstock.core.evolution import DEFAULT, WAS, conform_table, default_text, evolve
 from penstock.state.log.row_spec import RowSpec
 
 KEY = pa.schema([pa.field("k", pa.int64())])
@@ -100,7 +100,7 @@ def test_a_name_that_comes_back_does_not_bring_the_old_values_back():
     third = fitted(RowSpec(KEY, (A, field("b", default=9)), evolves=True), second)
     assert third.field("b").metadata[b"id"] == b"1003"
     old = pa.table({f.name: pa.array([1]).cast(f.type) for f in first}, schema=first)
-    assert conform(old, third).column("b").to_pylist() == [9]
+    assert conform_table(old, third).column("b").to_pylist() == [9]
 
 
 def test_rows_of_an_older_file_have_todays_columns():
@@ -112,10 +112,10 @@ def test_rows_of_an_older_file_have_todays_columns():
         "__seq": [0],
     }  # fmt: skip
     table = pa.table({f.name: pa.array(values[f.name], f.type) for f in saved}, schema=saved)
-    (row,) = conform(table, today).to_pylist()
+    (row,) = conform_table(table, today).to_pylist()
     assert {name: row[name] for name in ("k", "n", "c", "d", "e")} == {"k": 1, "n": 2, "c": 1.5, "d": "x", "e": None}
-    assert conform(table, saved) is not None
-    assert conform(conform(table, today), today).schema.equals(today, check_metadata=True)
+    assert conform_table(table, saved) is not None
+    assert conform_table(conform_table(table, today), today).schema.equals(today, check_metadata=True)
 
 
 def file_of(columns, **values):
@@ -133,7 +133,7 @@ def versions(*fields):
 
 
 def value(table, columns):
-    return conform(table, columns).column("x").to_pylist()[0]
+    return conform_table(table, columns).column("x").to_pylist()[0]
 
 
 MAYBE = field("x", null=True)
@@ -156,7 +156,7 @@ def test_none_of_a_file_means_what_it_meant_when_the_file_was_written():
     files = file_of(first, x=None), file_of(third, x=None)
     assert [value(files[0], each) for each in columns] == [None, 7, 7, 7]
     assert [value(files[1], each) for each in columns[2:]] == [None, 8]
-    assert value(conform(files[0], third), columns[3]) == 7
+    assert value(conform_table(files[0], third), columns[3]) == 7
 
 
 def test_the_default_that_counts_is_the_one_with_which_the_field_was_added():
@@ -170,14 +170,14 @@ def test_the_default_that_counts_is_the_one_with_which_the_field_was_added():
 def test_a_value_that_is_widened_after_it_was_added_keeps_its_first_default():
     small = field("x", pa.int32(), default=1)
     first, _, last = versions([A], [A, small], [A, field("x", pa.int64(), default=1)])
-    found = conform(file_of(first, a=0), last).column("x")
+    found = conform_table(file_of(first, a=0), last).column("x")
     assert (found.type, found.to_pylist()) == (pa.int64(), [1])
 
 
 def test_the_old_name_is_free_in_the_version_after_the_rename():
     renamed = field("b", was="a")
     first, _, last = versions([A], [renamed], [renamed, field("a", default=9)])
-    assert conform(file_of(first, a=4), last).select(["b", "a"]).to_pylist() == [{"b": 4, "a": 9}]
+    assert conform_table(file_of(first, a=4), last).select(["b", "a"]).to_pylist() == [{"b": 4, "a": 9}]
 
 
 def test_the_page_lists_these_changes():

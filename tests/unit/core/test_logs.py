@@ -66,7 +66,7 @@ def test_json_lines_are_read_as_text_where_people_look(scope):
 
 
 def test_a_record_of_a_job_that_no_scope_tells_of():
-    line = json.loads(JsonFormatter({}).format(record("x", **logs.about("j", "orders"))))
+    line = json.loads(JsonFormatter({}).format(record("x", **logs.job_extra("j", "orders"))))
     assert (line["job"], line["job_name"]) == ("j", "orders")
 
 
@@ -79,7 +79,7 @@ def test_what_is_done_later_is_said_by_who_asked_for_it(scope):
 
     moving = Moving()
     token = logs.enter(moving)
-    context = logs.settled_context()
+    context = logs.fixed_log_context()
     moving.operator = "second"
     assert context.run(lambda: logs._scope.get().fields()) == {"operator": "first"}
     logs._scope.reset(token)

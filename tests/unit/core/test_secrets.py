@@ -6,7 +6,7 @@ import time
 import pytest
 
 from penstock.core import secrets
-from penstock.core.secrets import Redactor, Secret, redact, remember, secret_values
+from penstock.core.secrets import Redactor, Secret, redact, register_secret, secret_values
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_known_values_are_struck_wherever_they_stand():
 def test_this_process_remembers(monkeypatch):
     monkeypatch.setattr(secrets, "_remembered", set())
     assert redact("qwertzuiop") == "qwertzuiop"
-    remember("qwertzuiop")
+    register_secret("qwertzuiop")
     assert redact("qwertzuiop") == "******"
     secrets._of_this_process.cache_clear()
 

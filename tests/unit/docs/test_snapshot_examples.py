@@ -14,16 +14,16 @@ import pytest
 from documents import ROOT, blocks, prose, rows
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.manifest import Manifest, encode_manifest
+from penstock.checkpoint.manifest_log import Manifest, encode_manifest
 from penstock.checkpoint.stores import checksum_of, open_store
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import hash_range_of
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot, Tombstone
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import fixed_column, key_columns
-from penstock.rpc.worker_commands import WriteSavepoint
+from penstock.rpc.messages import WriteSavepoint
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 from penstock.task.checkpoint.savepoint_copy import write_savepoint

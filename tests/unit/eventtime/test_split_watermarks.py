@@ -23,10 +23,10 @@ def test_a_split_without_rows_holds_the_minimum_back():
 def test_idleness_needs_the_time_out_of_being_caught_up():
     watermarks = two_splits(timeout=100)
     watermarks.advance("a", 10)
-    watermarks.pass_time(0, ["b"], backpressured=False)
-    watermarks.pass_time(99, ["b"], backpressured=False)
+    watermarks.advance_time(0, ["b"], backpressured=False)
+    watermarks.advance_time(99, ["b"], backpressured=False)
     assert watermarks.take_advance() is None
-    watermarks.pass_time(100, ["b"], backpressured=False)
+    watermarks.advance_time(100, ["b"], backpressured=False)
     assert watermarks.take_advance() == 10
 
 
@@ -34,9 +34,9 @@ def test_a_fetch_that_is_pending_starts_the_time_anew():
     watermarks = two_splits(timeout=100)
     watermarks.advance("a", 10)
     for now, caught_up in ((0, ["b"]), (60, []), (120, ["b"]), (219, ["b"])):
-        watermarks.pass_time(now, caught_up, backpressured=False)
+        watermarks.advance_time(now, caught_up, backpressured=False)
     assert watermarks.take_advance() is None
-    watermarks.pass_time(220, ["b"], backpressured=False)
+    watermarks.advance_time(220, ["b"], backpressured=False)
     assert watermarks.take_advance() == 10
 
 
@@ -44,9 +44,9 @@ def test_time_under_back_pressure_does_not_count():
     watermarks = two_splits(timeout=100)
     watermarks.advance("a", 10)
     for now, backpressured in ((0, False), (60, False), (70, True), (130, True), (140, False), (169, False)):
-        watermarks.pass_time(now, ["b"], backpressured=backpressured)
+        watermarks.advance_time(now, ["b"], backpressured=backpressured)
     assert watermarks.take_advance() is None, "70 ms and 29"
-    watermarks.pass_time(170, ["b"], backpressured=False)
+    watermarks.advance_time(170, ["b"], backpressured=False)
     assert watermarks.take_advance() == 10
 
 
@@ -54,9 +54,9 @@ def test_behind_long_back_pressure_the_time_begins_anew():
     watermarks = two_splits(timeout=100)
     watermarks.advance("a", 10)
     for now, backpressured in ((0, False), (90, False), (95, True), (195, False), (294, False)):
-        watermarks.pass_time(now, ["b"], backpressured=backpressured)
+        watermarks.advance_time(now, ["b"], backpressured=backpressured)
     assert watermarks.take_advance() is None
-    watermarks.pass_time(295, ["b"], backpressured=False)
+    watermarks.advance_time(295, ["b"], backpressured=False)
     assert watermarks.take_advance() == 10
 
 
@@ -65,8 +65,8 @@ def test_a_split_whose_rows_say_nothing_of_the_watermark_is_not_idle():
     watermarks.advance("a", 10)
     for now in range(0, 500, 50):
         watermarks.active("b")
-        watermarks.pass_time(now, ["b"], backpressured=False)
-        watermarks.pass_time(now + 49, ["b"], backpressured=False)
+        watermarks.advance_time(now, ["b"], backpressured=False)
+        watermarks.advance_time(now + 49, ["b"], backpressured=False)
     assert watermarks.take_advance() is None
 
 
@@ -74,7 +74,7 @@ def test_rows_end_idleness_and_the_watermark_never_goes_back():
     watermarks = two_splits(timeout=10)
     watermarks.advance("a", 100)
     for now in (0, 10):
-        watermarks.pass_time(now, ["b"], backpressured=False)
+        watermarks.advance_time(now, ["b"], backpressured=False)
     assert watermarks.take_advance() == 100
     watermarks.active("b")
     watermarks.advance("b", 50)
@@ -87,7 +87,7 @@ def test_rows_end_idleness_and_the_watermark_never_goes_back():
 def test_without_a_time_out_nothing_is_ever_idle():
     watermarks = two_splits()
     for now in (0, 10**9):
-        watermarks.pass_time(now, ["a", "b"], backpressured=False)
+        watermarks.advance_time(now, ["a", "b"], backpressured=False)
     assert not watermarks.idle
 
 
@@ -95,7 +95,7 @@ def test_when_all_fall_idle_at_once_the_largest_watermark_is_let_out():
     watermarks = two_splits(timeout=10)
     watermarks.advance("a", 100)
     for now in (0, 10):
-        watermarks.pass_time(now, ["a", "b"], backpressured=False)
+        watermarks.advance_time(now, ["a", "b"], backpressured=False)
     assert watermarks.idle
     assert watermarks.take_advance() == 100
 
@@ -126,14 +126,14 @@ def test_progress_says_since_when_a_split_stands_and_is_quiet():
     marks = SplitWatermarks(None)
     marks.add("a", None)
     marks.add("b", 7)
-    marks.pass_time(1_000.0, (), backpressured=False)
+    marks.advance_time(1_000.0, (), backpressured=False)
     marks.active("a")
     marks.advance("a", 5)
-    marks.pass_time(3_000.0, (), backpressured=True)
+    marks.advance_time(3_000.0, (), backpressured=True)
     marks.active("a")
     marks.advance("a", 5)
     marks.advance("b", 6)
-    marks.pass_time(4_000.0, (), backpressured=False)
+    marks.advance_time(4_000.0, (), backpressured=False)
     a, b = marks.progress
-    assert (a.split_id, a.watermark, a.standing_ms, a.quiet_ms) == ("a", 5, 3_000.0, 1_000.0)
-    assert (b.watermark, b.standing_ms, b.quiet_ms) == (7, 3_000.0, 3_000.0)
+    assert (a.split_id, a.watermark, a.stalled_ms, a.quiet_ms) == ("a", 5, 3_000.0, 1_000.0)
+    assert (b.watermark, b.stalled_ms, b.quiet_ms) == (7, 3_000.0, 3_000.0)

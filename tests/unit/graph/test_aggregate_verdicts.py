@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from tests.unit.graph.test_state_check import job, keyed, people, snapshot
 
-from penstock.core.aggregate_evolution import evolve_state
+from penstock.core.evolution import evolve_state
 from penstock.core.schema import schema_to_text
 from penstock.graph.state_check import check_states
-from penstock.operators.aggregates.aggregates import AggregatePlan
-from penstock.operators.aggregates.window_schema import parse
+from penstock.operators.aggregates.aggregate_plan import AggregatePlan
+from penstock.operators.aggregates.aggregate_schema import parse
 
 SCHEMA = pa.schema(
     [

@@ -15,7 +15,7 @@ from penstock.graph.deployment import (
     with_channels,
 )
 from penstock.graph.execution_graph import PlanIds, peers_of, plan
-from penstock.graph.regions import regions, required_slots, slots_of
+from penstock.graph.job_graph import regions, required_slots, slots_of
 from penstock.graph.restore_plan import RestorePlan
 from penstock.graph.stream_graph import Upstream
 

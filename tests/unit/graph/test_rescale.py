@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.graph.regions import required_slots
-from penstock.graph.rescale import RescaleTo, keeping_parallelism, rescaled, within
+from penstock.graph.job_graph import required_slots
+from penstock.graph.rescale import RescaleTo, keeping_parallelism, rescaled, within_bounds
 
 
 def widths(graph):
@@ -70,16 +70,16 @@ def test_what_cannot_be_is_refused(job, parallelism, by_uid, text):
 def test_bounds_take_as_many_subtasks_as_there_are_slots(job):
     source, window, _sink = (v.id for v in job.vertices)
     bounds = {source: (1, 6), window: (2, 4)}
-    assert within(job, bounds, 9) == {source: 6, window: 4}
-    assert within(job, bounds, 5) == {source: 5, window: 4}
-    assert within(job, bounds, 2) == {source: 2, window: 2}
+    assert within_bounds(job, bounds, 9) == {source: 6, window: 4}
+    assert within_bounds(job, bounds, 5) == {source: 5, window: 4}
+    assert within_bounds(job, bounds, 2) == {source: 2, window: 2}
     assert required_slots(RescaleTo(bounds=bounds).applied(job, 3)) == 3
     with pytest.raises(UsageError, match="needs 2 slots"):
-        within(job, bounds, 1)
+        within_bounds(job, bounds, 1)
     with pytest.raises(UsageError, match="not a range"):
-        within(job, {source: (3, 2)}, 9)
+        within_bounds(job, {source: (3, 2)}, 9)
     with pytest.raises(UsageError, match="no vertex"):
-        within(job, {"x": (1, 2)}, 9)
+        within_bounds(job, {"x": (1, 2)}, 9)
 
 
 def test_a_new_version_keeps_the_parallelism_that_runs(job):

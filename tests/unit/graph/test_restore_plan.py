@@ -15,7 +15,7 @@ from penstock.core.snapshot import (
 )
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.restore_plan import assign_state
-from penstock.graph.unkeyed_check import kept_for
+from penstock.graph.state_check import restorable_states
 
 LOW = hash_range_of(0, 2, 1024)
 HIGH = hash_range_of(1, 2, 1024)
@@ -240,4 +240,4 @@ def test_a_fresh_start_restores_nothing(job):
 def test_operators_with_event_time_go_on_at_the_watermark_of_before(kind):
     """Or rows that were late would not be any more."""
     mark = OperatorStateSnapshot(uid="w", name="watermark", mode="union", items=(7,))
-    assert kept_for(OperatorSpec(uid="w", name="w", kind=kind), [(0, mark)], ()) == [(0, mark)]
+    assert restorable_states(OperatorSpec(uid="w", name="w", kind=kind), [(0, mark)], ()) == [(0, mark)]

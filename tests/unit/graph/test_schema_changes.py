@@ -24,7 +24,7 @@ from penstock.core.snapshot import FileRef, KeyedStateSnapshot, OperatorStateSna
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states
-from penstock.operators.process.bound_broadcast import BoundBroadcast
+from penstock.operators.process.broadcast_binding import BoundBroadcast
 from penstock.operators.process.state_binding import StateConfig, StateTypes
 from penstock.snapshots.access.declared import declared_states
 

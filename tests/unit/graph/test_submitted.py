@@ -11,8 +11,7 @@ import penstock as ps
 from penstock.api.building.executors import use_executor
 from penstock.core.errors import UsageError
 from penstock.graph.executor import JobResult
-from penstock.graph.job_graph import encode_graph
-from penstock.graph.submitted import read_submitted
+from penstock.graph.job_graph import encode_graph, read_submitted
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 

@@ -7,7 +7,7 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import KeyGroup, OperatorSpec
 from penstock.graph.stream_graph import StreamNode, Upstream
-from penstock.graph.validate import (
+from penstock.graph.validation import (
     is_key_type,
     require_columns,
     require_key_types,

@@ -7,11 +7,9 @@ from collections import deque
 import msgspec
 import pytest
 
-from penstock.checkpoint.log import ManifestLog
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import Manifest, ManifestLog
 from penstock.checkpoint.memory_store import MemoryStore
-from penstock.checkpoint.recovery import live_manifests
-from penstock.checkpoint.trials import trial_of
+from penstock.checkpoint.recovery import live_manifests, trial_of
 from penstock.config.settings import JobSettings, RestartStrategy
 from penstock.connector.sink import SinkSpec
 from penstock.connector.source import SourceSpec
@@ -21,13 +19,12 @@ from penstock.core.rand import SeededRand
 from penstock.core.snapshot import CheckpointMetrics, Committable, FileRef, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.deployment import decode_deployment
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
-from penstock.jobmanager.jobs.job_store import _tried
+from penstock.jobmanager.jobs.job_store import _with_trial
 from penstock.jobmanager.master.job_master import JobIdentity, JobMaster
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
-from penstock.rpc import worker_commands as orders
 
 JOB = "a" * 32
 SOURCE, SINK = "1" * 32, "2" * 32
@@ -80,22 +77,22 @@ class FakeWorker:
         if type(command) in world.deaf:
             return []
         match command:
-            case orders.DeployTasks():
+            case msg.DeployTasks():
                 self.tasks = [decode_deployment(data) for data in command.tasks]
                 world.owed += [c for task in self.tasks for r in task.restore for c in r.held]
                 return [self._state(task, "RUNNING") for task in self.tasks]
-            case orders.AssignSplits():
+            case msg.AssignSplits():
                 world.assigned.append((command.subtask, tuple(s["id"] for s in command.splits), command.no_more))
                 world.splits.setdefault(command.subtask, []).extend(command.splits)
                 return []
-            case orders.TriggerCheckpoint():
+            case msg.TriggerCheckpoint():
                 return []
-            case orders.CheckpointCompleted():
+            case msg.CheckpointCompleted():
                 world.permits.append(command.permit)
                 newest = command.permit.checkpoint_id
                 own = [c for c in world.owed if c.subtask in self._sinks() and c.uid not in command.held]
                 return self._publish([c for c in own if c.checkpoint_id <= newest])
-            case orders.ResolvePending():
+            case msg.ResolvePending():
                 world.resolved.append(command)
                 for committable in command.committables:
                     world.output[committable.id] = world.output.get(committable.id, 0)
@@ -108,17 +105,17 @@ class FakeWorker:
                         published=tuple(c.id for c in command.committables),
                     )
                 ]
-            case orders.WriteSavepoint():
+            case msg.WriteSavepoint():
                 world.savepoints.append(command.uri)
                 done = msg.SavepointWritten(job_id=JOB, savepoint_id=command.savepoint_id, uri=command.uri)
                 return [msgspec.structs.replace(done, error=world.copy_error)]
-            case orders.FinishTasks():
+            case msg.FinishTasks():
                 return [self._state(task, "FINISHED") for task in self.tasks]
-            case orders.CancelTasks():
+            case msg.CancelTasks():
                 return [self._state(task, "CANCELED") for task in self.tasks]
         return []
 
-    def acks(self, trigger: orders.TriggerCheckpoint) -> list:
+    def acks(self, trigger: msg.TriggerCheckpoint) -> list:
         return [self._ack(task, trigger) for task in self.tasks]
 
     def input_ended(self) -> list:
@@ -197,7 +194,7 @@ class World:
         identity = JobIdentity(job_id=JOB, run_id=run_id, generation=generation)
         self.generation = generation
         live = live_manifests([entry.manifest for entry in self.log.read()])
-        self.log.seal(_tried(self._seal(run_id, note), trial_of(live, run_id)))
+        self.log.seal(_with_trial(self._seal(run_id, note), trial_of(live, run_id)))
         self.master = JobMaster(graph, identity, SeededRand(0), 0, upgrade)
         self.workers: dict[str, FakeWorker] = {}
         self.queue: deque = deque()
@@ -327,7 +324,7 @@ class World:
             self.queue.append(ev.UpgradeNotRecorded(self.record_error))
             return
         if command.graph is not None:
-            self.log.append(_tried(self._seal(command.run_id), command.trial))
+            self.log.append(_with_trial(self._seal(command.run_id), command.trial))
             if self.dies_sealed:
                 self.lost = True
                 return
@@ -348,11 +345,11 @@ class World:
             return
         for report in worker.answer(message):
             self.queue.append(ev.WorkerReported(worker_id, report))
-        if isinstance(message, orders.TriggerCheckpoint) and self.auto_ack:
+        if isinstance(message, msg.TriggerCheckpoint) and self.auto_ack:
             first = next(
                 w
                 for w, m in self.sent
-                if isinstance(m, orders.TriggerCheckpoint) and m.checkpoint_id == message.checkpoint_id
+                if isinstance(m, msg.TriggerCheckpoint) and m.checkpoint_id == message.checkpoint_id
             )
             if first == worker_id:
                 for other in self.workers.values():

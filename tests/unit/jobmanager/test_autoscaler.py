@@ -9,8 +9,8 @@ from penstock.config.settings import AutoscalerSettings, JobSettings
 from penstock.core.errors import UsageError
 from penstock.core.event_log import EventLog
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup
-from penstock.jobmanager.autoscale.restart_cost import RestartCost
 from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.change.vertex_scaling import RestartCost
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.operations import Operations
@@ -40,9 +40,9 @@ class Stage:
             status=SimpleNamespace(state=JobStatus.RUNNING, entered_ms={JobStatus.RUNNING: 0}),
             step=Step.RUNNING,
             metrics={"in/0": FAST, "work/0": SLOW},
-            checkpointing=SimpleNamespace(history=SimpleNamespace(completed=0), busy="", asked_for=""),
-            in_place=SimpleNamespace(
-                rescaling=SimpleNamespace(phase=None, put_off=False), upgrading=SimpleNamespace(phase=None)
+            checkpointing=SimpleNamespace(history=SimpleNamespace(completed=0), busy="", savepoint_obstacle=""),
+            job_change=SimpleNamespace(
+                rescaling=SimpleNamespace(phase=None, retry_soon=False), upgrading=SimpleNamespace(phase=None)
             ),
             story=EventLog(),
         )
@@ -62,7 +62,7 @@ class Stage:
     def seconds(self, count):
         for _ in range(count):
             self.second += 1
-            self.scaler.look(self.second * 1000)
+            self.scaler.sample(self.second * 1000)
 
     @property
     def log(self):
@@ -93,7 +93,7 @@ def test_it_waits_looks_and_widens_what_is_at_its_limit_as_far_as_there_are_slot
     assert len(stage.asked) == 1
 
 
-@pytest.mark.parametrize("what", ["busy", "asked_for"])
+@pytest.mark.parametrize("what", ["busy", "savepoint_obstacle"])
 def test_what_users_want_of_the_job_comes_first(what):
     stage = Stage()
     setattr(stage.master.checkpointing, what, "a savepoint")
@@ -129,7 +129,7 @@ def test_nothing_is_decided_while_the_job_changes_or_is_not_measured(where):
     elif where == "metrics":
         del stage.master.metrics["in/0"]
     else:
-        getattr(stage.master.in_place, where).phase = object()
+        getattr(stage.master.job_change, where).phase = object()
     stage.seconds(30)
     assert (stage.asked, stage.log) == ([], [])
 
@@ -147,11 +147,11 @@ def test_what_failed_or_was_refused_is_not_tried_again_soon():
     assert {failed.log[0]["kind"], refused.log[0]["kind"]} == {"wait"}
 
 
-@pytest.mark.parametrize(("put_off", "asked"), [(True, 2), (False, 1)])
-def test_what_was_refused_for_something_that_passes_is_tried_again_soon(put_off, asked):
+@pytest.mark.parametrize(("retry_soon", "asked"), [(True, 2), (False, 1)])
+def test_what_was_refused_for_something_that_passes_is_tried_again_soon(retry_soon, asked):
     stage = Stage()
     stage.seconds(8)
-    stage.master.in_place.rescaling.put_off = put_off
+    stage.master.job_change.rescaling.retry_soon = retry_soon
     end(stage, "a savepoint is being written")
     stage.seconds(60)
     assert len(stage.asked) == asked
@@ -177,7 +177,7 @@ def test_a_job_that_cannot_be_looked_at_leaves_the_others_be(caplog):
     broken.job.record.job_id = "0"
     both = Autoscaler({"0": broken.job, "1": stage.job}, stage.operations, lambda _job: 3, stage.rescale)
     for second in range(60):
-        both.look(second * 1000)
+        both.sample(second * 1000)
     assert stage.asked == [{"work": 3}]
     assert "ZeroDivisionError" in caplog.text
     assert caplog.text.count("the autoscaler failed on job 0") == 1, "it is not tried again at once"
@@ -198,26 +198,26 @@ def test_a_rescale_that_nobody_knows_any_more_is_not_waited_for():
 def test_a_restart_between_two_looks_is_seen():
     cost = RestartCost(9_000)
     for at, since, done in ((1_000, 900, 1), (2_000, 900, 2), (3_000, 2_600, 3)):
-        cost.look(at, running_since_ms=since, checkpoints=done, periodic=True)
+        cost.sample(at, running_since_ms=since, checkpoints=done, periodic=True)
     assert cost.pending
-    cost.look(4_000, running_since_ms=2_600, checkpoints=4, periodic=True)
+    cost.sample(4_000, running_since_ms=2_600, checkpoints=4, periodic=True)
     assert (cost.cost_ms, cost.measured) == (2_000, 1)
 
 
 def test_a_restart_costs_until_its_first_checkpoint():
     cost = RestartCost(9_000)
-    look = lambda at, since, done, periodic=True: cost.look(
+    sample = lambda at, since, done, periodic=True: cost.sample(
         at, running_since_ms=since, checkpoints=done, periodic=periodic
     )
-    look(0, None, 0)
-    look(1_000, 900, 1)
+    sample(0, None, 0)
+    sample(1_000, 900, 1)
     assert (cost.cost_ms, cost.measured) == (9_000, 0), "the first start is no restart"
-    look(5_000, None, 4)
-    look(6_000, None, 4)
-    look(7_000, 6_500, 4)
+    sample(5_000, None, 4)
+    sample(6_000, None, 4)
+    sample(7_000, 6_500, 4)
     assert cost.pending
-    look(8_000, 6_500, 5)
+    sample(8_000, 6_500, 5)
     assert (cost.cost_ms, cost.measured, cost.pending) == (3_000, 1, False)
-    look(20_000, None, 5, periodic=False)
-    look(22_000, 21_000, 5, periodic=False)
+    sample(20_000, None, 5, periodic=False)
+    sample(22_000, 21_000, 5, periodic=False)
     assert (cost.cost_ms, cost.measured) == (2_000, 2)

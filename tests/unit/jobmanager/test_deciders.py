@@ -8,11 +8,9 @@ from penstock.config.settings import RestartStrategy
 from penstock.graph.execution_graph import PlanIds
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.deploy import job_status as status
-from penstock.jobmanager.deploy.deployment import Deployment
-from penstock.jobmanager.deploy.failover import Cause, cause_of
+from penstock.jobmanager.deploy.deployment import Deployment, SplitAssigner
+from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, restart_decider
 from penstock.jobmanager.deploy.job_status import TRANSITIONS, JobStatus, StatusMachine
-from penstock.jobmanager.deploy.restart import RestartPolicy, restart_decider
-from penstock.jobmanager.deploy.split_assignment import SplitAssigner
 from penstock.jobmanager.messages.placement import Slot, place
 
 

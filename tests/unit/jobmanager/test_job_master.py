@@ -12,7 +12,6 @@ from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
 from penstock.rpc import messages as msg
-from penstock.rpc import worker_commands as orders
 
 
 def kinds(world) -> list[str]:
@@ -42,7 +41,7 @@ def test_checkpoints_come_by_interval_and_release_their_output_by_permit(world_o
 
 def test_output_stays_in_every_manifest_until_it_is_reported_published(world_of):
     world = world_of().start()
-    world.deaf.add(orders.CheckpointCompleted)
+    world.deaf.add(msg.CheckpointCompleted)
     world.pass_time(2500)
     first, second = world.manifests()
     assert {c.checkpoint_id for c in second.pending} == {1, 2}
@@ -60,7 +59,7 @@ def test_no_checkpoint_before_the_sources_know_their_splits(world_of):
 
 def test_a_lost_worker_restarts_all_from_the_newest_checkpoint_after_the_output_is_resolved(world_of):
     world = world_of().start()
-    world.deaf.add(orders.CheckpointCompleted)
+    world.deaf.add(msg.CheckpointCompleted)
     world.pass_time(1500)
     world.sent.clear()
     world.kill(next(iter(world.workers)))
@@ -178,7 +177,7 @@ def test_a_bounded_job_takes_its_final_checkpoint_without_an_interval(world_of, 
 
 def test_a_bounded_job_is_not_finished_before_its_tail_is_published(world_of, graph_of):
     world = world_of(graph_of(bounded=True, checkpoint_interval_ms=None)).start()
-    world.deaf.add(orders.CheckpointCompleted)
+    world.deaf.add(msg.CheckpointCompleted)
     world.end_input()
     assert world.terminal is None
     world.kill(next(iter(world.workers)))
@@ -213,7 +212,7 @@ def test_a_start_may_take_as_long_as_its_state_needs_to_be_read(world_of):
     (first,) = world_of().start().pass_time(1500).manifests()
     for generation, gigabytes, restarts in ((2, 0, 1), (3, 10, 0)):
         world = world_of(generation=generation, run_id=f"r{generation}", source=state(gigabytes), note="fresh")
-        world.deaf.add(orders.DeployTasks)
+        world.deaf.add(msg.DeployTasks)
         world.start().pass_time(600_000)
         assert world.master.restarts == restarts
     world.pass_time(24 * 3_600_000)
@@ -223,7 +222,7 @@ def test_a_start_may_take_as_long_as_its_state_needs_to_be_read(world_of):
 
 def test_output_owed_by_a_sink_that_no_longer_publishes_is_not_forgotten(world_of, graph_of):
     first = world_of().start()
-    first.deaf.add(orders.CheckpointCompleted)
+    first.deaf.add(msg.CheckpointCompleted)
     first.pass_time(1500)
     (source,) = first.manifests()
     world = world_of(graph_of(delivery="at-least-once"), generation=2, run_id="r2", source=source).start()
@@ -254,7 +253,7 @@ def test_a_savepoint_is_no_recovery_point(world_of):
 
 def test_cancel_keeps_the_checkpoints_and_records_what_is_owed(world_of):
     world = world_of().start()
-    world.deaf.add(orders.CheckpointCompleted)
+    world.deaf.add(msg.CheckpointCompleted)
     world.pass_time(1500)
     world.post(ev.CancelRequested())
     assert world.terminal == cmd.JobTerminal("CANCELED", "")
@@ -265,7 +264,7 @@ def test_cancel_keeps_the_checkpoints_and_records_what_is_owed(world_of):
 
 def test_cancel_does_not_wait_for_ever(world_of):
     world = world_of().start()
-    world.deaf.add(orders.CancelTasks)
+    world.deaf.add(msg.CancelTasks)
     world.post(ev.CancelRequested())
     assert world.terminal is None
     world.pass_time(11_000)
@@ -317,7 +316,7 @@ def test_the_restart_strategy_ends_the_job(world_of, graph_of):
 
 def test_a_new_leader_recovers_the_newest_checkpoint_and_the_same_run(world_of):
     first = world_of().start()
-    first.deaf.add(orders.CheckpointCompleted)
+    first.deaf.add(msg.CheckpointCompleted)
     first.pass_time(2500)
     second = world_of(generation=2).start()
     assert {t.restored_checkpoint for w in second.workers.values() for t in w.tasks} == {2}

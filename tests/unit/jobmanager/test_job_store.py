@@ -7,14 +7,14 @@ import pytest
 from tests.unit.jobmanager.conftest import make_graph
 
 from penstock.checkpoint.job_lease import LeaseHolder
-from penstock.checkpoint.manifest import Manifest, encode_manifest
+from penstock.checkpoint.manifest_log import Manifest, encode_manifest
 from penstock.checkpoint.memory_store import open_memory_store
 from penstock.checkpoint.recovery import plan_recovery
 from penstock.core.clock import ManualClock
 from penstock.core.errors import JobIdentityError, StateMismatchError
 from penstock.core.rand import SeededRand
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
-from penstock.jobmanager.jobs.job_store import JobStore, StartFrom
+from penstock.jobmanager.jobs.job_store import JobStore, StartOptions
 
 HOLDER = LeaseHolder(id="cluster", host="h", machine="elsewhere", pid=1)
 ORIGIN, HEIR = "a" * 32, "b" * 32
@@ -31,7 +31,7 @@ def store_of(clock, request):
 
     def make(name: str, root: str = root, **start: str | bool) -> JobStore:
         graph = msgspec.structs.replace(make_graph(checkpoint_root=root), name=name)
-        return JobStore(graph, StartFrom(**start), HOLDER, clock, SeededRand(1))
+        return JobStore(graph, StartOptions(**start), HOLDER, clock, SeededRand(1))
 
     return make
 

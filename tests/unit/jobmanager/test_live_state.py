@@ -7,11 +7,10 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.keygroup import HASH_MAX, first_hash_of, key_group_of, key_groups_of, subtask_of
-from penstock.jobmanager.cluster.worker_queries import Questions, Worker
+from penstock.jobmanager.cluster.taskmanagers import WorkerAddress, WorkerQueries
 from penstock.jobmanager.messages.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
 from penstock.jobmanager.observe.live_state import KeyPage, StateKey, hot_keys_of, keys_of, states_of, value_of
-from penstock.rpc.messages import SubtaskAnswer
-from penstock.rpc.worker_commands import AskSubtask
+from penstock.rpc.messages import AskSubtask, SubtaskAnswer
 
 JOB = "1" * 32
 
@@ -44,7 +43,7 @@ class Cluster:
 
     def __init__(self, reply):
         self.reply, self.asked = reply, []
-        self.questions = Questions(self.send, deadline_s=0.05)
+        self.queries = WorkerQueries(self.send, deadline_s=0.05)
 
     def send(self, taskmanager_id, worker_ids, command):
         assert taskmanager_id == "tm"
@@ -52,12 +51,12 @@ class Cluster:
         self.asked.append(command.subtask)
         found = self.reply(command)
         if found is not None:
-            self.questions.answered(SubtaskAnswer(job_id=command.job_id, request_id=command.request_id, **found))
+            self.queries.answered(SubtaskAnswer(job_id=command.job_id, request_id=command.request_id, **found))
 
 
 def ask(cluster, key=("7",), uid="totals", most=10, detail=None):
     asked = StateKey(uid, "panes", tuple(key), most)
-    return asyncio.run(value_of(detail or job(), asked, cluster.questions))
+    return asyncio.run(value_of(detail or job(), asked, cluster.queries))
 
 
 def owned_by(owner, rows):
@@ -102,7 +101,7 @@ def test_a_job_that_does_not_run_is_said_so_and_nobody_asked(detail):
     with pytest.raises(UsageError, match=r"job 'live' .* is .*only a running job has live state"):
         ask(cluster, detail=detail)
     with pytest.raises(UsageError):
-        asyncio.run(states_of(detail, cluster.questions))
+        asyncio.run(states_of(detail, cluster.queries))
     assert cluster.asked == []
 
 
@@ -123,15 +122,15 @@ def test_a_subtask_that_says_nothing_is_waited_for_no_longer_than_the_deadline()
     cluster = Cluster(lambda _: None)
     with pytest.raises(PenstockError, match="subtask 0 did not answer within"):
         ask(cluster)
-    assert cluster.questions._open == {}
-    cluster.questions.answered(SubtaskAnswer(job_id=JOB, request_id="1"))  # too late: nobody waits
+    assert cluster.queries._open == {}
+    cluster.queries.answered(SubtaskAnswer(job_id=JOB, request_id="1"))  # too late: nobody waits
 
 
 def test_a_lost_worker_ends_the_wait_at_once():
     async def run():
-        found = Questions(lambda *_: None, deadline_s=60)
-        asking = asyncio.create_task(found.ask(Worker("tm", "w0"), question(0)))
-        other = asyncio.create_task(found.ask(Worker("tm", "w1"), question(1)))
+        found = WorkerQueries(lambda *_: None, deadline_s=60)
+        asking = asyncio.create_task(found.ask(WorkerAddress("tm", "w0"), query(0)))
+        other = asyncio.create_task(found.ask(WorkerAddress("tm", "w1"), query(1)))
         await asyncio.sleep(0)
         found.lost("w0")
         with pytest.raises(PenstockError, match="worker w0 was lost during the query"):
@@ -142,14 +141,14 @@ def test_a_lost_worker_ends_the_wait_at_once():
     asyncio.run(run())
 
 
-def question(subtask):
+def query(subtask):
     return AskSubtask(job_id=JOB, request_id="", vertex_id="v", subtask=subtask, what="states")
 
 
 def test_too_many_questions_at_once_are_refused():
     async def run():
-        found = Questions(lambda *_: None, deadline_s=0.05, most_open=2)
-        asking = [found.ask(Worker("tm", f"w{n}"), question(n)) for n in range(3)]
+        found = WorkerQueries(lambda *_: None, deadline_s=0.05, max_open=2)
+        asking = [found.ask(WorkerAddress("tm", f"w{n}"), query(n)) for n in range(3)]
         return await asyncio.gather(*asking, return_exceptions=True)
 
     errors = [str(error) for error in asyncio.run(run())]
@@ -166,7 +165,7 @@ def test_states_are_added_up_over_subtasks():
         }  # fmt: skip
         return {"answer": {"states": [part]}}
 
-    (state,) = asyncio.run(states_of(job(), Cluster(listing).questions))["states"]
+    (state,) = asyncio.run(states_of(job(), Cluster(listing).queries))["states"]
     assert (state["rows"], state["bytes"]) == (33, 300)
     assert [part["subtask"] for part in state["subtasks"]] == [0, 1, 2]
     assert "uid" not in state["subtasks"][0]
@@ -178,7 +177,7 @@ HELD = [first_hash_of(group, GROUPS) for group in range(0, GROUPS, 10)]
 
 
 def browsed(cluster, **asked):
-    return asyncio.run(keys_of(job(), KeyPage("totals", "panes", **asked), cluster.questions))
+    return asyncio.run(keys_of(job(), KeyPage("totals", "panes", **asked), cluster.queries))
 
 
 def holds(command):
@@ -238,7 +237,7 @@ def test_hot_keys_are_those_of_all_subtasks_with_their_share_of_all_rows():
         part = {"uid": "totals", "subtask": command.subtask, "rows": rows, "error": 0.0, "keys": keys}
         return {"answer": {"hot-keys": [part]}}
 
-    (found,) = asyncio.run(hot_keys_of(job(), Cluster(hot).questions))["operators"]
+    (found,) = asyncio.run(hot_keys_of(job(), Cluster(hot).queries))["operators"]
     assert found["rows"] == 1000.0
     assert [(key["key"]["k"], key["share"], key["subtask"]) for key in found["keys"]] == [
         (2, 0.3, 2), (1, 0.15, 1), (0, 0.05, 0),

@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
-from penstock.jobmanager.cluster.worker_queries import Questions
+from penstock.jobmanager.cluster.taskmanagers import WorkerQueries
 from penstock.jobmanager.messages.views import (
     JobDetail,
     JobSummary,
@@ -40,8 +40,8 @@ class Cluster:
 
     def __init__(self, error="", silent=False):
         self.clock, self.asked, self.error, self.silent = ManualClock(), [], error, silent
-        self.questions = Questions(self.send, deadline_s=0.05)
-        self.profiler = Profiler(lambda: self.questions, self.clock)
+        self.queries = WorkerQueries(self.send, deadline_s=0.05)
+        self.profiler = Profiler(lambda: self.queries, self.clock)
 
     def send(self, _taskmanager, workers, command):
         self.asked.append((*workers, type(command).__name__))
@@ -49,11 +49,11 @@ class Cluster:
             subtasks = {n: [[[0, 1], 5, 1]] for n in ("02" if workers == ("w0",) else "13")}
             answer = {} if self.error else {**ANSWER, "subtasks": subtasks, "threads": [["main", "line 1"]]}
             head = {"job_id": command.job_id, "request_id": command.request_id}
-            self.questions.answered(SubtaskAnswer(**head, answer=answer, error=self.error))
+            self.queries.answered(SubtaskAnswer(**head, answer=answer, error=self.error))
 
-    async def look(self, of=None, summary=SUMMARY):
+    async def profile_of(self, of=None, summary=SUMMARY):
         detail = JobDetail(summary=summary, vertices=(), edges=(), settings=JobSettings(), timestamps={})
-        found = self.profiler.look(detail, of or vertex())
+        found = self.profiler.profile_of(detail, of or vertex())
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others)
         return found
@@ -61,43 +61,43 @@ class Cluster:
 
 async def test_the_first_look_waits_and_the_next_have_it_for_a_minute():
     cluster = Cluster()
-    first = await cluster.look()
+    first = await cluster.profile_of()
     assert (first.profile, first.sampling) == (None, True)
-    second = await cluster.look()
+    second = await cluster.profile_of()
     assert sorted(second.profile.subtasks) == [0, 1, 2, 3]
     assert second.profile.subtasks[3] == (((("step", "engine"), ("rate", "user")), 5, 1),)
     assert not second.sampling
     assert (second.profile.cost_ms, second.profile.wall_ms) == (2.0, 200.0)
     cluster.clock.advance(REFRESH_MS - 1)
-    await cluster.look()
+    await cluster.profile_of()
     assert sorted(cluster.asked) == [("w0", "SampleStacks"), ("w1", "SampleStacks")]
     cluster.clock.advance(1)
-    stale = await cluster.look()
+    stale = await cluster.profile_of()
     assert stale.profile is second.profile, "what there is, until the new ones are there"
     assert stale.sampling
     assert len(cluster.asked) == 4
     cluster.clock.advance(FORGET_MS)
-    assert (await cluster.look()).profile is None
+    assert (await cluster.profile_of()).profile is None
 
 
 async def test_another_attempt_or_run_is_looked_at_anew():
     cluster = Cluster()
-    await cluster.look()
-    assert (await cluster.look(vertex(attempt=2))).profile is None
-    assert (await cluster.look(summary=msgspec.structs.replace(SUMMARY, run_id="other"))).profile is None
+    await cluster.profile_of()
+    assert (await cluster.profile_of(vertex(attempt=2))).profile is None
+    assert (await cluster.profile_of(summary=msgspec.structs.replace(SUMMARY, run_id="other"))).profile is None
 
 
 async def test_what_cannot_be_had_is_told_and_not_asked_for_again_at_once():
     for cluster, text in ((Cluster(error="the subtask does not run"), "does not run"), (Cluster(silent=True), "w")):
-        failed = await cluster.look()
+        failed = await cluster.profile_of()
         for _ in range(50):
             if not failed.sampling:
                 break
-            failed = await cluster.look()
+            failed = await cluster.profile_of()
         assert text in failed.error
         assert not failed.sampling
         asked = len(cluster.asked)
-        await cluster.look()
+        await cluster.profile_of()
         assert len(cluster.asked) == asked
 
 
@@ -106,7 +106,7 @@ async def test_threads_of_workers_and_of_one_that_is_silent():
         taskmanager_id="tm", host="h", pid=1, slots=1, free_slots=0, registered_ms=1, last_heartbeat_ms=1,
         workers=(WorkerView(worker_id="w0", job_id="j", slot=0, pid=2, memory_bytes=1),),
     )  # fmt: skip
-    assert await worker_threads(view, Cluster().questions) == [("w0/main", "line 1")]
-    ((name, text),) = await worker_threads(view, Cluster(silent=True).questions)
+    assert await worker_threads(view, Cluster().queries) == [("w0/main", "line 1")]
+    ((name, text),) = await worker_threads(view, Cluster(silent=True).queries)
     assert name == "w0"
     assert "worker w0 did not answer" in text

@@ -8,11 +8,10 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.conftest import make_graph
 
-from penstock.checkpoint.job_records import JobRecord, read_records, write_record
+from penstock.checkpoint.ha_records import JobRecord, read_records, write_record
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import encode_graph
-from penstock.jobmanager.jobs.recorded_jobs import recorded_jobs, start_of
-from penstock.jobmanager.messages.submit_options import SubmitOptions
+from penstock.jobmanager.jobs.recorded_jobs import SubmitOptions, recorded_jobs, start_options_of
 
 ODD = JobRecord(job_id="1" * 32, name="old", run_id="r", token="", submitted_ms=1, graph=b"{}", ended="FINISHED")
 
@@ -31,7 +30,7 @@ def test_jobs_that_ended_long_ago_are_forgotten(store):
         record = msgspec.structs.replace(ODD, job_id=str(n) * 32, graph=graph, ended=state, ended_ms=ended_ms)
         write_record(store, record)
     kept = ["0" * 32, "2" * 32, "4" * 32]
-    assert [record.job_id for record, _ in recorded_jobs(store, remembered=2)] == kept
+    assert [record.job_id for record, _ in recorded_jobs(store, retained=2)] == kept
     assert [record.job_id for record in read_records(store)] == kept
 
 
@@ -42,7 +41,7 @@ def test_a_record_that_cannot_be_deleted_keeps_nobody_from_leading(store, monkey
     monkeypatch.setattr("penstock.jobmanager.jobs.recorded_jobs.delete_record", refuse)
     for n in "12":
         write_record(store, msgspec.structs.replace(ODD, job_id=n * 32))
-    assert recorded_jobs(store, remembered=1) == ()
+    assert recorded_jobs(store, retained=1) == ()
     assert "cannot delete" in caplog.text
 
 
@@ -58,7 +57,7 @@ def test_what_may_be_left_behind_is_remembered(store):
     write_record(store, mine)
     ((found, _),) = recorded_jobs(store)
     for record in (mine, found):
-        assert start_of(record).allow_non_restored_state == ("a", "b/c")
+        assert start_options_of(record).allow_non_restored_state == ("a", "b/c")
 
 
 @pytest.mark.parametrize("switch", [False, True])
@@ -67,7 +66,7 @@ def test_a_record_from_before_state_was_left_behind_by_name_is_read(store, switc
     old = msgspec.structs.replace(ODD, ended="", graph=encode_graph(make_graph()), options=options)
     write_record(store, old)
     ((found, _),) = recorded_jobs(store)
-    start = start_of(found)
+    start = start_options_of(found)
     assert (start.from_uri, start.claim, start.allow_non_restored_state) == ("sp", False, ())
 
 

@@ -6,12 +6,11 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.conftest import JOB, SOURCE, make_graph
 
-from penstock.checkpoint.log import LogEntry
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import LogEntry, Manifest
 from penstock.core.errors import StateMismatchError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
-from penstock.jobmanager.deploy.restore_decision import JobIdentity, recover
+from penstock.jobmanager.deploy.log_entries import JobIdentity, recover
 from penstock.jobmanager.messages.events import LogRead
 
 PERMIT = CommitPermit(job_id=JOB, run_id="r2", generation=2, checkpoint_id=0, manifest_sequence=1)

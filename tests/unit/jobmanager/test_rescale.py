@@ -9,7 +9,6 @@ from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
-from penstock.rpc import worker_commands as orders
 
 
 def ask(world, parallelism, token="t"):
@@ -75,7 +74,7 @@ def test_the_checkpoint_under_way_is_used(world_of):
 
 
 def acknowledge(world):
-    trigger = next(m for _, m in reversed(world.sent) if isinstance(m, orders.TriggerCheckpoint))
+    trigger = next(m for _, m in reversed(world.sent) if isinstance(m, msg.TriggerCheckpoint))
     for worker in list(world.workers.values()):
         for ack in worker.acks(trigger):
             world.post(ev.WorkerReported(worker.worker_id, ack))
@@ -90,7 +89,7 @@ def begun(world_of, graph_of, **settings):
 
 def test_a_checkpoint_that_fails_leaves_the_job_as_it_is(world_of, graph_of):
     world = begun(world_of, graph_of, checkpoint_tolerated_failures=1)
-    trigger = next(m for _, m in reversed(world.sent) if isinstance(m, orders.TriggerCheckpoint))
+    trigger = next(m for _, m in reversed(world.sent) if isinstance(m, msg.TriggerCheckpoint))
     worker = next(w for w in world.workers.values() if w.tasks)
     e = worker.tasks[0].execution
     report = msg.CheckpointDeclined(
@@ -132,17 +131,17 @@ def test_what_cannot_be_recorded_goes_on_as_before(world_of):
     world.record_error = "the store is down"
     world.post(ask(world, 3)).pass_time(3000)
     assert "the store is down" in world.operations["t"].error
-    assert not world.master.in_place.rescaling.put_off
+    assert not world.master.job_change.rescaling.retry_soon
     assert (widths(world), len(world.free), world.master.restarts) == (({2}, {"r"}, 4), 6, 0)
     assert_published_once(world)
 
 
 def test_a_savepoint_that_is_being_written_is_not_cut_off(world_of):
     world = world_of().start().pass_time(1500)
-    world.deaf.add(orders.WriteSavepoint)
+    world.deaf.add(msg.WriteSavepoint)
     world.post(ev.SavepointRequested("p", "memory://sp")).post(ask(world, 3))
     assert world.operations["t"].error == "a savepoint is being written"
-    assert world.master.in_place.rescaling.put_off
+    assert world.master.job_change.rescaling.retry_soon
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@ import msgspec
 import pytest
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.log import key_of
-from penstock.checkpoint.manifest import Manifest, encode_manifest
+from penstock.checkpoint.manifest_log import Manifest, encode_manifest, key_of
 from penstock.checkpoint.stores import open_store
 from penstock.core.errors import NotFoundError, SavepointInUseError, UsageError
 from penstock.core.rand import SeededRand
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
-from penstock.jobmanager.jobs import savepoint_disposal
-from penstock.jobmanager.jobs.savepoint_disposal import Disposals, dispose
+from penstock.jobmanager.jobs import savepoint_folders
+from penstock.jobmanager.jobs.savepoint_folders import Disposals, dispose
 
 
 def part(*paths):
@@ -150,7 +149,7 @@ async def test_a_request_ends_whatever_is_found(savepoint, monkeypatch):
     await asyncio.gather(*disposals._running)
     assert "claimed.json is damaged" in disposals.status(damaged).error
     assert "u/s/part-0.parquet" in left(savepoint)
-    monkeypatch.setattr(savepoint_disposal, "open_store", lambda _uri: 1 // 0)
+    monkeypatch.setattr(savepoint_folders, "open_store", lambda _uri: 1 // 0)
     surprised = disposals.begin(str(savepoint))
     await asyncio.gather(*disposals._running)
     assert "ZeroDivisionError" in disposals.status(surprised).error

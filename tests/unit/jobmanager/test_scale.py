@@ -10,7 +10,7 @@ from tests.unit.jobmanager.conftest import World, make_graph
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.graph.job_graph import Forward, KeyGroup
 from penstock.jobmanager.cluster.slot_pool import SlotPool
-from penstock.jobmanager.deploy.split_assignment import SplitAssigner
+from penstock.jobmanager.deploy.deployment import SplitAssigner
 from penstock.jobmanager.messages.placement import Slot
 from penstock_lab.bench.jobs.planning import deploy
 

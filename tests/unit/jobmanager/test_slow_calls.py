@@ -1,6 +1,6 @@
 """What a job tells of slow calls: their begin and end, once each."""
 
-from penstock.jobmanager.master.slow_work import Slow, SlowWork
+from penstock.jobmanager.master.worker_reports import OngoingCall, SlowCallTracker
 from penstock.rpc.messages import SlowCall
 
 
@@ -9,14 +9,14 @@ def call(number, for_ms, what="upload"):
 
 
 def test_each_call_is_told_when_it_becomes_slow_and_when_it_ends():
-    work = SlowWork()
+    work = SlowCallTracker()
     assert work.reported("w1", (), 1_000) == []
     assert work.reported("w1", (call(1, 5_000),), 10_000) == ["slow call, 5 s so far: upload"]
-    assert work.going_on == (Slow("upload", 5_000),)
+    assert work.ongoing == (OngoingCall("upload", 5_000),)
     assert work.reported("w1", (call(1, 6_000),), 11_000) == []
     assert work.reported("w2", (call(1, 8_000, "commit"),), 12_000) == ["slow call, 8 s so far: commit"]
-    assert [slow.what for slow in work.going_on] == ["commit", "upload"]
+    assert [slow.what for slow in work.ongoing] == ["commit", "upload"]
     assert work.reported("w1", (), 13_000) == ["slow call ended after 8 s: upload"]
     work.halted()
-    assert work.going_on == ()
+    assert work.ongoing == ()
     assert work.reported("w2", (), 14_000) == []

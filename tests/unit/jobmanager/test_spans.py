@@ -6,9 +6,14 @@ from penstock.graph.rescale import rescaled
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.views import CheckpointView, SubtaskCheckpointView
-from penstock.jobmanager.observe.checkpoint_spans import MOST_SUBTASKS, cut_spans
-from penstock.jobmanager.observe.span_builder import SpanBuilder
-from penstock.jobmanager.observe.spans import SpanContext, context_of, parse_traceparent
+from penstock.jobmanager.observe.spans import (
+    MOST_SUBTASKS,
+    SpanBuilder,
+    SpanContext,
+    checkpoint_spans,
+    context_of,
+    parse_traceparent,
+)
 
 CALLER = SpanContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 HEADER = f"00-{CALLER.trace_id}-{CALLER.span_id}-01"
@@ -77,7 +82,7 @@ def test_steps_are_laid_out_backwards_from_the_ack_and_never_begin_before_the_tr
         async_ms=40.0, processed_bytes=2, buffered_bytes=1,
     )  # fmt: skip
     view = CheckpointView(id=9, kind="savepoint", status="COMPLETED", trigger_ms=1005, end_ms=1200, subtasks=(part,))
-    whole, own, *steps = cut_spans(view, (context_of("x", None), None), None, {})
+    whole, own, *steps = checkpoint_spans(view, (context_of("x", None), None), None, {})
     assert whole.attributes["checkpointType"] == "Savepoint"
     assert [(s.name, s.start_ms, s.end_ms) for s in steps] == [
         ("Upload", 1070, 1100), ("Synchronous", 1060, 1070), ("Alignment", 1005, 1060),
@@ -94,7 +99,7 @@ def test_of_many_subtasks_the_last_ones_are_told():
         for n in range(MOST_SUBTASKS + 20)
     )
     view = CheckpointView(id=1, kind="checkpoint", status="COMPLETED", trigger_ms=0, end_ms=99, subtasks=parts)
-    told = named(cut_spans(view, (context_of("x", None), None), None, {}), "Checkpoint_Subtask")
+    told = named(checkpoint_spans(view, (context_of("x", None), None), None, {}), "Checkpoint_Subtask")
     assert [span.attributes["subtask"] for span in told] == list(range(MOST_SUBTASKS + 19, 19, -1))
 
 

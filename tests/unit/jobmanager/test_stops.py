@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.checkpoint.job_records import JobRecord
-from penstock.checkpoint.manifest import decode_manifest
+from penstock.checkpoint.ha_records import JobRecord
+from penstock.checkpoint.manifest_log import decode_manifest
 from penstock.core.errors import StorageError, UsageError
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.jobs.known_jobs import KnownJob
-from penstock.jobmanager.jobs.savepoint_target import savepoint_target
+from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
-from penstock.rpc import worker_commands as orders
+from penstock.rpc import messages as msg
 
 
 def kinds(world) -> list[str]:
@@ -26,7 +26,7 @@ def test_the_copy_of_a_stop_owes_nothing(world_of):
     """It is made after all is published; a marker may have expired when somebody starts from it."""
     world = world_of().start()
     world.post(ev.StopRequested("req", "memory://sp", drain=False))
-    (copy,) = [decode_manifest(m.manifest) for _, m in world.sent if isinstance(m, orders.WriteSavepoint)]
+    (copy,) = [decode_manifest(m.manifest) for _, m in world.sent if isinstance(m, msg.WriteSavepoint)]
     assert copy.barrier == "stop"
     assert copy.pending == ()
     assert {part.committables for part in copy.subtasks} == {()}
@@ -46,7 +46,7 @@ def test_stop_with_savepoint_publishes_before_the_copy_and_the_end(world_of):
 
 def test_a_copy_that_takes_longer_than_a_checkpoint_may_is_waited_for(world_of, graph_of):
     world = world_of(graph_of(checkpoint_timeout_ms=5_000)).start()
-    world.deaf.add(orders.WriteSavepoint)
+    world.deaf.add(msg.WriteSavepoint)
     world.post(ev.StopRequested("req", "memory://sp", drain=False))
     world.pass_time(60_000)
     assert kinds(world).count("WriteSavepoint") == 1
@@ -56,12 +56,12 @@ def test_a_copy_that_takes_longer_than_a_checkpoint_may_is_waited_for(world_of, 
 def test_drain_sends_the_drain_barrier(world_of):
     world = world_of().start()
     world.post(ev.StopRequested("req", "memory://sp", drain=True))
-    assert {m.kind for _, m in world.sent if isinstance(m, orders.TriggerCheckpoint)} == {"drain"}
+    assert {m.kind for _, m in world.sent if isinstance(m, msg.TriggerCheckpoint)} == {"drain"}
 
 
 def test_a_failure_during_a_stop_leaves_the_job_restarting_and_the_stop_is_carried_out_then(world_of):
     world = world_of().start()
-    world.deaf.add(orders.WriteSavepoint)
+    world.deaf.add(msg.WriteSavepoint)
     world.post(ev.StopRequested("req", "memory://sp"))
     assert world.terminal is None
     world.kill(next(iter(world.workers)))
@@ -124,7 +124,7 @@ def successor(world_of, world):
 @pytest.mark.parametrize("drain", [False, True])
 def test_the_next_leader_answers_the_stop_it_finds_in_the_log(world_of, drain):
     world = world_of().start()
-    world.deaf.add(orders.WriteSavepoint)
+    world.deaf.add(msg.WriteSavepoint)
     world.post(ev.StopRequested("req", "memory://sp", drain))
     assert "req" not in world.operations
     after = successor(world_of, world)
@@ -171,12 +171,12 @@ async def test_where_a_savepoint_goes_is_tried_only_if_the_job_goes_on(world_of,
     for found in world.held_discovery:
         world.post(found)
     assert await tried(world)
-    world.deaf.add(orders.WriteSavepoint)
+    world.deaf.add(msg.WriteSavepoint)
     world.post(ev.StopRequested("req", "memory://sp"))
     assert not await tried(world), "its sources are silent"
     after = successor(world_of, world)
     assert not await tried(after)
-    after.deaf.add(orders.WriteSavepoint)
+    after.deaf.add(msg.WriteSavepoint)
     assert not await tried(after.start())
     assert after.terminal is None
     assert not await tried(successor(world_of, after).start())
@@ -184,7 +184,7 @@ async def test_where_a_savepoint_goes_is_tried_only_if_the_job_goes_on(world_of,
 
 def test_another_request_behind_a_stop_in_the_log_is_refused(world_of):
     world = world_of().start()
-    world.deaf.add(orders.WriteSavepoint)
+    world.deaf.add(msg.WriteSavepoint)
     world.post(ev.StopRequested("req", "memory://sp"))
     after = successor(world_of, world)
     after.post(ev.SavepointRequested("other", "memory://other")).start()

@@ -4,15 +4,14 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.strikes import kill_one, lose_all
 
-from penstock.checkpoint.manifest import Manifest
-from penstock.checkpoint.recovery import plan_recovery
-from penstock.checkpoint.trials import runs_on_trial
-from penstock.checkpoint.upgrade_record import UpgradePolicy
+from penstock.checkpoint.ha_records import UpgradePolicy
+from penstock.checkpoint.manifest_log import Manifest
+from penstock.checkpoint.recovery import plan_recovery, runs_on_trial
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.change.upgrading import Phase
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.messages import events as ev
-from penstock.rpc import worker_commands as orders
+from penstock.rpc import messages as msg
 
 MODES = {"savepoint": False, "checkpoint": True}
 
@@ -32,11 +31,11 @@ def running(world):
 
 
 def phase(world):
-    return world.master.in_place.upgrading.phase
+    return world.master.job_change.upgrading.phase
 
 
 def cut_of(world) -> Manifest | None:
-    base = world.master.in_place.upgrading.record.base
+    base = world.master.job_change.upgrading.record.base
     return next((e.manifest for e in world.log.read() if e.manifest.sequence == base), None)
 
 
@@ -55,7 +54,7 @@ def assert_exact(world):
     over = world.terminal is not None or world.lost
     left = {c.id for c in plan_recovery(world.log.read(), "the next").pending} if over else set()
     assert owed - left <= set(world.output)
-    base = world.master.in_place.upgrading.record
+    base = world.master.job_change.upgrading.record
     if base is not None and base.base and base.phase != "refused" and cut_of(world) is not None:
         # what the old run published behind the cut would be published by whoever goes on from it once more
         behind = [c for c in published(world, "r") if int(c.split("/")[3]) > (cut_of(world).checkpoint_id or 0)]
@@ -160,7 +159,7 @@ def test_neither_healthy_nor_failed_it_is_taken_back_at_the_deadline(world_of, g
 
 def test_a_version_that_cannot_start_is_taken_back(world_of, graph_of):
     world = world_of(graph_of()).start().pass_time(1500)
-    world.deaf.add(orders.DeployTasks)
+    world.deaf.add(msg.DeployTasks)
     world.post(ask(world.graph, deadline_ms=700_000)).pass_time(650_000)
     assert "did not start in time" in world.operations["t"].error
     world.deaf.clear()
@@ -296,7 +295,7 @@ def test_whatever_happens_in_between_at_any_step(world_of, graph_of, store, name
         runs = running(world)[0]
         told = world.operations.get("t")
         if world.terminal is None:
-            record = world.master.in_place.upgrading.record
+            record = world.master.job_change.upgrading.record
             expected = {"completed": "new-t", "rolled-back": "back-t", "refused": "r"}
             assert record is None or record.phase in expected, (step, record)
             assert runs == {expected[record.phase] if record is not None else "r"}, (step, record)
@@ -325,7 +324,7 @@ def test_two_leaders_die_at_any_step(world_of, graph_of, store, mode):
             world = successor(world_of, world, generation)
             world.behind[world.handled + more] = STRIKES["leader"]
             world.pass_time(500 if generation == 2 else 15_000)
-        record = world.master.in_place.upgrading.record
+        record = world.master.job_change.upgrading.record
         ends.add(record.phase if record is not None else "forgotten")
         assert_exact(world)
     assert "completed" in ends

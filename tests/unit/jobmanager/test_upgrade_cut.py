@@ -6,7 +6,7 @@ from tests.unit.jobmanager.test_upgrade import ask, assert_exact, cut_of, phase,
 
 from penstock.jobmanager.change.upgrading import Phase
 from penstock.jobmanager.messages import events as ev
-from penstock.rpc import worker_commands as orders
+from penstock.rpc import messages as msg
 
 
 def sealed_twice(world_of, graph_of, *, fingerprint, **options):
@@ -58,7 +58,7 @@ def test_a_leader_that_comes_late_to_a_stop_runs_the_old_version_on(world_of, gr
     assert_exact(world)
 
 
-@pytest.mark.parametrize("held", [orders.TriggerCheckpoint, orders.WriteSavepoint])
+@pytest.mark.parametrize("held", [msg.TriggerCheckpoint, msg.WriteSavepoint])
 def test_a_users_stop_stays_the_users(world_of, graph_of, held):
     """An upgrade is refused from the moment it was asked for."""
     world = world_of(graph_of()).start().pass_time(1500)
@@ -103,9 +103,9 @@ def test_one_that_is_written_the_second_time_will_do(world_of, graph_of):
 
 def test_one_that_hangs_is_given_up_at_the_deadline(world_of, graph_of):
     world = world_of(graph_of()).start().pass_time(1500)
-    world.deaf.add(orders.WriteSavepoint)
+    world.deaf.add(msg.WriteSavepoint)
     world.post(ask(world.graph, deadline_ms=10_000)).pass_time(9900)
-    assert phase(world) is Phase.CUT
+    assert phase(world) is Phase.CHECKPOINT
     world.pass_time(3000)
     assert "not in time" in world.operations["t"].error
     assert running(world)[0] == {"back-t"}
@@ -122,7 +122,7 @@ def test_the_next_upgrade_is_judged_by_itself_alone(world_of, graph_of, healthy)
     assert phase(world) is None
     world.post(ask(world.graph, "u", checkpoints=2))
     assert phase(world) is Phase.TRIAL
-    assert (world.master.in_place.upgrading.restarts, world.master.in_place.upgrading.checkpoints) == (0, 0)
+    assert (world.master.job_change.upgrading.restarts, world.master.job_change.upgrading.checkpoints) == (0, 0)
     world.pass_time(3000)
     assert world.operations["u"].error == ""
     assert running(world)[0] == {"new-u"}

@@ -5,7 +5,7 @@ import pytest
 
 from penstock.config.settings import JobSettings
 from penstock.jobmanager.messages.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
-from penstock.jobmanager.observe.watermark_holder import explain_watermark
+from penstock.jobmanager.observe.live_state import explain_watermark
 
 NOW = 1_000_000
 SUMMARY = JobSummary(

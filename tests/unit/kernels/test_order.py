@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.kernels.rows.order import hash_order, sort_hashes, sort_spread
+from penstock.kernels.rows.row_order import hash_order, sort_hashes, sort_spread
 
 HASH_MIN, HASH_MAX = -(1 << 63), (1 << 63) - 1
 CHANCE = np.random.default_rng(2)

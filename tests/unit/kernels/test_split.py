@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from penstock.kernels.keys.split import split_by_key_group, take_split
+from penstock.kernels.rows.key_group_split import split_by_key_group, take_split
 
 
 def test_a_batch_of_one_owner_is_not_copied():

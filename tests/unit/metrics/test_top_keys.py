@@ -38,7 +38,7 @@ def test_with_room_for_all_it_counts_exactly_the_heaviest_first(batches):
 def test_what_is_old_weighs_less():
     top = TopKeys(4)
     top.add({"old": 100.0})
-    top.fade(0.25)
+    top.decay(0.25)
     top.add({"new": 30.0})
     assert top.top(2) == [("new", 30.0), ("old", 25.0)]
     assert top.total == 55.0

@@ -24,7 +24,7 @@ from penstock.graph.deployment import (
 )
 from penstock.graph.job_graph import Forward
 from penstock.network.memory import MemoryNetwork, MemoryTransport
-from penstock.network.partitioner import SplitKernels
+from penstock.network.output import SplitKernels
 
 KEY = b"k" * 32
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])

@@ -120,7 +120,7 @@ def hello(payload=b"who", **changed):
 
 
 def test_before_the_proof_greetings_come_one_at_a_time_and_behind_it_whatever_had_come():
-    decoder = FrameDecoder(greeting_bytes=100)
+    decoder = FrameDecoder(handshake_bytes=100)
     sent = hello() + b"".join(frames_of(data(KEY, bytes(5000)), 2000))
     buffer = decoder.buffers()[0]
     buffer[: len(sent)] = sent
@@ -143,7 +143,7 @@ def test_before_the_proof_greetings_come_one_at_a_time_and_behind_it_whatever_ha
 )
 def test_nothing_else_is_kept_for_one_who_has_proved_nothing(sent):
     FrameDecoder().feed(sent)  # a worker may send it
-    decoder = FrameDecoder(greeting_bytes=100)
+    decoder = FrameDecoder(handshake_bytes=100)
     with pytest.raises(FrameError, match="not proved"):
         decoder.feed(sent)
     assert not decoder._partials

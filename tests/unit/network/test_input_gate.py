@@ -7,9 +7,8 @@ from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.core.schema import schema_to_text
 from penstock.graph.deployment import ChannelId, InputChannelSpec, InputSpec
 from penstock.network.input_gate import InputGate
-from penstock.network.lost_connection import ConnectionLostError
 from penstock.network.output import exclusive_bytes
-from penstock.network.subpartition import Outgoing
+from penstock.network.subpartition import ConnectionLostError, Outgoing
 
 
 class Sender:

@@ -5,8 +5,8 @@ import pytest
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.graph.job_graph import KeyGroup
-from penstock.network.lost_connection import ConnectionLostError
-from penstock.network.memory import Link
+from penstock.network.memory import WorkerPair
+from penstock.network.subpartition import ConnectionLostError
 
 
 def test_rows_events_and_the_end_arrive_in_order(net):
@@ -134,10 +134,10 @@ def test_a_cut_link_moves_nothing_until_it_is_healed(net):
     gate = memory.job.gate(0, "b", ["a"])
     memory.job.start()
     memory.exchange(gate)
-    memory.transport.cut("a", "b")
+    memory.transport.partition("a", "b")
     output.batch(Batch(net.rows(5)))
     assert memory.transport.ready_links() == []
-    assert not memory.transport.pump(Link("a", "b"))
+    assert not memory.transport.pump(WorkerPair("a", "b"))
     memory.transport.heal("a", "b")
     assert net.keys_of(memory.exchange(gate)) == list(range(5))
 
@@ -200,7 +200,7 @@ def test_a_new_epoch_starts_clean_while_frames_of_the_old_one_are_still_under_wa
     memory.job.start()
     memory.exchange(old_gate)
     old_output.batch(Batch(net.rows(50)))
-    memory.transport.pump(Link("a", "b"))
+    memory.transport.pump(WorkerPair("a", "b"))
     for worker in "ab":
         memory.planes[worker].release("job")
     job = net.Job(memory.planes, epoch=2)

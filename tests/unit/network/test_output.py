@@ -210,7 +210,7 @@ class Halved:
 def test_combined_rows_go_by_key_and_never_share_a_batch_with_others(net):
     output, _ = partition(net, KeyGroup(("k",)), 2, buffer_timeout_ms=100, buffer_size_bytes=1 << 20)
     output.combine_with(Halved())
-    output._worth_a_split = 1
+    output._min_split_bytes = 1
     for count in (40, 20, 9, 30):
         output.batch(Batch(net.rows(count)))
     output.watermark(Watermark(1))

@@ -7,7 +7,7 @@ from penstock.core.errors import GraphError
 from penstock.core.keygroup import key_group_of, subtask_of
 from penstock.graph.job_graph import Broadcast, Forward, KeyGroup, Rebalance
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.network.partitioner import SplitKernels, compiled_kernels, splitter_for
+from penstock.network.output import SplitKernels, compiled_kernels, splitter_for
 
 
 def test_forward_passes_the_batch_itself(net):

@@ -3,8 +3,7 @@
 import pytest
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark, WatermarkStatus
-from penstock.network.lost_connection import ConnectionLostError
-from penstock.network.subpartition import ChannelLimits, PartitionBudget, Subpartition
+from penstock.network.subpartition import ChannelLimits, ConnectionLostError, PartitionBudget, Subpartition
 
 IDLE, ACTIVE = WatermarkStatus(idle=True), WatermarkStatus(idle=False)
 

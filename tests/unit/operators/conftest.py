@@ -24,7 +24,7 @@ from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.restore_plan import clip_keyed
 from penstock.operators.operator import OperatorContext, OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 

@@ -13,8 +13,8 @@ from tests.support.sizes import sizes
 
 import penstock as ps
 from penstock.api.building.flow import Flow
-from penstock.api.functions.two_input_process import BROADCAST as BROADCAST_FORM
-from penstock.api.functions.two_input_process import compile_two_input
+from penstock.api.functions.process_functions import BROADCAST_PROCESS as BROADCAST_FORM
+from penstock.api.functions.process_functions import compile_two_input
 from penstock.api.streams import DataStream, KeyedStream
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Batch
@@ -23,11 +23,11 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.functions.broadcast_state import BROADCAST
-from penstock.operators.process.bound_broadcast import BoundBroadcast, require_declared
+from penstock.operators.process.broadcast_binding import BoundBroadcast, require_declared
 from penstock.operators.process.state_binding import StateConfig, StateTypes
 from penstock.operators.registry import create_operator
 from penstock.operators.rows.user_functions import UserFunctionError
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 

@@ -6,7 +6,7 @@ from penstock.core.elements import Barrier, Batch
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.registry import create_operator
 from penstock.operators.rows.columns import with_ts
-from penstock.operators.sinks.collect import read_collected, read_first
+from penstock.operators.sinks.client_sinks import read_collected, read_first
 
 SCHEMA = pa.schema([pa.field("v", pa.int64())])
 

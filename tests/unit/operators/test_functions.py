@@ -17,7 +17,7 @@ from penstock.core.schema import Schema, arrow_schema_of, schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.registry import create_operator
 from penstock.operators.rows.columns import ColumnError, with_ts
-from penstock.operators.rows.rows import RowDecoder
+from penstock.operators.rows.row_codec import RowDecoder
 from penstock.operators.rows.user_functions import FunctionLoadError, UserFunctionError
 
 

@@ -16,7 +16,9 @@ def reopened(bench, operator, held, **settings):
     spec = operator._context.spec
     again = SinkOperator()
     changes = {"settings": JobSettings(checkpoint_interval_ms=1000, **settings)}
-    again.open(bench.context(msgspec.convert(msgspec.to_builtins(spec), OperatorSpec), None, held=held, **changes))
+    again.open(
+        bench.context(msgspec.convert(msgspec.to_builtins(spec), OperatorSpec), None, uncommitted=held, **changes)
+    )
     return again
 
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from penstock.core.elements import Batch, Watermark, WatermarkStatus
-from penstock.operators.output_pieces import OutputPieces
+from penstock.operators.joins.join_operator import OutputQueue
 
 
 class Out(list):
@@ -22,18 +22,18 @@ def rows(count):
 
 
 def test_so_many_rows_come_at_a_time_and_what_follows_them_after_the_last():
-    pieces, out = OutputPieces(10), Out()
+    pieces, out = OutputQueue(10), Out()
     pieces.begin(iter([rows(4), rows(5), rows(6), rows(3), Watermark(7), rows(2), WatermarkStatus(idle=True)]), out)
     assert out == [4, 5, 6]
-    assert pieces.held
-    assert pieces.go_on(out)
+    assert pieces.has_pending_output
+    assert pieces.emit_ready(out)
     assert out[3:] == [3, Watermark(7), 2, WatermarkStatus(idle=True)]
-    assert not pieces.held
-    assert not pieces.go_on(out)
+    assert not pieces.has_pending_output
+    assert not pieces.emit_ready(out)
 
 
 def test_work_begins_when_the_work_before_it_is_done():
-    pieces, out, begun = OutputPieces(10), Out(), []
+    pieces, out, begun = OutputQueue(10), Out(), []
 
     def second():
         begun.append(True)
@@ -41,7 +41,7 @@ def test_work_begins_when_the_work_before_it_is_done():
 
     pieces.begin(iter([rows(10), rows(10)]), out)
     pieces.begin(second(), out)
-    pieces.go_on(out)
+    pieces.emit_ready(out)
     assert not begun
     pieces.drain(out)
     assert begun
@@ -49,7 +49,7 @@ def test_work_begins_when_the_work_before_it_is_done():
 
 
 def test_work_that_gives_nothing_is_done_at_once():
-    pieces, out = OutputPieces(10), Out()
+    pieces, out = OutputQueue(10), Out()
     pieces.begin(iter(()), out)
-    assert not pieces.held
+    assert not pieces.has_pending_output
     assert out == []

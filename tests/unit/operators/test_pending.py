@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.snapshot import Committable, FileRef
-from penstock.operators.sinks.pending_epochs import PendingOutput
+from penstock.operators.sinks.sink_operator import PendingOutput
 
 Step = st.sampled_from(["stage", "written", "abort", "permit", "published"])
 

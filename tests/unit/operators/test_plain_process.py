@@ -18,7 +18,7 @@ from penstock.api.streams import DataStream, KeyedStream
 from penstock.core.elements import TS_COLUMN, Barrier, BarrierKind, Batch, Watermark
 from penstock.core.errors import GraphError, StateMismatchError
 from penstock.core.schema import schema_to_text
-from penstock.graph.redistribute import redistribute
+from penstock.graph.state_redistribution import redistribute
 from penstock.operators.registry import create_operator
 from penstock.operators.rows.user_functions import UserFunctionError
 

@@ -20,10 +20,10 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.remote import remote_panes as remote
-from penstock.state.spill.local_bytes import LocalBytes
+from penstock.state.spill.cold_records import LocalBytes
 from penstock.state.store import open_keyed_state
 
 ROWS = pa.schema([pa.field("k", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])
@@ -161,7 +161,7 @@ def due(key):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr("penstock.state.state_backend.ColdPlaces._open_store", lambda store, name: PlainStore())
+    monkeypatch.setattr("penstock.state.state_backend.StateBackend._open_store", lambda store, name: PlainStore())
     with small_pieces(), sized(regions=32):
         yield
 
@@ -208,7 +208,7 @@ def test_state_goes_from_one_backend_to_another_and_back(kind, backend, tmp_path
 
 @pytest.mark.usefixtures("small")
 def test_of_a_batch_of_all_keys_a_region_is_on_the_local_disk_at_a_time(tmp_path, monkeypatch):
-    sizes, fetched, came = [], [], LocalBytes.came
+    sizes, fetched, stored = [], [], LocalBytes.stored
     job = Job(tmp_path, "window_rows")
     job.open("remote")
     job.rows(list(range(KEYS)), due)
@@ -216,11 +216,11 @@ def test_of_a_batch_of_all_keys_a_region_is_on_the_local_disk_at_a_time(tmp_path
     job.open("remote")
 
     def counted(local, hashes, records):
-        came(local, hashes, records)
+        stored(local, hashes, records)
         sizes.append(int(local.sizes.sum()))
         fetched.extend(map(len, records))
 
-    monkeypatch.setattr(LocalBytes, "came", counted)
+    monkeypatch.setattr(LocalBytes, "stored", counted)
     job.rows(list(range(KEYS)), due)
     assert len(fetched) >= KEYS
     assert max(sizes) < sum(fetched) / 8
@@ -233,7 +233,7 @@ def test_of_a_batch_of_all_keys_of_a_table_a_region_is_on_the_local_disk_at_a_ti
     job.open("remote")
     job.rows(keys, due)
     job.save()
-    installed, most = remote.RemoteRows._install, {}
+    installed, most = remote.RemotePanes._install, {}
     for local_bytes in (1 << 50, 1):
         sizes = []
 
@@ -241,7 +241,7 @@ def test_of_a_batch_of_all_keys_of_a_table_a_region_is_on_the_local_disk_at_a_ti
             installed(rows, merged, pieces)
             sizes.append(rows.disk_bytes)
 
-        monkeypatch.setattr(remote.RemoteRows, "_install", measured)
+        monkeypatch.setattr(remote.RemotePanes, "_install", measured)
         with sized(few_rows=KEYS):  # of all of them at once
             job.open("remote", local_bytes)
         out = job.rows(keys, due)

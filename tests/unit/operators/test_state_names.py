@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 import penstock as ps
-from penstock.core.names import misuse
-from penstock.operators.process.read_states import ReadListState, ReadMapState, ReadValueState
+from penstock.core.errors import misuse_hint
+from penstock.operators.process.state_binding import RenewingListState, RenewingMapState, RenewingValueState
 from penstock.operators.rows.user_functions import UserFunctionError
 from penstock.task.chain.failure import describe
 
@@ -22,11 +22,11 @@ SUBTASK_LIST = {"get", "add", "extend", "set", "clear"}
 ROW_CONTEXT = {"processing_time", "side", "timestamp", "watermark"}
 PUBLIC = {
     ps.ValueState: VALUE,
-    ReadValueState: VALUE,
+    RenewingValueState: VALUE,
     ps.ListState: LIST,
-    ReadListState: LIST,
+    RenewingListState: LIST,
     ps.MapState: MAP,
-    ReadMapState: MAP,
+    RenewingMapState: MAP,
     ps.ReducingState: FOLDING,
     ps.AggregatingState: FOLDING,
     ps.BroadcastState: {"get", "contains", "items", "put", "remove", "clear"},
@@ -123,11 +123,11 @@ OTHERS = [
 def test_of_other_mistakes_nothing_is_said(mistake):
     with pytest.raises((AttributeError, TypeError)) as raised:
         mistake()
-    assert misuse(raised.value) == ""
+    assert misuse_hint(raised.value) == ""
 
 
 def test_an_error_that_no_operator_has_wrapped_is_told_in_the_same_way():
     with pytest.raises(AttributeError) as raised:
         ps.value_state().get()
-    assert misuse(raised.value) in describe(raised.value)[0]
-    assert "there are: clear, update, value" in misuse(raised.value)
+    assert misuse_hint(raised.value) in describe(raised.value)[0]
+    assert "there are: clear, update, value" in misuse_hint(raised.value)

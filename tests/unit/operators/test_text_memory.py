@@ -17,7 +17,7 @@ from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
@@ -202,7 +202,7 @@ def test_aggregates_that_have_one_value_take_the_memory_of_one(tmp_path, kind, b
 
 
 def let_no_key_leave(monkeypatch):
-    for name in ("_evict", "_let_go"):
+    for name in ("_evict", "_evict_keys"):
         monkeypatch.setattr(f"penstock.state.panes.session_table.SessionTable.{name}", refuse, raising=False)
     monkeypatch.setattr("penstock.state.panes.pane_table.PaneTable._evict", refuse)
 

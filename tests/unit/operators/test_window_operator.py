@@ -12,11 +12,11 @@ from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Wat
 from penstock.core.errors import GraphError, PenstockError
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.kernels.keys.hashing import hash_columns
-from penstock.operators.aggregates.window_schema import output_schema
+from penstock.operators.aggregates.aggregate_schema import output_schema
+from penstock.operators.lateness import RangeWatermarks
 from penstock.operators.operator import OperatorMetrics
-from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.registry import create_operator
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 

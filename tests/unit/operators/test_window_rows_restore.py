@@ -21,7 +21,7 @@ from penstock.graph.state_check import check_states
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
 from penstock.snapshots.access.declared import declared_states
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.errors import GraphError
-from penstock.operators.aggregates.window_schema import output_schema, parse, validate
+from penstock.operators.aggregates.aggregate_schema import output_schema, parse, validate
 
 SCHEMA = pa.schema(
     [

@@ -17,9 +17,9 @@ from penstock.core.errors import GraphError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.aggregates.time_zones import TimeZone, require_zone
 from penstock.operators.registry import create_operator
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.operators.windows.window_assigners import TimeZone, require_zone
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 

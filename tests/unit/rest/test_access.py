@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from penstock.config.security import Security, TokenEntry, token_digest
-from penstock.rest.server.access import Asked, body_limit, judge, needed_role
+from penstock.rest.server.access import RequestHead, body_limit, check_request, required_role
 
 ENDS = (("127.0.0.1", 5), ("127.0.0.1", 8081))
 TOKENS = Security(
@@ -23,7 +23,7 @@ def basic(token, **more):
 
 
 def status(method, path, headers, security=TOKENS, ends=ENDS, same=True):
-    refusal = judge(Asked(method, path, headers, ends), security, lambda _ends: same)
+    refusal = check_request(RequestHead(method, path, headers, ends), security, lambda _ends: same)
     return 200 if refusal is None else refusal.status
 
 
@@ -50,7 +50,7 @@ def status(method, path, headers, security=TOKENS, ends=ENDS, same=True):
     ],
 )
 def test_what_is_not_known_needs_an_admin(method, path, role):
-    assert needed_role(method, path) == role
+    assert required_role(method, path) == role
 
 
 #: docs/how-to/secure.md, by the routes there are.
@@ -76,13 +76,13 @@ def test_every_route_that_changes_something_has_its_role():
     from penstock.rest.server.app import create_app
 
     class Nobody:
-        questions = None
+        queries = None
 
     app = create_app(Nobody(), ManualClock(), None)
     changing = [
         (m, r.path) for r in app.routes for m in getattr(r, "methods", ()) if m not in {"GET", "HEAD", "OPTIONS"}
     ]
-    found = {f"{m} {path.removeprefix('/v1')}": needed_role(m, path.replace("{job_id}", JOB)) for m, path in changing}
+    found = {f"{m} {path.removeprefix('/v1')}": required_role(m, path.replace("{job_id}", JOB)) for m, path in changing}
     assert found == ROLE_OF
     assert len(changing) == 2 * len(ROLE_OF), "with the prefix and without"
 
@@ -109,7 +109,7 @@ def test_a_browser_sends_it_as_a_password_and_other_pages_may_not_use_it():
     assert status("DELETE", "/cluster", basic("admin", origin="https://evil")) == 403
     assert status("DELETE", "/cluster", basic("admin", **{"sec-fetch-site": "cross-site"})) == 403
     assert status("GET", "/jobs", basic("admin", origin="https://evil")) == 200, "and nobody can read the answer"
-    refusal = judge(Asked("GET", "/", {}, ENDS), TOKENS, lambda _ends: True)
+    refusal = check_request(RequestHead("GET", "/", {}, ENDS), TOKENS, lambda _ends: True)
     assert (b"www-authenticate", b'Basic realm="penstock"') in refusal.headers
 
 

@@ -3,9 +3,9 @@
 from penstock.config.settings import JobSettings
 from penstock.jobmanager.messages.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
 from penstock.rest.flink.documents import io_metrics
-from penstock.rest.jobs import time_budget_document as module
-from penstock.rest.jobs.time_budget_document import budget
-from penstock.task.chain.time_budget import OUTPUT
+from penstock.rest.jobs import observation_routes as module
+from penstock.rest.jobs.observation_routes import budget
+from penstock.task.chain.operator_times import OUTPUT
 
 SUMMARY = JobSummary(
     job_id="1" * 32, name="job", state="RUNNING", run_id="r", start_ms=5, end_ms=-1, last_modified_ms=6, tasks={},

@@ -3,10 +3,9 @@
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.rest.flink.counts import is_count
-from penstock.rest.flink.metric_documents import chosen_subtasks
-from penstock.rest.jobs.rescale_requests import _vertices
-from penstock.rest.jobs.upgrade_requests import _count
+from penstock.rest.flink.request_fields import is_count
+from penstock.rest.jobs.metric_routes import chosen_subtasks
+from penstock.rest.jobs.operation_routes import _count, _vertices
 
 
 def test_counts():

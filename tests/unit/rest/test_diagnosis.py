@@ -17,8 +17,19 @@ from penstock.jobmanager.messages.views import (
     SubtaskView,
     VertexView,
 )
-from penstock.rest.diagnose.diagnosis import FORGET_MS, STANDS_STILL_MS, Since, diagnose, of_checkpoints, of_rows
-from penstock.rest.diagnose.job_load import JobLoad, SubtaskLoad, VertexLoad, load_of, mean_of
+from penstock.rest.diagnose.diagnosis import (
+    FORGET_MS,
+    STALLED_MS,
+    FindingHistory,
+    JobLoad,
+    SubtaskLoad,
+    VertexLoad,
+    checkpoint_findings,
+    diagnose,
+    load_of,
+    mean_of,
+    row_findings,
+)
 
 
 def vertex(name, inputs, *subtasks, operators=None):
@@ -92,8 +103,8 @@ def test_a_job_that_keeps_up_says_so():
 
 
 def test_a_job_without_rows_waits_for_input():
-    still = VertexLoad("read", "read", (), (SubtaskLoad(),))
-    assert first(still).kind == "idle"
+    stalled_sources = VertexLoad("read", "read", (), (SubtaskLoad(),))
+    assert first(stalled_sources).kind == "idle"
     assert first(VertexLoad("read", "read", (), (SubtaskLoad(ended=True),))).title == "All input is read"
 
 
@@ -137,26 +148,26 @@ def test_what_waits_for_a_barrier_is_not_blamed_for_what_works():
 
 
 def test_since_when_is_kept_over_short_breaks_and_forgotten_after_long_ones():
-    since, slow = Since(), first(vertex("read", (), (0.1, 0.9)), vertex("rate", ("read",), (0.98, 0.0)))
-    assert since.told([slow], 1_000)[0].since_ms == 1_000
-    assert since.told([], 3_000) == []
-    assert since.told([slow], 9_000)[0].since_ms == 1_000
-    assert since.told([], 9_000 + FORGET_MS + 1) == []
-    assert since.told([slow], 9_000 + FORGET_MS + 2)[0].since_ms == 9_000 + FORGET_MS + 2
+    since, slow = FindingHistory(), first(vertex("read", (), (0.1, 0.9)), vertex("rate", ("read",), (0.98, 0.0)))
+    assert since.stamped([slow], 1_000)[0].since_ms == 1_000
+    assert since.stamped([], 3_000) == []
+    assert since.stamped([slow], 9_000)[0].since_ms == 1_000
+    assert since.stamped([], 9_000 + FORGET_MS + 1) == []
+    assert since.stamped([slow], 9_000 + FORGET_MS + 2)[0].since_ms == 9_000 + FORGET_MS + 2
 
 
 def test_event_time_that_stands_still_while_rows_come_is_told_with_its_subtask():
     def look(*marks, rows=1.0):
         return job(VertexLoad("read", "read", (), tuple(SubtaskLoad(rows_out=rows, watermark_ms=m) for m in marks)))
 
-    since = Since()
-    assert since.still(look(100, 900), 0) == []
-    assert since.still(look(100, 1900), STANDS_STILL_MS - 1) == []
-    found = since.still(look(100, 2900), STANDS_STILL_MS)
+    since = FindingHistory()
+    assert since.stalled_sources(look(100, 900), 0) == []
+    assert since.stalled_sources(look(100, 1900), STALLED_MS - 1) == []
+    found = since.stalled_sources(look(100, 2900), STALLED_MS)
     assert [(f.subtask, f.since_ms) for f in found] == [(0, 0)]
-    assert since.still(look(200, 2900), STANDS_STILL_MS + 1) == []
-    assert since.still(look(200, 2900, rows=0.0), 3 * STANDS_STILL_MS) == []
-    assert since.still(look(200, 2900), 3 * STANDS_STILL_MS + 1) == [], "it began to stand when rows came again"
+    assert since.stalled_sources(look(200, 2900), STALLED_MS + 1) == []
+    assert since.stalled_sources(look(200, 2900, rows=0.0), 3 * STALLED_MS) == []
+    assert since.stalled_sources(look(200, 2900), 3 * STALLED_MS + 1) == [], "it began to stand when rows came again"
 
 
 # --- from the JobManager's views --------------------------------------------------------------------------------------
@@ -213,14 +224,14 @@ def test_checkpoints_that_fail_and_those_that_take_long_are_told():
         checkpoint(5, "FAILED", end_ms=5500),
     ]  # fmt: skip
     view = CheckpointsView(completed=1, failed=3, in_progress=1, restored=0, history=tuple(history))
-    found = of_checkpoints(view, detail({"a": [{}], "b": [{}, {}]}), 60_000)
+    found = checkpoint_findings(view, detail({"a": [{}], "b": [{}, {}]}), 60_000)
     assert [(f.title, f.since_ms) for f in found] == [
         ("The last 2 checkpoints failed", 7500), ("Checkpoint 9 is slow", 9000),
     ]  # fmt: skip
     assert found[0].text.startswith("the store is full. Until")
     assert "1 of 3 subtasks are done; waiting for subtask 0 of b, subtask 1 of b." in found[1].text
     calm = CheckpointsView(completed=1, failed=0, in_progress=1, restored=0, history=(checkpoint(6, "COMPLETED"),))
-    assert of_checkpoints(calm, detail({"a": [{}]}), 60_000) == []
+    assert checkpoint_findings(calm, detail({"a": [{}]}), 60_000) == []
 
 
 def test_identities_differ_by_what_a_reader_would_call_another_thing():
@@ -236,8 +247,8 @@ def test_identities_differ_by_what_a_reader_would_call_another_thing():
 
 def test_what_was_left_out_is_told_by_source_and_operator():
     nothing = {"bad-records": {}, "doubtful-times": {}, "late-records": {}, "slow-calls": []}
-    assert of_rows(nothing) == []
-    found = of_rows(
+    assert row_findings(nothing) == []
+    found = row_findings(
         {
             "bad-records": {"orders": 1234},
             "doubtful-times": {"orders": {"rows": 5, "example": 1_700_000}},
@@ -255,6 +266,6 @@ def test_what_was_left_out_is_told_by_source_and_operator():
 def test_a_call_that_takes_long_is_told_with_what_it_waits_for():
     nothing = {"bad-records": {}, "doubtful-times": {}, "late-records": {}}
     calls = [{"what": "sink 'out' (1): publishing checkpoint 7 to topic t at b:9092", "since": 5}]
-    (found,) = of_rows({**nothing, "slow-calls": calls})
+    (found,) = row_findings({**nothing, "slow-calls": calls})
     assert (found.level, found.since_ms) == ("warn", 5)
     assert found.title == "Slow call: sink 'out' (1): publishing checkpoint 7 to topic t at b:9092"

@@ -12,7 +12,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import JobIdentityError, NotFoundError
 from penstock.jobmanager.messages.views import CheckpointsView, ExceptionView, JobDetail, JobSummary, TaskManagerView
 from penstock.rest.server.app import create_app
-from penstock.rest.server.fast_app import Door
+from penstock.rest.server.fast_app import FastApp
 
 JOB = "1" * 32
 SUMMARY = JobSummary(
@@ -80,7 +80,7 @@ async def ask(application, method, path, query="", body=(b"",)):
 def door():
     """Return a dispatcher and the door to it."""
     dispatcher = Dispatcher()
-    return dispatcher, Door(dispatcher, ManualClock(), None)
+    return dispatcher, FastApp(dispatcher, ManualClock(), None)
 
 
 def whole():
@@ -135,14 +135,16 @@ async def test_a_graph_that_is_not_the_one_that_was_sent_is_refused():
 
 
 async def test_a_number_that_is_none_is_refused():
-    status, answer = await ask(Door(Dispatcher(), ManualClock(), None), "GET", f"/v1/penstock/jobs/{JOB}/wait", "ms=no")
+    status, answer = await ask(
+        FastApp(Dispatcher(), ManualClock(), None), "GET", f"/v1/penstock/jobs/{JOB}/wait", "ms=no"
+    )
     assert status == 400
     assert "ms" in answer["errors"][0]
 
 
 async def test_anything_else_is_answered_by_the_whole_api():
     ended = asyncio.Event()
-    door = Door(Dispatcher(), ManualClock(), ended.set)
+    door = FastApp(Dispatcher(), ManualClock(), ended.set)
     assert (await ask(door, "DELETE", "/v1/cluster"))[0] == 200
     assert ended.is_set()
     assert (await ask(door, "GET", "/v1/no/such/path"))[0] == 404

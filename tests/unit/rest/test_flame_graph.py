@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UsageError
-from penstock.jobmanager.observe.profiling import Profile, Profiled
+from penstock.jobmanager.observe.profiling import Profile, ProfileStatus
 from penstock.rest.diagnose.flame_graph import KINDS, flame_graph, tree_of
 
 STACKS = st.dictionaries(
@@ -49,7 +49,7 @@ def test_every_sample_is_in_the_tree_once(subtasks, kind, subtask):
 
 def test_widest_first_and_whose_it_is():
     engine, user = ("step", "engine"), ("rate", "user")
-    found = Profiled(profile({0: (((engine,), 1, 2), ((engine, user), 7, 0))}), sampling=False)
+    found = ProfileStatus(profile({0: (((engine,), 1, 2), ((engine, user), 7, 0))}), sampling=False)
     answer = flame_graph(found, "FULL", None)
     assert answer["endTimestamp"] == 1700
     assert answer["cost"] == 0.005
@@ -65,7 +65,7 @@ def test_widest_first_and_whose_it_is():
 
 def test_what_flink_says_of_none():
     assert flame_graph(None, "full", None) == {"endTimestamp": -1}
-    assert flame_graph(Profiled(None, sampling=True), "full", None) == {"endTimestamp": -3}
-    assert flame_graph(Profiled(None, sampling=False, error="lost"), "full", None)["error"] == "lost"
+    assert flame_graph(ProfileStatus(None, sampling=True), "full", None) == {"endTimestamp": -3}
+    assert flame_graph(ProfileStatus(None, sampling=False, error="lost"), "full", None)["error"] == "lost"
     with pytest.raises(UsageError, match="not a kind"):
         flame_graph(None, "half", None)

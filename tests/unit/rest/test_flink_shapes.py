@@ -22,11 +22,11 @@ from penstock.jobmanager.messages.views import (
     WorkerView,
 )
 from penstock.metrics.process import ProcessMeter
-from penstock.rest.flink import checkpoint_documents as flink_checkpoints
 from penstock.rest.flink import cluster_documents as flink_cluster
 from penstock.rest.flink import documents as flink_json
-from penstock.rest.flink import metric_documents as flink_metrics
+from penstock.rest.flink import vertex_documents as flink_checkpoints
 from penstock.rest.flink import vertex_documents as flink_vertices
+from penstock.rest.jobs import metric_routes as flink_metrics
 
 NOW = 5_000
 
@@ -150,16 +150,16 @@ def test_subtasks_by_taskmanager():
 
 def test_metrics_are_listed_asked_for_and_aggregated():
     values = flink_metrics.vertex_values(VERTEX)
-    assert {"id": "1.orders.busyTimeMsPerSecond"} in flink_metrics.asked(values, "")
-    assert flink_metrics.asked(values, "0.numRecordsOut,none") == [{"id": "0.numRecordsOut", "value": "10"}]
+    assert {"id": "1.orders.busyTimeMsPerSecond"} in flink_metrics.metric_query(values, "")
+    assert flink_metrics.metric_query(values, "0.numRecordsOut,none") == [{"id": "0.numRecordsOut", "value": "10"}]
     each = [flink_metrics.subtask_values(VERTEX, view) for view in flink_metrics.chosen_subtasks(VERTEX, "0-1")]
-    assert flink_metrics.aggregated(each, "numRecordsOut", "min,sum") == [
+    assert flink_metrics.aggregate_query(each, "numRecordsOut", "min,sum") == [
         {"id": "numRecordsOut", "min": 10.0, "sum": 30.0}
     ]
-    (whole,) = flink_metrics.aggregated(each, "numRecordsOut")
+    (whole,) = flink_metrics.aggregate_query(each, "numRecordsOut")
     assert (whole["avg"], round(whole["skew"], 1)) == (15.0, 33.3)
     for call in (
-        lambda: flink_metrics.aggregated(each, "", "median"),
+        lambda: flink_metrics.aggregate_query(each, "", "median"),
         lambda: flink_metrics.chosen_subtasks(VERTEX, "1-x"),
         lambda: flink_metrics.chosen_subtasks(VERTEX, "0-999999999"),
     ):

@@ -6,12 +6,12 @@ import json
 import pytest
 
 from penstock.config.security import Security, TokenEntry, token_digest
-from penstock.rest.server.guard import BodyTimes, Guard
+from penstock.rest.server.guard import BodyTimeouts, Guard
 
 SECURITY = Security(
     tokens=(TokenEntry("admin", "me", token_digest("t" * 32)), TokenEntry("operator", "ops", token_digest("o")))
 )
-TIMES = BodyTimes(piece=0.05, whole=0.2, linger=0.1)
+TIMES = BodyTimeouts(piece=0.05, whole=0.2, linger=0.1)
 
 
 class Application:
@@ -60,7 +60,7 @@ async def ask(parts, *, token="t" * 32, method="POST", path="/v1/penstock/submit
 
 
 async def test_what_is_let_in_arrives_whole():
-    start, text, seen, log = await ask([b"gr", 0.01, b"aph"], times=BodyTimes(piece=20, whole=20))
+    start, text, seen, log = await ask([b"gr", 0.01, b"aph"], times=BodyTimeouts(piece=20, whole=20))
     assert (start["status"], text) == (200, b"done")
     assert seen == [("POST", "/v1/penstock/submit", b"graph")]
     assert log == ["me at 127.0.0.1: POST '/v1/penstock/submit'"]

@@ -8,9 +8,9 @@ import pytest
 from penstock.config.security import Security, TokenEntry, token_digest
 from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError
-from penstock.graph.submitted import read_submitted
-from penstock.rest.server.fast_app import Door
-from penstock.rest.server.guard import BodyTimes, Guard
+from penstock.graph.job_graph import read_submitted
+from penstock.rest.server.fast_app import FastApp
+from penstock.rest.server.guard import BodyTimeouts, Guard
 
 JOB = "1" * 32
 TOKENS = {role: role[0] * 64 for role in ("viewer", "operator", "admin")}
@@ -22,7 +22,7 @@ NOISE = bytes(range(1, 256)) * 8
 class Dispatcher:
     """Reads what is submitted, as the real one does, and notes what it was asked to do."""
 
-    questions = None
+    queries = None
 
     def __init__(self):
         self.done = []
@@ -112,8 +112,8 @@ async def ask(dispatcher, ended, method, path, *, role="", token="", body=b"", q
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
     }  # fmt: skip
-    door = Door(dispatcher, ManualClock(), lambda: ended.append(True), None)
-    await Guard(door, SECURITY, log.append, BodyTimes(linger=0.0))(scope, receive, send)
+    door = FastApp(dispatcher, ManualClock(), lambda: ended.append(True), None)
+    await Guard(door, SECURITY, log.append, BodyTimeouts(linger=0.0))(scope, receive, send)
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:]).decode(), log
 
 

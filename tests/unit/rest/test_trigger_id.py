@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.rest.flink.trigger_id import trigger_id
+from penstock.rest.flink.request_fields import trigger_id
 
 
 def test_given_or_not():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.rpc.peer import owner_of
+from penstock.rpc.authentication import owner_of
 
 # Two ends of one connection, one that its process has closed, one of IPv4 that came through IPv6.
 TABLE = """\

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.secrets import Secret
-from penstock.rpc.proof import DistrustError, JobManagerEnd, TaskManagerEnd, workers_key
+from penstock.rpc.authentication import AuthenticationError, JobManagerEnd, TaskManagerEnd, workers_key
 
 SECRET, OTHER = Secret("s" * 32), Secret("t" * 32)
 NONCES = [bytes([n]) * 32 for n in range(1, 5)]
@@ -23,7 +23,7 @@ def test_one_secret(secret):
 def test_two_secrets(theirs, ours):
     taskmanager, jobmanager = ends(theirs, ours)
     answer = jobmanager.answer(taskmanager.greeting())
-    with pytest.raises(DistrustError, match="a different cluster secret"):
+    with pytest.raises(AuthenticationError, match="a different cluster secret"):
         taskmanager.proof(answer)
 
 
@@ -33,10 +33,10 @@ def test_what_was_heard_before_proves_nothing():
     proof = taskmanager.proof(answer)
     _, later = ends(nonces=NONCES[2:])
     later.answer(greeting)
-    with pytest.raises(DistrustError, match="does not know"):
+    with pytest.raises(AuthenticationError, match="does not know"):
         later.check(proof)
     again = TaskManagerEnd(SECRET, NONCES[3])
-    with pytest.raises(DistrustError):
+    with pytest.raises(AuthenticationError):
         again.proof(answer)
 
 
@@ -44,24 +44,24 @@ def test_a_proof_cannot_be_sent_back():
     """One that knows nothing lets the JobManager answer the challenge it was given itself."""
     _, jobmanager = ends()
     answer = jobmanager.answer(TaskManagerEnd(OTHER, NONCES[2]).greeting())
-    from penstock.rpc import proof
+    from penstock.rpc import authentication
 
-    mirrored = proof._answers.decode(answer)
-    with pytest.raises(DistrustError):
-        jobmanager.check(proof.msgspec.msgpack.encode(proof.Proof(mirrored.proof)))
+    mirrored = authentication._answers.decode(answer)
+    with pytest.raises(AuthenticationError):
+        jobmanager.check(authentication.msgspec.msgpack.encode(authentication.Proof(mirrored.proof)))
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"x" * 10_000, b"\x80"])
 def test_noise(data):
     taskmanager, jobmanager = ends()
-    with pytest.raises(DistrustError):
+    with pytest.raises(AuthenticationError):
         jobmanager.answer(data)
     jobmanager.answer(taskmanager.greeting())
-    with pytest.raises(DistrustError):
+    with pytest.raises(AuthenticationError):
         jobmanager.check(data)
-    with pytest.raises(DistrustError):
+    with pytest.raises(AuthenticationError):
         taskmanager.proof(data)
-    with pytest.raises(DistrustError, match="nonce"):
+    with pytest.raises(AuthenticationError, match="nonce"):
         jobmanager.answer(TaskManagerEnd(SECRET, b"short").greeting())
 
 

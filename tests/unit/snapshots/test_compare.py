@@ -1,7 +1,7 @@
 """The differences of two snapshots by state and row."""
 
-from penstock.snapshots.access.compare import diff
 from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.access.reading import diff
 
 
 def test_a_snapshot_is_the_same_as_itself_written_otherwise(job, tmp_path):

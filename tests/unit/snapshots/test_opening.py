@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.checkpoint.log import key_of
+from penstock.checkpoint.manifest_log import key_of
 from penstock.core.errors import SnapshotDamagedError
 from penstock.snapshots.access.opening import open_snapshot, read_log
 

@@ -12,15 +12,14 @@ from tests.support.depth import scaled
 import penstock as ps
 from penstock.checkpoint.local_store import LocalStore
 from penstock.core.errors import SavepointInUseError, StorageError, UsageError
-from penstock.snapshots.access.compare import diff
 from penstock.snapshots.access.declared import with_states
 from penstock.snapshots.access.opening import open_snapshot
-from penstock.snapshots.access.snapshot_limits import SnapshotLimits
+from penstock.snapshots.access.reading import diff
 from penstock.snapshots.access.verify import verify
 from penstock.snapshots.rewrite import parts as module
-from penstock.snapshots.rewrite.given_rows import state_rows
-from penstock.snapshots.rewrite.parts import finish, give_up, plan_write, write_part
-from penstock.snapshots.rewrite.target import new_target, replaced_target
+from penstock.snapshots.rewrite.parts import abort_write, finish, new_target, plan_write, replaced_target, write_part
+from penstock.snapshots.rewrite.split_points import SnapshotLimits
+from penstock.snapshots.rewrite.writing import state_rows
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 
@@ -193,13 +192,13 @@ def test_what_is_given_up_leaves_the_place_as_it_was(tmp_path):
     made = plan(tmp_path / "sp")
     wrote(made, profiles(range(100)), "0")
     assert files(tmp_path / "sp")
-    give_up(made)
+    abort_write(made)
     assert files(tmp_path / "sp") == []
     written(tmp_path / "sp", [profiles(range(10))])
     before = files(tmp_path / "sp")
     again = plan(tmp_path / "sp", overwrite=True)
     wrote(again, profiles(range(100)), "0")
-    give_up(again)
+    abort_write(again)
     assert files(tmp_path / "sp") == before
     assert read(tmp_path / "sp").height == 10
 
@@ -208,7 +207,7 @@ def test_giving_up_what_was_finished_removes_nothing(tmp_path):
     made = plan(tmp_path / "sp")
     finish(made, [wrote(made, profiles(range(100)), "0")])
     before = files(tmp_path / "sp")
-    give_up(made)
+    abort_write(made)
     assert files(tmp_path / "sp") == before
     assert read(tmp_path / "sp").height == 100
 
@@ -234,7 +233,7 @@ def test_of_two_that_replace_it_at_once_one_is_told(tmp_path):
     finish(fast, [wrote(fast, profiles(range(7)), "0")])
     with pytest.raises(StorageError, match="not the one to replace"):
         finish(slow, [found])
-    give_up(slow)
+    abort_write(slow)
     assert read(tmp_path / "sp").height == 7
     assert verify(str(tmp_path / "sp")).unknown == []
 
@@ -291,7 +290,7 @@ def test_one_that_a_job_was_started_from_is_not_replaced(tmp_path):
         plan(tmp_path / "sp", overwrite=True)
     with pytest.raises(SavepointInUseError, match="a job was started"):
         finish(made, [wrote(made, profiles(range(3)), "0")])
-    give_up(made)
+    abort_write(made)
     assert read(tmp_path / "sp").height == 10
 
 

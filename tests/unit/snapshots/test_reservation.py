@@ -3,15 +3,14 @@
 import pytest
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.manifest import FORMAT_VERSION, Manifest
+from penstock.checkpoint.manifest_log import FORMAT_VERSION, Manifest
 from penstock.checkpoint.stores import checksum_of, open_store
 from penstock.client import savepoints
 from penstock.client.savepoints import remove_unfinished
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import Committable, FileRef
-from penstock.snapshots.access.opening import Snapshot
-from penstock.snapshots.rewrite.recut import Place, write_manifest
-from penstock.snapshots.rewrite.reservation import publish, reserve
+from penstock.snapshots.access.opening import Snapshot, publish, reserve
+from penstock.snapshots.rewrite.repartition import ReservedFolder, write_manifest
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 RUN = "backfill-x"
@@ -133,4 +132,4 @@ def test_all_files_are_copied_before_it_is_asked_whose_the_place_is(tmp_path):
 
     snapshot = Snapshot("", Source(scene.store.uri), scene.manifest)
     with pytest.raises(StorageError, match="it now belongs to no run"):
-        write_manifest(snapshot, Place(Target(f"{tmp_path}/to/att-1"), RUN), {}, 8)
+        write_manifest(snapshot, ReservedFolder(Target(f"{tmp_path}/to/att-1"), RUN), {}, 8)

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.log import key_of
+from penstock.checkpoint.manifest_log import key_of
 from penstock.checkpoint.stores import checksum_of
 from penstock.core.snapshot import FileRef
 from penstock.snapshots.access.opening import open_snapshot

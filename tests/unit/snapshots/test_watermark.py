@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.checkpoint.manifest import FORMAT_VERSION, Manifest
+from penstock.checkpoint.manifest_log import FORMAT_VERSION, Manifest
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.snapshot import OperatorStateSnapshot, SubtaskSnapshot
 from penstock.snapshots.access.content import watermark_of

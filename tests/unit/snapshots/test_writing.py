@@ -11,8 +11,7 @@ from penstock.checkpoint.stores import open_store
 from penstock.core.errors import StorageError, UsageError
 from penstock.snapshots.access.opening import open_snapshot
 from penstock.snapshots.access.verify import verify
-from penstock.snapshots.rewrite.recut import in_turn
-from penstock.snapshots.rewrite.repartition import repartition
+from penstock.snapshots.rewrite.repartition import repartition, run_sequentially
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 
@@ -204,7 +203,7 @@ def test_one_whose_files_were_removed_meanwhile_leaves_no_savepoint(job, tmp_pat
     target = open_store(str(tmp_path / "sp"))
 
     def tidied_up(cuts, source, into):
-        written = in_turn(cuts, source, into)
+        written = run_sequentially(cuts, source, into)
         for key in target.list(""):
             target.delete(key)
         return written
@@ -220,7 +219,7 @@ def test_of_two_at_once_one_is_refused(job, tmp_path):
     def another_one(cuts, source, into):
         with pytest.raises(UsageError, match="is not empty"):
             repartition(open_snapshot(str(job.folder)), target)
-        return in_turn(cuts, source, into)
+        return run_sequentially(cuts, source, into)
 
     uri = repartition(open_snapshot(str(job.folder)), target, run=another_one)
     assert verify(uri).damaged == []

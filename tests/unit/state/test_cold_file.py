@@ -13,7 +13,7 @@ from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.cells.pane_memory import Rows
+from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.spill import cold_file as module
 from penstock.state.spill.cold_file import FileRows
@@ -41,7 +41,7 @@ class Table:
 
     def put(self, slots, totals, rows=1):
         cells = np.array([(rows << 1 | 1, total) for total in totals], np.int64)
-        self.rows.put(self.index.view(), Rows(slots, np.zeros(len(slots), np.int64), cells))
+        self.rows.put(self.index.view(), PaneCells(slots, np.zeros(len(slots), np.int64), cells))
 
     def get(self, slots):
         """Return the totals, None where there is nothing."""

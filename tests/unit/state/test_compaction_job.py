@@ -7,10 +7,9 @@ import pytest
 
 from penstock.core.snapshot import FileRef
 from penstock.state.log.compaction import CompactionJob
-from penstock.state.log.encoded_segment import segment_of
 from penstock.state.log.row_spec import RowSpec
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import SegmentWriter
+from penstock.state.log.segments import SegmentWriter, segment_of
 from penstock.state.memory.limits import StateLimits
 
 SPEC = RowSpec(pa.schema([pa.field("k", pa.int64(), False)]), (pa.field("v", pa.int64()),))

@@ -12,8 +12,8 @@ from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange, key_group_of
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.keys.key_counts import HASH, ROWS, KeyCounts
 from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.queried_keys import HASH, ROWS, KeyCounts
 from penstock.state.log.ttl import Ttl, TtlClock
 
 ONE_PANE = PaneTableSpec(
@@ -99,7 +99,7 @@ def test_a_value_whose_time_has_passed_is_not_shown_though_no_sweep_has_removed_
     given(monkeypatch, hot_keys=1, incoming_keys=1)
     clock = ManualClock(start_ms=1000)
     time = TtlClock(clock)
-    rows = state.open(backend=backend).row_state(state.spec.key_schema, leaves=True)
+    rows = state.open(backend=backend).row_state(state.spec.key_schema, evictable=True)
     table = rows.value("value", (pa.field("n", pa.int64()),), Ttl(time, duration_us=10_000_000))
     keys = list(range(8))
     for key in keys:
@@ -126,7 +126,7 @@ def test_a_value_whose_time_has_passed_is_not_shown_though_no_sweep_has_removed_
 def test_rows_of_a_join_in_order_of_time_wherever_they_lie(state):
     fields = (pa.field("s", pa.string()), pa.field("n", pa.list_(pa.int64())))
     rows = state.open(backend="rocksdb", memory=1 << 20).row_state(state.spec.key_schema)
-    table = rows.timed_rows("left", fields)
+    table = rows.join_buffer("left", fields)
     expected = []
     for number in range(30):
         keys = np.arange(2000) % 97

@@ -11,7 +11,7 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import open_keyed_state
 
@@ -44,8 +44,8 @@ class Side:
                 limits=sizes(),
             )
         )
-        self.rows = self.store.row_state(KEY, leaves=True)
-        self.table = self.rows.timed_rows("left", VALUES)
+        self.rows = self.store.row_state(KEY, evictable=True)
+        self.table = self.rows.join_buffer("left", VALUES)
 
     def reads(self, file):
         data = part(self.files[file.path], file)
@@ -63,7 +63,9 @@ class Side:
         columns = key_columns(pa.record_batch({"k": pa.array(keys)}), ("k",))
         slots = self.rows.upsert(columns, hash_key_columns(columns, len(keys))).copy()
         found = [[] for _ in keys]
-        for run, places, own in self.table.asked(slots, np.zeros(len(keys), np.int64), np.full(len(keys), SPAN)):
+        for run, places, own in self.table.matching_runs(
+            slots, np.zeros(len(keys), np.int64), np.full(len(keys), SPAN)
+        ):
             for asking, at in run.pairs(own, np.zeros(len(own), np.int64), np.full(len(own), SPAN)):
                 for row, time in zip(places[asking].tolist(), run.times[at].tolist(), strict=True):
                     found[row].append(time)
@@ -120,7 +122,7 @@ def test_what_was_fetched_goes_again_and_comes_back(side):
     side.store.close()
     limit = 2 << 20
     side.open("remote", limit)
-    far = side.rows.far_rows
+    far = side.rows.remote_runs
     every = pa.record_batch({"k": pa.array(np.arange(KEYS))})
     beside = np.argsort(hash_key_columns(key_columns(every, ("k",)), KEYS))
     for turn in range(2):
@@ -135,20 +137,20 @@ def test_the_times_of_all_rows_are_told_within_the_local_bytes(side):
     side.store.close()
     limit = 1 << 20
     side.open("remote", limit)
-    far, told, most = side.rows.far_rows, [], [0]
+    far, told, most = side.rows.remote_runs, [], [0]
 
-    def noted(times):
+    def on_fetched(times):
         told.append(times)
         most.append(int(far._sizes().sum()))
 
-    side.table.noted = noted
-    far.see(SPAN)
+    side.table.on_fetched = on_fetched
+    far.fetch_until(SPAN)
     assert np.unique(np.concatenate(told)).tolist() == list(range(5, KEYS + 5))
     assert far.dropped_regions > 0
     assert max(most) < 3 * limit
     assert int(far._sizes().sum()) <= limit
     side.read = 0
-    far.see(SPAN)
+    far.fetch_until(SPAN)
     assert side.read == 0, "all were told"
 
 
@@ -170,9 +172,9 @@ def test_rows_that_came_in_since_become_the_logs_when_they_are_durable(side):
             expected.setdefault(key, []).append(key + 100 + turn)
         side.checkpoint()
         side.rows.settle()
-        asked = np.arange(turn * 900, turn * 900 + 3000)
-        assert side.met(asked) == [expected[key] for key in asked.tolist()]
-    assert side.rows.far_rows._sides[0].below > KEYS, "or this shows nothing"
+        matching_runs = np.arange(turn * 900, turn * 900 + 3000)
+        assert side.met(matching_runs) == [expected[key] for key in matching_runs.tolist()]
+    assert side.rows.remote_runs._sides[0].below > KEYS, "or this shows nothing"
     assert side.table.own_bytes < 3 << 20
     side.table.clean(90)
     assert min(side.table.within(0, 200).times.tolist()) == 91

@@ -6,7 +6,7 @@ import pytest
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.cells.pane_memory import Rows
+from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
 from penstock.state.spill.cold_panes import ColdPanes, StoreRows
@@ -79,7 +79,7 @@ def test_closed_panes_are_removed(store):
     index = KeyIndex(batch.schema)
     slots = index.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
     cells = pa.array([3, 5, 7]).to_numpy().repeat(2).reshape(3, 2)
-    cold.put(index.view(), Rows(slots, pa.array([0, 10, 20]).to_numpy(), cells))
+    cold.put(index.view(), PaneCells(slots, pa.array([0, 10, 20]).to_numpy(), cells))
     assert len(everything(store)) == 3
     cold.drop_below(20)
     assert len(everything(store)) == 1

@@ -19,14 +19,13 @@ from penstock.core.snapshot import FileRef
 from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.memory.recency import Recency
-from penstock.state.spill.cold_records import ColdHome, ColdRecords
+from penstock.state.memory.lru_eviction import EvictionPolicy
+from penstock.state.spill.cold_records import ColdRecords, RowPacker, SpillStore
 from penstock.state.spill.cold_timers import ColdTimers
-from penstock.state.spill.packed_rows import RowPacker
 from penstock.state.store import open_keyed_state
 
 KEYS = pa.schema([pa.field("k", pa.int64())])
@@ -95,7 +94,7 @@ def numbered(keys):
 
 
 def home_of(store, tmp_path):
-    return ColdHome(lambda: store, tmp_path)
+    return SpillStore(lambda: store, tmp_path)
 
 
 def test_what_is_taken_is_there_no_more(tmp_path):
@@ -151,22 +150,22 @@ def test_due_timers_are_taken_in_order_and_a_time_is_not_taken_apart(tmp_path):
 
 
 def test_those_touched_last_stay():
-    recency = Recency(MemoryBudget(1000), "me")
+    recency = EvictionPolicy(MemoryBudget(1000), "me")
     recency.touch(np.arange(10, dtype=np.int32), 10)
     recency.touch(np.array([3, 4], np.int32), 10)
     recency.touch(np.array([4, 11], np.int32), 12)
-    assert np.flatnonzero(recency.staying(12)).tolist() == [3, 4, 11]
+    assert np.flatnonzero(recency.kept_mask(12)).tolist() == [3, 4, 11]
     recency.moved(np.array([3, 4, 11], np.int32))
-    assert np.flatnonzero(recency.staying(3)).tolist() == []
+    assert np.flatnonzero(recency.kept_mask(3)).tolist() == []
     assert recency.full(501, 3)
     assert not recency.full(500, 3)
 
 
 def test_keys_may_be_too_many_whatever_they_take():
-    recency = Recency(MemoryBudget(1 << 30), "me", StateLimits(hot_keys=3, incoming_keys=2))
+    recency = EvictionPolicy(MemoryBudget(1 << 30), "me", StateLimits(hot_keys=3, incoming_keys=2))
     assert recency.full(0, 4)
     assert not recency.full(0, 3)
-    assert recency.at_once(100) == 2
+    assert recency.most_incoming(100) == 2
 
 
 class World:
@@ -191,7 +190,7 @@ class World:
                 limits=limits,
             )
         )
-        rows = store.row_state(KEYS, leaves=True)
+        rows = store.row_state(KEYS, evictable=True)
         return store, rows, rows.value("total", (pa.field("n", pa.int64()), pa.field("text", pa.string())))
 
     def save(self, store):
@@ -250,7 +249,7 @@ def test_decimals_of_any_width_are_columns_of_a_record():
 
 def test_keys_whose_rows_of_a_join_wait_leave_and_come_back_with_them(tmp_path):
     store, rows, table = World(tmp_path, 100_000).open()
-    waiting = rows.timed_rows("left", (pa.field("n", pa.int64()),))
+    waiting = rows.join_buffer("left", (pa.field("n", pa.int64()),))
     few = pa.record_batch({"k": pa.array(range(0, 100, 10), pa.int64())})
     slots = rows.upsert(key_columns(few, ("k",)), hash_columns(few, ("k",))).copy()
     waiting.add(slots, np.arange(10, dtype=np.int64), [pa.array(range(10))])
@@ -279,7 +278,7 @@ def test_what_was_removed_in_memory_does_not_come_back_with_a_piece_fetched_befo
     remote = {"state_backend": "remote", "remote_local_bytes": 1, "limits": StateLimits(dead_keys=1)}
     store, rows, table = world.open(**remote)
     add(rows, table, pa.array(range(100), pa.int64()), 5)
-    regions = rows.remote.pieces.regions_of(np.concatenate([asked(key)[1] for key in range(100)])).tolist()
+    regions = rows.remote.fetch_ranges.regions_of(np.concatenate([asked(key)[1] for key in range(100)])).tolist()
     one = next(key for key in range(100) if regions[key] in regions[key + 1 :])
     beside = regions.index(regions[one], one + 1)
     far = next(key for key in range(100) if regions[key] != regions[one])
@@ -290,7 +289,7 @@ def test_what_was_removed_in_memory_does_not_come_back_with_a_piece_fetched_befo
     for key in (one, far, beside):
         slots[key] = rows.upsert(*asked(key)).copy()
         assert values(table, slots[key]) == [5]
-    assert (rows.remote.fetched_pieces, rows.remote.dropped_regions) == (3, 2), "that of two was fetched twice"
+    assert (rows.remote.fetched_ranges, rows.remote.dropped_regions) == (3, 2), "that of two was fetched twice"
     table.clear(np.concatenate([slots[one], slots[far]]))
     world.save(store)
     rows.settle()

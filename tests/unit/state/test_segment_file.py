@@ -13,9 +13,8 @@ from penstock.core.errors import SnapshotDamagedError
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.core.snapshot import FileRef
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.log.encoded_segment import segment_of
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import SegmentWriter
+from penstock.state.log.segments import SegmentWriter, segment_of
 
 SCHEMA = PaneTableSpec(
     pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),)

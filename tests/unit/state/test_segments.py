@@ -15,9 +15,8 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Tombstone
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.log import segments as module
-from penstock.state.log.encoded_segment import segment_of
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import SegmentWriter, key_names, read_state
+from penstock.state.log.segments import SegmentWriter, key_names, read_state, segment_of
 from penstock.state.memory.limits import StateLimits
 
 SPEC = PaneTableSpec(

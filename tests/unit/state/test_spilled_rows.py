@@ -14,13 +14,12 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.run_keys import RunKeys
 from penstock.state.memory.budget import MemoryBudget
-from penstock.state.spill import join_run_files as timed_files
-from penstock.state.spill.join_run import Run
-from penstock.state.spill.join_spill import SpillArea
+from penstock.state.spill import join_runs
+from penstock.state.spill.join_runs import Run, RunFiles
 from penstock.state.store import open_keyed_state
 
 LIMIT = 8 << 20
@@ -44,8 +43,8 @@ def opened(folder, backend="rocksdb", snapshots=(), files=None):
             limits=sizes(),
         )
     )
-    rows = store.row_state(KEY, leaves=True)
-    return store, rows, rows.timed_rows("left", VALUES), budget
+    rows = store.row_state(KEY, evictable=True)
+    return store, rows, rows.join_buffer("left", VALUES), budget
 
 
 def fill(rows, table, budget):
@@ -61,7 +60,7 @@ def fill(rows, table, budget):
         assert budget.used_bytes <= LIMIT
 
 
-def asked(rows, table, low, high):
+def matching_runs(rows, table, low, high):
     run = table.within(low, high)
     keys = rows.keys(run.slots)[0].to_pylist()
     return sorted(zip(keys, run.times.tolist(), run.values[0].to_pylist(), run.values[1].to_pylist(), strict=True))
@@ -74,7 +73,7 @@ def test_ten_times_what_fits_is_found_and_restored_within_the_managed_memory(tmp
     assert pa.total_allocated_bytes() - before < LIMIT
     assert table.count == BATCHES * ROWS
     assert list((tmp_path / "a").iterdir()) == [], "a file has no name"
-    found = asked(rows, table, 100_000, 130_059)
+    found = matching_runs(rows, table, 100_000, 130_059)
     assert len(found) == 31 * BATCHES
     assert found[5][2].startswith(f"{found[5][1] % 1000}-{found[5][1] // 1000}-")
     (frozen,) = store.freeze(1)
@@ -90,7 +89,7 @@ def test_ten_times_what_fits_is_found_and_restored_within_the_managed_memory(tmp
     other, rows, restored, budget = opened(tmp_path / "b", snapshots=(frozen.snapshot(),), files=files)
     assert budget.used_bytes <= LIMIT
     assert restored.count == BATCHES * ROWS
-    assert asked(rows, restored, 100_000, 130_059) == found
+    assert matching_runs(rows, restored, 100_000, 130_059) == found
     store.close()
     other.close()
 
@@ -106,18 +105,18 @@ def test_without_files_the_limit_is_an_error_that_says_so(tmp_path):
 def test_a_folder_that_takes_no_file_is_an_error_that_names_it(tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(StorageError, match="taken"):
-        SpillArea(tmp_path / "taken").write(ONE, np.zeros(1, np.int32), np.zeros(1, np.int64), [])
+        RunFiles(tmp_path / "taken").write(ONE, np.zeros(1, np.int32), np.zeros(1, np.int64), [])
 
 
 def test_what_is_written_is_what_is_read(tmp_path):
     values = [pa.array(["a", None, "c"]).slice(1), pa.array([True, None, False]).slice(1)]
     keys = RunKeys(pa.schema([pa.field("k", pa.string())]), np.array([-5, 9]), [pa.array(["x", "y", None]).slice(1)])
-    file = SpillArea(tmp_path).write(keys, np.array([1, 0], np.int32), np.array([5, 6]), values)
+    file = RunFiles(tmp_path).write(keys, np.array([1, 0], np.int32), np.array([5, 6]), values)
     file.release()
     assert (file.numbers.tolist(), file.times.tolist()) == ([1, 0], [5, 6])
     assert (file.keys.hashes.tolist(), file.keys.gather(file.numbers)[0].to_pylist()) == ([-5, 9], [None, "y"])
     assert [value.to_pylist() for value in file.values] == [[None, "c"], [None, False]]
-    bare = SpillArea(tmp_path).write(ONE, np.array([0], np.int32), np.array([2]), [])
+    bare = RunFiles(tmp_path).write(ONE, np.array([0], np.int32), np.array([2]), [])
     assert (bare.numbers.tolist(), bare.times.tolist(), bare.values) == ([0], [2], [])
 
 
@@ -135,17 +134,17 @@ def descriptors():
 
 
 def test_runs_share_files_each_of_which_takes_a_descriptor(tmp_path):
-    area, before = SpillArea(tmp_path), descriptors()
-    kept = [area.write(ONE, np.array([i], np.int32), np.array([i + 1]), [pa.array([str(i)])]) for i in range(500)]
+    run_files, before = RunFiles(tmp_path), descriptors()
+    kept = [run_files.write(ONE, np.array([i], np.int32), np.array([i + 1]), [pa.array([str(i)])]) for i in range(500)]
     assert descriptors() <= before + 2
     kept[7].release()
     assert [(f.numbers[0], f.times[0], f.values[0][0].as_py()) for f in kept] == [
         (i, i + 1, str(i)) for i in range(500)
     ]
     large = np.arange(20 << 20)
-    file = area.write(ONE, np.zeros(len(large), np.int32), large, [])
+    file = run_files.write(ONE, np.zeros(len(large), np.int32), large, [])
     assert (len(file.numbers), file.times[-1]) == (len(large), large[-1])
-    area.close()
+    run_files.close()
     assert descriptors() <= before + 2
     del kept, file
     assert descriptors() == before
@@ -157,7 +156,7 @@ def test_a_host_without_descriptors_left_is_an_error_that_says_so(tmp_path, monk
 
     monkeypatch.setattr("tempfile.mkstemp", none_left)
     with pytest.raises(StorageError) as caught:
-        SpillArea(tmp_path).write(ONE, np.zeros(1, np.int32), np.zeros(1, np.int64), [])
+        RunFiles(tmp_path).write(ONE, np.zeros(1, np.int32), np.zeros(1, np.int64), [])
     assert "ulimit -n" in caught.value.hint
 
 
@@ -186,7 +185,7 @@ def test_keys_that_do_not_fit_in_memory_wait_in_files_with_their_rows(tmp_path):
     slots = rows.upsert(columns, hash_key_columns(columns, 3)).copy()
     lows, highs = np.zeros(3, np.int64), np.full(3, 1 << 40)
     met = []
-    for run, places, own in table.asked(slots, lows, highs):
+    for run, places, own in table.matching_runs(slots, lows, highs):
         for asking, found in run.pairs(own, lows[places], highs[places]):
             met += zip(places[asking].tolist(), run.times[found].tolist(), strict=True)
     assert sorted(met) == [(0, 5), (1, 199_999)]
@@ -240,11 +239,11 @@ def test_when_the_operator_is_closed_its_files_are_gone_whoever_knows_the_table(
 
 def test_fetched_files_that_are_large_together_stay_apart(tmp_path, monkeypatch):
     given(monkeypatch, halved_bytes=64 << 10)
-    area, runs = SpillArea(tmp_path, limits=sizes()), []
+    run_files, runs = RunFiles(tmp_path, limits=sizes()), []
     for number in range(100):
         run = Run.of(np.zeros(100, np.int32), np.arange(100) + number * 100, [pa.array(["x" * 50] * 100)])
-        runs = timed_files.halved([*runs, timed_files.written(run, ONE, area, 0)], area, -1)
+        runs = join_runs.halved([*runs, join_runs.written(run, ONE, run_files, 0)], run_files, -1)
         assert max(run.length for run in runs) <= 64 << 10
     assert len(runs) < 30
     assert sorted(time for run in runs for time in run.times.tolist()) == list(range(10_000))
-    area.close()
+    run_files.close()

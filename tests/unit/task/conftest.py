@@ -31,20 +31,21 @@ from penstock.graph.deployment import (
 from penstock.graph.job_graph import OperatorSpec, Rebalance
 from penstock.network.memory import MemoryNetwork, MemoryTransport
 from penstock.operators.operator import Operator, OperatorSnapshot, StagedOutput
-from penstock.rpc.messages import CheckpointAck, InputEnded, TaskState
-from penstock.rpc.worker_commands import (
+from penstock.rpc.messages import (
     CheckpointAborted,
+    CheckpointAck,
     CheckpointCompleted,
     DeployTasks,
     FinishTasks,
+    InputEnded,
+    TaskState,
     TriggerCheckpoint,
 )
-from penstock.state.log.encoded_segment import EncodedSegment
+from penstock.state.log.segments import EncodedSegment
+from penstock.task.chain.background import SlowCalls
 from penstock.task.chain.environment import TaskEnvironment
-from penstock.task.chain.slow_calls import SlowCalls
 from penstock.task.drive.runtime import TaskRuntime
-from penstock.task.drive.step import StepResult
-from penstock.task.drive.subtask import Subtask
+from penstock.task.drive.subtask import StepResult, Subtask
 
 SCHEMA = pa.schema([pa.field("x", pa.int64())])
 TEXT = schema_to_text(SCHEMA)
@@ -54,7 +55,7 @@ def rows(*values: int) -> Batch:
     return Batch(pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA))
 
 
-class Seat:
+class SubtaskLoop:
     """Steps only when the test says."""
 
     def __init__(self, driver: Driver) -> None:
@@ -72,8 +73,8 @@ class Seat:
 class Driver:
     subtasks: list[Subtask] = field(default_factory=list)
 
-    def seat(self, deployment: TaskDeployment) -> Seat:
-        return Seat(self)
+    def loop(self, deployment: TaskDeployment) -> SubtaskLoop:
+        return SubtaskLoop(self)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN
-from penstock.task.chain.combining import combine_outputs
+from penstock.task.chain.chain import combine_outputs
 
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("__all", "v", TS_COLUMN)])
 

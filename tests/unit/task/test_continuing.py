@@ -8,9 +8,9 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.operator import Operator
-from penstock.rpc.worker_commands import CancelTasks, TriggerCheckpoint
+from penstock.rpc.messages import CancelTasks, TriggerCheckpoint
 from penstock.task.drive.batch_sizer import LEAST_ROWS
-from penstock.task.drive.step import StepResult
+from penstock.task.drive.subtask import StepResult
 
 CAPACITY = 10
 
@@ -34,7 +34,7 @@ class Asking(Operator):
         self.waiting.extend(batch.data.column(0).to_pylist())
         self.most = max(self.most, len(self.waiting))
 
-    def go_on(self, out):
+    def emit_ready(self, out):
         count = min(self.ready, len(self.waiting))
         if count:
             self.ready -= count
@@ -42,7 +42,7 @@ class Asking(Operator):
         return bool(count)
 
     @property
-    def held(self):
+    def has_pending_output(self):
         return bool(self.waiting)
 
     def finish(self, out):

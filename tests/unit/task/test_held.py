@@ -1,7 +1,7 @@
 """A checkpoint of a run on trial is complete for everybody but the sinks whose output is held."""
 
 from penstock.core.permits import CommitPermit
-from penstock.rpc.worker_commands import CheckpointCompleted
+from penstock.rpc.messages import CheckpointCompleted
 
 
 def test_a_sink_whose_output_is_held_is_not_told(world):

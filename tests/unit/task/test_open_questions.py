@@ -2,9 +2,8 @@
 
 import pytest
 
-from penstock.rpc.messages import SubtaskAnswer
-from penstock.rpc.worker_commands import AskSubtask
-from penstock.task.chain.mailbox import CAPACITY
+from penstock.rpc.messages import AskSubtask, SubtaskAnswer
+from penstock.task.chain.background import CAPACITY
 from penstock.task.drive.state_queries import MOST_WAITING, NOT_RUNNING
 
 

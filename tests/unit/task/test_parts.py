@@ -11,13 +11,12 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import ConnectorError, SnapshotDamagedError, StorageError
 from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
-from penstock.state.log.encoded_segment import EncodedSegment
-from penstock.state.log.segments import mapped
+from penstock.state.log.segments import EncodedSegment, mapped
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.memory.limits import PRODUCTION, StateLimits
+from penstock.task.chain.background import Mailbox, MailboxFullError
 from penstock.task.chain.failure import describe
-from penstock.task.chain.mailbox import Mailbox, MailboxFullError
-from penstock.task.chain.time_budget import TimeBudget
+from penstock.task.chain.operator_times import OperatorTimes
 from penstock.task.chain.uploader import PACK_BYTES, PARALLEL_PACKS, Part, Uploader
 from penstock.task.checkpoint.compaction import Compactor
 from penstock.task.drive.subtask_metrics import SubtaskMetrics
@@ -80,7 +79,7 @@ class Store:
 def test_a_compaction_that_fails_is_seen_and_the_next_one_goes_on(uploads, caplog):
     _, background, uploader = uploads
     store, compactor = Store(), Compactor(background, uploader, lambda _: b"", lambda mail: mail())
-    chain = SimpleNamespace(links=(LINK,), last_watermark=0, budget=TimeBudget(ManualClock(), ()))
+    chain = SimpleNamespace(links=(LINK,), last_watermark=0, budget=OperatorTimes(ManualClock(), ()))
     metrics = SubtaskMetrics(ManualClock(), None, (), chain, compactor, MemoryBudget(1))
     for _ in range(2):
         compactor.start_due((store,))

@@ -5,34 +5,34 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.core.clock import ManualClock
-from penstock.task.drive.batch_sizer import RowPieces
-from penstock.task.drive.poll_sizer import LEAST_ROWS, MOST_ROWS, TARGET_MS, PollRows, columns_alone
+from penstock.task.drive.batch_sizer import BatchSizer
+from penstock.task.drive.source_polling import LEAST_ROWS, MOST_ROWS, TARGET_MS, PollSizer, is_columnar
 
 
 def test_more_rows_are_asked_for_while_they_stay_within_the_time():
-    polls = PollRows()
-    polls.took(LEAST_ROWS, TARGET_MS / 2)
+    polls = PollSizer()
+    polls.measured(LEAST_ROWS, TARGET_MS / 2)
     assert polls.rows == MOST_ROWS == 2 * LEAST_ROWS
-    polls.took(MOST_ROWS, 0.1)
+    polls.measured(MOST_ROWS, 0.1)
     assert polls.rows == MOST_ROWS
 
 
 def test_a_batch_that_takes_long_is_followed_by_a_smaller_one():
-    polls = PollRows()
-    polls.took(LEAST_ROWS, TARGET_MS / 2 + 0.1)
+    polls = PollSizer()
+    polls.measured(LEAST_ROWS, TARGET_MS / 2 + 0.1)
     assert polls.rows == LEAST_ROWS, "twice as many would take too long"
-    polls.took(LEAST_ROWS, 0.1)
-    polls.took(MOST_ROWS, 1.5 * TARGET_MS)
+    polls.measured(LEAST_ROWS, 0.1)
+    polls.measured(MOST_ROWS, 1.5 * TARGET_MS)
     assert polls.rows == MOST_ROWS, "once is no habit"
-    polls.took(MOST_ROWS, 2 * TARGET_MS + 0.1)
+    polls.measured(MOST_ROWS, 2 * TARGET_MS + 0.1)
     assert polls.rows == LEAST_ROWS
-    polls.took(LEAST_ROWS, 1000)
+    polls.measured(LEAST_ROWS, 1000)
     assert polls.rows == LEAST_ROWS
 
 
 def test_a_poll_that_gave_less_than_asked_for_says_nothing():
-    polls = PollRows()
-    polls.took(LEAST_ROWS - 1, 0.1)
+    polls = PollSizer()
+    polls.measured(LEAST_ROWS - 1, 0.1)
     assert polls.rows == LEAST_ROWS
 
 
@@ -50,7 +50,7 @@ def test_a_poll_that_gave_less_than_asked_for_says_nothing():
     ],
 )
 def test_only_columns_behind_a_source(kinds, alone):
-    assert columns_alone(kinds) is alone
+    assert is_columnar(kinds) is alone
 
 
 def test_the_source_is_asked_for_them():
@@ -62,14 +62,14 @@ def test_the_source_is_asked_for_them():
         assert not backpressured
         asked.append(link.operator.poll_rows)
         link.records_out += link.operator.poll_rows
-        clock.advance(took)
+        clock.advance(measured)
         return True
 
     kinds = [SimpleNamespace(kind=kind) for kind in ("source", "project", "sink")]
-    pieces = RowPieces(SimpleNamespace(links=[link], poll=poll), kinds, clock)
-    took = 1.0
+    pieces = BatchSizer(SimpleNamespace(links=[link], poll=poll), kinds, clock)
+    measured = 1.0
     assert pieces.poll()
-    took = 100.0
+    measured = 100.0
     assert pieces.poll()
     assert pieces.poll()
     assert asked == [LEAST_ROWS, MOST_ROWS, LEAST_ROWS]

@@ -11,8 +11,8 @@ from tests.property.harness.job import KEY_GROUPS
 
 import penstock as ps
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
-from penstock.rpc.worker_commands import AskSubtask
-from penstock.state.keys.key_counts import KeyCounts
+from penstock.rpc.messages import AskSubtask
+from penstock.state.keys.queried_keys import KeyCounts
 from penstock.task.drive.state_queries import answer
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("n", pa.int64(), nullable=False)])
@@ -40,12 +40,12 @@ def job():
 
 def ask(job, what="state", stores=None, **given):
     values = {"uid": "op", "state": "numbers", "key": ("k1",), "most": 100, **given}
-    question = AskSubtask(job_id="j", request_id="1", vertex_id="v", subtask=0, what=what, **values)
+    query = AskSubtask(job_id="j", request_id="1", vertex_id="v", subtask=0, what=what, **values)
     deployment = SimpleNamespace(
         settings=SimpleNamespace(key_groups=KEY_GROUPS), parallelism=1, execution=SimpleNamespace(subtask=0)
     )
     sent = []
-    answer(question, (deployment, sent.append), None, [job.subtasks[0][1]] if stores is None else stores)
+    answer(query, (deployment, sent.append), None, [job.subtasks[0][1]] if stores is None else stores)
     return sent[0]
 
 

@@ -9,8 +9,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import ConnectorError, StateMismatchError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, FileRef
-from penstock.rpc.messages import PendingResolved
-from penstock.rpc.worker_commands import ResolvePending
+from penstock.rpc.messages import PendingResolved, ResolvePending
 from penstock.task.checkpoint import sink_recovery as recovery
 from penstock.task.checkpoint.sink_recovery import resolve_pending
 

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch
-from penstock.task.drive.batch_sizer import LEAST_ROWS, MOST_ROWS, TARGET_MS, RowPieces, feeds_rows
-from penstock.task.drive.step import StepResult
+from penstock.task.drive.batch_sizer import LEAST_ROWS, MOST_ROWS, TARGET_MS, BatchSizer, feeds_rows
+from penstock.task.drive.subtask import StepResult
 
 
 class Chain:
@@ -37,13 +37,13 @@ class Chain:
 def pieces_of(*kinds, ms=0.0):
     clock = ManualClock()
     chain = Chain(clock, ms)
-    return chain, RowPieces(chain, [SimpleNamespace(kind=kind) for kind in kinds], clock)
+    return chain, BatchSizer(chain, [SimpleNamespace(kind=kind) for kind in kinds], clock)
 
 
 def feed(pieces, count):
     pieces.feed(Batch(pa.record_batch({"n": list(range(count))})), 1)
     while pieces.waiting:
-        pieces.go_on()
+        pieces.feed_next()
 
 
 def test_every_row_is_fed_once_and_in_order_in_pieces_that_fit_the_cache():
@@ -135,7 +135,7 @@ def test_a_barrier_behind_a_batch_waits_for_all_its_pieces_and_mails_do_not(worl
     w.deploy()
     w.settle()
     sink = w.subtasks("sink")[0]
-    sink._pieces = RowPieces(sink._chain, [SimpleNamespace(kind="map")], w.clock)
+    sink._batch_sizer = BatchSizer(sink._chain, [SimpleNamespace(kind="map")], w.clock)
     w.sources[0].script.append(batch_of(*range(LEAST_ROWS + 5)))
     while w.subtasks("source")[0].step() is StepResult.BUSY:
         pass

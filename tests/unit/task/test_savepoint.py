@@ -6,18 +6,16 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from penstock.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
+from penstock.checkpoint.manifest_log import Manifest, decode_manifest, encode_manifest
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.checkpoint.stores import checksum_of
 from penstock.core.errors import SnapshotDamagedError, StorageError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, SubtaskSnapshot, Tombstone
-from penstock.rpc.messages import SavepointWritten
-from penstock.rpc.worker_commands import WriteSavepoint
+from penstock.rpc.messages import SavepointWritten, WriteSavepoint
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.log.encoded_segment import segment_of
-from penstock.state.log.segments import SegmentWriter
+from penstock.state.log.segments import SegmentWriter, segment_of
 from penstock.task.checkpoint.savepoint_copy import write_savepoint
 
 SPEC = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.clock import ManualClock
-from penstock.task.chain.slow_calls import SLOW_MS, SlowCalls
+from penstock.task.chain.background import SLOW_MS, SlowCalls
 
 
 def test_a_call_is_slow_after_a_while_and_until_it_ends(caplog):

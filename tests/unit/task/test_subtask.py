@@ -6,10 +6,18 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, BarrierKind, Watermark, WatermarkStatus
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.graph.deployment import AllOf, InputSpec, OperatorRestore, PeerTable, encode_deployment, encode_peers
-from penstock.rpc.messages import CheckpointDeclined, OutputPublished, TaskState
-from penstock.rpc.worker_commands import AssignSplits, CancelTasks, DeployPeers, DeployTasks, TriggerCheckpoint
-from penstock.task.drive.step import StepResult
+from penstock.graph.deployment import AllToAll, InputSpec, OperatorRestore, PeerTable, encode_deployment, encode_peers
+from penstock.rpc.messages import (
+    AssignSplits,
+    CancelTasks,
+    CheckpointDeclined,
+    DeployPeers,
+    DeployTasks,
+    OutputPublished,
+    TaskState,
+    TriggerCheckpoint,
+)
+from penstock.task.drive.subtask import StepResult
 
 
 def running(world, **options):
@@ -272,7 +280,7 @@ def test_messages_of_another_run_or_an_older_generation_are_dropped(world):
     w.settle()
     for changes in ({"run_id": "other"}, {"generation": 0}):
         from penstock.core.permits import CommitPermit
-        from penstock.rpc.worker_commands import CheckpointCompleted
+        from penstock.rpc.messages import CheckpointCompleted
 
         permit = CommitPermit(job_id="job", run_id="run", generation=1, checkpoint_id=2, manifest_sequence=1)
         w.broadcast(CheckpointCompleted(permit=msgspec.structs.replace(permit, **changes)))
@@ -350,7 +358,7 @@ def test_a_second_deployment_while_the_first_runs_is_refused(world):
 def keyed_by_rule(world, epoch):
     """Deploy with the sink's input as "all subtasks of the source", whose table is of deployment `epoch`."""
     (edge,) = world.deployment("sink", 0).inputs
-    inputs = (InputSpec(input_index=0, schema=edge.schema, all_of=AllOf(0, "source", 1)),)
+    inputs = (InputSpec(input_index=0, schema=edge.schema, all_of=AllToAll(0, "source", 1)),)
     peers = PeerTable(epoch=epoch, workers=(("w-source", "memory:w-source"),), places={"source": (0,)})
     sink = encode_deployment(msgspec.structs.replace(world.deployment("sink", 0), inputs=inputs))
     source = encode_deployment(world.deployment("source", 0))

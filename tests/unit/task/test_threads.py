@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from penstock.core.clock import SystemClock
-from penstock.task.drive.step import StepResult
+from penstock.task.drive.subtask import StepResult
 from penstock.task.drive.threads import RunLoop, ThreadBackground
 
 SECONDS = 20
@@ -22,14 +22,14 @@ class Stepper:
         self.steps = 0
         self.done = threading.Event()
         self.idle = threading.Event()
-        self.over = False
+        self.has_ended = False
 
     def step(self):
         self.steps += 1
         self.threads.add(threading.get_ident())
         result = self.script.pop(0) if self.script else StepResult.IDLE
         if result is StepResult.DONE:
-            self.over = True
+            self.has_ended = True
             self.done.set()
         if result is StepResult.IDLE:
             self.idle.set()

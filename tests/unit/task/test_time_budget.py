@@ -5,7 +5,7 @@ from penstock.core.elements import Batch, Watermark
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.operator import Operator
 from penstock.task.chain.chain import Chain, ChainLink
-from penstock.task.chain.time_budget import OUTPUT, SAMPLE_EVERY_MS, TimeBudget
+from penstock.task.chain.operator_times import OUTPUT, SAMPLE_EVERY_MS, OperatorTimes
 
 
 class HalfClock(ManualClock):
@@ -105,7 +105,7 @@ def test_the_cpu_clock_is_read_seldom():
 
 def test_rates_are_those_of_the_last_whole_interval():
     clock = ManualClock()
-    budget = TimeBudget(clock, ["a"])
+    budget = OperatorTimes(clock, ["a"])
     budget.begin(0)
     clock.advance(300)
     budget.end()

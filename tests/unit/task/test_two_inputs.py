@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from penstock.core.elements import MAX_TIMESTAMP, BarrierKind, Watermark, WatermarkStatus
-from penstock.task.drive.step import StepResult
+from penstock.task.drive.subtask import StepResult
 
 
 @pytest.fixture

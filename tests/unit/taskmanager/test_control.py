@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.taskmanager.control import MAX_FRAME_BYTES, ControlClosedError, WorkerControl, frame, read_frame
+from penstock.taskmanager.control_sockets import MAX_FRAME_BYTES, ControlClosedError, WorkerControl, frame, read_frame
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.taskmanager.slots import SlotError, SlotTable
+from penstock.taskmanager.supervisor import SlotError, SlotTable
 
 
 def test_a_slot_is_held_until_its_worker_is_gone():

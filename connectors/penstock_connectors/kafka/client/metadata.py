@@ -20,7 +20,7 @@ from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, for_admin
 
 T = TypeVar("T")
-Place = tuple[str, int]
+PartitionId = tuple[str, int]
 _SPEC: Any = OffsetSpec  # its methods carry no types
 _NO_ANSWER = {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own names of its local errors
@@ -48,7 +48,7 @@ class ClusterMetadata:
         #: The client's reports about its connections since it started.
         self._down: list[str] = []
         try:
-            options: dict[str, Any] = {**for_admin(resolved), "error_cb": self._heard}
+            options: dict[str, Any] = {**for_admin(resolved), "error_cb": self._note_error}
             self._admin = AdminClient(options)
         except KafkaException as error:
             raise ConnectorError(
@@ -71,7 +71,9 @@ class ClusterMetadata:
             )
         return {topic: sorted(found[topic].partitions) for topic in topics}
 
-    def offsets(self, places: Sequence[Place], at: str | int, *, committed: bool = True) -> dict[Place, int]:
+    def offsets(
+        self, places: Sequence[PartitionId], at: str | int, *, committed: bool = True
+    ) -> dict[PartitionId, int]:
         """Return offsets: `at` is `"earliest"`, `"latest"` or a time in ms (then -1 without a record that late).
 
         With `committed`, latest is the last stable offset: the present end for a read-committed reader.
@@ -87,7 +89,7 @@ class ClusterMetadata:
         futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=self._timeout_s)
         return {(place.topic, place.partition): int(self._wait(future).offset) for place, future in futures.items()}
 
-    def group_offsets(self, group: str, places: Sequence[Place]) -> dict[Place, int]:
+    def group_offsets(self, group: str, places: Sequence[PartitionId]) -> dict[PartitionId, int]:
         """Return the offsets committed by a group; partitions without one are left out."""
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in places])
         future = self._admin.list_consumer_group_offsets([asked], request_timeout=self._timeout_s)[group]
@@ -106,7 +108,7 @@ class ClusterMetadata:
         except (KafkaException, KeyError, TypeError, ValueError):
             return None
 
-    def _heard(self, error: KafkaError) -> None:
+    def _note_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self._down.append(error.str())
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.core.errors import ConnectorError, UsageError
 
 if TYPE_CHECKING:
-    from penstock_connectors.kafka.client.metadata import ClusterMetadata, Place
+    from penstock_connectors.kafka.client.metadata import ClusterMetadata, PartitionId
 
 _HINT = "use 'earliest', 'latest', 'group', {'timestamp': ...} or {(topic, partition): offset}"
 
@@ -83,7 +83,9 @@ def _offsets(given: Mapping[Any, Any], what: str) -> list[list[Any]]:
     return sorted(out)
 
 
-def start_offsets(start: Any, places: list[Place], cluster: ClusterMetadata, group: str | None) -> dict[Place, int]:
+def start_offsets(
+    start: Any, places: list[PartitionId], cluster: ClusterMetadata, group: str | None
+) -> dict[PartitionId, int]:
     """Return the first offset to read of every partition.
 
     Partitions without an offset of the group, or that `start` does not name, begin at the earliest; a time after the
@@ -105,7 +107,7 @@ def start_offsets(start: Any, places: list[Place], cluster: ClusterMetadata, gro
     return known | cluster.offsets([place for place in places if place not in known], "earliest")
 
 
-def stop_offsets(bounded: Any, places: list[Place], cluster: ClusterMetadata) -> Mapping[Place, int]:
+def stop_offsets(bounded: Any, places: list[PartitionId], cluster: ClusterMetadata) -> Mapping[PartitionId, int]:
     """Return the offset before which reading ends, none for unbounded; partitions not in `bounded` end at once."""
     if bounded is None:
         return {}
@@ -118,7 +120,7 @@ def stop_offsets(bounded: Any, places: list[Place], cluster: ClusterMetadata) ->
     return dict.fromkeys(places, 0) | _named(bounded, places)
 
 
-def _named(value: Any, places: list[Place]) -> dict[Place, int]:
+def _named(value: Any, places: list[PartitionId]) -> dict[PartitionId, int]:
     named = {(topic, partition): offset for topic, partition, offset in value["offsets"]}
     unknown = [f"{topic}-{partition}" for topic, partition in named if (topic, partition) not in places]
     if unknown:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-Place = tuple[str, int]
+PartitionId = tuple[str, int]
 
 #: Limits of a reader's memory. A small queue needs the short back-off: the default of 1 s would leave the reader idle.
 READ_PROPERTIES: Mapping[str, str] = {
@@ -43,7 +43,7 @@ class FetchProblem:
 
     code: int
     text: str
-    place: Place | None = None
+    place: PartitionId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Fetched:
     #: Keys and timestamps (ms, -1 unknown) are None unless requested.
     key: pa.LargeBinaryArray | None = None
     timestamp: np.ndarray[Any, Any] | None = None
-    places: list[Place] = field(default_factory=list)
+    places: list[PartitionId] = field(default_factory=list)
     #: Returns the envelopes of some rows, until the next fetch; None unless requested.
     envelopes: Callable[[Sequence[int]], list[Envelope]] | None = None
 
@@ -95,9 +95,9 @@ class FetchResult:
 
     messages: Fetched | None = None
     #: Offset after the last message of each partition in the result.
-    positions: dict[Place, int] = field(default_factory=dict)
+    positions: dict[PartitionId, int] = field(default_factory=dict)
     #: Partitions whose newest event is "end reached", with the offset of the next message to come.
-    ends: dict[Place, int] = field(default_factory=dict)
+    ends: dict[PartitionId, int] = field(default_factory=dict)
     problems: list[FetchProblem] = field(default_factory=list)
     #: Whether the queue is known to be empty now.
     drained: bool = False
@@ -106,25 +106,25 @@ class FetchResult:
 class Fetcher(Protocol):
     """Fetches from a changing set of partitions."""
 
-    def add(self, starts: Mapping[Place, int]) -> None:
+    def add(self, starts: Mapping[PartitionId, int]) -> None:
         """Start fetching these partitions from these offsets."""
 
-    def remove(self, places: list[Place]) -> None:
+    def remove(self, places: list[PartitionId]) -> None:
         """Stop fetching; messages of them that are still queued may come out of the next fetches."""
 
-    def pause(self, places: list[Place]) -> None:
+    def pause(self, places: list[PartitionId]) -> None:
         """Pause these partitions; messages of them that are still queued may come out of the next fetches."""
 
-    def resume(self, places: list[Place]) -> None:
+    def resume(self, places: list[PartitionId]) -> None:
         """Resume these partitions after the last message that came out."""
 
     def fetch(self, max_messages: int) -> FetchResult:
         """Return queued messages without waiting; afterwards `wake` is called once there are more."""
 
-    def lag(self, positions: Mapping[Place, int]) -> int:
+    def lag(self, positions: Mapping[PartitionId, int]) -> int:
         """Return how many messages these positions are before the last known ends."""
 
-    def commit(self, offsets: Mapping[Place, int]) -> None:
+    def commit(self, offsets: Mapping[PartitionId, int]) -> None:
         """Publish offsets to the group, without waiting; failures are counted in `commit_failures`."""
 
     @property

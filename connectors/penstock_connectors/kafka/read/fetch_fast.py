@@ -26,7 +26,7 @@ from penstock_connectors.kafka.read.fetch import (
     FetchProblem,
     FetchResult,
     FetchSettings,
-    Place,
+    PartitionId,
     client_properties,
 )
 
@@ -50,8 +50,8 @@ class FastFetcher:
         self._scratch = np.empty(1, np.int64)
         #: Messages of the last fetch that are kept for their envelopes.
         self._kept = 0
-        self._places: list[Place] = []
-        self._slots: dict[Place, int] = {}
+        self._places: list[PartitionId] = []
+        self._slots: dict[PartitionId, int] = {}
         self._topics: dict[int, np.ndarray[Any, Any]] = {}
         self.commit_failures = 0
         self._hungry = False
@@ -60,7 +60,7 @@ class FastFetcher:
         self._thread = threading.Thread(target=self._watch, name="kafka-wake", daemon=True)
         self._thread.start()
 
-    def add(self, starts: Mapping[Place, int]) -> None:
+    def add(self, starts: Mapping[PartitionId, int]) -> None:
         """Start fetching these partitions from these offsets."""
         for place in starts:
             if place not in self._slots:
@@ -70,17 +70,17 @@ class FastFetcher:
         with lib.PartitionList([(topic, partition, at) for (topic, partition), at in starts.items()]) as items:
             _check(lib.incremental_assign(self._client, items), "assign partitions")
 
-    def remove(self, places: list[Place]) -> None:
+    def remove(self, places: list[PartitionId]) -> None:
         """Stop fetching these."""
         with lib.PartitionList([(topic, partition, None) for topic, partition in places]) as items:
             _check(lib.incremental_unassign(self._client, items), "unassign partitions")
 
-    def pause(self, places: list[Place]) -> None:
+    def pause(self, places: list[PartitionId]) -> None:
         """Pause these partitions."""
         with lib.PartitionList([(topic, partition, None) for topic, partition in places]) as items:
             lib.pause_partitions(self._client, items)
 
-    def resume(self, places: list[Place]) -> None:
+    def resume(self, places: list[PartitionId]) -> None:
         """Resume these partitions."""
         with lib.PartitionList([(topic, partition, None) for topic, partition in places]) as items:
             lib.resume_partitions(self._client, items)
@@ -110,7 +110,7 @@ class FastFetcher:
         self._serve_events(result)
         return result
 
-    def lag(self, positions: Mapping[Place, int]) -> int:
+    def lag(self, positions: Mapping[PartitionId, int]) -> int:
         """Sum up librdkafka's local values."""
         low, high = ctypes.c_int64(), ctypes.c_int64()
         total = 0
@@ -122,7 +122,7 @@ class FastFetcher:
                 total += high.value - position
         return total
 
-    def commit(self, offsets: Mapping[Place, int]) -> None:
+    def commit(self, offsets: Mapping[PartitionId, int]) -> None:
         """Publish offsets; the answer is an event."""
         with lib.PartitionList([(topic, partition, at) for (topic, partition), at in offsets.items()]) as items:
             if lib.commit_queue(self._client, items, self._main, None, None):
@@ -157,7 +157,7 @@ class FastFetcher:
         errors = kernels.structs(
             self._messages.ctypes.data, count, self._structs.ctypes.data, times, self._scratch.ctypes.data
         )
-        ended: dict[Place, tuple[int, int]] = {}
+        ended: dict[PartitionId, tuple[int, int]] = {}
         if errors:
             which = structs["error"] != 0
             for row in np.flatnonzero(which).tolist():
@@ -188,7 +188,7 @@ class FastFetcher:
                     del ended[place]
         result.ends = {place: offset for place, (_, offset) in ended.items()}
 
-    def _event(self, message: Any, row: int, ended: dict[Place, tuple[int, int]], result: FetchResult) -> None:
+    def _event(self, message: Any, row: int, ended: dict[PartitionId, tuple[int, int]], result: FetchResult) -> None:
         place = (_topic_name(int(message["topic"])), int(message["partition"])) if message["topic"] else None
         code = int(message["error"])
         if code == lib.ERR_PARTITION_EOF and place is not None:

@@ -24,7 +24,7 @@ from penstock_connectors.kafka.read.fetch import (
     FetchProblem,
     FetchResult,
     FetchSettings,
-    Place,
+    PartitionId,
     client_properties,
 )
 
@@ -49,17 +49,17 @@ class PlainFetcher:
             self._consumer = Consumer({**client_properties(settings.properties), **callbacks})
         except KafkaException as error:
             raise ConnectorError(f"the Kafka client cannot start: {error.args[0].str()}") from error
-        self._places: list[Place] = []
-        self._slots: dict[Place, int] = {}
+        self._places: list[PartitionId] = []
+        self._slots: dict[PartitionId, int] = {}
         # the consuming thread makes all calls: calls of another one would wait for that thread's `consume` forever
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._ends: dict[Place, int] = {}
+        self._ends: dict[PartitionId, int] = {}
         self._assigned = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._consume, name="kafka-consume", daemon=True)
         self._thread.start()
 
-    def add(self, starts: Mapping[Place, int]) -> None:
+    def add(self, starts: Mapping[PartitionId, int]) -> None:
         """Start fetching these partitions from these offsets."""
         for place in starts:
             if place not in self._slots:
@@ -69,16 +69,16 @@ class PlainFetcher:
         self._calls.put(functools.partial(self._consumer.incremental_assign, assignment))
         self._assigned.set()
 
-    def remove(self, places: list[Place]) -> None:
+    def remove(self, places: list[PartitionId]) -> None:
         """Stop fetching these."""
         assignment = [TopicPartition(*place) for place in places]
         self._calls.put(functools.partial(self._consumer.incremental_unassign, assignment))
 
-    def pause(self, places: list[Place]) -> None:
+    def pause(self, places: list[PartitionId]) -> None:
         """Pause these partitions."""
         self._calls.put(functools.partial(self._consumer.pause, [TopicPartition(*place) for place in places]))
 
-    def resume(self, places: list[Place]) -> None:
+    def resume(self, places: list[PartitionId]) -> None:
         """Resume these partitions."""
         self._calls.put(functools.partial(self._consumer.resume, [TopicPartition(*place) for place in places]))
 
@@ -97,11 +97,11 @@ class PlainFetcher:
         self._columns(found, result)
         return result
 
-    def lag(self, positions: Mapping[Place, int]) -> int:
+    def lag(self, positions: Mapping[PartitionId, int]) -> int:
         """Sum up the values that came with the last messages of each partition."""
         return sum(max(0, self._ends.get(place, 0) - position) for place, position in positions.items())
 
-    def commit(self, offsets: Mapping[Place, int]) -> None:
+    def commit(self, offsets: Mapping[PartitionId, int]) -> None:
         """Publish offsets; the answer comes as a callback."""
         wanted = [TopicPartition(*place, at) for place, at in offsets.items()]
         self._calls.put(functools.partial(self._consumer.commit, offsets=wanted, asynchronous=True))

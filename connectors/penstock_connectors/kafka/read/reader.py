@@ -1,24 +1,130 @@
 """The source reader of one subtask: positions, bounded ends and idleness over a fetcher and a decoder.
 
-Runs in the subtask's thread and never blocks it. Positions are exact, also across the gaps that transactions leave:
-`snapshot` returns the offset after the last message whose row `poll` returned or that was skipped as bad.
+It uses the compiled fetcher (`fetch_fast`) or, where that cannot work, `fetch_plain`; undecodable messages follow
+the user's policy. Runs in the subtask's thread and never blocks it. Positions are exact, also across the gaps that
+transactions leave.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from penstock.connector.source import PollResult, SourceBatch, SourceContext, SourceSpec, SourceSplit
-from penstock.core.errors import ConnectorError
+from penstock.connector.staging import dead_letters
+from penstock.core.errors import BadRecordError, ConnectorError
 from penstock.core.schema import schema_from_text
+from penstock_connectors.formats.arrow_stream import decode_arrow
+from penstock_connectors.formats.decoded import Decoded
+from penstock_connectors.formats.json_decode import JsonDecoder
 from penstock_connectors.kafka.client.properties import resolve
-from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchSettings, Place
-from penstock_connectors.kafka.read.fetch_choice import open_fetcher
-from penstock_connectors.kafka.read.records import RecordDecoder, Rows
+from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchSettings, PartitionId
+
+
+def open_fetcher(settings: FetchSettings) -> Fetcher:
+    """Return the compiled fetcher, or the plain one where that cannot work (or `PENSTOCK_KAFKA_PLAIN=1` says so)."""
+    if os.environ.get("PENSTOCK_KAFKA_PLAIN") != "1":
+        try:
+            from penstock_connectors.kafka.read.fetch_fast import FastFetcher
+
+            return FastFetcher(settings)
+        except ImportError as error:
+            logging.getLogger(__name__).warning(
+                "messages are read through Python objects, about 3 times slower: %s", error
+            )
+    from penstock_connectors.kafka.read.fetch_plain import PlainFetcher
+
+    return PlainFetcher(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRows:
+    """Rows of one fetch, the message index of each, and the undecodable messages."""
+
+    data: pa.RecordBatch
+    slot: np.ndarray[Any, Any]
+    bad: int = 0
+    dead_letters: pa.RecordBatch | None = None
+
+
+class RecordDecoder:
+    """Applies one source's format and policy."""
+
+    def __init__(self, schema: pa.Schema, config: dict[str, Any]) -> None:
+        """Decode by `config` of the source."""
+        self._schema = schema
+        self._format = config["format"]
+        self._policy = config["on_bad_record"]
+        self._json = JsonDecoder(schema, config["timestamp_unit"]) if self._format == "json" else None
+
+    def decode(self, found: Fetched) -> DecodedRows:
+        """Return the rows.
+
+        Raises:
+            BadRecordError: a message is not a row and the policy is to fail.
+        """
+        if self._format == "raw":
+            return DecodedRows(_raw(found, self._schema), found.slot)
+        decoded = self._json.decode(found.value) if self._json is not None else decode_arrow(found.value, self._schema)
+        slot = found.slot if decoded.payload_index is None else found.slot[decoded.payload_index]
+        if not decoded.bad:
+            return DecodedRows(decoded.rows, slot)
+        if self._policy == "fail":
+            raise self._failure(found, decoded)
+        letters = _dead_letters(found, decoded) if self._policy == "dead-letter" else None
+        return DecodedRows(decoded.rows, slot, len(decoded.bad), letters)
+
+    def _failure(self, found: Fetched, decoded: Decoded) -> BadRecordError:
+        first = decoded.bad[0]
+        topic, partition = found.places[int(found.slot[first.index])]
+        payload = found.value[first.index].as_py()
+        shown = "null" if payload is None else repr(payload[:80]) + ("..." if len(payload) > 80 else "")
+        more = f" ({len(decoded.bad) - 1} more in the same fetch)" if len(decoded.bad) > 1 else ""
+        return BadRecordError(
+            f"topic {topic} partition {partition} offset {int(found.offset[first.index])}: "
+            f"{first.reason}; value {shown}{more}",
+            hint="set on_bad_record='skip' or 'dead-letter' on the KafkaSource, or correct the schema",
+        )
+
+
+def _raw(found: Fetched, schema: pa.Schema) -> pa.RecordBatch:
+    topics = pa.array([topic for topic, _ in found.places], pa.string())
+    partitions = np.array([partition for _, partition in found.places], np.int32)
+    times = np.asarray(found.timestamp) * 1000
+    columns = {
+        "key": found.key,
+        "value": found.value,
+        "timestamp": pa.array(times, mask=times < 0).cast(pa.timestamp("us", tz="UTC")),
+        "topic": topics.take(pa.array(found.slot)),
+        "partition": pa.array(partitions[found.slot]),
+        "offset": pa.array(found.offset),
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _dead_letters(found: Fetched, decoded: Decoded) -> pa.RecordBatch:
+    index = [bad.index for bad in decoded.bad]
+    places = [found.places[slot] for slot in found.slot[index].tolist()]
+    envelopes = found.envelopes(index) if found.envelopes is not None else []
+    times = [None if e.timestamp_ms is None else e.timestamp_ms * 1000 for e in envelopes]
+    headers = [[{"name": name, "value": value} for name, value in e.headers] for e in envelopes]
+    more: dict[str, list[Any]] = {"key": [e.key for e in envelopes], "timestamp": times, "headers": headers}
+    return dead_letters(
+        value=found.value.take(pa.array(index)).cast(pa.binary()),
+        topic=[topic for topic, _ in places],
+        partition=[partition for _, partition in places],
+        offset=found.offset[index].tolist(),
+        error=[bad.reason for bad in decoded.bad],
+        **(more if envelopes else {}),
+    )
+
 
 #: Lag is summed up at most this often.
 LAG_INTERVAL_MS = 1_000
@@ -33,7 +139,7 @@ class _Position(msgspec.Struct):
     """One split being read."""
 
     split: SourceSplit
-    place: Place
+    place: PartitionId
     offset: int
     stop: int | None
     finished: bool = False
@@ -50,7 +156,7 @@ class KafkaReader:
         self._resolved = resolve(spec.config["bootstrap"], spec.config["properties"])
         self._fetcher: Fetcher | None = None
         self._splits: dict[str, _Position] = {}
-        self._by_place: dict[Place, _Position] = {}
+        self._by_place: dict[PartitionId, _Position] = {}
         self._newly_finished: list[str] = []
         self._bad_records = 0
         self._outage_since: float | None = None
@@ -87,7 +193,7 @@ class KafkaReader:
         if self._fetcher is None:
             return PollResult(finished=tuple(finished), metrics=self._metrics())
         result = self._fetcher.fetch(max_rows)
-        self._judge(result.problems, alive=bool(result.positions or result.ends))
+        self._check_problems(result.problems, alive=bool(result.positions or result.ends))
         batches = self._batches(result.messages, result.positions)
         for place, offset in result.positions.items():
             self._advance(place, offset, at_end=False)
@@ -154,11 +260,11 @@ class KafkaReader:
     def _dead_letter_writer(self) -> Any:
         if self._config["dead_letter_topic"] is None:
             return None
-        from penstock_connectors.kafka.write.dead_letters import DeadLetterWriter
+        from penstock_connectors.kafka.write.producer_plain import DeadLetterWriter
 
         return DeadLetterWriter(self._resolved, self._config["dead_letter_topic"])
 
-    def _batches(self, found: Fetched | None, positions: dict[Place, int]) -> tuple[SourceBatch, ...]:
+    def _batches(self, found: Fetched | None, positions: dict[PartitionId, int]) -> tuple[SourceBatch, ...]:
         if found is None:
             return ()
         if not all(self._inside(place, offset) for place, offset in positions.items()):
@@ -173,7 +279,7 @@ class KafkaReader:
             return ()
         return (self._source_batch(found, rows),)
 
-    def _inside(self, place: Place, offset: int) -> bool:
+    def _inside(self, place: PartitionId, offset: int) -> bool:
         """Return whether all messages before `offset` are wanted, so that the rows of a batch need no check."""
         position = self._by_place.get(place)
         if position is None or position.finished:
@@ -192,7 +298,7 @@ class KafkaReader:
         keep = found.offset < limits[found.slot]
         return found if keep.all() else found.where(keep)
 
-    def _source_batch(self, found: Fetched, rows: Rows) -> SourceBatch:
+    def _source_batch(self, found: Fetched, rows: DecodedRows) -> SourceBatch:
         counts = np.bincount(rows.slot, minlength=len(found.places))
         present = np.flatnonzero(counts)
         ids = tuple(self._by_place[found.places[slot]].split.id for slot in present.tolist())
@@ -201,7 +307,7 @@ class KafkaReader:
         index = (np.cumsum(counts > 0) - 1)[rows.slot] if len(present) > 1 else None
         return SourceBatch(rows.data, ids, index, rows.dead_letters)
 
-    def _advance(self, place: Place, offset: int, *, at_end: bool) -> None:
+    def _advance(self, place: PartitionId, offset: int, *, at_end: bool) -> None:
         position = self._by_place.get(place)
         if position is None or position.finished:
             return
@@ -216,7 +322,7 @@ class KafkaReader:
             self._fetcher.remove([p.place for p in done])
         return [p.split.id for p in done]
 
-    def _judge(self, problems: list[FetchProblem], *, alive: bool) -> None:
+    def _check_problems(self, problems: list[FetchProblem], *, alive: bool) -> None:
         """Fail on lasting problems; measure how long brokers are unreachable."""
         now = self._context.clock.monotonic_ms()
         if alive:
@@ -237,7 +343,7 @@ class KafkaReader:
             if self._outage_since is None and not alive:
                 self._outage_since = now
         if self._outage_since is not None and now - self._outage_since > OUTAGE_LIMIT_MS:
-            if self._answers():
+            if self._brokers_answer():
                 self._outage_since = None
                 return
             raise ConnectorError(
@@ -245,7 +351,7 @@ class KafkaReader:
                 hint="check that the broker runs",
             )
 
-    def _answers(self) -> bool:
+    def _brokers_answer(self) -> bool:
         """Return whether the brokers answer: for a quiet topic the client does not report that they are back."""
         from penstock_connectors.kafka.client.metadata import ClusterMetadata
 

@@ -1,7 +1,8 @@
 """Publishes staged output: one transaction per chunk, together with the marker; idempotent from any process.
 
-A sink subtask's committer thread calls `commit` once a checkpoint's manifest exists; the job calls `recover` before it
-deploys a region. Every publisher uses the transactional id and the marker group of the run that created the output.
+A sink subtask's committer thread calls `commit` once a checkpoint's manifest exists; the job calls `recover` before
+it deploys a region. Messages go to the client in rounds, because librdkafka polls without a pause while more
+messages wait for an answer.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from penstock.connector.sink import CommitOutcome, FileReader, Resolution
 from penstock.connector.staging import decode_chunk
@@ -24,7 +27,6 @@ from penstock.core.snapshot import Committable
 from penstock_connectors.formats.arrow_stream import MAX_MESSAGE_ROWS
 from penstock_connectors.kafka.client.metadata import ClusterMetadata
 from penstock_connectors.kafka.client.properties import resolve
-from penstock_connectors.kafka.write.markers import check_age, checkpoint_of, marker_of
 from penstock_connectors.kafka.write.payloads import encode
 from penstock_connectors.kafka.write.producer import (
     CALL_TIMEOUT_MS,
@@ -34,18 +36,43 @@ from penstock_connectors.kafka.write.producer import (
     RecordTooLargeError,
 )
 from penstock_connectors.kafka.write.producer_choice import open_producer
-from penstock_connectors.kafka.write.rounds import ROUND_PROPERTIES, round_bytes, rounds
-from penstock_connectors.kafka.write.transactions import TransactionAdmin
+from penstock_connectors.kafka.write.transactions import TransactionAdmin, check_age, checkpoint_of, marker_of
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+#: Less than the most bytes of a request (`batch.size`), so that unevenly spread keys do not fill a second one.
+_PARTITION_BYTES = 750_000
+#: Less than the client's queue (`queue.buffering.max.kbytes`).
+_MOST_BYTES = 64_000_000
+#: A complete round is sent when it is flushed, not some milliseconds after its first message.
+ROUND_PROPERTIES = {"linger.ms": "1000"}
+#: Bytes that the client adds per message when it counts.
+_MESSAGE_BYTES = 80
+
+Messages = tuple[pa.Array, pa.Array | None]
+
+
+def round_bytes(partitions: int) -> int:
+    """Return the most bytes of a round for a topic of `partitions` partitions."""
+    return min(max(1, partitions) * _PARTITION_BYTES, _MOST_BYTES)
+
+
+def rounds(values: pa.Array, keys: pa.Array | None, most: int) -> Iterator[tuple[Messages, int]]:
+    """Split messages into runs of about `most` bytes (at least one message each), each with its bytes."""
+    rows = len(values)
+    if not rows:
+        return
+    total = values.nbytes + (0 if keys is None else keys.nbytes) + rows * _MESSAGE_BYTES
+    step = max(1, rows * most // total)
+    for start in range(0, rows, step):
+        part = values.slice(start, step)
+        yield (part, None if keys is None else keys.slice(start, step)), total * len(part) // rows
+
 
 #: Time-out of a chunk's transaction; a dead publisher holds up readers for at most this long.
 TRANSACTION_TIMEOUT_MS = 60_000
 #: Attempts for a chunk whose commit failed, each with a new producer after reading the marker; and seconds to retry
 #: while Kafka does not answer.
 ATTEMPTS = 5
-PATIENCE_MS = 300_000
+RETRY_LIMIT_MS = 300_000
 _LONGEST_PAUSE_MS = 1_000
 _RECOVERY_THREADS = 4
 #: Rows encoded at a time: their texts stay in the processor's cache until the client has copied them. Equals the most
@@ -53,7 +80,7 @@ _RECOVERY_THREADS = 4
 _PIECE_ROWS = MAX_MESSAGE_ROWS
 
 
-class _Lane:
+class _ProducerState:
     """One transactional id: its producer if there is one, its last known marker, and whether it has delivered."""
 
     def __init__(self) -> None:
@@ -74,7 +101,7 @@ class StagedCommitter:
         """
         self._config, self._clock, self._piece_rows = config, clock, piece_rows
         self._resolved = resolve(config["bootstrap"], config["properties"])
-        self._lanes: dict[str, _Lane] = {}
+        self._producers: dict[str, _ProducerState] = {}
         self._admin: TransactionAdmin | None = None
         self._admin_lock = threading.Lock()
         self._ready: Future[MessageProducer] | None = None
@@ -82,7 +109,7 @@ class StagedCommitter:
         self._partitions = 0
         if prepare is not None:
             pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-init")
-            self._ready = pool.submit(self._get_ready, prepare)
+            self._ready = pool.submit(self._prepare_producer, prepare)
             pool.shutdown(wait=False)
 
     def commit(
@@ -105,17 +132,17 @@ class StagedCommitter:
         admin = self._connect()
         owners = {item.transactional_id for item in committables}
         admin.fence(sorted(owners.union(admin.ids_under(prefixes))) if owners else admin.ids_under(prefixes))
-        self._drop_lanes()
+        self._drop_producers()
         ordered = _in_order(committables)
         self._learn_markers(ordered)
         self._warn_of_repeats(permit, ordered)
-        lanes = {name: [item for item in ordered if item.transactional_id == name] for name in owners}
-        if len(lanes) <= 1:
+        by_id = {name: [item for item in ordered if item.transactional_id == name] for name in owners}
+        if len(by_id) <= 1:
             return tuple(self._publish(permit, item, read) for item in ordered)
-        for name in lanes:
-            self._lanes.setdefault(name, _Lane())
+        for name in by_id:
+            self._producers.setdefault(name, _ProducerState())
         with ThreadPoolExecutor(_RECOVERY_THREADS, thread_name_prefix="kafka-publish") as pool:
-            work = [pool.submit(self._publish_lane, permit, part, read) for part in lanes.values()]
+            work = [pool.submit(self._publish_by_id, permit, part, read) for part in by_id.values()]
             done = {outcome.committable_id: outcome for future in work for outcome in future.result()}
         return tuple(done[item.id] for item in ordered)
 
@@ -124,7 +151,7 @@ class StagedCommitter:
         if self._ready is not None:
             ready, self._ready = self._ready, None
             ready.add_done_callback(_close_unused)
-        self._drop_lanes()
+        self._drop_producers()
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -133,59 +160,59 @@ class StagedCommitter:
                 self._admin.close()
                 self._admin = None
 
-    def _publish_lane(self, permit: CommitPermit, items: list[Committable], read: FileReader) -> list[CommitOutcome]:
+    def _publish_by_id(self, permit: CommitPermit, items: list[Committable], read: FileReader) -> list[CommitOutcome]:
         return [self._publish(permit, item, read) for item in items]
 
     def _publish(self, permit: CommitPermit, item: Committable, read: FileReader) -> CommitOutcome:
         if item.run_id == permit.run_id and item.checkpoint_id > permit.checkpoint_id:
             msg = f"output of checkpoint {item.checkpoint_id} under a permit for {permit.checkpoint_id}"
             raise ValueError(msg)
-        lane = self._lanes.setdefault(item.transactional_id, _Lane())
+        state = self._producers.setdefault(item.transactional_id, _ProducerState())
         count = len(item.files)
         published = 0
         context = {"checkpoint": item.checkpoint_id, "subtask": item.subtask, "permit": permit.checkpoint_id}
         for chunk, file in enumerate(item.files):
             target = marker_of(item.checkpoint_id, chunk)
-            if lane.marker is not None and lane.marker >= target:
+            if state.marker is not None and state.marker >= target:
                 continue
             hit("sink.between_chunks" if chunk else "sink.before_publish", chunk=chunk, chunks=count, **context)
             rows = decode_chunk(read(file)).to_batches(max_chunksize=self._piece_rows)
-            published += self._publish_chunk(lane, item, target, rows)
+            published += self._publish_chunk(state, item, target, rows)
         if published:
             hit("sink.after_commit", chunk=count - 1, chunks=count, **context)
         resolution: Resolution = "published" if published or not count else "already-published"
         return CommitOutcome(item.id, resolution, item.rows)
 
-    def _publish_chunk(self, lane: _Lane, item: Committable, target: int, rows: list[pa.RecordBatch]) -> int:
+    def _publish_chunk(self, state: _ProducerState, item: Committable, target: int, rows: list[pa.RecordBatch]) -> int:
         """Publish one chunk; return 0 if an earlier attempt turns out to have published it."""
         topic = self._config["topic"]
         begun_ms = self._clock.monotonic_ms()
         for attempt in itertools.count(1):
             try:
-                if lane.producer is None:
-                    lane.producer = self._take_producer(item.transactional_id)
+                if state.producer is None:
+                    state.producer = self._take_producer(item.transactional_id)
                     # only now is the marker final: no transaction of an older owner can commit any longer
-                    lane.marker = self._marker(item)
-                    if lane.marker >= target:
+                    state.marker = self._marker(item)
+                    if state.marker >= target:
                         return 0
-                self._fill(lane.producer, item, target, rows, prove=not lane.proven)
-                lane.proven = True
-                lane.producer.commit(CALL_TIMEOUT_MS)
+                self._fill(state.producer, item, target, rows, prove=not state.proven)
+                state.proven = True
+                state.producer.commit(CALL_TIMEOUT_MS)
             except ConnectorError as error:
                 # its commit may be undecided: a fresh producer under the same id settles it, then the marker shows the
                 # result
-                if lane.producer is not None:
-                    lane.producer.close()
-                    lane.producer = None
-                answered = isinstance(error, ProducerError) and not error.unanswered
+                if state.producer is not None:
+                    state.producer.close()
+                    state.producer = None
+                answered = isinstance(error, ProducerError) and not error.timed_out
                 if not answered:
                     self._disconnect()  # that connection may be dead too
-                waits = not answered and self._clock.monotonic_ms() - begun_ms < PATIENCE_MS
-                if _is_hopeless(error) or (attempt >= ATTEMPTS and not waits):
+                waits = not answered and self._clock.monotonic_ms() - begun_ms < RETRY_LIMIT_MS
+                if _is_permanent(error) or (attempt >= ATTEMPTS and not waits):
                     raise _at_target(error, item, topic) from error
                 self._clock.sleep_ms(min(100 * attempt, _LONGEST_PAUSE_MS))
             else:
-                lane.marker = target
+                state.marker = target
                 return 1
         msg = "unreachable: the last attempt returns or raises"
         raise AssertionError(msg)
@@ -233,7 +260,7 @@ class StagedCommitter:
             raise
         return producer
 
-    def _get_ready(self, transactional_id: str) -> MessageProducer:
+    def _prepare_producer(self, transactional_id: str) -> MessageProducer:
         self._connect()
         self._round_bytes()
         return self._new_producer(transactional_id)
@@ -268,20 +295,23 @@ class StagedCommitter:
 
     def _learn_markers(self, ordered: list[Committable]) -> None:
         """Read the unknown markers in one call; a known one has only been moved by this committer."""
-        lanes = {item.transactional_id: self._lanes.setdefault(item.transactional_id, _Lane()) for item in ordered}
-        unknown = [item for item in ordered if lanes[item.transactional_id].marker is None]
+        by_id = {
+            item.transactional_id: self._producers.setdefault(item.transactional_id, _ProducerState())
+            for item in ordered
+        }
+        unknown = [item for item in ordered if by_id[item.transactional_id].marker is None]
         if not unknown:
             return
         admin = self._connect()
         # the producer first: it fences older owners of its id, so that the marker no longer moves
         for name in {item.transactional_id for item in unknown}:
             if self._ready is not None and name == self._ready_for:
-                lanes[name].producer = self._take_producer(name)
+                by_id[name].producer = self._take_producer(name)
         with self._admin_lock:
             markers = admin.markers({item.marker_group: self._config["topic"] for item in unknown})
         check_age(unknown, markers, self._clock.now_ms(), self._retention_ms)
         for item in unknown:
-            lanes[item.transactional_id].marker = markers.get(item.marker_group, -1)
+            by_id[item.transactional_id].marker = markers.get(item.marker_group, -1)
 
     def _retention_ms(self) -> int | None:
         minutes = ClusterMetadata(self._resolved).broker_setting("offsets.retention.minutes")
@@ -289,7 +319,7 @@ class StagedCommitter:
 
     def _warn_of_repeats(self, permit: CommitPermit, ordered: Iterable[Committable]) -> None:
         ahead = {
-            item.marker_group: checkpoint_of(self._lanes[item.transactional_id].marker or -1)
+            item.marker_group: checkpoint_of(self._producers[item.transactional_id].marker or -1)
             for item in ordered
             if item.run_id == permit.run_id
         }
@@ -303,14 +333,14 @@ class StagedCommitter:
                     permit.checkpoint_id,
                 )
 
-    def _drop_lanes(self) -> None:
-        for lane in self._lanes.values():
-            if lane.producer is not None:
-                lane.producer.close()
-        self._lanes.clear()
+    def _drop_producers(self) -> None:
+        for state in self._producers.values():
+            if state.producer is not None:
+                state.producer.close()
+        self._producers.clear()
 
 
-def _is_hopeless(error: ConnectorError) -> bool:
+def _is_permanent(error: ConnectorError) -> bool:
     """Return whether another attempt would fail in the same way."""
     fenced = isinstance(error, ProducerError) and error.fenced
     return fenced or isinstance(error, RecordTooLargeError) or "Unknown topic" in error.message

@@ -50,17 +50,17 @@ class ProducerError(ConnectorError):
         fatal: bool = False,
         fenced: bool = False,
         retriable: bool = False,
-        unanswered: bool = False,
+        timed_out: bool = False,
     ) -> None:
         """Set the flags.
 
-        `fatal`: this producer is unusable; `fenced`: a newer one took its id; else abort and begin again. `unanswered`:
+        `fatal`: this producer is unusable; `fenced`: a newer one took its id; else abort and begin again. `timed_out`:
         Kafka did not answer in time; a new producer has new connections.
         """
         hint = "a newer attempt of the same sink subtask has taken over" if fenced else ""
         super().__init__(message, hint=hint)
         self.fatal, self.fenced, self.retriable = fatal or fenced, fenced, retriable
-        self.unanswered = unanswered
+        self.timed_out = timed_out
 
     def at(self, place: str, hint: str = "") -> ConnectorError:
         """Return the same error for the user, with the failed action."""
@@ -83,24 +83,26 @@ class RecordTooLargeError(ProducerError):
         return RecordTooLargeError(f"{place}: {self.message}")
 
 
-def no_answer(what: str, timeout_ms: int) -> ProducerError:
+def timeout_error(what: str, timeout_ms: int) -> ProducerError:
     """Return the error of a call that was abandoned: the connection may be dead, and the producer is unusable."""
     text = f"Kafka producer, {what}: no answer within {timeout_ms / 1000:.0f} s"
-    return ProducerError(text, fatal=True, unanswered=True)
+    return ProducerError(text, fatal=True, timed_out=True)
 
 
-def unacknowledged(left: int, timeout_ms: int) -> ProducerError:
+def flush_timeout_error(left: int, timeout_ms: int) -> ProducerError:
     """Return the error of a flush that took too long."""
     text = f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s"
-    return ProducerError(text, unanswered=True)
+    return ProducerError(text, timed_out=True)
 
 
-def bounded(call: Callable[[], T], timeout_ms: int, abandoned: Callable[[T | None], None]) -> Future[T] | None:
+def call_with_timeout(
+    call: Callable[[], T], timeout_ms: int, on_late_result: Callable[[T | None], None]
+) -> Future[T] | None:
     """Return the finished call, or None if it takes longer than `timeout_ms`.
 
     librdkafka's `send_offsets_to_transaction` does not keep to its time-out: it waits for a lost connection until the
-    broker ends the transaction. An abandoned call continues in its thread, which then calls `abandoned` with the result
-    (None if the call failed).
+    broker ends the transaction. An abandoned call continues in its thread, which then calls `on_late_result` with the
+    result (None if the call failed).
     """
     ended: Future[T] = Future()
 
@@ -114,7 +116,7 @@ def bounded(call: Callable[[], T], timeout_ms: int, abandoned: Callable[[T | Non
     wait([ended], timeout_ms / 1000)
     if ended.done():
         return ended
-    ended.add_done_callback(lambda late: abandoned(None if late.exception() is not None else late.result()))
+    ended.add_done_callback(lambda late: on_late_result(None if late.exception() is not None else late.result()))
     return None
 
 

@@ -18,9 +18,9 @@ from penstock_connectors.kafka.write.producer import (
     SEND_TIMEOUT_MS,
     ProducerError,
     RecordTooLargeError,
-    bounded,
-    no_answer,
-    unacknowledged,
+    call_with_timeout,
+    flush_timeout_error,
+    timeout_error,
 )
 
 _PAUSE_MS = 50
@@ -96,15 +96,15 @@ class FastProducer:
             finally:
                 lib.group_metadata_destroy(metadata)
 
-        def abandoned(error: int | None) -> None:
+        def on_late_result(error: int | None) -> None:
             if error:
                 lib.error_destroy(error)
             self._free(client)
 
-        ended = bounded(send, timeout_ms, abandoned)
+        ended = call_with_timeout(send, timeout_ms, on_late_result)
         if ended is None:
-            self._client = 0  # `abandoned` frees it
-            raise no_answer("send_offsets", timeout_ms)
+            self._client = 0  # `on_late_result` frees it
+            raise timeout_error("send_offsets", timeout_ms)
         self._call("send_offsets", ended.result)
 
     def commit(self, timeout_ms: int) -> None:
@@ -142,7 +142,7 @@ class FastProducer:
             if left == 0:
                 return
             if time.monotonic() > deadline:
-                raise unacknowledged(left, timeout_ms)
+                raise flush_timeout_error(left, timeout_ms)
         failed, self._failed = self._failed, 0
         self._check_fatal()
         raise self._refusal(
@@ -208,7 +208,7 @@ class FastProducer:
         if not fatal and not retriable:
             raise self._refusal(f"Kafka producer, {what}", text, code)
         text, late = f"Kafka producer, {what}: {text}", code == lib.ERR_TIMED_OUT
-        raise ProducerError(text, fatal=fatal, fenced=fenced, retriable=retriable, unanswered=late)
+        raise ProducerError(text, fatal=fatal, fenced=fenced, retriable=retriable, timed_out=late)
 
 
 def _is_fenced(code: int, text: str) -> bool:

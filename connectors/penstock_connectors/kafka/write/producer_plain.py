@@ -1,6 +1,7 @@
-"""The plain producer: confluent-kafka's `Producer`, one Python call per message.
+"""The plain producer: confluent-kafka's `Producer`, one Python call per message; and the dead letter writer on it.
 
-Chosen by `producer_choice` where librdkafka's C interface cannot be used.
+Chosen by `producer_choice` where librdkafka's C interface cannot be used. The source reader uses the writer if
+`dead_letter_topic` is set: letters are acknowledged before the checkpoint that passes them.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from penstock_connectors.kafka.write.producer import (
     SEND_TIMEOUT_MS,
     ProducerError,
     RecordTooLargeError,
-    bounded,
-    no_answer,
-    unacknowledged,
+    call_with_timeout,
+    flush_timeout_error,
+    producer_properties,
+    timeout_error,
 )
 
 _SHARED = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.", "log_level", "socket.")
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """One message with key, value, timestamp and headers."""
 
     value: bytes | None
@@ -72,7 +74,7 @@ class PlainProducer:
             self._produce(topic, {"value": payload, "key": k}, deadline)
         self._call("poll", lambda p: p.poll(0))
 
-    def send_one(self, topic: str, letter: Letter) -> None:
+    def send_one(self, topic: str, letter: DeadLetter) -> None:
         """Queue one message with its own headers and timestamp; waits as `send` does."""
         more: dict[str, Any] = {} if letter.timestamp_ms is None else {"timestamp": letter.timestamp_ms}
         message = {"value": letter.value, "key": letter.key, "headers": letter.headers, **more}
@@ -102,10 +104,10 @@ class PlainProducer:
         def send() -> None:
             self._call("send_offsets", lambda p: p.send_offsets_to_transaction([place], metadata, timeout_ms / 1000))
 
-        ended = bounded(send, timeout_ms, lambda _: None)
+        ended = call_with_timeout(send, timeout_ms, lambda _: None)
         if ended is None:
             self._producer = None
-            raise no_answer("send_offsets", timeout_ms)
+            raise timeout_error("send_offsets", timeout_ms)
         ended.result()
 
     def commit(self, timeout_ms: int) -> None:
@@ -130,7 +132,7 @@ class PlainProducer:
             kind = RecordTooLargeError if _is_too_large(worst) else ProducerError
             raise kind(f"Kafka producer: {len(failures)} messages were not delivered: {worst.str()}")
         if left:
-            raise unacknowledged(left, timeout_ms)
+            raise flush_timeout_error(left, timeout_ms)
 
     def close(self) -> None:
         """Drop it without `close()`, which would abort the open transaction."""
@@ -189,4 +191,45 @@ def _error(what: str, error: KafkaException) -> ProducerError:
     fenced = cause.code() == KafkaError._FENCED or (cause.fatal() and "fenced" in cause.str().lower())  # noqa: SLF001
     text = f"Kafka producer, {what}: {cause.str()}"
     late = cause.code() == KafkaError._TIMED_OUT  # noqa: SLF001
-    return ProducerError(text, fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable(), unanswered=late)
+    return ProducerError(text, fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable(), timed_out=late)
+
+
+FLUSH_TIMEOUT_MS = 30_000
+_PLACE = ("topic", "partition", "offset", "error")
+
+
+class DeadLetterWriter:
+    """One producer for one dead letter topic."""
+
+    def __init__(self, resolved: Mapping[str, str], topic: str) -> None:
+        """Start the client."""
+        self._topic = topic
+        # few messages, and only this producer supports headers
+        self._producer = PlainProducer(producer_properties(resolved))
+        self._pending = False
+
+    def write(self, letters: pa.RecordBatch) -> None:
+        """Queue the letters (columns of the SPI's `DEAD_LETTER_SCHEMA`)."""
+        for letter in letters.to_pylist():
+            headers = [(header["name"], header["value"]) for header in letter["headers"] or ()]
+            headers += [(f"penstock.{name}", str(letter[name]).encode()) for name in _PLACE]
+            time_ms = None if letter["timestamp"] is None else round(letter["timestamp"].timestamp() * 1000)
+            self._producer.send_one(self._topic, DeadLetter(letter["value"], letter["key"], time_ms, headers))
+        self._pending = True
+
+    def flush(self) -> None:
+        """Wait for the acknowledgement of all letters since the last call; free if there are none.
+
+        Raises:
+            ConnectorError: a letter was not delivered.
+        """
+        if self._pending:
+            try:
+                self._producer.flush(FLUSH_TIMEOUT_MS)
+            except ProducerError as error:
+                raise error.at(f"dead letters to {self._topic!r}") from error
+            self._pending = False
+
+    def close(self) -> None:
+        """Free the client."""
+        self._producer.close()

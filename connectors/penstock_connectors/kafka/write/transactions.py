@@ -1,8 +1,8 @@
-"""Transactions and markers of other, perhaps dead, processes: list, describe, fence, end them; read committed offsets.
+"""Transactions and markers of other, perhaps dead, processes: list, describe, fence, end them; read markers.
 
-librdkafka cannot do this, so it uses kafka-python's protocol layer and one connection; used by the committers. Two of
-the names used are not public: `_manager` (send a request to a node) and `_find_coordinator_ids`. kafka-python accepts
-another kind of socket by `proxy_url`, whose scheme names the class.
+A marker is the last chunk and checkpoint that a sink subtask published. It is the committed offset of partition 0
+of the sink's topic, set inside the publishing transaction. Used by both committers, over kafka-python's protocol
+layer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,53 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock.core.errors import ConnectorError
+from penstock.core.errors import ConnectorError, UndecidedOutputError
+from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, for_kafka_python
+
+CHUNKS_PER_CHECKPOINT = 1 << 16
+#: The marker of output younger than this certainly exists (brokers keep offsets for at least a minute). For older
+#: output the broker's retention is requested.
+MIN_RETENTION_MS = 60 * 1000
+#: Kafka's default of `offsets.retention.minutes`, if the broker does not return it.
+DEFAULT_RETENTION_MS = 7 * 24 * 3600 * 1000
+
+
+def marker_of(checkpoint_id: int, chunk: int) -> int:
+    """Return the marker of a published chunk; it orders by (checkpoint, chunk)."""
+    if not 0 <= chunk < CHUNKS_PER_CHECKPOINT - 1:
+        msg = f"an epoch has at most {CHUNKS_PER_CHECKPOINT - 1} chunks, not {chunk + 1}"
+        raise ValueError(msg)
+    return checkpoint_id * CHUNKS_PER_CHECKPOINT + chunk + 1
+
+
+def checkpoint_of(marker: int) -> int:
+    """Return the checkpoint a marker belongs to; negative when there is no marker."""
+    return (marker - 1) // CHUNKS_PER_CHECKPOINT if marker > 0 else -1
+
+
+def check_age(
+    committables: Iterable[Committable], markers: Mapping[str, int], now_ms: int, retention_ms: Callable[[], int | None]
+) -> None:
+    """Refuse output whose marker may have expired: without a marker it is unknown whether it was published.
+
+    Raises:
+        UndecidedOutputError: names the output.
+    """
+    for item in committables:
+        age = now_ms - item.created_ms
+        if markers.get(item.marker_group, -1) >= 0 or item.created_ms <= 0 or age < MIN_RETENTION_MS:
+            continue
+        kept = retention_ms() or DEFAULT_RETENTION_MS
+        if age >= kept:
+            raise UndecidedOutputError(
+                f"{item.rows} records of checkpoint {item.checkpoint_id} (sink {item.uid!r} subtask "
+                f"{item.subtask}) are {age // 3_600_000} h old and Kafka keeps the marker "
+                f"{item.marker_group!r} for {kept // 3_600_000} h only: "
+                "it cannot be determined whether they were published",
+                hint="check the topic, then restore with --accept-duplicates, or from a later checkpoint",
+            )
+
 
 with warnings.catch_warnings():
     # while loading, it uses a function of the standard library that Python 3.11 deprecates

@@ -19,11 +19,10 @@ from penstock.connector.sink import SinkContext
 from penstock.core.errors import ConnectorError
 from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.client.properties import resolve
-from penstock_connectors.kafka.write.markers import marker_of
 from penstock_connectors.kafka.write.payloads import encode
 from penstock_connectors.kafka.write.producer import CALL_TIMEOUT_MS, QUICK_TIMEOUT_MS, MessageProducer, ProducerError
 from penstock_connectors.kafka.write.producer_choice import open_producer
-from penstock_connectors.kafka.write.transactions import TransactionAdmin
+from penstock_connectors.kafka.write.transactions import TransactionAdmin, marker_of
 
 #: Ids of one attempt. If a later attempt used the same id, late threads of this one could initialise it, which would
 #: abort a prepared transaction of the later attempt.
@@ -31,7 +30,7 @@ IDS_PER_ATTEMPT = 1 << 16
 _ONGOING = "Ongoing"
 
 
-class HeldProducers:
+class PreparedProducers:
     """Producers whose transactions are prepared and not ended; freed by the thread that ends them."""
 
     def __init__(self) -> None:
@@ -58,7 +57,7 @@ class HeldProducers:
 
 
 #: Writers of this process by the stem of their ids, for the committer of the same subtask.
-HELD: weakref.WeakValueDictionary[str, HeldProducers] = weakref.WeakValueDictionary()
+PREPARED: weakref.WeakValueDictionary[str, PreparedProducers] = weakref.WeakValueDictionary()
 
 
 @dataclass(slots=True)
@@ -82,8 +81,8 @@ class TransactionWriter:
         self._stem = context.transactional_id
         self._resolved = resolve(config["bootstrap"], config["properties"])
         self._admin: TransactionAdmin | None = None
-        self._held = HeldProducers()
-        HELD[self._stem] = self._held
+        self._held = PreparedProducers()
+        PREPARED[self._stem] = self._held
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-init")
         self._current: _Transaction | None = None
         self._closed = False

@@ -16,13 +16,18 @@ from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.client.metadata import ClusterMetadata
 from penstock_connectors.kafka.client.properties import resolve
-from penstock_connectors.kafka.write.markers import check_age, marker_of
-from penstock_connectors.kafka.write.transactions import NotEndableError, OpenTransaction, TransactionAdmin
-from penstock_connectors.kafka.write.two_phase import HELD
+from penstock_connectors.kafka.write.transactions import (
+    NotEndableError,
+    OpenTransaction,
+    TransactionAdmin,
+    check_age,
+    marker_of,
+)
+from penstock_connectors.kafka.write.two_phase import PREPARED
 
 #: Number of marker reads for a refused transaction before another one, until it counts as lost.
-LOOKS = 10
-_LOOK_PAUSE_MS = 200
+MARKER_READS = 10
+_MARKER_PAUSE_MS = 200
 
 
 @dataclass(slots=True)
@@ -97,27 +102,27 @@ class TransactionCommitter:
                 self._connect().commit(transaction)
             except NotEndableError as error:
                 if any(later.marker_group == item.marker_group for later in ordered[place + 1 :]):
-                    self._judge_now(item, error, ended)
+                    self._decide_by_marker(item, error, ended)
                 else:
                     ended.undecided.append((item, error))
                 continue
             hit("sink.after_commit", **context)
             ended.committed.add(item.id)
-            held = HELD.get(item.marker_group)
+            held = PREPARED.get(item.marker_group)
             if held is not None:
                 held.release(item.transactional_id)
         return ended
 
-    def _judge_now(self, item: Committable, error: NotEndableError, ended: _Ended) -> None:
+    def _decide_by_marker(self, item: Committable, error: NotEndableError, ended: _Ended) -> None:
         """Decide by the marker before a later transaction moves it, which would hide that this one was lost.
 
         A later open transaction holds back a stable marker, so the committed one is read. A commit of an instant ago
         may not show, so the marker is read again.
         """
         markers: dict[str, int] = {}
-        for look in range(LOOKS):
-            if look:
-                self._clock.sleep_ms(_LOOK_PAUSE_MS)
+        for attempt in range(MARKER_READS):
+            if attempt:
+                self._clock.sleep_ms(_MARKER_PAUSE_MS)
             markers = self._connect().markers({item.marker_group: self._config["topic"]}, stable=False)
             if markers.get(item.marker_group, -1) >= marker_of(item.checkpoint_id, 0):
                 return

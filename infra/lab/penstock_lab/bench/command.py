@@ -53,7 +53,6 @@ def bench(
     if not name:
         raise UsageError("the workload is missing", hint="`penstock bench --list` shows them")
     run = workload(name)
-    compile_kernels(benchmarks=True)
     options = BenchOptions(
         events=events,
         parallelism=parallelism,
@@ -69,6 +68,7 @@ def bench(
     )
     options.check()
     with _ended_by_a_signal(), _broker(name, options) as chosen:
+        compile_kernels(benchmarks=True)
         figures = run(chosen)
     if json:
         print_json(figures)

@@ -179,7 +179,7 @@ class _Events:
         """Return rows of one split."""
         return self._maker.batch(split, position, count)
 
-    def due(self, elapsed_ms: float) -> int | None:
+    def allowed_rows(self, elapsed_ms: float) -> int | None:
         """Return the rows of one split that the rate of the whole stream allows."""
         rate = self._config.events_per_second
         return None if rate is None else self._config.pattern.rows(int(elapsed_ms / 1000 * rate), 0)

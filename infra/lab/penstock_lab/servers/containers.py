@@ -15,8 +15,8 @@ from penstock.core.clock import SystemClock
 from penstock.core.errors import ConnectorError, PenstockError
 from penstock_lab.servers import minio_local, provision
 from penstock_lab.servers.kafka_local import READY_MARK, SETTINGS
+from penstock_lab.servers.minio_local import ensure_bucket
 from penstock_lab.servers.process import LOOPBACK, accepts, free_port
-from penstock_lab.servers.s3 import ensure_bucket
 from penstock_lab.servers.spec import Progress
 
 ENGINE_TIMEOUT_S = 2

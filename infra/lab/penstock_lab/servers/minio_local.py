@@ -1,4 +1,4 @@
-"""A MinIO server as a local process, from the cached program.
+"""A MinIO server as a local process, from the cached program, and the S3 calls that users of a server need.
 
 Chosen by `choose.start_minio` if no Docker engine answers.
 """
@@ -7,11 +7,29 @@ from __future__ import annotations
 
 import http.client
 from pathlib import Path
+from typing import Any
 
+from penstock.core.errors import PenstockError
 from penstock_lab.servers import provision
 from penstock_lab.servers.process import LOOPBACK, Command, LocalProcess, free_port
-from penstock_lab.servers.s3 import ensure_bucket
-from penstock_lab.servers.spec import Progress, silent
+from penstock_lab.servers.spec import MinioServer, Progress, silent
+
+
+def client(server: MinioServer) -> Any:
+    """Return a minio-py client for the server."""
+    try:
+        from minio import Minio
+    except ImportError as error:
+        raise PenstockError("the S3 client is not installed", hint="pip install 'penstock[s3]'") from error
+    return Minio(server.endpoint, access_key=server.access_key, secret_key=server.secret_key, secure=False)
+
+
+def ensure_bucket(server: MinioServer, bucket: str) -> None:
+    """Create the bucket unless it exists."""
+    s3 = client(server)
+    if not s3.bucket_exists(bucket):
+        s3.make_bucket(bucket)
+
 
 ACCESS_KEY = "penstock"
 SECRET_KEY = "penstock-local"  # noqa: S105  a server on the loopback interface that lives as long as its starter

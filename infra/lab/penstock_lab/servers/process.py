@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.client import ports
+from penstock.client import processes
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import ConnectorError
 from penstock.core.rand import Rand, SystemRand
@@ -27,7 +27,7 @@ POLL_MS = 25.0
 KILL_WAIT_S = 10.0
 TAIL_LINES = 3
 TAIL_BYTES = 16_384
-# below the ephemeral ports, so that no other process takes the port between a kill and a restart
+# below the ephemeral processes, so that no other process takes the port between a kill and a restart
 PORT_RANGE = range(20_000, 31_000)
 
 # The child asks the kernel for SIGKILL at its parent's death and then becomes the server. A fresh interpreter does
@@ -145,7 +145,7 @@ def _popen(command: Command) -> subprocess.Popen[bytes]:
 
 def free_port(rand: Rand | None = None) -> int:
     """Return an unused loopback port."""
-    return ports.free_port(LOOPBACK, PORT_RANGE, rand or SystemRand())
+    return processes.free_port(LOOPBACK, PORT_RANGE, rand or SystemRand())
 
 
 def accepts(port: int) -> bool:

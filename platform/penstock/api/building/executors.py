@@ -15,7 +15,7 @@ from penstock.graph.executor import JobExecutor, JobResult
 
 
 @dataclass(slots=True)
-class InPlace:
+class ActiveExecutor:
     """An executor, the settings it overrides, and the results of jobs run on it."""
 
     executor: JobExecutor
@@ -28,7 +28,7 @@ class _Registry:
 
     def __init__(self) -> None:
         self.default: Callable[[], JobExecutor] | None = None
-        self.stack: list[InPlace] = []
+        self.stack: list[ActiveExecutor] = []
 
 
 _registry = _Registry()
@@ -42,15 +42,15 @@ def set_default_executor(factory: Callable[[], JobExecutor]) -> None:
 @contextlib.contextmanager
 def use_executor(executor: JobExecutor, overrides: dict[str, str] | None = None) -> Iterator[list[JobResult]]:
     """Run jobs on `executor` inside the `with` block, with settings overridden; yield the list of their results."""
-    in_place = InPlace(executor, dict(overrides or {}))
-    _registry.stack.append(in_place)
+    active = ActiveExecutor(executor, dict(overrides or {}))
+    _registry.stack.append(active)
     try:
-        yield in_place.results
+        yield active.results
     finally:
-        _registry.stack.remove(in_place)
+        _registry.stack.remove(active)
 
 
-def current_executor() -> InPlace:
+def current_executor() -> ActiveExecutor:
     """Return the executor to run on.
 
     Raises:
@@ -63,7 +63,7 @@ def current_executor() -> InPlace:
         raise UsageError(
             msg, hint="use penstock as `import penstock as ps` and ps.Environment, or `penstock run job.py`"
         )
-    return InPlace(_registry.default(), {})
+    return ActiveExecutor(_registry.default(), {})
 
 
 def current_overrides() -> dict[str, str]:

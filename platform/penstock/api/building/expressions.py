@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
-from penstock.api.building.appending import NewOperator
+from penstock.api.building.operator_nodes import NewOperator
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.validate import require_columns, require_unique
+from penstock.graph.validation import require_columns, require_unique
 from penstock.operators.rows.columns import without_ts
 from penstock.operators.rows.project import output_schema_of, serialize_expressions
 

@@ -1,14 +1,16 @@
-"""`Flow`: the origin and the schema of a stream's rows; every stream has one."""
+"""`Flow`: the origin and the schema of a stream's rows; and the protocols of a stream for the modules after it.
+
+Every stream has a flow.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from penstock.core.elements import TS_COLUMN
-from penstock.core.errors import GraphError
-from penstock.core.names import near
+from penstock.core.errors import GraphError, did_you_mean
 from penstock.core.schema import schema_from_text
 from penstock.core.views import plain_schema
 from penstock.graph.job_graph import KeyGroup
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.graph.stream_graph import StreamGraphBuilder
 
 #: The column of the key that all rows share, for windows over all rows.
-ALL = "__all"
+ALL_ROWS_KEY = "__all"
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +38,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     #: The class of a row, if there is one.
     row_type: Any = None
     #: The schema before the rows are sent, which converts view types; None: they are not sent.
-    unsent: Any = None
+    schema_before_shuffle: Any = None
     #: The key columns that a function has computed, and the stream whose rows it received.
     computed: tuple[str, ...] = ()
     computed_of: Any = None
@@ -55,19 +57,21 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         """Return the config entries of a computed key for an operator with a Python function."""
         return {name: list(self.computed)} if self.computed else {}
 
-    def sent(self, partitioner: Partitioner) -> Flow:
+    def partitioned(self, partitioner: Partitioner) -> Flow:
         """Return the rows as they arrive after an edge of that kind."""
         upstreams = tuple(msgspec.structs.replace(u, partitioner=partitioner) for u in self.upstreams)
-        unsent = self.schema if self.unsent is None else self.unsent
+        schema_before_shuffle = self.schema if self.schema_before_shuffle is None else self.schema_before_shuffle
         schema = plain_schema(self.schema)
-        return Flow(upstreams=upstreams, schema=schema, row_type=self.row_type, unsent=unsent)
+        return Flow(
+            upstreams=upstreams, schema=schema, row_type=self.row_type, schema_before_shuffle=schema_before_shuffle
+        )
 
     def keyed(self, keys: tuple[str, ...], *, of: object) -> Flow:
         """Return the rows sent by keys that an operator has computed from the rows of the stream `of`."""
         upstreams = tuple(msgspec.structs.replace(u, partitioner=KeyGroup(keys)) for u in self.upstreams)
         return msgspec.structs.replace(self, upstreams=upstreams, computed=keys, computed_of=of)
 
-    def united(self, others: Sequence[Flow]) -> Flow:
+    def union_with(self, others: Sequence[Flow]) -> Flow:
         """Return the union of the rows with those of others of the same schema."""
         every = (self, *others)
         types = {flow.row_type for flow in every}
@@ -75,13 +79,13 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
             upstreams=tuple(upstream for flow in every for upstream in flow.upstreams),
             schema=self.schema,
             row_type=types.pop() if len(types) == 1 else None,
-            unsent=None if others else self.unsent,  # several inputs are always sent
+            schema_before_shuffle=None if others else self.schema_before_shuffle,  # several inputs are always sent
         )
 
-    def as_made(self) -> Flow:
+    def before_shuffle(self) -> Flow:
         """Return the rows as they were before being sent."""
         upstreams = tuple(msgspec.structs.replace(u, partitioner=None) for u in self.upstreams)
-        schema = self.schema if self.unsent is None else self.unsent
+        schema = self.schema if self.schema_before_shuffle is None else self.schema_before_shuffle
         return Flow(upstreams=upstreams, schema=schema, row_type=self.row_type)
 
 
@@ -121,5 +125,25 @@ def side_flow(builder: StreamGraphBuilder, node: int, tag: str) -> Flow:
     if tag not in tags:
         msg = f"{builder.node(node).label} has no side output {tag!r}"
         ways = ".late_to(tag) gives a window one, on_bad_record='dead-letter' a source"
-        raise GraphError(msg, hint=f"{near(tag, tags)}; {ways}")
+        raise GraphError(msg, hint=f"{did_you_mean(tag, tags)}; {ways}")
     return Flow(upstreams=(Upstream(node=node, side_output=tag),), schema=schema_from_text(tags[tag]))
+
+
+class InputStream(Protocol):
+    """Rows that an operator receives."""
+
+    @property
+    def flow(self) -> Flow:
+        """The origin and the schema of the rows."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+
+
+class KeyedInputStream(InputStream, Protocol):
+    """Rows of which those of one key reach the same subtask of the operator."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the key columns."""

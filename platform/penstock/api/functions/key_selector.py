@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import pyarrow as pa
 
-from penstock.api.building.appending import NewOperator
-from penstock.api.building.flow import ALL
-from penstock.api.functions.picked_fields import picked_by
-from penstock.api.functions.row_functions import input_type, is_row_type, pickled
+from penstock.api.building.flow import ALL_ROWS_KEY
+from penstock.api.building.operator_nodes import NewOperator
+from penstock.api.functions.row_functions import input_type, is_row_type, picked_by, pickled
 from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_field_of, arrow_schema_of
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.validate import KEY_TYPES, is_key_type
+from penstock.graph.validation import KEY_TYPES, is_key_type
 from penstock.operators.rows.columns import with_ts, without_ts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.api.building.flow import Flow
-    from penstock.api.building.input_stream import InputStream
+    from penstock.api.building.flow import Flow, InputStream
 
 _WAY = "annotate what it returns, such as `-> int`, or give returns=int"
 
@@ -67,7 +65,7 @@ def selected_key(
 
 def one_key() -> tuple[OperatorSpec, pa.Schema]:
     """Return the operator that assigns one key to all rows, and the key's column."""
-    keys = pa.schema([pa.field(ALL, pa.int64(), nullable=False)])
+    keys = pa.schema([pa.field(ALL_ROWS_KEY, pa.int64(), nullable=False)])
     return OperatorSpec(uid="", name="AllRows", kind="constant_key"), keys
 
 

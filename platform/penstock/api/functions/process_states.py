@@ -1,11 +1,13 @@
-"""The states that the class of a process function declares: columns and types, read from the annotations.
+"""The states that the class of a process function declares: columns, types, defaults and former names of fields.
 
-Called by `penstock.api.functions.process_functions`; `penstock.operators.process.process_states` binds the states.
+Called by `api.functions.process_functions`; `operators.process.keyed_process` binds the states.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import typing
+from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -13,8 +15,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.api.functions.row_functions import is_row_type
-from penstock.api.functions.state_evolution import evolving
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, did_you_mean
+from penstock.core.evolution import DEFAULT, WAS, default_text
 from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
 from penstock.functions.broadcast_state import BROADCAST, BroadcastState
 from penstock.functions.folding_states import AggregatingState, ReducingState
@@ -24,15 +26,53 @@ from penstock.functions.operator_lists import OperatorListState, UnionState
 from penstock.functions.process_function import ValueState
 from penstock.functions.state_handles import Declaration, declaration_of
 from penstock.functions.state_ttl import ttl_options
-from penstock.graph.validate import require_name
+from penstock.graph.validation import require_name
 from penstock.kernels.keys.key_types import is_key_type
-from penstock.operators.process.bound_broadcast import broadcast_schema
-from penstock.operators.process.operator_state_binding import MODES, saved_schema
+from penstock.operators.process.broadcast_binding import broadcast_schema
+from penstock.operators.process.plain_process import MODES, saved_schema
+
+
+def evolving(schema: pa.Schema, row_type: Any, renamed: Mapping[str, str], where: str) -> pa.Schema:
+    """Return the value columns with defaults and former names in their metadata.
+
+    Raises:
+        GraphError: `renamed` names no field, or a default is not of its field's type.
+    """
+    for name, was in renamed.items():
+        if name not in schema.names:
+            raise GraphError(
+                f"{where}: renamed={{{name!r}: {was!r}}} names no field", hint=did_you_mean(name, schema.names)
+            )
+    defaults = _defaults(row_type)
+    fields = []
+    for field in schema:
+        more: dict[bytes, bytes] = {}
+        if defaults.get(field.name) is not None:
+            try:
+                more[DEFAULT] = default_text(defaults[field.name], field.type)
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                msg = f"{where}: the default of {field.name} is {defaults[field.name]!r}, which is no {field.type}"
+                raise GraphError(msg, hint="give it a default of the field's type") from error
+        if field.name in renamed:
+            more[WAS] = renamed[field.name].encode()
+        fields.append(field.with_metadata(more) if more else field)
+    return pa.schema(fields)
+
+
+def _defaults(row_type: Any) -> dict[str, Any]:
+    """Return the defaults of a NamedTuple, dataclass or `ps.Schema`; those made by a function are ignored."""
+    if hasattr(row_type, "model_fields"):
+        return {n: f.default for n, f in row_type.model_fields.items() if not f.is_required() and not f.default_factory}
+    if dataclasses.is_dataclass(row_type):
+        found = {f.name: f.default for f in dataclasses.fields(row_type)}
+        return {name: value for name, value in found.items() if value is not dataclasses.MISSING}
+    return dict(getattr(row_type, "_field_defaults", {}))
+
 
 _TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or row type of these"
 _KEY_TYPES = "int, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or NamedTuple of these"
 #: Class of the declaration -> an example of its use.
-_WRITTEN: dict[type, str] = {
+_EXAMPLES: dict[type, str] = {
     ValueState: "ps.ValueState[int] = ps.value_state()",
     ListState: "ps.ListState[int] = ps.list_state()",
     BroadcastState: "ps.BroadcastState[str, int] = ps.broadcast_state()",
@@ -52,7 +92,7 @@ class DeclaredState(msgspec.Struct, frozen=True):
     types: dict[Any, Any]
 
     @property
-    def of_operator(self) -> bool:
+    def is_operator_state(self) -> bool:
         """Whether it is a state of a subtask, not of its keys: a list or union."""
         return self.kind.get("kind") in MODES
 
@@ -75,7 +115,7 @@ def declared_states(function: type, where: str) -> dict[str, DeclaredState]:
         name: value
         for base in reversed(function.__mro__)
         for name, value in vars(base).items()
-        if isinstance(value, tuple(_WRITTEN))
+        if isinstance(value, tuple(_EXAMPLES))
     }
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -85,9 +125,9 @@ def declared_states(function: type, where: str) -> dict[str, DeclaredState]:
         msg = f"{where}: the annotations of its states cannot be read: {error}"
         raise GraphError(msg, hint="the types of states must be known where the class is written") from error
     for name, annotated in hints.items():
-        if get_origin(annotated) in _WRITTEN and name not in declared:
+        if get_origin(annotated) in _EXAMPLES and name not in declared:
             msg = f"{where}: state {name!r} is annotated, but has no value"
-            raise GraphError(msg, hint=f"give it a value: {name}: {_WRITTEN[get_origin(annotated)]}")
+            raise GraphError(msg, hint=f"give it a value: {name}: {_EXAMPLES[get_origin(annotated)]}")
     return {name: _state(name, state, hints.get(name), f"{where}: state {name!r}") for name, state in declared.items()}
 
 
@@ -96,7 +136,7 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
     args = get_args(annotated)
     if get_origin(annotated) is not type(state) or not args:
         msg = f"{where} has no type"
-        raise GraphError(msg, hint=f"annotate it: {name}: {_WRITTEN[type(state)]}")
+        raise GraphError(msg, hint=f"annotate it: {name}: {_EXAMPLES[type(state)]}")
     declared = declaration_of(state)
     ttl = ttl_options(declared.ttl, where)
     if isinstance(state, ListState):
@@ -123,7 +163,7 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
     schema, row_type = _columns(args[0], f"{where}: its value", where, nullable=False)
     if isinstance(state, ReducingState):
         if not callable(declared.fold):
-            raise GraphError(f"{where}: {declared.fold!r} is no function", hint=f"{_WRITTEN[ReducingState]}")
+            raise GraphError(f"{where}: {declared.fold!r} is no function", hint=f"{_EXAMPLES[ReducingState]}")
         return DeclaredState(schema, {"kind": "reducing", **ttl}, {name: row_type})
     evolved, types = evolving(schema, row_type, declared.renamed, where), {name: row_type}
     old, function = _migrating(name, declared, where)

@@ -1,28 +1,28 @@
 """Python functions of `.map`, `.flat_map`, `.filter` and `.map_batches`: types read from annotations, code pickled.
 
-The payload is cloudpickle of `(function, input row type or None, output row type or None)` and is unpickled in workers
-only (`penstock.operators.rows.user_functions`).
+A lambda that only selects fields needs no annotation: it is recognised by its bytecode.
 """
 
 from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import dis
 import inspect
 import typing
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import cloudpickle  # type: ignore[import-untyped] # ships no types
 import msgspec
 
-from penstock.api.building.appending import NewOperator
-from penstock.api.functions.picked_fields import picked_by
+from penstock.api.building.operator_nodes import NewOperator
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_schema_of
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.validate import require_columns, require_unique
+from penstock.graph.validation import require_columns, require_unique
 from penstock.operators.rows.columns import with_ts, without_ts
 
 if TYPE_CHECKING:
@@ -30,6 +30,92 @@ if TYPE_CHECKING:
 
     from penstock.api.building.flow import Flow
     from penstock.functions.async_retry import AsyncRetryStrategy
+
+_NO_EFFECT = {"RESUME", "NOP", "CACHE", "PRECALL"}
+_SPECIAL = (
+    inspect.CO_VARARGS
+    | inspect.CO_VARKEYWORDS
+    | inspect.CO_GENERATOR
+    | inspect.CO_COROUTINE
+    | inspect.CO_ASYNC_GENERATOR
+)
+
+
+class Picked(msgspec.Struct, frozen=True):
+    """The result of a function: the row, the value of one field, or a tuple of the values of some."""
+
+    shape: Literal["row", "value", "tuple"]
+    fields: tuple[str, ...] = ()
+
+
+def picked_by(function: Any) -> Picked | None:
+    """Return the fields that a function of one row selects.
+
+    None if it does anything else, is no plain function, or has a return annotation.
+    """
+    if not isinstance(function, FunctionType) or "return" in function.__annotations__:
+        return None
+    code = function.__code__
+    if code.co_argcount != 1 or code.co_kwonlyargcount or code.co_flags & _SPECIAL:
+        return None
+    stack: list[Any] = []
+    for step in dis.get_instructions(code):
+        if step.opname == "RETURN_VALUE":
+            return _picked(stack)
+        if step.opname not in _NO_EFFECT and not _take(step, code.co_varnames[0], stack):
+            return None
+    return None
+
+
+class _Row:
+    """The parameter, on the stack."""
+
+
+class _Field(msgspec.Struct, frozen=True):
+    """A field's value, on the stack."""
+
+    name: str
+
+
+class _Constant(msgspec.Struct, frozen=True):
+    """A string, on the stack: the name of a field in `row["k"]`."""
+
+    text: str
+
+
+_ROW = _Row()
+
+
+def _take(step: dis.Instruction, parameter: str, stack: list[Any]) -> bool:
+    """Follow one instruction; return False for one that does more than select."""
+    match step.opname:
+        case "LOAD_FAST" if step.argval == parameter:
+            stack.append(_ROW)
+        case "LOAD_CONST" if isinstance(step.argval, str):
+            stack.append(_Constant(step.argval))
+        case "LOAD_ATTR" if stack and stack[-1] is _ROW:
+            stack[-1] = _Field(step.argval)
+        case "BINARY_SUBSCR" if len(stack) > 1 and stack[-2] is _ROW and isinstance(stack[-1], _Constant):
+            stack[-2:] = [_Field(stack[-1].text)]
+        case "BUILD_TUPLE" if step.argval and step.argval <= len(stack):
+            stack[-step.argval :] = [tuple(stack[-step.argval :])]
+        case _:
+            return False
+    return True
+
+
+def _picked(stack: list[Any]) -> Picked | None:
+    if len(stack) != 1:
+        return None
+    match stack[0]:
+        case _Row():
+            return Picked("row")
+        case _Field(name):
+            return Picked("value", (name,))
+        case tuple() as parts if all(isinstance(part, _Field) for part in parts):
+            return Picked("tuple", tuple(part.name for part in parts))
+    return None
+
 
 FunctionKind = Literal["map", "flat_map", "filter_rows", "map_batches", "map_async"]
 _MANY = (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import GraphError
 from penstock.eventtime.strategy import WatermarkStrategy
-from penstock.graph.validate import require_columns
+from penstock.graph.validation import require_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ import polars as pl
 from penstock.api.functions.row_functions import pickled
 from penstock.api.functions.watermark_checks import require_time
 from penstock.core.errors import GraphError
-from penstock.graph.validate import require_columns
+from penstock.graph.validation import require_columns
 from penstock.operators.rows.project import output_schema_of, serialize_expressions
 
 if TYPE_CHECKING:

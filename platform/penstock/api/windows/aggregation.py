@@ -1,24 +1,41 @@
-"""The aggregates of a call of `.aggregate(...)` in the form of an operator; shared by windows and keyed streams.
+"""The operators of aggregates: over windows, running by key, and the first or last row of a key.
 
-An aggregate with a condition becomes one over a hidden column that is null where the condition is false, computed
-before the rows are sent by key.
+An aggregate with a condition becomes one over a hidden column. Called by `api.streams`.
 """
 
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pyarrow as pa
 
+from penstock.api.building.operator_nodes import NewOperator
 from penstock.api.windows.aggregates import Aggregate, aggregating
+from penstock.api.windows.windows import Global, Session
+from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_field_of, schema_to_text
-from penstock.graph.validate import require_columns, require_unique
+from penstock.functions.state_ttl import row_ttl_options
+from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.validation import WINDOW_COLUMNS, require_columns, require_unique
+from penstock.operators.aggregates.aggregate_schema import (
+    ROW_FUNCTIONS,
+    output_schema,
+    parse,
+    running_schema,
+    validate_deduplicate,
+)
+from penstock.operators.rows.columns import with_ts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from penstock.api.building.flow import KeyedInputStream
+    from penstock.api.windows.window_options import WindowedRows
+    from penstock.api.windows.windows import Window
+    from penstock.functions.state_ttl import TimeToLive
 
 _HIDDEN = "__where_"
 
@@ -107,3 +124,76 @@ def _with_output(value: Aggregate, where: str) -> Aggregate:
 
 def _is_aggregator(value: Any) -> bool:
     return all(callable(getattr(value, name, None)) for name in ("create_accumulator", "add", "get_result"))
+
+
+def window_aggregate(rows: WindowedRows, wanted: list[Aggregate], where: str) -> NewOperator:
+    """Return the operator that computes aggregates of each key and window.
+
+    Raises:
+        GraphError: a name twice, or a column of a type the aggregate cannot take.
+    """
+    stream, window, options = rows.stream, rows.window, rows.options
+    require_unique([*stream.keys, *WINDOW_COLUMNS, *(value.name for value in wanted)], where)
+    chosen = options.trigger or options.evictor or isinstance(window, Global)
+    plain = not chosen and not (isinstance(window, Session) and window.time != "event")
+    edge = _used_columns(rows, wanted)
+    if not plain or any(value.fn in ROW_FUNCTIONS for value in wanted):
+        from penstock.api.windows.window_rows import aggregate_operator
+
+        whole = not plain or any(value.fn == "aggregator" and value.column is None for value in wanted)
+        return aggregate_operator(rows if whole else msgspec.structs.replace(rows, edge=edge), wanted)
+    config = {**rows.config(), "aggregates": [value.to_config() for value in wanted]}
+    kind = _kind(window)
+    spec = OperatorSpec(uid="", name=f"Window({window.label})", kind=kind, config=config, stateful=True)
+    given = stream.flow.schema if window.time == "event" else with_ts(stream.flow.schema)
+    combine = kind in ("window_aggregate", "processing_window") and parse(config).combines
+    late = {} if options.late_tag is None else {options.late_tag: schema_to_text(rows.visible_schema)}
+    return NewOperator(spec, output_schema(config, given), side_outputs=late, edge=edge, combine=combine)
+
+
+def _used_columns(rows: WindowedRows, wanted: Sequence[Aggregate]) -> pa.Schema:
+    """Return the columns that the operator uses: no others are sent to it."""
+    schema = rows.stream.flow.schema
+    if rows.options.late_tag is not None:
+        return schema
+    time = {TS_COLUMN} if rows.window.time == "event" else set()
+    used = {*rows.stream.keys, *(value.column for value in wanted), *time}
+    return pa.schema([field for field in schema if field.name in used])
+
+
+def _kind(window: Window) -> str:
+    """Return the kind of the operator that supports a window."""
+    if isinstance(window, Session):
+        return "session_aggregate"
+    if window.time != "event":
+        return "processing_window"
+    return "zoned_window" if "time_zone" in window.to_config() else "window_aggregate"
+
+
+def running_aggregate(stream: KeyedInputStream, wanted: list[Aggregate], ttl: TimeToLive) -> NewOperator:
+    """Return the operator that emits the aggregates of a key with each of its rows.
+
+    Raises:
+        GraphError: a column of a type the aggregate cannot take, or no time-to-live.
+    """
+    config: dict[str, Any] = {"key": list(stream.keys), "aggregates": [value.to_config() for value in wanted]}
+    config |= row_ttl_options(ttl, "aggregate")
+    spec = OperatorSpec(uid="", name="Aggregate", kind="running_aggregate", config=config, stateful=True)
+    return NewOperator(spec, running_schema(config, stream.flow.schema))
+
+
+def deduplicate(
+    stream: KeyedInputStream, keep: Literal["first", "last"], by: str | None, ttl: TimeToLive
+) -> NewOperator:
+    """Return the operator that keeps one row of each key.
+
+    Raises:
+        GraphError: no such column, one that cannot order rows, or no time-to-live.
+    """
+    if by is not None:
+        require_columns([by], stream.columns, "deduplicate")
+    flow = stream.flow
+    config = {"key": list(stream.keys), "keep": keep, "by": by, **row_ttl_options(ttl, "deduplicate")}
+    validate_deduplicate(config, flow.schema)
+    spec = OperatorSpec(uid="", name=f"Deduplicate(keep {keep})", kind="deduplicate", config=config, stateful=True)
+    return NewOperator(spec, flow.schema, flow.row_type)

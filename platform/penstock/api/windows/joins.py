@@ -1,17 +1,21 @@
-"""The operators that join two streams: by key and time (`interval_join`, `temporal_join`), by key and window."""
+"""Joins of two streams: by key and time (`interval_join`, `temporal_join`), by key and window (`a.join(b)...`).
+
+`api.streams` provides the functions that key a side and that join.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from penstock.api.building.appending import NewOperator
-from penstock.api.windows.windows import Global, is_aligned, require_window
+from penstock.api.building.operator_nodes import NewOperator
+from penstock.api.windows.windows import Global, Window, is_aligned, require_window
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.validate import require_name, require_no_window_columns
+from penstock.graph.validation import require_name, require_no_window_columns
 from penstock.operators.joins.join_schema import (
     SIDES,
     join_schema,
@@ -23,13 +27,75 @@ from penstock.operators.joins.join_schema import (
     validate_temporal_join,
     window_join_schema,
 )
-from penstock.operators.windows.window_rows_schema import validate_rows
+from penstock.operators.windows.window_schemas import validate_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.api.building.input_stream import InputStream, KeyedInputStream
-    from penstock.api.windows.windows import Window
+    from penstock.api.building.flow import InputStream, KeyedInputStream
+
+K = TypeVar("K")
+S = TypeVar("S")
+#: Keys a side by columns or a function, with the function's return type.
+Key: TypeAlias = Callable[[tuple[Any, ...], Any], K]
+#: Joins two keyed sides over a window.
+Join: TypeAlias = Callable[[K, K, Window], S]
+
+
+class JoinedStreams(Generic[K, S]):
+    """Two streams to join."""
+
+    def __init__(self, left: Key[K], right: Key[K], join: Join[K, S]) -> None:
+        """Made by `DataStream.join`."""
+        self._left = left
+        self._right = right
+        self._join = join
+
+    def where(self, *columns: Any, returns: Any = None) -> Where[K, S]:
+        """Set the key of the left side: columns, or a function as for `key_by`."""
+        return Where(self._left(columns, returns), self._right, self._join)
+
+
+class Where(Generic[K, S]):
+    """A join with the key of its left side."""
+
+    def __init__(self, left: K, right: Key[K], join: Join[K, S]) -> None:
+        """Made by `JoinedStreams.where`."""
+        self._left = left
+        self._right = right
+        self._join = join
+
+    def equal_to(self, *columns: Any, returns: Any = None) -> EqualTo[K, S]:
+        """Set the key of the right side: as many columns of the same types, in the same order, or a function."""
+        return EqualTo(self._left, self._right(columns, returns), self._join)
+
+
+class EqualTo(Generic[K, S]):
+    """A join with the keys of both sides."""
+
+    def __init__(self, left: K, right: K, join: Join[K, S]) -> None:
+        """Made by `Where.equal_to`."""
+        self._left = left
+        self._right = right
+        self._join = join
+
+    def window(self, window: Window) -> S:
+        """Join the rows of each key and window: every row of one side with every row of the other.
+
+        A session is made of the rows of both sides. Sessions, windows of processing time and those in a time zone keep
+        their rows as Python objects; tumbling, sliding and cumulative ones of event time keep columns.
+
+        Columns: the left side's, the right side's without its key columns (one whose name is taken gets the suffix),
+        then `window_start` and `window_end`. Rows are emitted when the watermark has passed the window's end; an
+        unmatched row has nulls in the other side's columns. A row is late when all its windows were emitted: it is
+        counted (`numLateRecordsDropped`) and dropped, or emitted to a side output (`join(..., late_to=...)`).
+
+        Raises:
+            GraphError: a global window, a side without event time where the window needs it, keys of different types,
+                a name that would occur twice, or late rows of a window of processing time.
+        """
+        return self._join(self._left, self._right, window)
+
 
 #: Rows that a join emits: pairs only, or also unmatched rows of the left side, the right side or both.
 How = Literal["inner", "left", "right", "full"]

@@ -1,6 +1,6 @@
-"""The options of a window besides its assigner: allowed lateness, late rows, a trigger, an evictor.
+"""A window's input and options: allowed lateness, late rows, a trigger, an evictor.
 
-The assigners are only loaded if there is a window.
+The assigners are only loaded if there is a window. Called by `api.streams` and the operators of windows.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.api.building.flow import ALL_ROWS_KEY
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
-from penstock.graph.validate import require_name
+from penstock.graph.validation import require_name
 
 if TYPE_CHECKING:
-    from penstock.api.building.flow import Flow
+    import pyarrow as pa
+
+    from penstock.api.building.flow import Flow, KeyedInputStream
     from penstock.api.windows.windows import Window
     from penstock.functions.evictors import Evictor
     from penstock.functions.triggers import Trigger
@@ -82,7 +85,7 @@ class WindowOptions(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, evictor=evictor)
 
 
-def counted(size: int, slide: int | None, where: str) -> tuple[Window, WindowOptions]:
+def count_window_options(size: int, slide: int | None, where: str) -> tuple[Window, WindowOptions]:
     """Return global windows with the trigger and evictor for `size` rows, computed every `slide` rows.
 
     Raises:
@@ -113,3 +116,38 @@ def require_event_time(window: Any, method: str, flow: Flow) -> str:
         way = "ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp=...)"
         raise GraphError(msg, hint=f"give env.from_source(..., watermarks={way})")
     return where
+
+
+class WindowedRows(msgspec.Struct, frozen=True):
+    """The rows of a keyed stream by window, with the window's options."""
+
+    stream: KeyedInputStream
+    window: Window
+    options: WindowOptions
+    #: Arrow schema of the rows at the call of `window`: no hidden columns.
+    visible_schema: pa.Schema
+    #: The only columns sent to the operator; None: all of them.
+    edge: pa.Schema | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the rows sent to the operator."""
+        return self.stream.flow.schema if self.edge is None else self.edge
+
+    @property
+    def of_all(self) -> bool:
+        """Whether the rows of all keys are in one window."""
+        return self.stream.keys == (ALL_ROWS_KEY,)
+
+    def config(self) -> dict[str, Any]:
+        """Return the config entries common to the operators of all windows."""
+        config: dict[str, Any] = {
+            "key": list(self.stream.keys),
+            "window": self.window.to_config(),
+            "allowed_lateness_us": self.options.lateness_us,
+        }
+        if self.of_all:
+            config["of_all"] = True
+        if self.options.late_tag is not None:
+            config["late_to"] = {"tag": self.options.late_tag, "columns": list(self.visible_schema.names)}
+        return config

@@ -9,7 +9,7 @@ from __future__ import annotations
 import typing
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.building.appending import NewOperator
+from penstock.api.building.operator_nodes import NewOperator
 from penstock.api.functions.row_functions import is_row_type, output_schema, pickled, result_type
 from penstock.api.windows.windows import Global, Session
 from penstock.core.errors import GraphError
@@ -22,26 +22,26 @@ from penstock.functions.window_functions import (
     ProcessWindowFunction,
 )
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.validate import require_name
-from penstock.operators.windows.window_rows_schema import aggregated_schema, validate_rows
+from penstock.graph.validation import require_name
+from penstock.operators.windows.window_schemas import aggregated_schema, validate_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.api.windows.aggregates import Aggregate
-    from penstock.api.windows.windowed_rows import WindowedRows
+    from penstock.api.windows.window_options import WindowedRows
     from penstock.functions.evictors import Evictor
     from penstock.functions.triggers import Trigger
 
 
-def aggregated(rows: WindowedRows, aggregates: list[Aggregate]) -> NewOperator:
+def aggregate_operator(rows: WindowedRows, aggregates: list[Aggregate]) -> NewOperator:
     """Return the operator that computes aggregates."""
     config = {**rows.config(), "mode": "aggregate", "aggregates": [value.to_config() for value in aggregates]}
     own = {value.name: value.aggregator for value in aggregates if value.fn == "aggregator"}
     return _operator(rows, config, own, (aggregated_schema(config, rows.schema), None))
 
 
-def reduced(rows: WindowedRows, function: Any) -> NewOperator:
+def reduce_operator(rows: WindowedRows, function: Any) -> NewOperator:
     """Return the operator that reduces rows."""
     flow = rows.stream.flow
     if not callable(function):
@@ -49,7 +49,7 @@ def reduced(rows: WindowedRows, function: Any) -> NewOperator:
     return _operator(rows, {**rows.config(), "mode": "reduce"}, function, (rows.stream.flow.rows, flow.row_type))
 
 
-def applied(rows: WindowedRows, function: Any, returns: Any) -> NewOperator:
+def apply_operator(rows: WindowedRows, function: Any, returns: Any) -> NewOperator:
     """Return the operator that calls a function of (key, window, rows), over all rows of (window, rows)."""
     where = f"apply({getattr(function, '__name__', type(function).__name__)})"
     if not callable(function):
@@ -61,7 +61,7 @@ def applied(rows: WindowedRows, function: Any, returns: Any) -> NewOperator:
     return _operator(rows, {**rows.config(), "mode": "apply"}, called, output)
 
 
-def processed(rows: WindowedRows, function: Any, returns: Any, sides: dict[str, Any]) -> NewOperator:
+def process_window_operator(rows: WindowedRows, function: Any, returns: Any, sides: dict[str, Any]) -> NewOperator:
     """Return the operator that calls a `ProcessWindowFunction`, over all rows a `ProcessAllWindowFunction`."""
     where = f"process({getattr(function, '__name__', type(function).__name__)})"
     base = ProcessAllWindowFunction if rows.of_all else ProcessWindowFunction

@@ -204,7 +204,7 @@ def _require_time(time: str, time_zone: str | None) -> None:
         msg = f"windows over {time} time are not supported"
         raise GraphError(msg, hint="use time='event' or time='processing'")
     if time_zone is not None:
-        from penstock.operators.aggregates.time_zones import require_zone
+        from penstock.operators.windows.window_assigners import require_zone
 
         require_zone(time_zone)
         if time != "event":

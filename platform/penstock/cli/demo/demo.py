@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.demo.demo_scenario import KILLS, Scenario
-from penstock.cli.demo.oracle import compare
+from penstock.cli.demo.demo_scenario import KILLS, Scenario, compare
 from penstock.cli.options import JsonOption, print_json, say
 from penstock.cli.progress import JobProgress
 from penstock.client.executors import EmbeddedExecutor

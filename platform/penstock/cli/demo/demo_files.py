@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import penstock as ps
-from penstock.cli.demo.demo_scenario import DISORDER_SECONDS, PARALLELISM, WINDOW_SECONDS
-from penstock.cli.demo.oracle import OutputRow, Windows, expected_windows
+from penstock.cli.demo.demo_scenario import (
+    DISORDER_SECONDS,
+    PARALLELISM,
+    WINDOW_SECONDS,
+    OutputRow,
+    Windows,
+    expected_windows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

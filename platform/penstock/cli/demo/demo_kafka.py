@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cli.demo.demo_scenario import DISORDER_SECONDS, KILLS, PARALLELISM, WINDOW_SECONDS
-from penstock.cli.demo.oracle import OutputRow, Windows, expected_windows
+from penstock.cli.demo.demo_scenario import (
+    DISORDER_SECONDS,
+    KILLS,
+    PARALLELISM,
+    WINDOW_SECONDS,
+    OutputRow,
+    Windows,
+    expected_windows,
+)
 from penstock.core.clock import SystemClock
 from penstock.core.errors import ConnectorError, PenstockError, UsageError
 

@@ -21,9 +21,8 @@ from penstock.cli.options import (
 )
 from penstock.cli.running.jobs import JobArgument
 from penstock.cli.start.run import parse_overrides
-from penstock.client.handle import JobHandle
+from penstock.client.handle import JobHandle, request_upgrade
 from penstock.client.rest_client import RestClient, UpgradeOptions
-from penstock.client.upgrading import asked
 from penstock.core.clock import SystemClock
 from penstock.core.errors import UsageError
 
@@ -84,13 +83,13 @@ def upgrade(
     }
     with connect(cluster) as client:
         if new is None:
-            _judge_or_tell(client, find_job(client, job)["jid"], (healthy, unhealthy), as_json=json)
+            _decide_or_show(client, find_job(client, job)["jid"], (healthy, unhealthy), as_json=json)
             return
         found, overrides = job_to_change(client, job, token), parse_overrides(settings or [], parallelism)
         options["keep_parallelism"] = "parallelism" not in overrides
         graph = planned(new, overrides, found.name)
         if detached:
-            _tell_asked(found, asked(found, graph, token, options), as_json=json)
+            _print_requested(found, request_upgrade(found, graph, token, options), as_json=json)
             return
         uri = found.upgrade(graph, token=token, on_poll=_Progress(silent=json).show, **options)
     if json:
@@ -99,7 +98,7 @@ def upgrade(
     say(f"{found.name} runs as {new}" + (f"; savepoint of the old version: {uri}" if uri else ""))
 
 
-def _tell_asked(handle: JobHandle, request_id: str, *, as_json: bool) -> None:
+def _print_requested(handle: JobHandle, request_id: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"jobid": handle.job_id, "name": handle.name, "request-id": request_id})
     else:
@@ -112,13 +111,13 @@ class _Progress:
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
         self._last = ""
-        self._parallelism_told = False
+        self._parallelism_shown = False
 
     def show(self, view: dict[str, Any]) -> None:
         """Print the changes in `RestClient.newest_upgrade`."""
         text = _described(view)
-        if not (self._silent or self._parallelism_told):
-            self._parallelism_told = True
+        if not (self._silent or self._parallelism_shown):
+            self._parallelism_shown = True
             for line in _parallelism(view):
                 say(line)
         if not self._silent and text != self._last:
@@ -151,8 +150,8 @@ def _parallelism(view: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _judge_or_tell(client: RestClient, job_id: str, word: tuple[bool, bool], *, as_json: bool) -> None:
-    healthy, unhealthy = word
+def _decide_or_show(client: RestClient, job_id: str, decision: tuple[bool, bool], *, as_json: bool) -> None:
+    healthy, unhealthy = decision
     if healthy or unhealthy:
         client.judge_upgrade(job_id, healthy=healthy)
     view = client.newest_upgrade(job_id)

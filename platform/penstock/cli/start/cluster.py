@@ -100,8 +100,8 @@ def start(
     arguments += ["--master", master] if master else []
     arguments += [part for setting in spark_conf or [] for part in ("--spark-conf", setting)]
     folder = str(Path(security).absolute()) if security else ""
-    told = {FOLDER_VARIABLE: folder, OTLP_VARIABLE: otlp_endpoint, LOG_VARIABLE: log_format}
-    environment = {**os.environ, **{name: value for name, value in told.items() if value}}
+    variables = {FOLDER_VARIABLE: folder, OTLP_VARIABLE: otlp_endpoint, LOG_VARIABLE: log_format}
+    environment = {**os.environ, **{name: value for name, value in variables.items() if value}}
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", *arguments],

@@ -1,4 +1,7 @@
-"""`penstock jobmanager` and `penstock taskmanager`: the foreground processes of a cluster (`cli.serve` runs them)."""
+"""`penstock jobmanager` and `penstock taskmanager`: the foreground processes of a cluster (`cli.serve` runs them).
+
+`penstock compile` compiles all kernels before such a process needs them, for example in an image.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,30 @@ from typing import Annotated
 import typer
 
 from penstock.cli import serve
-from penstock.cli.options import InsecureOption, LogFormatOption, OtlpOption, SecurityOption
+from penstock.cli.options import (
+    InsecureOption,
+    JsonOption,
+    LogFormatOption,
+    OtlpOption,
+    SecurityOption,
+    print_json,
+    say,
+)
+from penstock.client.kernels import compile_kernels, kernel_modules
+
+
+def compile_all(*, json: JsonOption = False) -> None:
+    """Compile the kernels before the first job needs them.
+
+    Otherwise the first job of an installation does it. The result is stored in the package's folder, or in
+    ~/.cache/penstock if that folder is not writable.
+    """
+    compiled, modules = compile_kernels(benchmarks=True), len(kernel_modules(benchmarks=True))
+    if json:
+        print_json({"modules": modules, "compiled": compiled})
+    elif not compiled:
+        say(f"the kernels of {modules} modules are already compiled")
+
 
 ReadyFile = Annotated[Path | None, typer.Option(help="Written (atomically) once the process is ready.", hidden=True)]
 
@@ -29,8 +55,8 @@ def jobmanager(
     """Run a JobManager until it is stopped."""
     options = {"ha-root": ha_root, "host": host, "rest-port": str(rest_port), "rpc-port": str(rpc_port)}
     protection = {"security": security, "insecure": str(insecure).lower()}
-    told = {"otlp-endpoint": otlp_endpoint, "log-format": log_format}
-    sys.exit(serve.jobmanager({**options, **protection, **told, "ready-file": str(ready_file or "")}))
+    logging_options = {"otlp-endpoint": otlp_endpoint, "log-format": log_format}
+    sys.exit(serve.jobmanager({**options, **protection, **logging_options, "ready-file": str(ready_file or "")}))
 
 
 def taskmanager(

@@ -1,7 +1,7 @@
 """Shared parts of the commands that use Spark: options, Spark settings, and the error if it is not installed.
 
 Used by `cli.start.cluster` (`--provider spark`) and `cli.start.run` (`--engine spark`), which run TaskManagers on
-Spark, and by `cli.start.backfill` (`--master`) and `cli.snapshots.recut_commands`. Spark is imported on demand.
+Spark, and by `cli.start.backfill` (`--master`) and `cli.running.state_commands`. Spark is imported on demand.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.client.local_cluster import LocalClusterConfig
-    from penstock.client.spark_cluster import SparkCluster, SparkExecutor
-    from penstock.client.spark_taskmanagers import SparkOptions
+    from penstock.client.spark_cluster import SparkCluster, SparkExecutor, SparkOptions
 
 MasterOption = Annotated[str, typer.Option(metavar="URL", help="With Spark: master URL, such as spark://host:7077.")]
 _EXAMPLE = "for example --spark-conf spark.executor.memory=4g"
@@ -59,7 +58,7 @@ def spark_options(master: str, settings: list[str] | None, bounds: Bounds) -> Sp
     """
     given = spark_settings(settings)
     with needs_spark():
-        from penstock.client.spark_taskmanagers import SparkOptions
+        from penstock.client.spark_cluster import SparkOptions
     return SparkOptions(master=master, bounds=bounds, settings=given)
 
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.checkpoint.recovery import RecoveryPlan
-from penstock.checkpoint.upgrade_record import UpgradeRecord
 from penstock.jobmanager.change.rescaling import Phase, Rescaling, described
-from penstock.jobmanager.change.steps import Become, ChangeStep, Leave, Note, Step
-from penstock.jobmanager.change.upgrading import Situation, Upgrading
+from penstock.jobmanager.change.steps import AdoptDefinition, ChangeStep, Note, Step, StopForChange
+from penstock.jobmanager.change.upgrading import ChangeContext, Upgrading
 from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.commands import Command, OperationEnded
 from penstock.jobmanager.messages.placement import Slot
 
 
-class InPlace:
+class JobChange:
     """The rescale or upgrade of a job that is in progress, if any."""
 
     def __init__(self, upgrade: UpgradeRecord | None) -> None:
@@ -40,57 +40,59 @@ class InPlace:
         """Whether granted or refused slots belong to a rescale."""
         return self.rescaling.phase is Phase.SLOTS
 
-    def obstacle(self, request: ev.CutRequested) -> str:
+    def obstacle(self, request: ev.BarrierRequested) -> str:
         """Return why a user cannot have that checkpoint now; empty if the user can."""
         plain = isinstance(request, ev.CheckpointRequested)
         return "" if plain or self.upgrading.phase is None else "an upgrade of the job is under way"
 
-    def handle(self, event: ev.Change, job: Situation) -> list[ChangeStep]:
+    def handle(self, event: ev.Change, job: ChangeContext) -> list[ChangeStep]:
         """Handle a user request, or the outcome of persisting the pending change."""
         match event:
             case ev.RescaleRequested():
-                return self._rescale_asked(event, job)
+                return self._rescale_requested(event, job)
             case ev.RescaleRecorded():
                 graph, identity, extra = self.rescaling.recorded(job.identity)
-                return [Become(graph, identity, extra)]
+                return [AdoptDefinition(graph, identity, extra)]
             case ev.RescaleNotRecorded(reason):
                 text = f"it could not be recorded: {reason}"
                 return [Note("rescale", f"abandoned: {text}"), *self.rescaling.abandon(text)]
             case ev.UpgradeRequested():
                 obstacle = job.obstacle or ("a rescale of the job is under way" if self.rescaling.phase else "")
-                return self.upgrading.asked(event, job, obstacle)
+                return self.upgrading.requested(event, job, obstacle)
             case ev.UpgradeJudged(healthy):
-                return self.upgrading.judged(healthy=healthy)
+                return self.upgrading.verdict_given(healthy=healthy)
             case ev.UpgradeRecorded():
                 return self.upgrading.recorded(job)
             case ev.UpgradeNotRecorded(reason):
                 return self.upgrading.not_recorded(reason, job.now_ms)
 
-    def answers(self, commands: Sequence[Command], job: Situation) -> list[ChangeStep]:
+    def intercept_answers(self, commands: Sequence[Command], job: ChangeContext) -> list[ChangeStep]:
         """Replace answers to the rescale's or upgrade's own requests by the resulting steps."""
-        found, decided = self.rescaling.answered(list(commands), job.checkpointing, running=job.step is Step.RUNNING)
+        found, decided = self.rescaling.checkpoint_answered(
+            list(commands), job.checkpointing, running=job.step is Step.RUNNING
+        )
         steps: list[ChangeStep] = [Note("rescale", decided)] if decided else []
         for command in found:
-            mine = self.upgrading.answered(command, job) if isinstance(command, OperationEnded) else None
+            mine = self.upgrading.checkpoint_answered(command, job) if isinstance(command, OperationEnded) else None
             steps += [command] if mine is None else mine
         if self.rescaling.phase is Phase.DECIDED:
-            steps.append(Leave("the job is being rescaled", self.rescaling.record()))
+            steps.append(StopForChange("the job is being rescaled", self.rescaling.record()))
         return steps
 
-    def decide(self, job: Situation) -> list[ChangeStep]:
+    def decide(self, job: ChangeContext) -> list[ChangeStep]:
         """Return the steps that are due."""
         steps = self.upgrading.decide(job)
         if request_id := self.rescaling.needs_checkpoint(job.held):
             steps += job.checkpointing.join(request_id, job.now_ms)
         return steps
 
-    def log_read(self, plan: RecoveryPlan, job: Situation) -> list[ChangeStep]:
+    def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeStep]:
         """Handle the recovery plan of a deployment."""
         for manifest in plan.history:
             self.upgrading.checkpointed(manifest)
         return self.upgrading.log_read(plan.trial, job, finishing=plan.finishing)
 
-    def release_answered(self, event: ev.ManifestAppended | ev.ManifestFailed, job: Situation) -> list[ChangeStep]:
+    def release_answered(self, event: ev.ManifestAppended | ev.ManifestFailed, job: ChangeContext) -> list[ChangeStep]:
         """Handle the outcome of appending the upgrade's release."""
         if isinstance(event, ev.ManifestFailed):
             return self.upgrading.not_released(event.reason, job.now_ms)
@@ -108,7 +110,7 @@ class InPlace:
         """Handle the coming end of the job."""
         return [step for step in self.upgrading.closed(reason) if isinstance(step, OperationEnded)]
 
-    def _rescale_asked(self, event: ev.RescaleRequested, job: Situation) -> list[ChangeStep]:
+    def _rescale_requested(self, event: ev.RescaleRequested, job: ChangeContext) -> list[ChangeStep]:
         obstacle = "an upgrade of the job is under way" if self.upgrading.phase else job.obstacle
         text = f"requested: {described(event.graph)}{obstacle and f' ({obstacle})'}"
-        return [Note("rescale", text), *self.rescaling.asked(event, job.graph, job.held, obstacle)]
+        return [Note("rescale", text), *self.rescaling.requested(event, job.graph, job.held, obstacle)]

@@ -12,13 +12,12 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import Manifest
 from penstock.core.errors import PenstockError
-from penstock.graph.job_graph import JobGraph
-from penstock.graph.regions import required_slots
+from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.restore_plan import assign_state
 from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
-from penstock.jobmanager.deploy.restore_decision import JobIdentity
+from penstock.jobmanager.deploy.log_entries import JobIdentity
 from penstock.jobmanager.messages.commands import Command, OperationEnded, RecordRescale, ReleaseSlots, RequestSlots
 from penstock.jobmanager.messages.events import RescaleRequested
 from penstock.jobmanager.messages.placement import Slot
@@ -50,7 +49,7 @@ class Rescaling:
         """Start without a rescale."""
         self._current: _Rescale | None = None
         #: Whether the last refusal was caused by a temporary obstacle.
-        self.put_off = False
+        self.retry_soon = False
 
     @property
     def phase(self) -> Phase | None:
@@ -62,7 +61,7 @@ class Rescaling:
         """The request id of the rescale's checkpoint."""
         return f"rescale-{self._current.request.request_id}" if self._current is not None else ""
 
-    def asked(self, request: RescaleRequested, graph: JobGraph, held: int, obstacle: str) -> list[Command]:
+    def requested(self, request: RescaleRequested, graph: JobGraph, held: int, obstacle: str) -> list[Command]:
         """Start a rescale or refuse it; `held` is the number of slots the job holds, `obstacle` a reason against it."""
         current = self._current
         if current is not None and current.request.request_id == request.request_id:
@@ -72,7 +71,7 @@ class Rescaling:
         elif not obstacle and described(request.graph) == described(graph):
             return [OperationEnded(request.request_id)]
         if obstacle:
-            self.put_off = True
+            self.retry_soon = True
             return [OperationEnded(request.request_id, error=obstacle)]
         self._current = _Rescale(request, Phase.SLOTS)
         missing = required_slots(request.graph) - held
@@ -96,7 +95,7 @@ class Rescaling:
         current.phase = Phase.CHECKPOINT
         return self._tag
 
-    def answered(
+    def checkpoint_answered(
         self, commands: list[Command], checkpointing: Checkpointing, *, running: bool
     ) -> tuple[list[Command], str]:
         """Take the answer to its checkpoint out of the commands; return the others, and the decision as text.
@@ -109,8 +108,8 @@ class Rescaling:
             return commands, ""
         others = [c for c in commands if c is not mine]
         passing = checkpointing.busy or ("" if running else "the job is no longer running")
-        self.put_off = bool(passing)
-        reason = mine.error or passing or _unfit(current.request.graph, checkpointing.newest)
+        self.retry_soon = bool(passing)
+        reason = mine.error or passing or _state_mismatch(current.request.graph, checkpointing.newest)
         if reason:
             return others + self.abandon(reason), f"abandoned: {reason}"
         current.phase = Phase.DECIDED
@@ -167,7 +166,7 @@ def described(graph: JobGraph) -> str:
     return ", ".join(f"{vertex.name} x{vertex.parallelism}" for vertex in graph.vertices)
 
 
-def _unfit(graph: JobGraph, manifest: Manifest) -> str:
+def _state_mismatch(graph: JobGraph, manifest: Manifest) -> str:
     """Return why a checkpoint's state cannot be assigned to the new subtasks, or an empty string."""
     try:
         assign_state(graph, manifest.subtasks, checkpoint_id=manifest.checkpoint_id)

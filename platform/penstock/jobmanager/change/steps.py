@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand
 from penstock.jobmanager.deploy.failover import Cause
-from penstock.jobmanager.deploy.restore_decision import JobIdentity
+from penstock.jobmanager.deploy.log_entries import JobIdentity
 from penstock.jobmanager.messages.commands import Command
 from penstock.jobmanager.messages.placement import Slot
 
@@ -62,14 +62,14 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class StoreMetrics:
     """Keep these metrics of subtasks, by `<vertex>/<subtask>`."""
 
     tasks: Mapping[str, dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class StopForChange:
     """Kills the workers and records the new definition of the job."""
 
     reason: str
@@ -77,7 +77,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Become:
+class AdoptDefinition:
     """The new definition is durable: the job switches to it."""
 
     graph: JobGraph
@@ -86,4 +86,4 @@ class Become:
     extra: tuple[Slot, ...] = ()
 
 
-ChangeStep = CheckpointCommand | Failed | Note | Measured | Leave | Become
+ChangeStep = CheckpointCommand | Failed | Note | StoreMetrics | StopForChange | AdoptDefinition

@@ -1,33 +1,120 @@
 """The upgrade of one job, from the request to the verdict on the new version; pure.
 
-A member of `jobmanager.change.job_change`. The order is fixed: the intent is recorded -> the old version's checkpoint
-(a stop with a savepoint, or a checkpoint) is in the log -> its state fits -> the workers are killed, the new run is
-sealed in the log as on trial and recorded -> it runs with its output withheld. If it is healthy, the release is
-appended to the log and the output is published. Otherwise its workers are killed and the old version is recorded again.
-
-Each step is in the job record or the log before the next one, so any leader can continue from there. Once the release
-is sent to the log, the upgrade cannot be rolled back.
+The first part checks that a version can replace the running one; `jobs.change_requests` calls it at the request.
+`Upgrading` is a member of `change.job_change`. Each step is in the job record or the log before the next one.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from penstock.checkpoint.manifest import Manifest
-from penstock.checkpoint.trials import Trial
-from penstock.checkpoint.upgrade_record import UpgradePhase, UpgradeRecord
+from penstock.checkpoint.ha_records import UpgradePhase, UpgradePolicy, UpgradeRecord
+from penstock.checkpoint.manifest_log import Manifest
+from penstock.checkpoint.recovery import Trial
+from penstock.connector.sink import SinkSpec
 from penstock.core.elements import BarrierKind
-from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
-from penstock.jobmanager.change.steps import Become, ChangeStep, Leave, Note, Step
-from penstock.jobmanager.change.upgrade_check import holding_sinks, misfit
+from penstock.core.errors import PenstockError, UsageError
+from penstock.graph.job_graph import ENDS, JobGraph, decode_graph, encode_graph
+from penstock.graph.restore_plan import assign_state
+from penstock.graph.state_check import check_states, require_fit
+from penstock.jobmanager.change.steps import AdoptDefinition, ChangeStep, Note, Step, StopForChange
 from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
-from penstock.jobmanager.deploy.log_entries import release_entry
-from penstock.jobmanager.deploy.restore_decision import JobIdentity
-from penstock.jobmanager.messages.commands import WAY_OUT, AppendManifest, OperationEnded, ReadLog, RecordUpgrade
+from penstock.jobmanager.deploy.deployment import publishing_sinks
+from penstock.jobmanager.deploy.log_entries import JobIdentity, release_entry
+from penstock.jobmanager.messages.commands import RESUME_HINT, AppendManifest, OperationEnded, ReadLog, RecordUpgrade
 from penstock.jobmanager.messages.events import UpgradeRequested
+
+
+def sink_deliveries(graph: JobGraph) -> dict[str, str]:
+    """Return the delivery of every sink, by uid; `none` for a sink that is not a connector's."""
+    found = {}
+    for vertex in graph.vertices:
+        for operator in vertex.operators:
+            if operator.kind == "sink":
+                found[operator.uid] = str(msgspec.convert(operator.config["sink"], SinkSpec).delivery)
+            elif operator.kind in ENDS:
+                found[operator.uid] = "none"
+    return found
+
+
+def staging_sinks(graph: JobGraph) -> tuple[str, ...]:
+    """Return the sinks that can withhold output: those that stage it."""
+    return tuple(sorted(uid for uid, delivery in sink_deliveries(graph).items() if delivery == "exactly-once"))
+
+
+def require_upgradable(old: JobGraph, new: JobGraph, policy: UpgradePolicy) -> None:
+    """Refuse a graph that cannot be an upgrade of `old`, or cannot be rolled back as the policy demands.
+
+    Raises:
+        UsageError: with a hint.
+    """
+    if new.name != old.name:
+        msg = f"the new version is named {new.name!r}, the running job {old.name!r}"
+        raise UsageError(msg, hint=f"keep the name: env.execute({old.name!r})")
+    if new.settings.checkpoint_root != old.settings.checkpoint_root:
+        ours, theirs = new.settings.checkpoint_root, old.settings.checkpoint_root
+        msg = f"the new version has the checkpoint root {ours}, the running job {theirs}"
+        raise UsageError(msg, hint="keep the root, or stop the job with a savepoint and run it with --from")
+    if policy.checkpoints < 0 or policy.max_restarts < 0 or policy.deadline_ms <= 0:
+        msg = "--checkpoints and --max-restarts must be at least 0, --deadline more than 0"
+        raise UsageError(msg, hint="omit them for the defaults")
+    if policy.checkpoints and new.settings.checkpoint_interval_ms is None:
+        msg = f"the new version has no checkpoint interval, but the upgrade requires {policy.checkpoints} checkpoints"
+        raise UsageError(msg, hint="set checkpoint_interval, or pass --checkpoints 0")
+    if policy.rollback:
+        _require_staging(new, policy)
+    if policy.from_checkpoint:
+        _require_same_sinks(old, new)
+
+
+def _require_staging(new: JobGraph, policy: UpgradePolicy) -> None:
+    deliveries = sink_deliveries(new)
+    for uid in policy.accept:
+        if uid not in deliveries or deliveries[uid] == "exactly-once":
+            msg = f"--accept {uid}: the new version has no such sink that cannot withhold output"
+            raise UsageError(msg, hint=f"sinks of the new version: {', '.join(sorted(deliveries)) or 'none'}")
+    cannot = sorted(uid for uid, d in deliveries.items() if d != "exactly-once" and uid not in policy.accept)
+    if cannot:
+        which = ", ".join(f"{uid} ({deliveries[uid]})" for uid in cannot)
+        msg = f"these sinks cannot withhold output, so a rollback would not remove their rows: {which}"
+        names = " ".join(f"--accept {uid}" for uid in cannot)
+        raise UsageError(msg, hint=f"accept them by name ({names}), or upgrade with --no-rollback")
+
+
+def _require_same_sinks(old: JobGraph, new: JobGraph) -> None:
+    after = {uid: _destination(spec) for uid, spec in publishing_sinks(new).items()}
+    for uid, spec in publishing_sinks(old).items():
+        if after.get(uid) != _destination(spec):
+            msg = f"sink {uid!r} differs in the new version, and a checkpoint still holds pending output for it"
+            raise UsageError(
+                msg,
+                hint="upgrade with a savepoint (the default): the old version publishes its output first",
+            )
+
+
+def _destination(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that determine an output's destination; columns may differ, staged rows carry their own."""
+    return {name: spec[name] for name in ("factory", "config", "delivery")}
+
+
+def state_mismatch(graph: JobGraph, checkpoint: Manifest | None, policy: UpgradePolicy) -> str:
+    """Return why the state of a checkpoint does not fit a new version, or an empty string."""
+    if checkpoint is None:
+        return ""
+    allowed = policy.allow_non_restored_state
+    settled = tuple(msgspec.structs.replace(part, committables=()) for part in checkpoint.subtasks)
+    parts = checkpoint.subtasks if policy.from_checkpoint else settled
+    try:
+        require_fit(check_states(graph, parts, pending=(), allow_non_restored=allowed))
+        assign_state(graph, parts, checkpoint_id=checkpoint.checkpoint_id, allow_non_restored=allowed)
+    except PenstockError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
 
 RELEASE_TAG = "release"
 _RETRY_MS = 1_000
@@ -43,20 +130,20 @@ class Phase(enum.Enum):
     INTENT = "intent"
     #: The job must run before its checkpoint can be taken.
     WAIT = "wait"
-    CUT = "cut"
+    CHECKPOINT = "cut"
     #: The old workers are killed; the new version is being recorded.
     SWITCH = "switch"
     TRIAL = "trial"
     #: The release is being appended to the log.
     RELEASE = "release"
     #: The new workers are killed; the old version is being recorded.
-    BACK = "back"
+    ROLLBACK = "back"
     #: The outcome is being recorded while the job runs.
     REPORT = "report"
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class ChangeContext:
     """The job's current values that matter for a change."""
 
     graph: JobGraph
@@ -75,7 +162,11 @@ class Situation:
     def obstacle(self) -> str:
         """Why the job cannot be checkpointed and replaced now; empty if it can."""
         checkpointing = self.checkpointing
-        return checkpointing.busy or checkpointing.asked_for if self.running else f"the job is {self.state} {WAY_OUT}"
+        return (
+            checkpointing.busy or checkpointing.savepoint_obstacle
+            if self.running
+            else f"the job is {self.state} {RESUME_HINT}"
+        )
 
 
 class Upgrading:
@@ -91,7 +182,7 @@ class Upgrading:
         self._log_known = False
         self._command: RecordUpgrade | None = None
         #: The reply to send once the record is durable: later leaders then give the same answer.
-        self._told: OperationEnded | None = None
+        self._reply: OperationEnded | None = None
         self._retry_ms: int | None = None
         self._begin()
 
@@ -99,23 +190,23 @@ class Upgrading:
         self.restarts = 0
         self._done: set[int] = set()
         self._last_error = ""
-        self._hopeless = False
-        self._word: bool | None = None
+        self._restarts_exhausted = False
+        self._verdict: bool | None = None
         #: Its stop is in the log: the sources are silent until one of the versions runs.
         self._stopped = False
         self._stop_failures = 0
         #: A deployment waits for the release to publish the final output.
-        self._at_its_end = False
+        self._input_ended = False
 
     # --- user requests ---------------------------------------------------------------------------------------------
 
-    def asked(self, request: UpgradeRequested, job: Situation, obstacle: str) -> list[ChangeStep]:
+    def requested(self, request: UpgradeRequested, job: ChangeContext, obstacle: str) -> list[ChangeStep]:
         """Start an upgrade or refuse it; `obstacle` is a reason against it."""
         if self.record is not None and self.record.token == request.request_id:
             return []
         if self.phase is not None:
             obstacle = "another upgrade of the job is under way"
-        obstacle = obstacle or misfit(request.graph, job.checkpointing.newest_or_none, request.policy)
+        obstacle = obstacle or state_mismatch(request.graph, job.checkpointing.newest_or_none, request.policy)
         if obstacle:
             return [Note("upgrade", f"refused: {obstacle}"), OperationEnded(request.request_id, error=obstacle)]
         self.record = UpgradeRecord(
@@ -134,11 +225,11 @@ class Upgrading:
         text = "a checkpoint" if request.policy.from_checkpoint else f"a savepoint at {request.uri}"
         return [Note("upgrade", f"requested, from {text}"), *self._send(RecordUpgrade(self.record))]
 
-    def judged(self, *, healthy: bool) -> list[ChangeStep]:
+    def verdict_given(self, *, healthy: bool) -> list[ChangeStep]:
         """Take a user's verdict on the new version; ignored unless it is on trial."""
         if self.phase is not Phase.TRIAL:
             return []
-        self._word = healthy
+        self._verdict = healthy
         return [Note("upgrade", f"a user declared it {'healthy' if healthy else 'unhealthy'}")]
 
     # --- the cut ---------------------------------------------------------------------------------------------------
@@ -147,126 +238,142 @@ class Upgrading:
     def _tag(self) -> str:
         return f"upgrade-{self.record.token}" if self.record is not None else ""
 
-    def wants(self, cut: Manifest) -> bool:
+    def owns_checkpoint(self, checkpoint: Manifest) -> bool:
         """Return whether a final checkpoint is the upgrade's, requested under this or an earlier leader."""
-        if self.phase not in (Phase.WAIT, Phase.CUT) or cut.barrier != "stop":
+        if self.phase not in (Phase.WAIT, Phase.CHECKPOINT) or checkpoint.barrier != "stop":
             return False
-        return bool(cut.note) and cut.note == self._of().savepoint  # otherwise it is a user's stop
+        return (
+            bool(checkpoint.note) and checkpoint.note == self._current_record().savepoint
+        )  # otherwise it is a user's stop
 
-    def answered(self, ended: OperationEnded, job: Situation) -> list[ChangeStep] | None:
+    def checkpoint_answered(self, ended: OperationEnded, job: ChangeContext) -> list[ChangeStep] | None:
         """Take the answer to the upgrade's checkpoint; return None for other requests."""
         if self.record is None or self.phase is None or ended.request_id != self._tag:
             return None
         if ended.error:
-            return self._refuse(ended.error) if self.phase is Phase.CUT else []
-        return [] if self.record.savepoint else self.cut_taken(job.checkpointing.newest, job)
+            return self._refuse(ended.error) if self.phase is Phase.CHECKPOINT else []
+        return [] if self.record.savepoint else self.checkpoint_taken(job.checkpointing.newest, job)
 
-    def cut_taken(self, cut: Manifest, job: Situation) -> list[ChangeStep]:
+    def checkpoint_taken(self, checkpoint: Manifest, job: ChangeContext) -> list[ChangeStep]:
         """Replace the old version if its state fits.
 
         The checkpoint is in the log; that of a stop is also published and copied.
         """
-        record = self._of()
+        record = self._current_record()
         graph = decode_graph(record.other)
-        if problem := misfit(graph, cut, record.policy):
+        if problem := state_mismatch(graph, checkpoint, record.policy):
             if not record.savepoint:
                 return self._refuse(problem)
-            return self._back(job.graph, "refused", problem)  # its sources are silent: it needs a new run
-        trial = Trial(cut.sequence, holding_sinks(graph) if record.policy.rollback else (), open=record.policy.rollback)
+            return self._roll_back(job.graph, "refused", problem)  # its sources are silent: it needs a new run
+        trial = Trial(
+            checkpoint.sequence, staging_sinks(graph) if record.policy.rollback else (), open=record.policy.rollback
+        )
         self.record = msgspec.structs.replace(
             record,
             phase="trial",
-            base=cut.sequence,
+            base=checkpoint.sequence,
             other=encode_graph(job.graph),
             deadline_ms=job.now_ms + record.policy.deadline_ms,
         )
         self.phase, self._last_error = Phase.SWITCH, ""
         command = RecordUpgrade(self.record, record.run_id, graph, trial)
         held = f", output of {', '.join(trial.held)} withheld" if trial.held else ""
-        text = f"the new version takes over from checkpoint {cut.checkpoint_id}{held}"
+        text = f"the new version takes over from checkpoint {checkpoint.checkpoint_id}{held}"
         self._send(command)
-        return [Note("upgrade", text), Leave("the job is being upgraded", command)]
+        return [Note("upgrade", text), StopForChange("the job is being upgraded", command)]
 
     # --- the trial -------------------------------------------------------------------------------------------------
 
     def checkpointed(self, manifest: Manifest) -> None:
         """Count a checkpoint that is in the log."""
-        self._stopped = self._stopped or self.wants(manifest)
-        if self.phase is Phase.TRIAL and manifest.kind == "checkpoint" and manifest.run_id == self._of().run_id:
+        self._stopped = self._stopped or self.owns_checkpoint(manifest)
+        if (
+            self.phase is Phase.TRIAL
+            and manifest.kind == "checkpoint"
+            and manifest.run_id == self._current_record().run_id
+        ):
             self._done.add(manifest.checkpoint_id or 0)
 
-    def failed(self, error: str, *, hopeless: bool) -> bool:
-        """Record a failure, final if `hopeless`; return whether the job must be rolled back instead of ending."""
-        if self._stopped and self.phase in (Phase.WAIT, Phase.CUT):
-            self._stop_failures += _STOP_TRIES if hopeless else 1
+    def failed(self, error: str, *, final: bool) -> bool:
+        """Record a failure, final if `final`; return whether the job must be rolled back instead of ending."""
+        if self._stopped and self.phase in (Phase.WAIT, Phase.CHECKPOINT):
+            self._stop_failures += _STOP_TRIES if final else 1
             self._last_error = error
             return self._stop_failures >= _STOP_TRIES
         if self.phase not in (Phase.TRIAL, Phase.RELEASE):
             return False
         self.restarts += 1
-        self._last_error, self._hopeless = error, self._hopeless or hopeless
-        return self._of().policy.rollback
+        self._last_error, self._restarts_exhausted = error, self._restarts_exhausted or final
+        return self._current_record().policy.rollback
 
-    def log_read(self, trial: Trial | None, job: Situation, *, finishing: bool) -> list[ChangeStep]:
+    def log_read(self, trial: Trial | None, job: ChangeContext, *, finishing: bool) -> list[ChangeStep]:
         """Handle the log of a deployment: an earlier leader may have released the run, or it ended on trial."""
         self._log_known = True
-        if self.phase not in (Phase.TRIAL, Phase.RELEASE) or trial is None or not self._of().policy.rollback:
+        if (
+            self.phase not in (Phase.TRIAL, Phase.RELEASE)
+            or trial is None
+            or not self._current_record().policy.rollback
+        ):
             return []
-        self._at_its_end = trial.open and finishing
+        self._input_ended = trial.open and finishing
         if not trial.open:
             return self.released()
         return self._release("it has reached its end", job) if finishing else []
 
-    def decide(self, job: Situation) -> list[ChangeStep]:
+    def decide(self, job: ChangeContext) -> list[ChangeStep]:
         """Return the steps that are due."""
         if self.phase is None or job.step in _CLOSING:
             return []
         if self._retry_ms is not None:
             return self._retry(job) if job.now_ms >= self._retry_ms else []
-        if self.phase in (Phase.WAIT, Phase.CUT):
+        if self.phase in (Phase.WAIT, Phase.CHECKPOINT):
             return self._resume_old(job) if self._stopped else self._wait(job)
         return self._judge(job) if self.phase is Phase.TRIAL else []
 
-    def _resume_old(self, job: Situation) -> list[ChangeStep]:
+    def _resume_old(self, job: ChangeContext) -> list[ChangeStep]:
         """Continue the old version as another run if the stop's savepoint cannot be written."""
-        record = self._of()
+        record = self._current_record()
         if self._stop_failures < _STOP_TRIES and job.now_ms < record.deadline_ms:
             return []
         reason = f"the savepoint at {record.savepoint} was not written: {self._last_error or 'not in time'}"
         self.record = msgspec.structs.replace(record, savepoint="")
-        return self._back(job.graph, "refused", reason)
+        return self._roll_back(job.graph, "refused", reason)
 
-    def _wait(self, job: Situation) -> list[ChangeStep]:
-        record = self._of()
+    def _wait(self, job: ChangeContext) -> list[ChangeStep]:
+        record = self._current_record()
         if self.phase is not Phase.WAIT or not self._log_known:
             return []
         if job.now_ms >= record.deadline_ms:
             return self._refuse(f"no checkpoint could be taken in time: {job.obstacle}")
         if job.obstacle:
             return []
-        self.phase = Phase.CUT
+        self.phase = Phase.CHECKPOINT
         if record.savepoint:
             return [*job.checkpointing.request(BarrierKind.STOP, self._tag, record.savepoint, job.now_ms)]
         return [*job.checkpointing.join(self._tag, job.now_ms)]
 
-    def _judge(self, job: Situation) -> list[ChangeStep]:
-        record, healthy = self._of(), self._word
+    def _judge(self, job: ChangeContext) -> list[ChangeStep]:
+        record, healthy = self._current_record(), self._verdict
         policy, text = record.policy, "by a user's verdict"
         if healthy is None:
-            healthy, text = self._seen(job)
+            healthy, text = self._assess_health(job)
         if healthy is None:
             return []
         if not healthy:
-            return self._back(decode_graph(record.other), "rolled-back", text) if policy.rollback else self._keep(text)
+            return (
+                self._roll_back(decode_graph(record.other), "rolled-back", text)
+                if policy.rollback
+                else self._keep(text)
+            )
         if policy.rollback:
             return self._release(text, job)
         return self._report("completed", f"healthy: {text}")
 
-    def _seen(self, job: Situation) -> tuple[bool | None, str]:
+    def _assess_health(self, job: ChangeContext) -> tuple[bool | None, str]:
         """Return whether it is healthy (None: undecided) and why."""
-        record = self._of()
+        record = self._current_record()
         policy = record.policy
-        if self._hopeless or self.restarts > policy.max_restarts:
+        if self._restarts_exhausted or self.restarts > policy.max_restarts:
             failed = "once" if self.restarts == 1 else f"{self.restarts} times"
             return False, f"it failed {failed} ({policy.max_restarts} restarts allowed): {self._last_error}"
         if job.now_ms >= record.deadline_ms:
@@ -282,17 +389,17 @@ class Upgrading:
 
     # --- the ends --------------------------------------------------------------------------------------------------
 
-    def _release(self, text: str, job: Situation) -> list[ChangeStep]:
+    def _release(self, text: str, job: ChangeContext) -> list[ChangeStep]:
         self.phase = Phase.RELEASE
-        entry = release_entry(job.graph, job.identity, self._of().base, job.now_ms)
+        entry = release_entry(job.graph, job.identity, self._current_record().base, job.now_ms)
         return [Note("upgrade", f"healthy: {text}; releasing its output"), AppendManifest(RELEASE_TAG, entry)]
 
     def released(self) -> list[ChangeStep]:
         """Handle the release that is in the log."""
         if self.phase not in (Phase.TRIAL, Phase.RELEASE):
             return []
-        again: list[ChangeStep] = [ReadLog()] if self._at_its_end else []
-        self._at_its_end = False
+        again: list[ChangeStep] = [ReadLog()] if self._input_ended else []
+        self._input_ended = False
         return [*self._report("completed", "released"), *again]
 
     def not_released(self, reason: str, now_ms: int) -> list[ChangeStep]:
@@ -303,8 +410,8 @@ class Upgrading:
     def _report(self, phase: UpgradePhase, text: str, error: str = "") -> list[ChangeStep]:
         """Finish the upgrade with the running version kept; report and persist that."""
         self.phase, self._retry_ms = Phase.REPORT, None
-        self.record = msgspec.structs.replace(self._of(), phase=phase, other=b"", reason=error)
-        self._told = OperationEnded(self.record.token, uri=self.record.savepoint, error=error)
+        self.record = msgspec.structs.replace(self._current_record(), phase=phase, other=b"", reason=error)
+        self._reply = OperationEnded(self.record.token, uri=self.record.savepoint, error=error)
         return [Note("upgrade", f"{phase}: {text}"), *self._send(RecordUpgrade(self.record))]
 
     def _refuse(self, reason: str) -> list[ChangeStep]:
@@ -313,24 +420,24 @@ class Upgrading:
     def _keep(self, reason: str) -> list[ChangeStep]:
         return self._report("kept", reason, f"the new version is unhealthy but kept, as requested: {reason}")
 
-    def _back(self, old: JobGraph, phase: UpgradePhase, reason: str) -> list[ChangeStep]:
-        self.phase = Phase.BACK
-        record = self._of()
+    def _roll_back(self, old: JobGraph, phase: UpgradePhase, reason: str) -> list[ChangeStep]:
+        self.phase = Phase.ROLLBACK
+        record = self._current_record()
         self.record = msgspec.structs.replace(
             record, phase=phase, other=b"", reason=f"the old version is running again: {reason}"
         )
         command = RecordUpgrade(self.record, record.back_run_id, old)
         self._send(command)
-        return [Note("upgrade", f"{phase}: {reason}"), Leave("the upgrade is rolled back", command)]
+        return [Note("upgrade", f"{phase}: {reason}"), StopForChange("the upgrade is rolled back", command)]
 
     def closed(self, reason: str) -> list[ChangeStep]:
         """End the upgrade with the job; fail its request if it is still open."""
         open_ended = self.phase not in (None, Phase.REPORT)
         if self._retry_ms is not None:
-            open_ended = open_ended or self._told is not None
-            self._command = self._told = None  # it is not being written, and will not be
+            open_ended = open_ended or self._reply is not None
+            self._command = self._reply = None  # it is not being written, and will not be
         self.phase, self._retry_ms = None, None
-        return [OperationEnded(self._of().token, error=reason)] if open_ended else []
+        return [OperationEnded(self._current_record().token, error=reason)] if open_ended else []
 
     # --- records ---------------------------------------------------------------------------------------------------
 
@@ -344,10 +451,10 @@ class Upgrading:
         """Whether a record is being written or waits for a retry."""
         return self._command is not None
 
-    def recorded(self, job: Situation) -> list[ChangeStep]:
+    def recorded(self, job: ChangeContext) -> list[ChangeStep]:
         """Handle the durable record."""
         command, self._command = self._command, None
-        told, self._told = self._told, None
+        reply, self._reply = self._reply, None
         if command is None:
             return []
         ended = self.phase is None
@@ -355,14 +462,14 @@ class Upgrading:
             self.phase = Phase.WAIT
         elif self.phase is Phase.SWITCH:
             self.phase = Phase.TRIAL
-        elif self.phase in (Phase.BACK, Phase.REPORT):
+        elif self.phase in (Phase.ROLLBACK, Phase.REPORT):
             self.phase = None
         if command.graph is None:
-            return [told] if told is not None else []
+            return [reply] if reply is not None else []
         upgrade, old = command.upgrade, job.identity
         allowed = upgrade.policy.allow_non_restored_state if command.trial is not None else ()
         own = JobIdentity(old.job_id, command.run_id, old.generation, allow_non_restored_state=allowed)
-        steps: list[ChangeStep] = [Become(command.graph, own)]
+        steps: list[ChangeStep] = [AdoptDefinition(command.graph, own)]
         if command.trial is None and not ended:
             steps.append(OperationEnded(upgrade.token, uri=upgrade.savepoint, error=upgrade.reason))
         return steps
@@ -379,15 +486,15 @@ class Upgrading:
         """Return the time at which `decide` is due without an event."""
         if self._retry_ms is not None:
             return self._retry_ms
-        waits = (self.phase is Phase.WAIT and self._log_known) or (self.phase is Phase.CUT and self._stopped)
-        return self._of().deadline_ms if waits or self.phase is Phase.TRIAL else None
+        waits = (self.phase is Phase.WAIT and self._log_known) or (self.phase is Phase.CHECKPOINT and self._stopped)
+        return self._current_record().deadline_ms if waits or self.phase is Phase.TRIAL else None
 
     @property
     def checkpoints(self) -> int:
         """Number of checkpoints the new version has completed on trial."""
         return len(self._done)
 
-    def _retry(self, job: Situation) -> list[ChangeStep]:
+    def _retry(self, job: ChangeContext) -> list[ChangeStep]:
         self._retry_ms = None
         if self.phase is Phase.RELEASE:
             return self._release("retried", job)
@@ -397,6 +504,6 @@ class Upgrading:
         self._command = command
         return [command]
 
-    def _of(self) -> UpgradeRecord:
+    def _current_record(self) -> UpgradeRecord:
         assert self.record is not None  # noqa: S101 - asked while there is one
         return self.record

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.coordinator import Ack, PendingCheckpoint
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import Manifest
 from penstock.graph.deployment import ExecutionId
 from penstock.jobmanager.messages.views import CheckpointsView, CheckpointView, RestoredView, SubtaskCheckpointView
 
@@ -35,7 +35,9 @@ class _Record:
     def paths(self) -> set[str]:
         """Return the objects that its acks refer to."""
         files = [s.file for ack in self.acks.values() for state in ack.snapshot.keyed for s in state.segments]
-        files += [f for ack in self.acks.values() for owed in ack.snapshot.committables for f in owed.files]
+        files += [
+            f for ack in self.acks.values() for uncommitted in ack.snapshot.committables for f in uncommitted.files
+        ]
         return {file.path for file in files if file.path}
 
     def view(self) -> CheckpointView:

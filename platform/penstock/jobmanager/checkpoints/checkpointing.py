@@ -1,12 +1,14 @@
 """Coordinates the checkpoints of one job over all deployments: manifests, pending output, savepoints, the end; pure.
 
-A member of `jobmanager.master.job_master`. Output is pending from the ack that names it until a sink reports it
-published; every manifest in between lists it. `JobShouldFail` and `JobCanFinish` ask the job master to act.
+A member of `master.job_master`. Output is pending from the ack that names it until a sink reports it published.
+`WithheldOutput` is the output of a trial, `FinalCheckpoint` the last checkpoint of a deployment.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import msgspec
 
 from penstock.checkpoint.coordinator import (
     AbortCheckpoint,
@@ -20,23 +22,142 @@ from penstock.checkpoint.coordinator import (
     RefuseRequest,
     TriggerBarrier,
 )
-from penstock.checkpoint.log import LogEntry, key_of
-from penstock.checkpoint.manifest import Manifest
-from penstock.checkpoint.recovery import RecoveryPlan, settled
-from penstock.checkpoint.retention import plan_retention
-from penstock.checkpoint.sweeper import Sweeper
+from penstock.checkpoint.manifest_log import LogEntry, Manifest, encode_manifest, key_of
+from penstock.checkpoint.recovery import RecoveryPlan, Trial, without_pending_output
+from penstock.checkpoint.retention import Sweeper, plan_retention
 from penstock.core.elements import BarrierKind
+from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
 from penstock.graph.deployment import ExecutionId
-from penstock.jobmanager.checkpoints import checkpoint_orders
 from penstock.jobmanager.checkpoints.checkpoint_history import CheckpointHistory
-from penstock.jobmanager.checkpoints.final_checkpoint import LastCut
-from penstock.jobmanager.checkpoints.withheld_output import HeldOutput
 from penstock.jobmanager.deploy.deployment import Deployment
 from penstock.jobmanager.deploy.log_entries import checkpoint_entry
-from penstock.jobmanager.messages.commands import WAY_OUT, AppendManifest, Command, DeleteEntries, OperationEnded
-from penstock.jobmanager.messages.events import CutRequested, request_of
-from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, SavepointWritten
+from penstock.jobmanager.messages.commands import (
+    RESUME_HINT,
+    AppendManifest,
+    Command,
+    DeleteEntries,
+    OperationEnded,
+    SendToWorker,
+)
+from penstock.jobmanager.messages.events import BarrierRequested, request_of
+from penstock.rpc.messages import (
+    CheckpointAborted,
+    CheckpointAck,
+    CheckpointCompleted,
+    CheckpointDeclined,
+    SavepointWritten,
+    TriggerCheckpoint,
+    WriteSavepoint,
+)
+
+
+class WithheldOutput:
+    """The withheld output of one deployment."""
+
+    def __init__(self, plan: RecoveryPlan | None = None) -> None:
+        """Take the trial state from the recovery plan."""
+        self._trial = plan.trial if plan is not None else None
+        #: Output withheld by earlier attempts, known from the restore.
+        self.restored: tuple[Committable, ...] = plan.held if plan is not None else ()
+        #: Log entries of trials that were rolled back; they do not count.
+        self.abandoned = plan.abandoned if plan is not None else frozenset()
+        #: The permit of this deployment's newest checkpoint.
+        self.permit: CommitPermit | None = None
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The sinks that must withhold their output."""
+        return self._trial.held if self._trial is not None and self._trial.open else ()
+
+    @property
+    def base(self) -> tuple[int, ...]:
+        """The checkpoint (sequence) that is kept for a rollback."""
+        return (self._trial.base,) if self._trial is not None and self._trial.open else ()
+
+    def stamped(self, entry: Manifest) -> Manifest:
+        """Return a checkpoint entry with the trial's base and the withholding sinks added."""
+        if self._trial is None:
+            return entry
+        return msgspec.structs.replace(entry, upgrade_of=self._trial.base, held=self.sinks)
+
+    def release(self) -> None:
+        """Release all withheld output."""
+        self.restored = ()
+        if self._trial is not None:
+            self._trial = Trial(self._trial.base, open=False)
+
+
+#: A copy may be many times larger than a checkpoint's upload; a worker reports a failed copy at once.
+_COPY_TIMEOUT_MS = 6 * 3_600_000
+
+
+@dataclass(slots=True)
+class FinalCheckpoint:
+    """The final checkpoint in the log: its output is published, then it is copied, then the tasks close."""
+
+    manifest: Manifest
+    #: Where its copy is written; empty for the end of a bounded job.
+    uri: str
+    request_id: str
+    deadline_ms: int
+    #: The copy is being written.
+    writing: bool = False
+    saved: bool = False
+
+    @property
+    def answer(self) -> OperationEnded:
+        """The reply to the stop request."""
+        return OperationEnded(self.request_id, self.uri, self.manifest.checkpoint_id, kind="stop")
+
+    def late(self, now_ms: int) -> str:
+        """Return what was not done in time, or an empty string."""
+        if now_ms < self.deadline_ms:
+            return ""
+        return "its savepoint was not copied" if self.writing else "the last output was not published"
+
+    def copy(self) -> str:
+        """Begin the copy, once all output is published; return its id."""
+        self.writing, self.deadline_ms = True, self.deadline_ms + _COPY_TIMEOUT_MS
+        return self.request_id or f"stop-{self.manifest.sequence}"
+
+
+def trigger(deployment: Deployment, pending: PendingCheckpoint) -> list[Command]:
+    """Return the commands that make the sources emit the barrier."""
+    message = TriggerCheckpoint(
+        job_id=deployment.ids.job_id,
+        run_id=deployment.ids.run_id,
+        generation=deployment.ids.generation,
+        checkpoint_id=pending.checkpoint_id,
+        kind=pending.kind.value,
+    )
+    return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+
+
+def completed(deployment: Deployment, permit: CommitPermit, held: tuple[str, ...]) -> list[Command]:
+    """Return the commands that let all sinks publish except those in `held` (uids)."""
+    message = CheckpointCompleted(permit=permit, held=held)
+    return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+
+
+def aborted(deployment: Deployment, checkpoint_id: int) -> list[Command]:
+    """Return the commands that tell all workers that a checkpoint is aborted."""
+    message = CheckpointAborted(job_id=deployment.ids.job_id, run_id=deployment.ids.run_id, checkpoint_id=checkpoint_id)
+    return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+
+
+def copy(deployment: Deployment, manifest: Manifest, savepoint_id: str, uri: str) -> list[Command]:
+    """Return the command that makes a worker copy a checkpoint to `uri` as a savepoint."""
+    message = WriteSavepoint(
+        job_id=deployment.ids.job_id,
+        savepoint_id=savepoint_id,
+        uri=uri,
+        checkpoint_root=deployment.graph.settings.checkpoint_root,
+        job_name=manifest.job_name,
+        manifest=encode_manifest(manifest),
+    )
+    return [SendToWorker(deployment.any_worker(), message)]
+
 
 _SWEEP_GRACE_MS = 60_000
 _ENDING = ("stop", "drain", "final")
@@ -56,7 +177,7 @@ class JobCanFinish:
     The tasks can close, unless the checkpoint was for an upgrade.
     """
 
-    cut: Manifest
+    checkpoint: Manifest
 
 
 CheckpointCommand = Command | JobShouldFail | JobCanFinish
@@ -81,11 +202,11 @@ class Checkpointing:
         #: Published since the last manifest: an ack already on its way may still name them.
         self._published: set[str] = set()
         self._uris: dict[str, str] = {}
-        self._held = HeldOutput()
+        self._withheld = WithheldOutput()
         #: Savepoints being copied: savepoint id -> (checkpoint id, log sequence).
         self._copying: dict[str, tuple[int, int]] = {}
         #: The final checkpoint of this deployment, once it is in the log.
-        self.last_cut: LastCut | None = None
+        self.final_checkpoint: FinalCheckpoint | None = None
         #: A stop whose append had no known outcome when the deployment failed: the log decides.
         self._undecided_stop = ""
         #: The reply to the stop that ended the job.
@@ -98,7 +219,7 @@ class Checkpointing:
         self._deployment = deployment
         self._next_id = max(self._next_id, plan.next_checkpoint_id)
         self._manifests = plan.history
-        self._held = HeldOutput(plan)
+        self._withheld = WithheldOutput(plan)
         self.resolved(plan.pending)
         known = plan.restored if plan.restored in plan.history else None
         self.pending_as_of = known.sequence if known is not None else 0
@@ -110,15 +231,15 @@ class Checkpointing:
 
     def resolved(self, pending: tuple[Committable, ...]) -> None:
         """All recovered output is committed except `pending` and output withheld by a trial."""
-        self.pending = {c.id: c for c in (*pending, *self._held.restored)}
+        self.pending = {c.id: c for c in (*pending, *self._withheld.restored)}
 
     def released(self) -> list[Command]:
         """Let sinks publish the withheld output: the trial was accepted."""
-        self._held.release()
-        permit = self._held.permit
+        self._withheld.release()
+        permit = self._withheld.permit
         if permit is None or self._deployment is None:
             return []
-        return checkpoint_orders.completed(self._deployment, permit, ())
+        return completed(self._deployment, permit, ())
 
     def start(self, now_ms: int) -> list[CheckpointCommand]:
         """Start the coordinator: all subtasks run and the sources have their splits."""
@@ -144,7 +265,9 @@ class Checkpointing:
         """Copy and finish a final checkpoint that was durable before the failure and is published now."""
         timeout = self._running().graph.settings.checkpoint_timeout_ms
         uri = manifest.note if manifest.barrier in ("stop", "drain") else ""
-        self.last_cut = LastCut(manifest, uri, self._undecided_stop or manifest.request, now_ms + timeout)
+        self.final_checkpoint = FinalCheckpoint(
+            manifest, uri, self._undecided_stop or manifest.request, now_ms + timeout
+        )
         self._undecided_stop = ""
         return self._advance_ending()
 
@@ -157,11 +280,11 @@ class Checkpointing:
             commands = [c for c in stopped if isinstance(c, OperationEnded)]
             self._coordinator = None
         for savepoint_id in self._copying:
-            if self.last_cut is None or savepoint_id != self.last_cut.request_id:
+            if self.final_checkpoint is None or savepoint_id != self.final_checkpoint.request_id:
                 commands.append(OperationEnded(savepoint_id, error=reason))
-        if self.last_cut is not None:
-            self._undecided_stop = self.last_cut.request_id
-        self._copying, self.last_cut, self._deployment = {}, None, None
+        if self.final_checkpoint is not None:
+            self._undecided_stop = self.final_checkpoint.request_id
+        self._copying, self.final_checkpoint, self._deployment = {}, None, None
         return commands
 
     def close(self, reason: str) -> list[Command]:
@@ -173,10 +296,10 @@ class Checkpointing:
 
     def request(self, kind: BarrierKind, request_id: str, uri: str, now_ms: int) -> list[CheckpointCommand]:
         """Request a checkpoint, savepoint or stop for a user."""
-        if self.last_cut is not None and self.last_cut.request_id == request_id:
+        if self.final_checkpoint is not None and self.final_checkpoint.request_id == request_id:
             return []  # repeated request; this leader is already carrying it out
-        if self._coordinator is None or self.last_cut is not None:
-            return [OperationEnded(request_id, error=f"the job is not running {WAY_OUT}")]
+        if self._coordinator is None or self.final_checkpoint is not None:
+            return [OperationEnded(request_id, error=f"the job is not running {RESUME_HINT}")]
         self._uris[request_id] = uri
         return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
 
@@ -190,14 +313,14 @@ class Checkpointing:
         """Why the deployment cannot be ended now without breaking a user's request; empty if it can."""
         if self._coordinator is None:
             return "the job is not running"
-        if self.last_cut is not None:
+        if self.final_checkpoint is not None:
             return "the job is about to end"
         if any(kind.ends_job for kind in self._coordinator.requested):
             return "a stop of the job was requested"
         return "a savepoint is being written" if self._copying else ""
 
     @property
-    def asked_for(self) -> str:
+    def savepoint_obstacle(self) -> str:
         """Why a change of the job must not start yet; empty if it may.
 
         A change that has started postpones the request instead.
@@ -205,7 +328,7 @@ class Checkpointing:
         waits = self._coordinator is not None and BarrierKind.SAVEPOINT in self._coordinator.requested
         return "a savepoint of the job was requested" if waits else ""
 
-    def withdraw(self) -> list[CutRequested]:
+    def withdraw(self) -> list[BarrierRequested]:
         """End the coordinator for a change of the job; return the user requests that are still unanswered."""
         taken = self._coordinator.withdraw() if self._coordinator is not None else ()
         return [request_of(kind, request_id, self._uris.pop(request_id, "")) for kind, request_id in taken]
@@ -218,7 +341,7 @@ class Checkpointing:
     @property
     def newest_or_none(self) -> Manifest | None:
         """The newest checkpoint of this history, without those of abandoned trials."""
-        counting = (m for m in reversed(self._manifests) if m.sequence not in self._held.abandoned)
+        counting = (m for m in reversed(self._manifests) if m.sequence not in self._withheld.abandoned)
         return next((m for m in counting if m.kind == "checkpoint"), None)
 
     @property
@@ -278,14 +401,14 @@ class Checkpointing:
         if current.kind is BarrierKind.SAVEPOINT:
             commands += self._copy(manifest, current.request_id, uri)
         else:
-            self._held.permit = entry.permit
-            commands += checkpoint_orders.completed(self._running(), entry.permit, self._held.sinks)
+            self._withheld.permit = entry.permit
+            commands += completed(self._running(), entry.permit, self._withheld.sinks)
             if current.request_id and not current.kind.ends_job:
                 commands.append(OperationEnded(current.request_id, path, current.checkpoint_id))
         if current.label in _ENDING or current.final:
             timeout = self._running().graph.settings.checkpoint_timeout_ms
             request = current.request_id if current.kind.ends_job else ""
-            self.last_cut = LastCut(manifest, uri if request else "", request, now_ms + timeout)
+            self.final_checkpoint = FinalCheckpoint(manifest, uri if request else "", request, now_ms + timeout)
         commands += self._retain(now_ms)
         commands += self._translate(coordinator.appended(current.checkpoint_id, now_ms), now_ms)
         return commands + self._advance_ending()
@@ -304,7 +427,7 @@ class Checkpointing:
         checkpoint_id, _sequence = copying
         if not message.error:
             self.history.saved(checkpoint_id, message.uri)
-        ending = self.last_cut
+        ending = self.final_checkpoint
         if ending is None or ending.manifest.checkpoint_id != checkpoint_id:
             return [OperationEnded(message.savepoint_id, message.uri, checkpoint_id, message.error)]
         if message.error:
@@ -314,14 +437,14 @@ class Checkpointing:
 
     def tick(self, now_ms: int) -> list[CheckpointCommand]:
         """Act on timeouts."""
-        if self.last_cut is not None and (late := self.last_cut.late(now_ms)):
+        if self.final_checkpoint is not None and (late := self.final_checkpoint.late(now_ms)):
             return [JobShouldFail(f"{late} in time: {len(self.pending)} committables are still pending")]
         return [] if self._coordinator is None else self._translate(self._coordinator.tick(now_ms), now_ms)
 
     def wake_ms(self) -> int | None:
         """Return the time at which `tick` is due."""
         times = [self._coordinator.wake_ms() if self._coordinator is not None else None]
-        times.append(self.last_cut.deadline_ms if self.last_cut is not None else None)
+        times.append(self.final_checkpoint.deadline_ms if self.final_checkpoint is not None else None)
         return min((t for t in times if t is not None), default=None)
 
     # --- inside ----------------------------------------------------------------------------------------------------
@@ -339,8 +462,8 @@ class Checkpointing:
                 case AppendCheckpoint(pending):
                     tag = f"{pending.label}:{pending.checkpoint_id}"
                     uri = self._uris.get(pending.request_id, "")
-                    draft = checkpoint_entry(self._running(), pending, self._owed(pending), (uri, now_ms))
-                    commands.append(AppendManifest(tag, self._held.stamped(draft)))
+                    draft = checkpoint_entry(self._running(), pending, self._uncommitted(pending), (uri, now_ms))
+                    commands.append(AppendManifest(tag, self._withheld.stamped(draft)))
                 case AbortCheckpoint(pending, reason):
                     commands += self._abort(pending, reason, now_ms)
                 case RefuseRequest(request_id, reason):
@@ -352,11 +475,11 @@ class Checkpointing:
 
     def _trigger(self, pending: PendingCheckpoint) -> list[CheckpointCommand]:
         self.history.triggered(pending)
-        return [*checkpoint_orders.trigger(self._running(), pending)]
+        return [*trigger(self._running(), pending)]
 
     def _abort(self, pending: PendingCheckpoint, reason: str, now_ms: int) -> list[CheckpointCommand]:
         self.history.aborted(pending.checkpoint_id, reason, now_ms)
-        commands: list[CheckpointCommand] = [*checkpoint_orders.aborted(self._running(), pending.checkpoint_id)]
+        commands: list[CheckpointCommand] = [*aborted(self._running(), pending.checkpoint_id)]
         if pending.appending and pending.kind.ends_job:
             # The append may have succeeded; the next deployment reads the log.
             self._undecided_stop = pending.request_id
@@ -365,30 +488,32 @@ class Checkpointing:
             commands.append(OperationEnded(pending.request_id, error=reason))
         return commands
 
-    def _owed(self, pending: PendingCheckpoint) -> tuple[Committable, ...]:
+    def _uncommitted(self, pending: PendingCheckpoint) -> tuple[Committable, ...]:
         """Return all output that is not known to be published when `pending` is complete."""
-        owed = dict(self.pending)
+        uncommitted = dict(self.pending)
         for _execution, ack in sorted(pending.acks.items()):
-            owed.update((c.id, c) for c in ack.snapshot.committables if c.id not in self._published)
-        return tuple(owed.values())
+            uncommitted.update((c.id, c) for c in ack.snapshot.committables if c.id not in self._published)
+        return tuple(uncommitted.values())
 
     def _copy(self, manifest: Manifest, savepoint_id: str, uri: str) -> list[CheckpointCommand]:
         self._copying[savepoint_id] = (manifest.checkpoint_id or 0, manifest.sequence)
-        return [*checkpoint_orders.copy(self._running(), manifest, savepoint_id, uri)]
+        return [*copy(self._running(), manifest, savepoint_id, uri)]
 
     def _retain(self, now_ms: int) -> list[CheckpointCommand]:
         retained = self._running().graph.settings.retained_checkpoints
-        pinned = {*self._held.base, *(sequence for _, sequence in self._copying.values())}
-        owed = {ref.path for c in self.pending.values() for ref in c.files}
-        plan = plan_retention(self._manifests, retained, pinned=pinned, in_use=owed, abandoned=self._held.abandoned)
+        pinned = {*self._withheld.base, *(sequence for _, sequence in self._copying.values())}
+        uncommitted = {ref.path for c in self.pending.values() for ref in c.files}
+        plan = plan_retention(
+            self._manifests, retained, pinned=pinned, in_use=uncommitted, abandoned=self._withheld.abandoned
+        )
         self._manifests = plan.kept
-        swept = set(self.sweeper.appended(plan.kept, now_ms)) - owed
+        swept = set(self.sweeper.appended(plan.kept, now_ms)) - uncommitted
         files = tuple(sorted({*plan.files, *swept}))
         found = plan.sequences or plan.emptied or files
         return [DeleteEntries(plan.sequences, files, plan.emptied)] if found else []
 
     def _advance_ending(self) -> list[CheckpointCommand]:
-        ending = self.last_cut
+        ending = self.final_checkpoint
         if ending is None or self.pending:
             return []
         if not ending.uri or ending.saved:
@@ -396,9 +521,9 @@ class Checkpointing:
             if ending.request_id:
                 self.stopped = ending.answer
                 done.insert(0, self.stopped)
-            self.last_cut = None
+            self.final_checkpoint = None
             return done
         if ending.writing:
             return []
         # All output is published, so the copy needs no markers, which may expire before it is used.
-        return self._copy(settled(ending.manifest), ending.copy(), ending.uri)
+        return self._copy(without_pending_output(ending.manifest), ending.copy(), ending.uri)

@@ -1,8 +1,7 @@
-"""The registered TaskManagers, their slots and workers, and the message relay to every worker; a driver.
+"""The registered TaskManagers, their slots and workers, the message relay and the queries to workers; a driver.
 
-Implements `rpc.server.SessionHandler`; everything runs on the event loop. A TaskManager is lost when its stream ends or
-no message arrives within the heartbeat timeout. When it registers again its slots are empty and its old workers are
-killed.
+Implements `rpc.server.SessionHandler`; everything runs on the event loop. `WorkerQueries` is used by
+`observe.live_state` and `observe.profiling`; a query does not involve the job master.
 """
 
 from __future__ import annotations
@@ -11,17 +10,16 @@ import asyncio
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from penstock.checkpoint.stores import client_modules
 from penstock.config.settings import ClusterSettings
 from penstock.core.clock import Clock
-from penstock.core.errors import NotFoundError, UsageError
-from penstock.graph.job_graph import JobGraph
-from penstock.graph.regions import required_slots
+from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
-from penstock.jobmanager.cluster.worker_queries import Questions
 from penstock.jobmanager.messages.events import (
     Event,
     SlotsGranted,
@@ -33,8 +31,84 @@ from penstock.jobmanager.messages.events import (
 from penstock.jobmanager.messages.placement import Slot
 from penstock.jobmanager.messages.views import TaskManagerView, WorkerView
 from penstock.rpc import messages as msg
-from penstock.rpc import worker_commands as orders
+from penstock.rpc.messages import AskSubtask, DumpThreads, SampleStacks, SubtaskAnswer, WorkerCommand
 from penstock.rpc.server import Session
+
+#: Limit of open queries; further ones are refused.
+_MAX_OPEN = 4096
+#: Time limit of an answer: a subtask answers between two batches.
+_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """The worker process that runs a subtask."""
+
+    taskmanager_id: str
+    worker_id: str
+
+
+class WorkerQueries:
+    """All open queries."""
+
+    def __init__(
+        self,
+        send: Callable[[str, tuple[str, ...], WorkerCommand], None],
+        *,
+        deadline_s: float = _DEADLINE_S,
+        max_open: int = _MAX_OPEN,
+    ) -> None:
+        """Start without queries; `send(taskmanager, workers, command)` relays, or drops what it cannot deliver."""
+        self._send = send
+        self._deadline_s, self._max_open = deadline_s, max_open
+        self._number = 0
+        self._open: dict[str, tuple[str, asyncio.Future[SubtaskAnswer]]] = {}
+
+    async def ask(self, worker: WorkerAddress, query: AskSubtask | SampleStacks | DumpThreads) -> dict[str, Any]:
+        """Return the answer of the subtask that `query` names, or of the worker as a whole, as JSON values.
+
+        Raises:
+            NotFoundError, UsageError: the subtask rejected the query.
+            PenstockError: it is not running, did not answer in time, or too many queries are open.
+        """
+        if len(self._open) >= self._max_open:
+            msg = f"{self._max_open} queries to running jobs are already open"
+            raise PenstockError(msg, hint="try again later")
+        self._number += 1
+        request_id = str(self._number)
+        future: asyncio.Future[SubtaskAnswer] = asyncio.get_running_loop().create_future()
+        self._open[request_id] = worker.worker_id, future
+        try:
+            asked = msgspec.structs.replace(query, request_id=request_id)
+            if isinstance(asked, AskSubtask):
+                asked = msgspec.structs.replace(asked, wait_ms=self._deadline_s * 1000)
+            self._send(worker.taskmanager_id, (worker.worker_id,), asked)
+            found = await asyncio.wait_for(future, self._deadline_s)
+        except TimeoutError as error:
+            whom = f"subtask {query.subtask}" if isinstance(query, AskSubtask) else f"worker {worker.worker_id}"
+            msg = f"{whom} did not answer within {self._deadline_s:g} s"
+            way = "subtasks answer between batches: a user function may be slow, or the job is restarting"
+            raise PenstockError(msg, hint=way) from error
+        finally:
+            del self._open[request_id]
+        if found.error:
+            kinds: dict[str, type[PenstockError]] = {"not-found": NotFoundError, "usage": UsageError}
+            raise kinds.get(found.kind, PenstockError)(found.error)
+        return found.answer
+
+    def answered(self, answer: SubtaskAnswer) -> None:
+        """Deliver an answer; drop it if no caller waits for it any longer."""
+        _, future = self._open.get(answer.request_id, ("", None))
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def lost(self, worker_id: str) -> None:
+        """Fail the queries to a worker that was lost."""
+        for request_id, (asked, future) in self._open.items():
+            if asked == worker_id and not future.done():
+                error = f"worker {worker_id} was lost during the query; try again when the job is running"
+                future.set_result(SubtaskAnswer(job_id="", request_id=request_id, error=error))
+
 
 _ANSWER_TIMEOUT_S = 10.0
 #: A starting JobManager waits for known TaskManagers within the slot request's own timeout.
@@ -72,11 +146,11 @@ class TaskManagers:
         self._managers: dict[str, _Manager] = {}
         self._jobs: dict[str, Callable[[Event], None]] = {}
         #: Requests to TaskManagers themselves, for logs and threads.
-        self._asked: dict[str, asyncio.Future[msg.LogText | msg.ThreadsText]] = {}
+        self._open_requests: dict[str, asyncio.Future[msg.LogText | msg.ThreadsText]] = {}
         self._requests = 0
         self.pool = SlotPool(settings.slot_request_timeout_ms)
         #: Open queries to running subtasks.
-        self.questions = Questions(self.send)
+        self.queries = WorkerQueries(self.send)
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
@@ -87,11 +161,11 @@ class TaskManagers:
     def detach(self, job_id: str) -> None:
         """Release the slots of an ended job and stop delivering its events."""
         self._jobs.pop(job_id, None)
-        self._tell(self.pool.release(job_id))
+        self._post_grants(self.pool.release(job_id))
 
     def request_slots(self, job_id: str, count: int, *, wait: bool) -> None:
         """Request slots; answered by SlotsGranted or SlotsRefused, at once without `wait`."""
-        self._tell(self.pool.request(job_id, count, self._clock.now_ms(), wait=wait))
+        self._post_grants(self.pool.request(job_id, count, self._clock.now_ms(), wait=wait))
 
     def require_slots(self, graph: JobGraph) -> None:
         """Check that the cluster can provide the slots of a job, if its size is known.
@@ -106,7 +180,7 @@ class TaskManagers:
 
     def release_slots(self, job_id: str, slots: tuple[Slot, ...] | None) -> None:
         """Release some slots of a job, or all and its request."""
-        self._tell(self.pool.release(job_id, slots))
+        self._post_grants(self.pool.release(job_id, slots))
 
     def start_worker(self, job_id: str, worker_id: str, slot: Slot, graph: JobGraph) -> None:
         """Start a worker; it is reported lost at once if its TaskManager is gone."""
@@ -137,7 +211,7 @@ class TaskManagers:
             return
         manager.session.send(msg.StopWorker(worker_id=worker_id))
 
-    def send(self, taskmanager_id: str, worker_ids: tuple[str, ...], command: orders.WorkerCommand) -> None:
+    def send(self, taskmanager_id: str, worker_ids: tuple[str, ...], command: msg.WorkerCommand) -> None:
         """Relay a command; drop it if the TaskManager is gone, which the job learns separately."""
         manager = self._managers.get(taskmanager_id)
         if manager is not None:
@@ -162,7 +236,7 @@ class TaskManagers:
                 worker_lease_ms=self._settings.worker_lease_ms,
             )
         )
-        self._tell(self.pool.add(name, session.registration.host, session.registration.slots))
+        self._post_grants(self.pool.add(name, session.registration.host, session.registration.slots))
 
     def received(self, session: Session, report: msg.TaskManagerReport) -> None:
         """Handle a message from a TaskManager."""
@@ -185,7 +259,7 @@ class TaskManagers:
             case msg.WorkerStartFailed():
                 self._worker_lost(manager, WorkerLost(report.worker_id, report.error))
             case msg.LogText() | msg.ThreadsText():
-                waiting = self._asked.pop(report.request_id, None)
+                waiting = self._open_requests.pop(report.request_id, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(report)
             case msg.RegisterTaskManager():
@@ -223,7 +297,7 @@ class TaskManagers:
             if silent_ms > self._settings.heartbeat_timeout_ms:
                 manager.session.close()
                 self._lost(name, f"silent for {silent_ms / 1000:.1f} s")
-        self._tell(self.pool.tick(self._clock.now_ms()))
+        self._post_grants(self.pool.tick(self._clock.now_ms()))
 
     @property
     def check_interval_ms(self) -> int:
@@ -279,7 +353,7 @@ class TaskManagers:
         return found.threads if isinstance(found, msg.ThreadsText) else ()
 
     async def _ask(
-        self, taskmanager_id: str, question: Callable[[str], msg.FetchLog | msg.FetchThreads]
+        self, taskmanager_id: str, query: Callable[[str], msg.FetchLog | msg.FetchThreads]
     ) -> msg.LogText | msg.ThreadsText:
         manager = self._managers.get(taskmanager_id)
         if manager is None:
@@ -288,15 +362,15 @@ class TaskManagers:
         self._requests += 1
         request_id = str(self._requests)
         future: asyncio.Future[msg.LogText | msg.ThreadsText] = asyncio.get_running_loop().create_future()
-        self._asked[request_id] = future
-        manager.session.send(question(request_id))
+        self._open_requests[request_id] = future
+        manager.session.send(query(request_id))
         try:
             return await asyncio.wait_for(future, _ANSWER_TIMEOUT_S)
         except TimeoutError as error:
             text = f"TaskManager {taskmanager_id!r} did not answer in time"
             raise NotFoundError(text, hint="try again") from error
         finally:
-            self._asked.pop(request_id, None)
+            self._open_requests.pop(request_id, None)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -311,7 +385,7 @@ class TaskManagers:
             self._worker_lost(manager, WorkerLost(report.worker_id, f"it sent an invalid report: {error}"))
             return
         if isinstance(message, msg.SubtaskAnswer):
-            self.questions.answered(message)
+            self.queries.answered(message)
             return
         if isinstance(message, msg.WorkerReady):
             worker.pid = message.pid
@@ -321,19 +395,19 @@ class TaskManagers:
 
     def _worker_lost(self, manager: _Manager, lost: WorkerLost) -> None:
         worker = manager.workers.pop(lost.worker_id, None)
-        self.questions.lost(lost.worker_id)
+        self.queries.lost(lost.worker_id)
         if worker is not None:
             self._post(worker.job_id, lost)
 
     def _lost(self, name: str, reason: str) -> None:
         for worker_id in self._managers.pop(name).workers:
-            self.questions.lost(worker_id)
+            self.queries.lost(worker_id)
         granted = self.pool.remove(name)
         for post in list(self._jobs.values()):
             post(TaskManagerLost(name, reason))
-        self._tell(granted)
+        self._post_grants(granted)
 
-    def _tell(self, decided: list[Grant | Refuse]) -> None:
+    def _post_grants(self, decided: list[Grant | Refuse]) -> None:
         for decision in decided:
             if isinstance(decision, Grant):
                 self._post(decision.job_id, SlotsGranted(decision.slots))

@@ -11,7 +11,7 @@ from penstock.jobmanager.deploy.deployment import Worker
 from penstock.jobmanager.messages.commands import Command, KillWorker, ReleaseSlots
 from penstock.jobmanager.messages.placement import Slot
 
-_LEAVE_TIMEOUT_MS = 10_000
+_EXIT_TIMEOUT_MS = 10_000
 
 
 class HeldSlots:
@@ -20,34 +20,34 @@ class HeldSlots:
     def __init__(self) -> None:
         """Start without slots."""
         self.slots: list[Slot] = []
-        self._leaving: dict[str, Slot] = {}
-        self._leave_by_ms = 0
+        self._exiting: dict[str, Slot] = {}
+        self._exit_deadline_ms = 0
 
     def halt(self, workers: Iterable[Worker], now_ms: int) -> list[Command]:
-        """Kill these workers; `gone` returns whether they have exited."""
+        """Kill these workers; `workers_exited` returns whether they have exited."""
         commands: list[Command] = []
         for worker in workers:
-            self._leaving[worker.worker_id] = worker.slot
+            self._exiting[worker.worker_id] = worker.slot
             commands.append(KillWorker(worker.worker_id, worker.slot))
-        self._leave_by_ms = now_ms + _LEAVE_TIMEOUT_MS
+        self._exit_deadline_ms = now_ms + _EXIT_TIMEOUT_MS
         return commands
 
-    def worker_left(self, worker_id: str) -> Slot | None:
+    def worker_exited(self, worker_id: str) -> Slot | None:
         """Handle the end of a worker process; return its slot if the worker was being killed."""
-        return self._leaving.pop(worker_id, None)
+        return self._exiting.pop(worker_id, None)
 
     def taskmanager_lost(self, taskmanager_id: str) -> None:
         """Forget the slots of a lost TaskManager and its workers, whose exit will not be reported."""
         self.slots = [slot for slot in self.slots if slot.taskmanager_id != taskmanager_id]
-        self._leaving = {w: slot for w, slot in self._leaving.items() if slot.taskmanager_id != taskmanager_id}
+        self._exiting = {w: slot for w, slot in self._exiting.items() if slot.taskmanager_id != taskmanager_id}
 
-    def gone(self, now_ms: int) -> bool:
+    def workers_exited(self, now_ms: int) -> bool:
         """Return whether the old workers have exited; give up slots whose worker cannot be killed in time."""
-        if self._leaving and now_ms >= self._leave_by_ms:
-            stuck = set(self._leaving.values())
+        if self._exiting and now_ms >= self._exit_deadline_ms:
+            stuck = set(self._exiting.values())
             self.slots = [slot for slot in self.slots if slot not in stuck]
-            self._leaving.clear()
-        return not self._leaving
+            self._exiting.clear()
+        return not self._exiting
 
     def trim(self, needed: int) -> list[Command]:
         """Release the slots beyond `needed`; no worker may be left in them."""
@@ -55,5 +55,5 @@ class HeldSlots:
         return [ReleaseSlots(surplus)] if surplus else []
 
     def wake_ms(self) -> int | None:
-        """Return the time at which `gone` may change by a timeout, or None."""
-        return self._leave_by_ms if self._leaving else None
+        """Return the time at which `workers_exited` may change by a timeout, or None."""
+        return self._exit_deadline_ms if self._exiting else None

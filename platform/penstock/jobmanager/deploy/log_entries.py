@@ -1,29 +1,99 @@
-"""Builds the leader's entries of the manifest log (checkpoints, releases, ends), and event log entries from them; pure.
+"""The job's use of its manifest log; pure.
 
-Called by `jobmanager.checkpoints.checkpointing` and `jobmanager.master.job_master`. Sequence and nonce are set by the
-append.
+`recover` derives what a deployment restores; `ended_as` and `stop_of` tell how a run ended. The other functions
+build the leader's entries: checkpoints, releases, ends. Called by `master.job_master`, `checkpoints.checkpointing`
+and `change.upgrading`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from penstock.checkpoint.coordinator import PendingCheckpoint
-from penstock.checkpoint.log import LogEntry
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import LogEntry, Manifest
+from penstock.checkpoint.recovery import check_source, live_entries, plan_recovery
 from penstock.core.elements import BarrierKind
+from penstock.core.errors import StateMismatchError
 from penstock.core.event_log import Entry
 from penstock.core.snapshot import Committable
+from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.deploy.deployment import Deployment
-from penstock.jobmanager.deploy.restore_decision import JobIdentity
+from penstock.graph.restore_plan import assign_state, with_held
+from penstock.jobmanager.deploy.deployment import Deployment, Recovered, publishing_sinks
+from penstock.jobmanager.messages.commands import OperationEnded
+from penstock.jobmanager.messages.events import LogRead
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """The identity of a job's run, and its start options."""
+
+    job_id: str
+    run_id: str
+    generation: int
+    claim: bool = True
+    accept_duplicates: bool = False
+    #: States that may be dropped: `uid` or `uid/state`.
+    allow_non_restored_state: tuple[str, ...] = ()
+
+    def plan_ids(self, number: int) -> PlanIds:
+        """Return the ids of the deployment with that number."""
+        return PlanIds(job_id=self.job_id, run_id=self.run_id, generation=self.generation, attempt=number, epoch=number)
+
+
+def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_before: bool) -> Recovered:
+    """Choose the manifest, assign its state, and list the runs whose transactions are fenced.
+
+    Raises:
+        StateMismatchError: the state does not fit the graph, or the restore would repeat published output.
+    """
+    accepted = False
+    if log.source is not None and not deployed_before:
+        accepted = check_source(log.entries, log.source, identity.run_id, accept_duplicates=identity.accept_duplicates)
+    plan = plan_recovery(log.entries, identity.run_id, source=log.source, claim=identity.claim)
+    restored = plan.restored
+    if restored is None:
+        # The log holds only our own seal, so no run can have written output yet.
+        return Recovered(plan, None, plan.fence if deployed_before or len(log.entries) > 1 else ())
+    other_version = log.source is restored or (plan.trial is not None and plan.trial.base == restored.sequence)
+    if not other_version and restored.graph_fingerprint != graph.fingerprint:
+        msg = f"job {graph.name!r} has changed since checkpoint {restored.checkpoint_id}"
+        raise StateMismatchError(msg, hint="restore it with --from <savepoint>, or discard its state with --fresh")
+    lost = sorted({c.uid for c in plan.pending} - set(publishing_sinks(graph)))
+    if lost:
+        msg = f"sink {lost[0]!r} has unpublished output, but the job has no exactly-once sink with that uid"
+        hint = "restore the sink's uid and delivery until its output is published"
+        raise StateMismatchError(msg, hint=hint)
+    # Applies to the savepoint only: states in the run's own checkpoints were all declared.
+    dropped = identity.allow_non_restored_state if other_version else ()
+    restore = assign_state(graph, restored.subtasks, checkpoint_id=restored.checkpoint_id, allow_non_restored=dropped)
+    restore = with_held(restore, graph, plan.held)
+    return Recovered(plan, restore, plan.fence, accepted)
+
+
+def ended_as(entries: Sequence[LogEntry], run_id: str) -> str:
+    """Return the terminal state that a leader of this run wrote to the log, or an empty string."""
+    ends = [e.manifest for e in live_entries(entries) if e.manifest.kind == "end" and e.manifest.run_id == run_id]
+    return ends[-1].note if ends else ""
+
+
+def stop_of(entries: Sequence[LogEntry], run_id: str) -> OperationEnded | None:
+    """Return the reply to the stop or drain that was this run's final checkpoint; None if there was none."""
+    checkpoints = [
+        e.manifest for e in live_entries(entries) if e.manifest.kind == "checkpoint" and e.manifest.run_id == run_id
+    ]
+    last = checkpoints[-1] if checkpoints else None
+    if last is None or last.barrier not in ("stop", "drain") or not last.request:
+        return None
+    return OperationEnded(last.request, last.note, last.checkpoint_id, kind="stop")
 
 
 def checkpoint_entry(
-    deployment: Deployment, pending: PendingCheckpoint, owed: tuple[Committable, ...], noted: tuple[str, int]
+    deployment: Deployment, pending: PendingCheckpoint, uncommitted: tuple[Committable, ...], noted: tuple[str, int]
 ) -> Manifest:
     """Return the entry of a fully acknowledged checkpoint; `noted` holds its copy's URI and the time (ms)."""
     graph, ids = deployment.graph, deployment.ids
@@ -42,7 +112,7 @@ def checkpoint_entry(
         key_groups=graph.settings.key_groups,
         operators={o.uid: (v.parallelism, v.id) for v in graph.vertices for o in v.operators},
         subtasks=tuple(ack.snapshot for _, ack in sorted(pending.acks.items())),
-        pending=owed,
+        pending=uncommitted,
         runs=(ids.run_id,),
         barrier=pending.label,
         note=uri,
@@ -51,10 +121,10 @@ def checkpoint_entry(
 
 
 def end_entry(
-    graph: JobGraph, identity: JobIdentity, state: str, owed: tuple[tuple[Committable, ...], int], now_ms: int
+    graph: JobGraph, identity: JobIdentity, state: str, uncommitted: tuple[tuple[Committable, ...], int], now_ms: int
 ) -> Manifest:
-    """Return the end entry of a job; `owed` holds uncommitted output and the sequence that last named it."""
-    pending, as_of = owed
+    """Return the end entry of a job; `uncommitted` holds uncommitted output and the sequence that last named it."""
+    pending, as_of = uncommitted
     entry = _entry(graph, identity, "end", now_ms)
     return msgspec.structs.replace(entry, pending=pending, pending_as_of=as_of, runs=(identity.run_id,), note=state)
 
@@ -69,7 +139,7 @@ def appended_text(tag: str, sequence: int) -> str:
     return f"{tag} completed (log entry {sequence})"
 
 
-def told_by(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
+def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
     """Return event log entries of leaders before `generation`, reconstructed from the manifest log, oldest first."""
     found = []
     for manifest in (entry.manifest for entry in entries if entry.manifest.generation < generation):

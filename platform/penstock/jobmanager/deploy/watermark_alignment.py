@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.core.elements import MAX_TIMESTAMP
 from penstock.eventtime.strategy import ALIGNMENT_METRIC, strategy_from_builtins
 from penstock.jobmanager.deploy.deployment import send_to_all
-from penstock.rpc.worker_commands import AlignWatermarks
+from penstock.rpc.messages import AlignWatermarks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

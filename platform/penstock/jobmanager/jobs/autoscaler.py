@@ -1,4 +1,4 @@
-"""Samples every job with the autoscaler on, lets `jobmanager.autoscale.scaling` decide, logs the decision and rescales.
+"""Samples every job with the autoscaler on, logs the decision of `jobmanager.change.vertex_scaling`, and rescales.
 
 Part of `jobmanager.jobs.change_requests`, called from the JobManager's event loop; it never blocks. It reads the
 metrics that workers send in any case and starts the same rescale as a user. A dry run only logs.
@@ -14,11 +14,10 @@ from typing import Any
 
 from penstock.config.settings import AutoscalerSettings
 from penstock.core.errors import PenstockError
-from penstock.core.logs import about
+from penstock.core.logs import job_extra
 from penstock.graph.rescale import RescaleTo
-from penstock.jobmanager.autoscale.restart_cost import RestartCost
-from penstock.jobmanager.autoscale.scaling import Decision, Scaler, VertexLook
 from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.change.vertex_scaling import Decision, RestartCost, Scaler, VertexMetrics
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.jobs.known_jobs import KnownJob
 from penstock.jobmanager.jobs.operations import Operations
@@ -33,7 +32,7 @@ _LOGGER = logging.getLogger("penstock.jobs")
 
 
 @dataclass(slots=True)
-class LogEntry:
+class ScalingLogEntry:
     """A decision, the time span in which it stayed the same, and its outcome."""
 
     first_ms: int
@@ -47,7 +46,7 @@ class _Watched:
     settings: AutoscalerSettings
     scaler: Scaler
     cost: RestartCost
-    log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    log: deque[ScalingLogEntry] = field(default_factory=lambda: deque(maxlen=_KEPT))
     request_id: str = ""
     #: The job's vertices and their parallelism at the previous look.
     shape: tuple[tuple[str, int], ...] = ()
@@ -66,13 +65,13 @@ class Autoscaler:
         """`slots` returns the slots a job holds or could get; `rescale` starts one and returns its request id."""
         self._jobs, self._operations, self._slots, self._rescale = jobs, operations, slots, rescale
         self._watched: dict[str, _Watched] = {}
-        self._looked_ms = 0
+        self._sampled_ms = 0
 
-    def look(self, now_ms: int) -> None:
+    def sample(self, now_ms: int) -> None:
         """Sample all jobs at most once per interval; an error in one job does not affect the others."""
-        if 0 <= now_ms - self._looked_ms < _EVERY_MS:
+        if 0 <= now_ms - self._sampled_ms < _EVERY_MS:
             return
-        self._looked_ms = now_ms
+        self._sampled_ms = now_ms
         wanted = {i: job for i, job in self._jobs.items() if job.graph.settings.autoscaler.enabled}
         self._watched = {i: watched for i, watched in self._watched.items() if i in wanted}
         for job_id, job in wanted.items():
@@ -81,9 +80,9 @@ class Autoscaler:
                 continue
             watched = self._watch(job_id, job)
             try:
-                self._look_at(job, master, watched, now_ms)
+                self._sample_job(job, master, watched, now_ms)
             except Exception:
-                _LOGGER.exception("the autoscaler failed on job %s", job_id, extra=about(job_id, job.record.name))
+                _LOGGER.exception("the autoscaler failed on job %s", job_id, extra=job_extra(job_id, job.record.name))
                 watched.scaler.failed(now_ms)
 
     def document(self, job: KnownJob) -> dict[str, Any]:
@@ -110,11 +109,11 @@ class Autoscaler:
             self._watched[job_id] = known
         return known
 
-    def _look_at(self, job: KnownJob, master: JobMaster, watched: _Watched, now_ms: int) -> None:
+    def _sample_job(self, job: KnownJob, master: JobMaster, watched: _Watched, now_ms: int) -> None:
         running = master.status.state is JobStatus.RUNNING and master.step is Step.RUNNING
         since_ms = master.status.entered_ms[JobStatus.RUNNING] if running else None
         periodic = job.graph.settings.checkpoint_interval_ms is not None
-        watched.cost.look(
+        watched.cost.sample(
             now_ms,
             running_since_ms=since_ms,
             checkpoints=master.checkpointing.history.completed,
@@ -125,25 +124,25 @@ class Autoscaler:
             watched.scaler.changed(now_ms)
         watched.shape = shape
         self._follow(watched, master, now_ms)
-        changing = master.in_place.rescaling.phase is not None or master.in_place.upgrading.phase is not None
+        changing = master.job_change.rescaling.phase is not None or master.job_change.upgrading.phase is not None
         if since_ms is None or changing or watched.request_id or watched.cost.pending:
-            watched.scaler.unsettled()
+            watched.scaler.discard_samples()
             return
-        looks = looks_of(job, master)
-        if looks is None or now_ms - since_ms < watched.settings.stabilization_interval_ms:
-            watched.scaler.unsettled()
+        samples = vertex_metrics_of(job, master)
+        if samples is None or now_ms - since_ms < watched.settings.stabilization_interval_ms:
+            watched.scaler.discard_samples()
             return
-        watched.scaler.look(looks, now_ms)
+        watched.scaler.sample(samples, now_ms)
         decision = watched.scaler.decide(job.graph, self._slots(job), watched.cost.cost_ms, now_ms)
         entry = _log(watched.log, decision, now_ms)
         if entry.first_ms == now_ms and decision.kind in ("rescale", "not-worth"):
             would = "would do: " if watched.settings.dry_run and decision.kind == "rescale" else ""
             master.story.add(now_ms, "autoscaler", would + decision.text)
-        users_first = master.checkpointing.busy or master.checkpointing.asked_for
+        users_first = master.checkpointing.busy or master.checkpointing.savepoint_obstacle
         if decision.kind == "rescale" and not watched.settings.dry_run and not users_first:
             self._act(job, watched, entry, now_ms)
 
-    def _act(self, job: KnownJob, watched: _Watched, entry: LogEntry, now_ms: int) -> None:
+    def _act(self, job: KnownJob, watched: _Watched, entry: ScalingLogEntry, now_ms: int) -> None:
         try:
             watched.request_id = self._rescale(job, RescaleTo(vertices=entry.decision.change))
             entry.outcome = "under way"
@@ -164,23 +163,23 @@ class Autoscaler:
         watched.request_id = ""
         watched.log[-1].outcome = "done" if status.status == "COMPLETED" else status.error
         if status.status != "COMPLETED":
-            watched.scaler.failed(now_ms, put_off=master.in_place.rescaling.put_off)
+            watched.scaler.failed(now_ms, retry_soon=master.job_change.rescaling.retry_soon)
 
 
-def looks_of(job: KnownJob, master: JobMaster) -> tuple[VertexLook, ...] | None:
+def vertex_metrics_of(job: KnownJob, master: JobMaster) -> tuple[VertexMetrics, ...] | None:
     """Return the newest metrics of each vertex in topological order, or None if a subtask has not reported yet."""
     inputs: dict[str, dict[str, None]] = {}
     for edge in job.graph.edges:
         inputs.setdefault(edge.target, {})[edge.source] = None
-    found: dict[str, VertexLook] = {}
+    found: dict[str, VertexMetrics] = {}
     for vertex in job.graph.vertices:
-        told = [master.metrics.get(f"{vertex.id}/{i}") for i in range(vertex.parallelism)]
-        metrics = [values for values in map(_believable, told) if "busyTimeMsPerSecond" in values]
+        reported = [master.metrics.get(f"{vertex.id}/{i}") for i in range(vertex.parallelism)]
+        metrics = [values for values in map(_usable_metrics, reported) if "busyTimeMsPerSecond" in values]
         if len(metrics) < vertex.parallelism:
             return None
         source = vertex.id not in inputs
         rows_out = _sum(metrics, "numRecordsOutPerSecond")
-        found[vertex.id] = VertexLook(
+        found[vertex.id] = VertexMetrics(
             id=vertex.id,
             name=vertex.name,
             parallelism=vertex.parallelism,
@@ -194,13 +193,13 @@ def looks_of(job: KnownJob, master: JobMaster) -> tuple[VertexLook, ...] | None:
     return _in_order(found)
 
 
-def _believable(values: Mapping[str, float] | None) -> dict[str, float]:
+def _usable_metrics(values: Mapping[str, float] | None) -> dict[str, float]:
     """Return the usable metrics: those of a connector may hold any value."""
     return {name: value for name, value in (values or {}).items() if abs(value) <= _MOST}
 
 
-def _in_order(found: dict[str, VertexLook]) -> tuple[VertexLook, ...]:
-    ordered: dict[str, VertexLook] = {}
+def _in_order(found: dict[str, VertexMetrics]) -> tuple[VertexMetrics, ...]:
+    ordered: dict[str, VertexMetrics] = {}
     while len(ordered) < len(found):
         ready = [v for i, v in found.items() if i not in ordered and all(u in ordered for u in v.inputs)]
         ordered.update((v.id, v) for v in ready)
@@ -211,7 +210,7 @@ def _sum(metrics: Iterable[dict[str, float]], name: str) -> float:
     return sum(values.get(name, 0.0) for values in metrics)
 
 
-def _log(log: deque[LogEntry], decision: Decision, now_ms: int) -> LogEntry:
+def _log(log: deque[ScalingLogEntry], decision: Decision, now_ms: int) -> ScalingLogEntry:
     """Log a decision and return its entry: an unchanged decision updates the last entry."""
     last = log[-1] if log else None
     if (
@@ -222,12 +221,12 @@ def _log(log: deque[LogEntry], decision: Decision, now_ms: int) -> LogEntry:
     ):
         last.last_ms, last.decision = now_ms, decision
         return last
-    entry = LogEntry(now_ms, now_ms, decision)
+    entry = ScalingLogEntry(now_ms, now_ms, decision)
     log.append(entry)
     return entry
 
 
-def _shown(entry: LogEntry) -> dict[str, Any]:
+def _shown(entry: ScalingLogEntry) -> dict[str, Any]:
     decision = entry.decision
     return {
         "at": entry.first_ms,
@@ -241,9 +240,9 @@ def _shown(entry: LogEntry) -> dict[str, Any]:
                 "parallelism": need.parallelism,
                 "wanted": decision.change.get(vertex_id, need.parallelism),
                 "true-rate": round(need.true_rate, 1),
-                "wanted-rate": round(need.wanted_rate, 1),
+                "wanted-rate": round(need.target_rate, 1),
                 "utilization": round(need.utilization, 4),
             }
-            for vertex_id, need in decision.needs.items()
+            for vertex_id, need in decision.targets.items()
         },
     }

@@ -12,26 +12,22 @@ from typing import Any
 
 import msgspec
 
-from penstock.checkpoint.job_records import JobRecord, check_leading, write_record
+from penstock.checkpoint.ha_records import JobRecord, UpgradePolicy, UpgradeRecord, check_leading, write_record
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
-from penstock.checkpoint.upgrade_record import UpgradePolicy, UpgradeRecord
 from penstock.core import failpoints
 from penstock.core.errors import UnansweredError, UsageError
 from penstock.core.rand import Rand
-from penstock.graph.job_graph import JobGraph
-from penstock.graph.regions import required_slots
+from penstock.graph.job_graph import JobGraph, read_submitted, required_slots
 from penstock.graph.rescale import RescaleTo, keeping_parallelism
-from penstock.graph.submitted import read_submitted
-from penstock.jobmanager.change.upgrade_check import require_upgradable
-from penstock.jobmanager.change.upgrading import Phase, Upgrading
+from penstock.jobmanager.change.upgrading import Phase, Upgrading, require_upgradable
 from penstock.jobmanager.jobs import enumerators
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.job_driver import JobDriver
 from penstock.jobmanager.jobs.known_jobs import KnownJob
 from penstock.jobmanager.jobs.operations import Operations
 from penstock.jobmanager.jobs.recorded_jobs import rescaled_record, upgraded_record
-from penstock.jobmanager.jobs.savepoint_target import savepoint_target
+from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
 from penstock.jobmanager.messages.commands import RecordRescale, RecordUpgrade
 from penstock.jobmanager.messages.events import Event, RescaleRequested, UpgradeJudged, UpgradeRequested
 from penstock.jobmanager.messages.views import OperationStatus, UpgradeView
@@ -41,7 +37,7 @@ _STATUS = {"cut": "IN_PROGRESS", "trial": "IN_PROGRESS", "completed": "COMPLETED
 
 @dataclass(frozen=True, slots=True)
 class ChangeParts:
-    """The parts of the dispatcher that `Changes` uses."""
+    """The parts of the dispatcher that `ChangeRequests` uses."""
 
     jobs: dict[str, KnownJob]
     find: Callable[[str], KnownJob]
@@ -56,7 +52,7 @@ class ChangeParts:
     verdict_ms: int
 
 
-class Changes:
+class ChangeRequests:
     """Rescale and upgrade requests of all jobs; `job` is an id or a name."""
 
     def __init__(self, parts: ChangeParts) -> None:
@@ -159,19 +155,21 @@ class Changes:
             UsageError: the token belongs to another job's request or to a request of another kind.
         """
         operations, name = self._parts.operations, job.record.name
-        known = operations.status(request_id) if operations.known(request_id) else self.told(request_id, name)
+        known = (
+            operations.status(request_id) if operations.known(request_id) else self.recorded_status(request_id, name)
+        )
         owner = self._parts.jobs.get(known.job_id) if known is not None else None
         if owner is not None and owner.record.name != name:
             msg = f"token {request_id!r} is already used by a request of job {owner.record.name!r}"
             raise UsageError(msg, hint=f"job {name!r} was not changed; use a new token for each request")
-        recorded = self.told(request_id, name) if known is not None and not known.kind else known
+        recorded = self.recorded_status(request_id, name) if known is not None and not known.kind else known
         before = recorded.kind if recorded is not None else ""
         if before not in {"", kind}:
             msg = f"token {request_id!r} is already used by a {before} request; this is a {kind} request"
             raise UsageError(msg, hint="the request was ignored; use a new token for each request")
         return known
 
-    def told(self, request_id: str, name: str = "") -> OperationStatus | None:
+    def recorded_status(self, request_id: str, name: str = "") -> OperationStatus | None:
         """Return the status that an earlier leader recorded for a request; records of that job name take precedence."""
         jobs = sorted(self._parts.jobs.values(), key=lambda job: job.record.name != name)
         for record in (job.record for job in jobs):
@@ -230,7 +228,7 @@ class Changes:
 
 def _upgrading(job: KnownJob) -> Upgrading | None:
     master = job.master
-    return master.in_place.upgrading if master is not None else None
+    return master.job_change.upgrading if master is not None else None
 
 
 def _view(record: UpgradeRecord, upgrading: Upgrading | None, job: KnownJob) -> UpgradeView:

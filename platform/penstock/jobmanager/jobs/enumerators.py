@@ -19,14 +19,14 @@ from penstock.connector.source import SourceFactory, SplitEnumerator
 from penstock.core.errors import ConnectorError, PenstockError
 from penstock.core.secrets import redact
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.cluster.side_threads import SideThreads
+from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
 from penstock.jobmanager.deploy.deployment import source_spec
 from penstock.jobmanager.messages.commands import DiscoverSplits
 from penstock.jobmanager.messages.events import DiscoveryFailed, Event, SplitsDiscovered
 
 _DISCOVERY_TIMEOUT_S = 60.0
 _VALIDATE_TIMEOUT_S = 60.0
-_VALIDATIONS = SideThreads("validation", 4)
+_VALIDATIONS = DaemonThreadPool("validation", 4)
 
 
 class Enumerators:
@@ -88,7 +88,7 @@ class Enumerators:
             enumerator.close()
 
 
-async def validate(graph: JobGraph, threads: SideThreads = _VALIDATIONS) -> None:
+async def validate(graph: JobGraph, threads: DaemonThreadPool = _VALIDATIONS) -> None:
     """Run the validation of every source and sink of the job.
 
     Raises:

@@ -15,22 +15,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from penstock.checkpoint.job_records import JobRecord
+from penstock.checkpoint.ha_records import JobRecord
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
 from penstock.core.failpoints import FailpointError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
-from penstock.jobmanager.deploy.restore_decision import JobIdentity
+from penstock.jobmanager.deploy.log_entries import JobIdentity
 from penstock.jobmanager.jobs.enumerators import Enumerators
 from penstock.jobmanager.jobs.job_store import JobStore
-from penstock.jobmanager.jobs.recorded_jobs import start_of
+from penstock.jobmanager.jobs.recorded_jobs import start_options_of
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
-from penstock.jobmanager.observe.span_builder import SpanBuilder
-from penstock.jobmanager.observe.spans import SpanSink, parse_traceparent
+from penstock.jobmanager.observe.spans import SpanBuilder, SpanSink, parse_traceparent
 
 _MIN_WAIT_MS = 5
 T = TypeVar("T")
@@ -103,7 +102,7 @@ class JobDriver:
         """Seal the log and start the job."""
         record = self.record
         await self._in_thread(self._parts.store.seal, record.job_id, record.run_id, generation)
-        start = start_of(record)
+        start = start_options_of(record)
         identity = JobIdentity(
             job_id=record.job_id,
             run_id=record.run_id,
@@ -255,10 +254,10 @@ class JobDriver:
         except LeadershipLostError as error:
             self._hooks.leadership_lost(error)
         except (PenstockError, FailpointError) as error:
-            await self._in_thread(self._parts.store.use, self.graph)
+            await self._in_thread(self._parts.store.set_graph, self.graph)
             self.post(ev.RescaleNotRecorded(str(error)))
         else:
-            self._go_on_as(command.graph)
+            self._continue_as(command.graph)
             self.post(ev.RescaleRecorded())
 
     async def _record_upgrade(self, command: cmd.RecordUpgrade) -> None:
@@ -271,14 +270,14 @@ class JobDriver:
         except LeadershipLostError as error:
             self._hooks.leadership_lost(error)
         except (PenstockError, FailpointError) as error:
-            await self._in_thread(store.use, self.graph)
+            await self._in_thread(store.set_graph, self.graph)
             self.post(ev.UpgradeNotRecorded(str(error)))
         else:
             if graph is not None:
-                self._go_on_as(graph)
+                self._continue_as(graph)
             self.post(ev.UpgradeRecorded())
 
-    def _go_on_as(self, graph: JobGraph) -> None:
+    def _continue_as(self, graph: JobGraph) -> None:
         self._enumerators.close()
         self.graph, self._enumerators = graph, Enumerators(graph, self.post)
 

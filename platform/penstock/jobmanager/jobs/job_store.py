@@ -10,13 +10,20 @@ from typing import Any
 import msgspec
 
 from penstock.checkpoint.job_lease import JobLease, LeaseHolder
-from penstock.checkpoint.log import LogEntry, ManifestLog
-from penstock.checkpoint.manifest import Manifest, decode_manifest
-from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths, check_source, current_history, live_entries
+from penstock.checkpoint.manifest_log import LogEntry, Manifest, ManifestLog, decode_manifest
+from penstock.checkpoint.recovery import (
+    FRESH,
+    FROM,
+    Trial,
+    absolute_paths,
+    check_source,
+    current_history,
+    live_entries,
+    trial_of,
+)
+from penstock.checkpoint.retention import SWEPT_PREFIXES
 from penstock.checkpoint.store import ObjectStore
-from penstock.checkpoint.stores import join_uri, open_job_store, open_store, same_place
-from penstock.checkpoint.sweeper import SWEPT_PREFIXES
-from penstock.checkpoint.trials import Trial, trial_of
+from penstock.checkpoint.stores import join_uri, open_job_store, open_store, same_store
 from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StateMismatchError, StorageError
@@ -27,7 +34,7 @@ from penstock.graph.state_check import check_states, require_fit
 _CLAIM_KEY = "claimed.json"
 
 
-class StartFrom(msgspec.Struct, frozen=True, kw_only=True):
+class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The source of a run's initial state."""
 
     from_uri: str = ""
@@ -40,7 +47,7 @@ class StartFrom(msgspec.Struct, frozen=True, kw_only=True):
 class JobStore:
     """The folder of one job, held under its lease."""
 
-    def __init__(self, graph: JobGraph, start: StartFrom, holder: LeaseHolder, clock: Clock, rand: Rand) -> None:
+    def __init__(self, graph: JobGraph, start: StartOptions, holder: LeaseHolder, clock: Clock, rand: Rand) -> None:
         """Open the store without contacting it."""
         self._graph = graph
         self._start = start
@@ -100,16 +107,16 @@ class JobStore:
             note = FRESH
         elif not sealed and self._start.from_uri:
             note = FROM + self._start.from_uri
-        log.seal(_tried(self._seal_entry(job_id, run_id, generation, note), trial_of(live, run_id)))
+        log.seal(_with_trial(self._seal_entry(job_id, run_id, generation, note), trial_of(live, run_id)))
         self._log, self._generation = log, generation
 
     def continue_as(self, job_id: str, run_id: str, graph: JobGraph, trial: Trial | None = None) -> None:
         """Append the seal of a run that continues this one under the same leader as `graph`, optionally on trial."""
-        self._opened().append(_tried(self._seal_entry(job_id, run_id, self._generation, ""), trial))
-        self._start, self._source = StartFrom(), None
-        self.use(graph)
+        self._opened().append(_with_trial(self._seal_entry(job_id, run_id, self._generation, ""), trial))
+        self._start, self._source = StartOptions(), None
+        self.set_graph(graph)
 
-    def use(self, graph: JobGraph) -> None:
+    def set_graph(self, graph: JobGraph) -> None:
         """Switch to `graph`."""
         self._graph = graph
 
@@ -204,12 +211,12 @@ class JobStore:
         store = open_store(self._start.from_uri.removesuffix("/manifest.json").rstrip("/"))
         mine = {"job_folder": self._store.uri, "job_id": job_id, "run_id": run_id}
         if store.list(_CLAIM_KEY) and store.read(_CLAIM_KEY) == msgspec.json.encode(mine):
-            self._tell_origin(source, mine)
+            self._mark_origin_claimed(source, mine)
             return  # the same run, under a new leader
-        if not same_place(self._origin(source), self._store):
+        if not same_store(self._origin(source), self._store):
             self._check_origin(source)
         if store.put_if_absent(_CLAIM_KEY, msgspec.json.encode(mine)):
-            self._tell_origin(source, mine)
+            self._mark_origin_claimed(source, mine)
             return
         held = msgspec.json.decode(store.read(_CLAIM_KEY), type=dict[str, str])
         if held.get("job_folder") != self._store.uri:
@@ -232,10 +239,10 @@ class JobStore:
         finally:
             lease.release()
 
-    def _tell_origin(self, source: Manifest, mine: dict[str, str]) -> None:
+    def _mark_origin_claimed(self, source: Manifest, mine: dict[str, str]) -> None:
         """Record in the origin's folder that its lineage continues here."""
         origin = self._origin(source)
-        if not same_place(origin, self._store) and origin.list("lease.json"):
+        if not same_store(origin, self._store) and origin.list("lease.json"):
             origin.put(_CLAIM_KEY, msgspec.json.encode({**mine, "sequence": str(source.sequence)}))
 
     def _refuse_continued(self, generation: int) -> None:
@@ -243,11 +250,12 @@ class JobStore:
         chosen = self._start.fresh or self._start.from_uri or self._start.accept_duplicates
         if chosen or not self._store.list(_CLAIM_KEY):
             return
-        heir = msgspec.json.decode(self._store.read(_CLAIM_KEY), type=dict[str, str])
+        successor = msgspec.json.decode(self._store.read(_CLAIM_KEY), type=dict[str, str])
         entries = current_history(ManifestLog(self._store, generation, self._clock, self._rand).read())
         newest = max((e.manifest.sequence for e in entries if e.manifest.kind == "checkpoint"), default=0)
-        if 0 < newest <= int(heir["sequence"]):
-            msg = f"job {self._graph.name!r} continues as {heir['job_folder']} ({heir['job_id']}) from its savepoint"
+        if 0 < newest <= int(successor["sequence"]):
+            successor_name = f"{successor['job_folder']} ({successor['job_id']})"
+            msg = f"job {self._graph.name!r} continues as {successor_name} from its savepoint"
             raise JobIdentityError(msg, hint="--fresh begins a new history, --accept-duplicates resumes it anyway")
 
     def _note_rescale(self, entries: tuple[LogEntry, ...]) -> None:
@@ -259,7 +267,7 @@ class JobStore:
             failpoints.hit("jobmanager.during_rescale", checkpoint=newest.checkpoint_id)
 
 
-def _tried(seal: Manifest, trial: Trial | None) -> Manifest:
+def _with_trial(seal: Manifest, trial: Trial | None) -> Manifest:
     """Return a run's seal with its trial added."""
     if trial is None:
         return seal

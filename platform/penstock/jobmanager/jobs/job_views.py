@@ -6,11 +6,11 @@ from collections import Counter
 
 import msgspec
 
-from penstock.checkpoint.job_records import JobRecord
+from penstock.checkpoint.ha_records import JobRecord
 from penstock.graph.job_graph import JobGraph, JobVertex, KeyGroup
 from penstock.jobmanager.deploy.deployment import Deployment
 from penstock.jobmanager.deploy.job_status import JobStatus
-from penstock.jobmanager.jobs.recorded_jobs import start_of
+from penstock.jobmanager.jobs.recorded_jobs import start_options_of
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages.views import (
     CheckpointsView,
@@ -67,7 +67,7 @@ def summary_of(
         waits_for=waits_for,
         next_attempt_in_ms=max(0, at_ms - now_ms) if (at_ms := master.next_attempt_ms) >= 0 else -1,
         checkpoint_failure=history.last_failure,
-        slow_calls=tuple((slow.what, slow.since_ms) for slow in master.slow_work.going_on),
+        slow_calls=tuple((slow.what, slow.since_ms) for slow in master.slow_call_tracker.ongoing),
         restored=_restored(record, history.latest_restored),
         stop_uri=record.stop_uri,
     )
@@ -99,8 +99,10 @@ def checkpoints_of(record: JobRecord, master: JobMaster | None) -> CheckpointsVi
     """Return the checkpoint history."""
     if master is None:
         return CheckpointsView(completed=0, failed=0, in_progress=0, restored=0, history=())
-    owed = master.checkpointing.pending.values()
-    view = master.checkpointing.history.view((len(owed), sum(c.rows for c in owed), sum(c.size_bytes for c in owed)))
+    uncommitted = master.checkpointing.pending.values()
+    view = master.checkpointing.history.view(
+        (len(uncommitted), sum(c.rows for c in uncommitted), sum(c.size_bytes for c in uncommitted))
+    )
     return msgspec.structs.replace(view, latest_restored=_restored(record, view.latest_restored))
 
 
@@ -125,7 +127,7 @@ def _restored(record: JobRecord, restored: RestoredView | None) -> RestoredView 
     """Add the savepoint's URI."""
     if restored is None or not restored.savepoint:
         return restored
-    return msgspec.structs.replace(restored, uri=start_of(record).from_uri)
+    return msgspec.structs.replace(restored, uri=start_options_of(record).from_uri)
 
 
 def _states(graph: JobGraph, master: JobMaster) -> list[str]:

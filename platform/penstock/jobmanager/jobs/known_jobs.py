@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.checkpoint.job_records import JobRecord
+from penstock.checkpoint.ha_records import JobRecord
 from penstock.core.errors import JobIdentityError, NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.change.steps import Step
@@ -28,10 +28,10 @@ class KnownJob:
         return self.driver.master if self.driver is not None else None
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether this leader has read the job's log and found no end of the job in it."""
         master = self.master
-        if self.record.ended or master is None or master.checkpointing.last_cut is not None:
+        if self.record.ended or master is None or master.checkpointing.final_checkpoint is not None:
             return False
         deployment = master.deployment
         if deployment is None:
@@ -80,7 +80,7 @@ def refuse_running(jobs: Iterable[KnownJob], graph: JobGraph) -> None:
             raise JobIdentityError(msg, hint="stop or cancel it first, or use another job name")
 
 
-def submitted_with(jobs: Iterable[KnownJob], token: str, name: str = "") -> str:
+def job_of_token(jobs: Iterable[KnownJob], token: str, name: str = "") -> str:
     """Return the id of the job that was submitted with a token; empty if there is none.
 
     Raises:

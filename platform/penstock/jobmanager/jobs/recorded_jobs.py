@@ -1,4 +1,7 @@
-"""Reads, builds and deletes the job records of the HA store; called by dispatcher and driver."""
+"""Reads, builds and deletes the job records of the HA store, and the start options that a record keeps.
+
+Called by the dispatcher and the driver; REST decodes `SubmitOptions` from a submit request.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,42 @@ from collections.abc import Iterable
 
 import msgspec
 
-from penstock.checkpoint.job_records import JobRecord, delete_record, read_records
+from penstock.checkpoint.ha_records import JobRecord, delete_record, prune_event_logs, read_records
 from penstock.checkpoint.store import ObjectStore
-from penstock.checkpoint.story_records import prune_stories
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
-from penstock.jobmanager.jobs.job_store import StartFrom
+from penstock.jobmanager.jobs.job_store import StartOptions
 from penstock.jobmanager.messages.commands import OperationEnded, RecordRescale, RecordUpgrade
-from penstock.jobmanager.messages.submit_options import SubmitOptions
+
+
+class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The start options of a job."""
+
+    #: Two submits with the same token give one job.
+    token: str = ""
+    #: A savepoint (or a retained checkpoint's manifest) to start from, instead of the job's own newest checkpoint.
+    from_uri: str = ""
+    #: Start a new history: ignore the job's own checkpoints.
+    fresh: bool = False
+    #: With `from_uri`: True continues that lineage (fences it and publishes its pending output), False forks it.
+    claim: bool = True
+    #: Accept a start older than output that may have been published (recorded in the event log).
+    accept_duplicates: bool = False
+    #: States that may be dropped, by name: `uid` or `uid/state`.
+    allow_non_restored_state: tuple[str, ...] = ()
+    #: The span of the submission's caller, as a W3C `traceparent` header.
+    traceparent: str = ""
+
+
+DEFAULT_OPTIONS = SubmitOptions()
+
 
 #: Number of ended jobs that are kept. A token of a deleted record starts a new job.
-_REMEMBERED = 1000
+_RETAINED = 1000
 
 
 def recorded_jobs(
-    store: ObjectStore, generation: int = 0, remembered: int = _REMEMBERED
+    store: ObjectStore, generation: int = 0, retained: int = _RETAINED
 ) -> tuple[tuple[JobRecord, JobGraph], ...]:
     """Return all jobs, oldest first, except ended ones whose graph this version cannot read.
 
@@ -33,12 +57,12 @@ def recorded_jobs(
     """
     found = []
     records = read_records(store, generation)
-    forgotten = forget_oldest(store, records, remembered)
+    forgotten = delete_oldest(store, records, retained)
     for record in records:
         if record.job_id in forgotten:
             continue
         if not record.ended:
-            start_of(record)
+            start_options_of(record)
         try:
             found.append((record, decode_graph(record.graph)))
         except msgspec.MsgspecError as error:
@@ -49,7 +73,7 @@ def recorded_jobs(
     return tuple(found)
 
 
-def start_of(record: JobRecord) -> StartFrom:
+def start_options_of(record: JobRecord) -> StartOptions:
     """Return the source of a job's initial state; accepts records of earlier versions.
 
     Raises:
@@ -59,7 +83,7 @@ def start_of(record: JobRecord) -> StartFrom:
     if isinstance(options.get("allow_non_restored_state"), bool):
         del options["allow_non_restored_state"]  # formerly a switch; states to drop are named since
     try:
-        return msgspec.convert(options, StartFrom)
+        return msgspec.convert(options, StartOptions)
     except msgspec.MsgspecError as error:
         msg = f"the options of job {record.name!r} in jobs/{record.job_id}.json cannot be read: {error}"
         raise StorageError(msg, hint="it may be of another version; move it away to skip that job") from error
@@ -114,17 +138,17 @@ def stopped_record(record: JobRecord, stop: OperationEnded | None) -> JobRecord:
     return msgspec.structs.replace(record, stop_token=stop.request_id, stop_uri=stop.uri)
 
 
-def forget_oldest(store: ObjectStore, records: Iterable[JobRecord], remembered: int = _REMEMBERED) -> set[str]:
-    """Delete the records of all ended jobs except the `remembered` newest; return their ids.
+def delete_oldest(store: ObjectStore, records: Iterable[JobRecord], retained: int = _RETAINED) -> set[str]:
+    """Delete the records of all ended jobs except the `retained` newest; return their ids.
 
     A record that cannot be deleted is logged and tried again at the next call.
     """
     ended = sorted((record for record in records if record.ended), key=lambda record: record.ended_ms)
-    forgotten = {record.job_id for record in ended[:-remembered]}
+    forgotten = {record.job_id for record in ended[:-retained]}
     for job_id in forgotten:
         try:
             delete_record(store, job_id)
-            prune_stories(store, job_id, 0)
+            prune_event_logs(store, job_id, 0)
         except StorageError as error:
             logging.getLogger(__name__).warning("cannot delete the record of the ended job %s: %s", job_id, error)
     return forgotten

@@ -1,8 +1,7 @@
 """The master of one job: a pure decider over all events of a job, composed of smaller deciders.
 
-Production (`jobmanager.jobs.job_driver`) and the simulator feed it events and execute its commands in order. Each
-deployment has new workers, which start only after the old ones are known to be gone. Reports of old workers are
-dropped.
+`jobs.job_driver` and the simulator feed it events and execute its commands in order. `WaitingRequests` keeps user
+requests for a job that is starting until it runs.
 """
 
 from __future__ import annotations
@@ -11,35 +10,90 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.checkpoint.upgrade_record import UpgradeRecord
+from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.core.errors import PenstockError
 from penstock.core.event_log import EventLog
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.change.job_change import InPlace
-from penstock.jobmanager.change.steps import Become, ChangeStep, Failed, Failure, Leave, Measured, Note, Step
-from penstock.jobmanager.change.upgrading import RELEASE_TAG, Situation
+from penstock.jobmanager.change.job_change import JobChange
+from penstock.jobmanager.change.steps import (
+    AdoptDefinition,
+    ChangeStep,
+    Failed,
+    Failure,
+    Note,
+    Step,
+    StopForChange,
+    StoreMetrics,
+)
+from penstock.jobmanager.change.upgrading import RELEASE_TAG, ChangeContext
 from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand, Checkpointing, JobCanFinish, JobShouldFail
 from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment
-from penstock.jobmanager.deploy.failover import Cause, cause_of, is_lost_connection
+from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, is_lost_connection
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_status import JobStatus, StatusMachine
-from penstock.jobmanager.deploy.log_entries import appended_text, end_entry, told_by
-from penstock.jobmanager.deploy.restart import RestartPolicy
-from penstock.jobmanager.deploy.restore_decision import JobIdentity, ended_as, recover, stop_of
+from penstock.jobmanager.deploy.log_entries import (
+    JobIdentity,
+    appended_text,
+    end_entry,
+    ended_as,
+    events_of_earlier_leaders,
+    recover,
+    stop_of,
+)
 from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
-from penstock.jobmanager.master.slow_work import SlowWork
-from penstock.jobmanager.master.waiting_requests import UserRequest, WaitingRequests
-from penstock.jobmanager.master.worker_reports import Deployed, steps_of
+from penstock.jobmanager.master.worker_reports import DeployedJob, SlowCallTracker, steps_of
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.commands import RESUME_HINT, OperationEnded
+from penstock.jobmanager.messages.events import BarrierRequested, RescaleRequested, UpgradeRequested
 from penstock.jobmanager.messages.placement import Slot
-from penstock.rpc import worker_commands as orders
+from penstock.rpc import messages as msg
 
-_LEAVE_TIMEOUT_MS = 10_000
+_MAX_WAIT_MS = 30_000
+
+UserRequest = BarrierRequested | RescaleRequested | UpgradeRequested
+
+
+class WaitingRequests:
+    """The waiting requests of one job, oldest first."""
+
+    def __init__(self) -> None:
+        """Start without requests."""
+        self._waiting: list[tuple[UserRequest, int]] = []
+
+    def add(self, request: UserRequest, now_ms: int) -> None:
+        """Keep a request for at most half a minute."""
+        self._waiting.append((request, now_ms + _MAX_WAIT_MS))
+
+    def take(self) -> list[UserRequest]:
+        """Return all requests and forget them: the job runs."""
+        taken, self._waiting = self._waiting, []
+        return [request for request, _ in taken]
+
+    def drop(self, request_id: str) -> None:
+        """Drop a request that is answered elsewhere; no error if it is not here."""
+        self._waiting = [(request, until) for request, until in self._waiting if request.request_id != request_id]
+
+    def overdue(self, now_ms: int) -> list[OperationEnded]:
+        """Refuse the requests that have waited too long."""
+        late = [request for request, until in self._waiting if now_ms >= until]
+        self._waiting = [(request, until) for request, until in self._waiting if now_ms < until]
+        return [OperationEnded(request.request_id, error=f"the job is not running {RESUME_HINT}") for request in late]
+
+    def refuse(self, reason: str) -> list[OperationEnded]:
+        """Refuse all requests: the start failed."""
+        return [OperationEnded(request.request_id, error=reason) for request in self.take()]
+
+    def wake_ms(self) -> int | None:
+        """Return the time at which the first request expires."""
+        return min((until for _, until in self._waiting), default=None)
+
+
+_EXIT_TIMEOUT_MS = 10_000
 _END_TAG = "end"
 #: Delay before a job that must not end starts again, although its restart strategy has given up.
-_KEPT_DELAY_MS = 1_000
+_FORCED_RESTART_DELAY_MS = 1_000
 _EXCEPTIONS = 50
 
 
@@ -59,14 +113,14 @@ class JobMaster:
         self.checkpointing = Checkpointing(graph.settings.checkpoint_root)
         self.deployment: Deployment | None = None
         self.metrics: dict[str, dict[str, float]] = {}
-        self.slow_work = SlowWork()
+        self.slow_call_tracker = SlowCallTracker()
         self.restarts = 0
         self.error = ""
         self._rand = rand
         self.alignment = WatermarkAlignment(graph)
         self._restart = RestartPolicy(graph.settings.restart)
         self._held = HeldSlots()
-        self.in_place = InPlace(upgrade)
+        self.job_change = JobChange(upgrade)
         self._waiting = WaitingRequests()
         self._deployments = 0
         self._deadline_ms: int | None = None
@@ -83,8 +137,10 @@ class JobMaster:
             return []
         if isinstance(event, ev.Tick):
             self._wake_ms = None
-        commands = self._answers(self._dispatch(event, now_ms), now_ms)
-        commands += self._answers(self._apply(self.in_place.decide(self._situation(now_ms)), now_ms), now_ms)
+        commands = self._intercept_answers(self._dispatch(event, now_ms), now_ms)
+        commands += self._intercept_answers(
+            self._apply(self.job_change.decide(self._change_context(now_ms)), now_ms), now_ms
+        )
         commands += self._settle(now_ms)
         wake = self._next_wake()
         if wake is not None and wake != self._wake_ms:
@@ -111,8 +167,8 @@ class JobMaster:
             case ev.SlotsGranted(slots):
                 return self._on_slots(slots)
             case ev.SlotsRefused(reason):
-                if self.in_place.waits_for_slots:
-                    return self.in_place.rescaling.abandon(f"no slots: {reason}")
+                if self.job_change.waits_for_slots:
+                    return self.job_change.rescaling.abandon(f"no slots: {reason}")
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
             case ev.WorkerReported():
                 return self._on_report(event, now_ms)
@@ -129,15 +185,15 @@ class JobMaster:
             case ev.Tick():
                 return self._on_tick(now_ms)
             case _:
-                return self._wanted(event, now_ms)
+                return self._on_user_request(event, now_ms)
 
     def _on_log(self, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
         deployment = self.deployment
         if deployment is None or self.step is not Step.STARTING or deployment.recovered is not None:
             return []
-        self.story.earlier = self.story.earlier or told_by(event.entries, self.identity.generation)
+        self.story.earlier = self.story.earlier or events_of_earlier_leaders(event.entries, self.identity.generation)
         if ended := ended_as(event.entries, self.identity.run_id):
-            return self._ended_before(JobStatus(ended), event, now_ms)
+            return self._finish_ended_run(JobStatus(ended), event, now_ms)
         try:
             recovered = recover(self.graph, self.identity, event, deployed_before=self._deployments > 1)
         except PenstockError as error:
@@ -148,14 +204,14 @@ class JobMaster:
             self.checkpointing.sweeper.listed(event.files, named, now_ms)
         self.story.add(now_ms, "recovery", recovered.text)
         self._deadline_ms = now_ms + recovered.start_timeout_ms
-        decided = self._apply(self.in_place.log_read(recovered.plan, self._situation(now_ms)), now_ms)
+        decided = self._apply(self.job_change.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
         if recovered.plan.finishing and recovered.plan.trial is not None and recovered.plan.trial.open:
             return decided  # the log is read again after the release: only then may the final output be published
         commands = decided + self.checkpointing.begin(deployment, recovered.plan, now_ms)
         return commands + deployment.log_read(recovered, now_ms)
 
     def _on_slots(self, slots: tuple[Slot, ...]) -> list[cmd.Command]:
-        if self.in_place.slots_granted(slots):
+        if self.job_change.slots_granted(slots):
             return []
         starting = self.deployment if self.step is Step.STARTING else None
         if starting is None or len(slots) > starting.needed - len(self._held.slots):
@@ -166,18 +222,24 @@ class JobMaster:
     def _on_report(self, event: ev.WorkerReported, now_ms: int) -> list[cmd.Command]:
         if self.deployment is None:
             return []
-        job = Deployed(
-            self.graph, self.step, self.metrics, self.deployment, self.checkpointing, self.alignment, self.slow_work
+        job = DeployedJob(
+            self.graph,
+            self.step,
+            self.metrics,
+            self.deployment,
+            self.checkpointing,
+            self.alignment,
+            self.slow_call_tracker,
         )
         return self._apply(steps_of(job, event.worker_id, event.report, now_ms), now_ms)
 
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
         worker_id, deployment = lost.worker_id, self.deployment
-        slot = self._held.worker_left(worker_id)
+        slot = self._held.worker_exited(worker_id)
         failure = Failure(now_ms, f"worker {worker_id} was lost: {lost.reason}", lost.detail, "", worker_id)
         if deployment is None:
             if slot is not None and not lost.asked:
-                self._explain(replace(failure, taskmanager_id=slot.taskmanager_id))
+                self._replace_by_cause(replace(failure, taskmanager_id=slot.taskmanager_id))
             return []
         if worker_id not in deployment.workers:
             return []
@@ -187,14 +249,14 @@ class JobMaster:
         deployment.worker_lost(worker_id)
         return self._fail(failure, now_ms, cause_of(lost.reason))
 
-    def _explain(self, cause: Failure) -> None:
+    def _replace_by_cause(self, cause: Failure) -> None:
         """Replace a lost-connection failure by its cause, the end of the worker at the other side."""
         if self.failures and is_lost_connection(self.failures[0].error, cause.worker_id):
             self.failures[0], self.error = cause, cause.error
             self.story.add(cause.at_ms, "failure", f"cause: {cause.error}")
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
-        commands = self.in_place.rescaling.taskmanager_lost(taskmanager_id)
+        commands = self.job_change.rescaling.taskmanager_lost(taskmanager_id)
         held = self.deployment.workers if self.deployment is not None else {}
         for worker in [w for w in held.values() if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
@@ -207,11 +269,11 @@ class JobMaster:
             self._end_written = True
             return []
         if event.tag == RELEASE_TAG:
-            return self._apply(self.in_place.release_answered(event, self._situation(now_ms)), now_ms)
+            return self._apply(self.job_change.release_answered(event, self._change_context(now_ms)), now_ms)
         if isinstance(event, ev.ManifestAppended):
             manifest = event.entry.manifest
             self.story.add(now_ms, "checkpoint", appended_text(event.tag, manifest.sequence))
-            self.in_place.upgrading.checkpointed(manifest)
+            self.job_change.upgrading.checkpointed(manifest)
             self._restart.checkpointed()
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
         self.story.add(now_ms, "checkpoint", f"{event.tag} could not be appended: {event.reason}")
@@ -238,15 +300,15 @@ class JobMaster:
         commands = [*self._waiting.overdue(now_ms), *(running.tick(now_ms) if running is not None else [])]
         return commands + self._apply(self.checkpointing.tick(now_ms), now_ms)
 
-    def _wanted(self, event: ev.CutRequested | ev.Change, now_ms: int) -> list[cmd.Command]:
+    def _on_user_request(self, event: ev.BarrierRequested | ev.Change, now_ms: int) -> list[cmd.Command]:
         between = self._changing and self.step in (Step.CHANGING, Step.WAITING)
         if (between or self.step in (Step.IDLE, Step.STARTING)) and isinstance(event, UserRequest):
             self._waiting.add(event, now_ms)
             return []
-        if isinstance(event, ev.CutRequested):
+        if isinstance(event, ev.BarrierRequested):
             return self._request(event, now_ms)
-        commands = self._apply(self.in_place.handle(event, self._situation(now_ms)), now_ms)
-        if self.step is Step.CHANGING and not self.in_place.unrecorded:
+        commands = self._apply(self.job_change.handle(event, self._change_context(now_ms)), now_ms)
+        if self.step is Step.CHANGING and not self.job_change.unrecorded:
             self.step, self._deadline_ms = Step.WAITING, now_ms
         return commands
 
@@ -265,28 +327,33 @@ class JobMaster:
     def _settle(self, now_ms: int) -> list[cmd.Command]:
         """Take the steps whose conditions are met."""
         deployment, commands = self.deployment, list[cmd.Command]()
-        if self.step is Step.WAITING and self._held.gone(now_ms) and now_ms >= (self._deadline_ms or 0):
+        if self.step is Step.WAITING and self._held.workers_exited(now_ms) and now_ms >= (self._deadline_ms or 0):
             return self._deploy(now_ms)
         if self.step is Step.STARTING and deployment is not None:
             if deployment.running and deployment.assigned:
                 self.step, self._ever_ran = Step.RUNNING, True
                 self.status.to(JobStatus.RUNNING, now_ms)
                 self.story.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
-                commands += self.in_place.rescaling.running()
+                commands += self.job_change.rescaling.running()
                 commands += self._apply(self.checkpointing.start(now_ms), now_ms)
                 for request in self._waiting.take():
-                    commands += self._answers(self._wanted(request, now_ms), now_ms)
-            elif (last := deployment.last_cut) is not None:
+                    commands += self._intercept_answers(self._on_user_request(request, now_ms), now_ms)
+            elif (last := deployment.final_checkpoint) is not None:
                 self.step = Step.RUNNING
                 self._waiting.drop(last.request)  # answered when the ending resumes
                 commands += self._waiting.refuse("the job is about to end")
                 commands += self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
-        if self.step in (Step.FINISHING, Step.CANCELLING) and not self.in_place.recording:
+        if self.step in (Step.FINISHING, Step.CANCELLING) and not self.job_change.recording:
             open_tasks = deployment is not None and deployment.deployed and deployment.open > 0
             if not open_tasks or now_ms >= (self._deadline_ms or 0):
                 end = JobStatus.FINISHED if self.step is Step.FINISHING else JobStatus.CANCELED
                 commands += self._close(end, now_ms)
-        if self.step is Step.CLOSING and self._end_written and not self.in_place.recording and self._held.gone(now_ms):
+        if (
+            self.step is Step.CLOSING
+            and self._end_written
+            and not self.job_change.recording
+            and self._held.workers_exited(now_ms)
+        ):
             self.status.to(self._end_state, now_ms)
             self.step = Step.DONE
             self.story.add(now_ms, "end", self._end_state.value)
@@ -304,10 +371,10 @@ class JobMaster:
         self.story.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())
         commands = self._halt(failure.error, now_ms)
         delay = self._restart.on_failure(cause, now_ms, self._rand.fraction())
-        if self.in_place.upgrading.failed(failure.error, hopeless=delay is None):
+        if self.job_change.upgrading.failed(failure.error, final=delay is None):
             # A version on trial does not end the job, and neither does a savepoint that cannot be written. After the
             # decision the old or the new version continues.
-            delay = _KEPT_DELAY_MS if delay is None else delay
+            delay = _FORCED_RESTART_DELAY_MS if delay is None else delay
         if delay is None:
             self.status.to(JobStatus.FAILING, now_ms)
             return commands + self._close(JobStatus.FAILED, now_ms)
@@ -325,8 +392,8 @@ class JobMaster:
         commands = self.checkpointing.halt(reason, now_ms)
         workers = self.deployment.workers.values() if self.deployment is not None else ()
         self.deployment = None
-        self.slow_work.halted()
-        commands += self.in_place.halted(reason) + self._held.halt(workers, now_ms)
+        self.slow_call_tracker.halted()
+        commands += self.job_change.halted(reason) + self._held.halt(workers, now_ms)
         return [*commands, cmd.CloseEnumerators()]
 
     def _cancel(self, now_ms: int) -> list[cmd.Command]:
@@ -334,32 +401,32 @@ class JobMaster:
             return []
         self.story.add(now_ms, "cancel", "requested by a user")
         commands = self.checkpointing.halt("the job was cancelled", now_ms)
-        commands += self.in_place.halted("the job was cancelled") + self.in_place.closed("the job was cancelled")
-        self.step, self._deadline_ms = Step.CANCELLING, now_ms + _LEAVE_TIMEOUT_MS
-        return commands + self._tell_all(orders.CancelTasks(job_id=self.identity.job_id))
+        commands += self.job_change.halted("the job was cancelled") + self.job_change.closed("the job was cancelled")
+        self.step, self._deadline_ms = Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS
+        return commands + self._broadcast(msg.CancelTasks(job_id=self.identity.job_id))
 
     def _finish(self, now_ms: int) -> list[cmd.Command]:
-        self.step, self._deadline_ms = Step.FINISHING, now_ms + _LEAVE_TIMEOUT_MS
-        return self._tell_all(orders.FinishTasks(job_id=self.identity.job_id))
+        self.step, self._deadline_ms = Step.FINISHING, now_ms + _EXIT_TIMEOUT_MS
+        return self._broadcast(msg.FinishTasks(job_id=self.identity.job_id))
 
-    def _tell_all(self, order: orders.WorkerCommand) -> list[cmd.Command]:
+    def _broadcast(self, order: msg.WorkerCommand) -> list[cmd.Command]:
         if self.deployment is None or not self.deployment.deployed:
             return []
         return [cmd.SendToWorker(worker_id, order) for worker_id in self.deployment.workers]
 
-    def _situation(self, now_ms: int) -> Situation:
+    def _change_context(self, now_ms: int) -> ChangeContext:
         running = self.step is Step.RUNNING and self.deployment is not None and self.deployment.running
         held = len(self._held.slots)
         state = self.status.state.value
-        return Situation(self.graph, self.identity, self.step, state, running, held, self.checkpointing, now_ms)
+        return ChangeContext(self.graph, self.identity, self.step, state, running, held, self.checkpointing, now_ms)
 
-    def _answers(self, commands: list[cmd.Command], now_ms: int) -> list[cmd.Command]:
+    def _intercept_answers(self, commands: list[cmd.Command], now_ms: int) -> list[cmd.Command]:
         """Intercept answers to requests of a rescale or an upgrade."""
         if not any(isinstance(command, cmd.OperationEnded) for command in commands):
             return commands
-        return self._apply(self.in_place.answers(commands, self._situation(now_ms)), now_ms)
+        return self._apply(self.job_change.intercept_answers(commands, self._change_context(now_ms)), now_ms)
 
-    def _leave(self, step: Leave, now_ms: int) -> list[cmd.Command]:
+    def _stop_for_change(self, step: StopForChange, now_ms: int) -> list[cmd.Command]:
         """End the deployment for a change that is being recorded; user requests wait until the job runs again."""
         for request in self.checkpointing.withdraw():
             self._waiting.add(request, now_ms)
@@ -368,21 +435,21 @@ class JobMaster:
         self.step, self._changing = Step.CHANGING, True
         return [*commands, step.record]
 
-    def _become(self, step: Become) -> None:
+    def _adopt_definition(self, step: AdoptDefinition) -> None:
         self.graph, self.identity = step.graph, step.identity
         self.alignment = WatermarkAlignment(self.graph)
         self._restart = RestartPolicy(self.graph.settings.restart, proven=self._restart.proven)
         self._held.slots += step.extra
 
     def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
-        owed = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
-        commands = self.checkpointing.close(f"the job is {state}") + self.in_place.closed(f"the job is {state}")
+        uncommitted = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
+        commands = self.checkpointing.close(f"the job is {state}") + self.job_change.closed(f"the job is {state}")
         commands += self._halt(f"the job is {state}", now_ms)
         self.step, self._end_state, self._end_written = Step.CLOSING, state, False
-        entry = end_entry(self.graph, self.identity, state.value, owed, now_ms)
+        entry = end_entry(self.graph, self.identity, state.value, uncommitted, now_ms)
         return [*commands, cmd.AppendManifest(_END_TAG, entry)]
 
-    def _ended_before(self, state: JobStatus, log: ev.LogRead, now_ms: int) -> list[cmd.Command]:
+    def _finish_ended_run(self, state: JobStatus, log: ev.LogRead, now_ms: int) -> list[cmd.Command]:
         """Finish a run whose end an earlier leader wrote to the log but not to the job record."""
         self.story.add(now_ms, "recovery", f"the run has ended already: {state}")
         self.status.to({"CANCELED": JobStatus.CANCELLING, "FAILED": JobStatus.FAILING}.get(state, state), now_ms)
@@ -392,9 +459,9 @@ class JobMaster:
             self._waiting.drop(stopped.request_id)  # a repeated stop: `stopped` is its answer
         return [*([stopped] if stopped is not None else []), *self._halt(f"the job is {state}", now_ms)]
 
-    def _request(self, event: ev.CutRequested, now_ms: int) -> list[cmd.Command]:
-        kind, uri = ev.cut_of(event)
-        if obstacle := self.in_place.obstacle(event):
+    def _request(self, event: ev.BarrierRequested, now_ms: int) -> list[cmd.Command]:
+        kind, uri = ev.barrier_of(event)
+        if obstacle := self.job_change.obstacle(event):
             return [cmd.OperationEnded(event.request_id, error=obstacle)]
         self.story.add(now_ms, "request", f"{kind} {uri}".strip())
         return self._apply(self.checkpointing.request(kind, event.request_id, uri, now_ms), now_ms)
@@ -407,25 +474,25 @@ class JobMaster:
                     commands += self._fail(Failure(now_ms, reason), now_ms)
                 case Failed(failure, cause):
                     commands += self._fail(failure, now_ms, cause)
-                case JobCanFinish(cut) if self.in_place.upgrading.wants(cut):
-                    taken = self.in_place.upgrading.cut_taken(cut, self._situation(now_ms))
+                case JobCanFinish(checkpoint) if self.job_change.upgrading.owns_checkpoint(checkpoint):
+                    taken = self.job_change.upgrading.checkpoint_taken(checkpoint, self._change_context(now_ms))
                     commands += self._apply(taken, now_ms)
                 case JobCanFinish():
                     commands += self._finish(now_ms)
                 case Note(kind, text):
                     self.story.add(now_ms, kind, text)
-                case Measured(tasks):
+                case StoreMetrics(tasks):
                     self.metrics.update(tasks)
-                case Leave():
-                    commands += self._leave(command, now_ms)
-                case Become():
-                    self._become(command)
+                case StopForChange():
+                    commands += self._stop_for_change(command, now_ms)
+                case AdoptDefinition():
+                    self._adopt_definition(command)
                 case _:
                     commands.append(command)
         return commands
 
     def _next_wake(self) -> int | None:
-        times = [self.checkpointing.wake_ms(), self.in_place.upgrading.wake_ms(), self._waiting.wake_ms()]
+        times = [self.checkpointing.wake_ms(), self.job_change.upgrading.wake_ms(), self._waiting.wake_ms()]
         if self._held.wake_ms() is not None and self.step in (Step.WAITING, Step.CLOSING):
             times.append(self._held.wake_ms())
         elif self.step in (Step.WAITING, Step.STARTING, Step.FINISHING, Step.CANCELLING):

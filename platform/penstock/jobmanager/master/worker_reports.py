@@ -1,7 +1,6 @@
-"""Translates the workers' reports into steps of a job; changes only the state of the job's parts.
+"""Translates the workers' reports into steps of a job, and tracks the slow calls that they report; pure.
 
-Each report is for one part of the job, which decides by itself what follows. Nothing else of the job is changed here:
-what is to be kept or told of it is among the steps.
+Called by `master.job_master`. It changes only the state of the job's parts.
 """
 
 from __future__ import annotations
@@ -11,20 +10,58 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.graph.deployment import ExecutionId
-from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Measured, Note, Step
+from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Note, Step, StoreMetrics
 from penstock.jobmanager.deploy.failover import cause_of
 from penstock.rpc import messages as msg
+from penstock.rpc.messages import SlowCall
 
 if TYPE_CHECKING:
     from penstock.graph.job_graph import JobGraph
     from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
     from penstock.jobmanager.deploy.deployment import Deployment
     from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
-    from penstock.jobmanager.master.slow_work import SlowWork
 
 
 @dataclass(frozen=True, slots=True)
-class Deployed:
+class OngoingCall:
+    """A slow call in progress."""
+
+    what: str
+    since_ms: int
+
+
+class SlowCallTracker:
+    """The slow calls of one job's workers."""
+
+    def __init__(self) -> None:
+        """Start without calls."""
+        self._known: dict[tuple[str, int], OngoingCall] = {}
+
+    @property
+    def ongoing(self) -> tuple[OngoingCall, ...]:
+        """The calls in progress, the longest first."""
+        return tuple(sorted(self._known.values(), key=lambda slow: slow.since_ms))
+
+    def reported(self, worker_id: str, calls: tuple[SlowCall, ...], now_ms: int) -> list[str]:
+        """Take a worker's current slow calls; return an event log line for each call that became slow or ended."""
+        now = {(worker_id, call.number): call for call in calls}
+        lines = []
+        for key in [key for key in self._known if key[0] == worker_id and key not in now]:
+            ended = self._known.pop(key)
+            lines.append(f"slow call ended after {(now_ms - ended.since_ms) / 1000:.0f} s: {ended.what}")
+        for key, call in now.items():
+            if key not in self._known:
+                self._known[key] = OngoingCall(call.what, now_ms - call.for_ms)
+                lines.append(f"slow call, {call.for_ms / 1000:.0f} s so far: {call.what}")
+        return lines
+
+    def halted(self) -> None:
+        """Forget all calls: the workers were killed."""
+        self._known.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedJob:
     """A deployed job and its parts that reports are for."""
 
     graph: JobGraph
@@ -34,10 +71,10 @@ class Deployed:
     deployment: Deployment
     checkpointing: Checkpointing
     alignment: WatermarkAlignment
-    slow_work: SlowWork
+    slow_call_tracker: SlowCallTracker
 
 
-def steps_of(job: Deployed, worker_id: str, report: msg.WorkerReport, now_ms: int) -> Sequence[ChangeStep]:
+def steps_of(job: DeployedJob, worker_id: str, report: msg.WorkerReport, now_ms: int) -> Sequence[ChangeStep]:
     """Return what follows from a report; nothing from a worker that is not of the present deployment."""
     deployment, checkpointing = job.deployment, job.checkpointing
     if worker_id not in deployment.workers:
@@ -46,9 +83,9 @@ def steps_of(job: Deployed, worker_id: str, report: msg.WorkerReport, now_ms: in
         case msg.WorkerReady():
             return deployment.worker_ready(worker_id, report.endpoint, report.pid)
         case msg.WorkerMetrics():
-            slow = [Note("slow", line) for line in job.slow_work.reported(worker_id, report.slow, now_ms)]
+            slow = [Note("slow", line) for line in job.slow_call_tracker.reported(worker_id, report.slow, now_ms)]
             latest = {**job.metrics, **report.tasks}
-            return [Measured(report.tasks), *slow, *job.alignment.limits(latest, deployment, now_ms)]
+            return [StoreMetrics(report.tasks), *slow, *job.alignment.limits(latest, deployment, now_ms)]
         case msg.TaskState():
             return _task_state(job, worker_id, report, now_ms)
         case msg.PendingResolved():
@@ -67,10 +104,10 @@ def steps_of(job: Deployed, worker_id: str, report: msg.WorkerReport, now_ms: in
             return checkpointing.savepoint_written(report)
 
 
-def _task_state(job: Deployed, worker_id: str, report: msg.TaskState, now_ms: int) -> Sequence[ChangeStep]:
+def _task_state(job: DeployedJob, worker_id: str, report: msg.TaskState, now_ms: int) -> Sequence[ChangeStep]:
     if report.attempt != job.deployment.ids.attempt:
         return []
-    measured = [Measured({f"{report.vertex_id}/{report.subtask}": report.metrics})] if report.metrics else []
+    measured = [StoreMetrics({f"{report.vertex_id}/{report.subtask}": report.metrics})] if report.metrics else []
     commands = job.deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
     if report.state != "FAILED" or job.step not in (Step.RUNNING, Step.STARTING):
         return [*measured, *commands]
@@ -79,7 +116,7 @@ def _task_state(job: Deployed, worker_id: str, report: msg.TaskState, now_ms: in
     return [*measured, Failed(failure, cause_of(report.error))]
 
 
-def _resolved(job: Deployed, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:
+def _resolved(job: DeployedJob, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:
     commands, problem = job.deployment.pending_resolved(report)
     job.checkpointing.resolved(job.deployment.pending)
     note = Note("resolved", f"{len(report.published)} committables published before the start")

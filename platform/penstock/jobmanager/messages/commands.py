@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.checkpoint.manifest import Manifest
-from penstock.checkpoint.trials import Trial
-from penstock.checkpoint.upgrade_record import UpgradeRecord
+from penstock.checkpoint.ha_records import UpgradeRecord
+from penstock.checkpoint.manifest_log import Manifest
+from penstock.checkpoint.recovery import Trial
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.messages.placement import Slot
-from penstock.rpc.worker_commands import WorkerCommand
+from penstock.rpc.messages import WorkerCommand
 
 #: Message suffix: the way out for a job that is not running and should be changed or stopped.
-WAY_OUT = "(cancel it; `penstock run JOB` then resumes from its newest checkpoint)"
+RESUME_HINT = "(cancel it; `penstock run JOB` then resumes from its newest checkpoint)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.checkpoint.log import LogEntry
-from penstock.checkpoint.manifest import Manifest
-from penstock.checkpoint.upgrade_record import UpgradePolicy
+from penstock.checkpoint.ha_records import UpgradePolicy
+from penstock.checkpoint.manifest_log import LogEntry, Manifest
 from penstock.core.elements import BarrierKind
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.messages.placement import Slot
@@ -215,7 +214,7 @@ Change = (
     | UpgradeRecorded
     | UpgradeNotRecorded
 )
-CutRequested = StopRequested | SavepointRequested | CheckpointRequested
+BarrierRequested = StopRequested | SavepointRequested | CheckpointRequested
 
 Event = (
     Start
@@ -239,7 +238,7 @@ Event = (
 )
 
 
-def cut_of(event: CutRequested) -> tuple[BarrierKind, str]:
+def barrier_of(event: BarrierRequested) -> tuple[BarrierKind, str]:
     """Return the kind of checkpoint that a user requested, and the URI of its copy."""
     match event:
         case StopRequested(_, uri, drain):
@@ -250,8 +249,8 @@ def cut_of(event: CutRequested) -> tuple[BarrierKind, str]:
             return BarrierKind.CHECKPOINT, ""
 
 
-def request_of(kind: BarrierKind, request_id: str, uri: str) -> CutRequested:
-    """Return the request for a kind and URI; the inverse of `cut_of`."""
+def request_of(kind: BarrierKind, request_id: str, uri: str) -> BarrierRequested:
+    """Return the request for a kind and URI; the inverse of `barrier_of`."""
     if kind.ends_job:
         return StopRequested(request_id, uri, drain=kind is BarrierKind.DRAIN)
     return SavepointRequested(request_id, uri) if kind is BarrierKind.SAVEPOINT else CheckpointRequested(request_id)

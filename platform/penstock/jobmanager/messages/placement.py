@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.graph.job_graph import JobGraph
-from penstock.graph.regions import slots_of
+from penstock.graph.job_graph import JobGraph, slots_of
 
 
 class Slot(msgspec.Struct, frozen=True, order=True):

@@ -249,7 +249,7 @@ class ExceptionView(_View, frozen=True, kw_only=True):
     taskmanager_id: str = ""
 
 
-class StoryEntry(_View, frozen=True, kw_only=True):
+class EventLogEntry(_View, frozen=True, kw_only=True):
     """An entry of the event log."""
 
     at_ms: int

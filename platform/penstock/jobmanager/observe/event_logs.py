@@ -11,12 +11,12 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.story_records import prune_stories, read_stories, write_story
+from penstock.checkpoint.ha_records import prune_event_logs, read_event_logs, write_event_log
 from penstock.core.errors import PenstockError
-from penstock.core.event_log import Entry, with_earlier
-from penstock.core.logs import about
-from penstock.jobmanager.cluster.side_threads import SideThreads
-from penstock.jobmanager.messages.views import StoryEntry
+from penstock.core.event_log import Entry, merge_event_logs
+from penstock.core.logs import job_extra
+from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
+from penstock.jobmanager.messages.views import EventLogEntry
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import ObjectStore
@@ -27,7 +27,7 @@ _NO_ANSWER = "the store does not answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoryTimes:
+class EventLogTimes:
     """Time limits of event log operations, in seconds."""
 
     #: Entries within this time are written together, because decisions occur in bursts.
@@ -38,13 +38,13 @@ class StoryTimes:
     close_s: float = 15.0
 
 
-_TIMES = StoryTimes()
+_TIMES = EventLogTimes()
 
 
-class Stories:
+class EventLogs:
     """Event logs by job id."""
 
-    def __init__(self, store: ObjectStore, times: StoryTimes = _TIMES) -> None:
+    def __init__(self, store: ObjectStore, times: EventLogTimes = _TIMES) -> None:
         """Create an empty cache; the store is read at the first query."""
         self._store, self._times = store, times
         #: Generation of each job's master, and the number of its entries that are stored.
@@ -57,16 +57,16 @@ class Stories:
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         # one writer: a delayed write cannot overwrite a newer one
-        self._writer, self._readers = SideThreads("story-writer", 1), SideThreads("story-reader", 2)
+        self._writer, self._readers = DaemonThreadPool("story-writer", 1), DaemonThreadPool("story-reader", 2)
 
-    def grew(self, job_id: str, master: JobMaster) -> None:
+    def entries_added(self, job_id: str, master: JobMaster) -> None:
         """Log the new entries and schedule their write."""
         generation, decided = _state(master)
         before, logged = self._logged.get(job_id, (0, 0))
         if (before, logged) != (generation, decided):
             self._logged[job_id] = generation, decided
             for entry in master.story.since(logged if before == generation else 0):
-                _LOGGER.info("%s: %s", entry.kind, entry.text, extra=about(job_id, master.graph.name))
+                _LOGGER.info("%s: %s", entry.kind, entry.text, extra=job_extra(job_id, master.graph.name))
         if job_id in self._due or self._written.get(job_id) == _state(master):
             return
         loop = asyncio.get_running_loop()
@@ -87,20 +87,20 @@ class Stories:
                 return
             generation, decided = _state(master)
             try:
-                told = master.story.entries()
-                await self._writer.call(self._times.call_s, write_story, self._store, job_id, generation, told)
+                entries = master.story.entries()
+                await self._writer.call(self._times.call_s, write_event_log, self._store, job_id, generation, entries)
                 if job_id not in self._written:
-                    await self._writer.call(self._times.call_s, prune_stories, self._store, job_id)
+                    await self._writer.call(self._times.call_s, prune_event_logs, self._store, job_id)
             except (PenstockError, TimeoutError) as error:
                 _LOGGER.warning("the event log of job %s was not stored: %s", job_id, str(error) or _NO_ANSWER)
             # a failed write is repeated with the next entry
             self._written[job_id] = generation, decided
 
-    async def of(self, job_id: str, master: JobMaster | None) -> tuple[StoryEntry, ...]:
+    async def of(self, job_id: str, master: JobMaster | None) -> tuple[EventLogEntry, ...]:
         """Return the entries of all remembered leaders, oldest first."""
         present = 0 if master is None else master.identity.generation
-        but, earlier = self._earlier.get(job_id, (-1, ()))
-        if but != present:
+        except_generation, earlier = self._earlier.get(job_id, (-1, ()))
+        if except_generation != present:
             if (job_id, present) not in self._reading:
                 reading = asyncio.get_running_loop().create_task(self._read(job_id, present))
                 self._reading[job_id, present] = reading
@@ -108,9 +108,9 @@ class Stories:
             earlier = await asyncio.shield(self._reading[job_id, present])
         story = () if master is None else master.story.entries()
         log = () if master is None else master.story.earlier
-        told = with_earlier(earlier, log, story)
+        entries = merge_event_logs(earlier, log, story)
         return tuple(
-            StoryEntry(at_ms=e.at_ms, kind=e.kind, text=e.text, generation=e.generation or present) for e in told
+            EventLogEntry(at_ms=e.at_ms, kind=e.kind, text=e.text, generation=e.generation or present) for e in entries
         )
 
     def forget(self, job_id: str) -> None:
@@ -131,15 +131,17 @@ class Stories:
         self._writer.close()
         self._readers.close()
 
-    async def _read(self, job_id: str, but: int) -> tuple[Entry, ...]:
+    async def _read(self, job_id: str, except_generation: int) -> tuple[Entry, ...]:
         try:
-            told = await self._readers.call(self._times.call_s, read_stories, self._store, job_id, but)
+            entries = await self._readers.call(
+                self._times.call_s, read_event_logs, self._store, job_id, except_generation
+            )
         except (PenstockError, TimeoutError) as error:
             _LOGGER.warning("the event log of job %s could not be read: %s", job_id, str(error) or _NO_ANSWER)
             return ()
-        if but:  # otherwise the job has no master here, and its cache would never be dropped
-            self._earlier[job_id] = but, told
-        return told
+        if except_generation:  # otherwise the job has no master here, and its cache would never be dropped
+            self._earlier[job_id] = except_generation, entries
+        return entries
 
     def _begin(self, job_id: str, master: JobMaster) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._write(job_id, master))

@@ -1,7 +1,7 @@
-"""Queries of the live state of running jobs: one key, a page of keys, all states with sizes, the hottest keys.
+"""Queries of the live state of running jobs: keys, states with sizes, hot keys, and what holds the watermark back.
 
-Called by `penstock.rest.jobs.live_state_requests`. The JobManager knows no columns. It asks the operator's first
-subtask, which types and hashes the key, and answers or names the subtask that owns the key.
+Called by `rest.jobs.observation_routes`. The JobManager knows no columns. It asks the operator's first subtask,
+which hashes the key, and answers or names the subtask that owns the key.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.core.errors import NotFoundError, PenstockError, UsageError, did_you_mean
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, first_hash_of, key_group_of, key_groups_of, subtask_of
-from penstock.core.names import near
-from penstock.jobmanager.cluster.worker_queries import Questions, Worker
+from penstock.jobmanager.cluster.taskmanagers import WorkerAddress, WorkerQueries
 from penstock.jobmanager.messages.views import JobDetail, SubtaskView, VertexView
-from penstock.rpc.worker_commands import AskSubtask
+from penstock.rpc.messages import AskSubtask
 
 #: Upper limit of returned rows of one key.
 MOST_ROWS = 10_000
@@ -47,7 +46,7 @@ class KeyPage:
     most: int = 100
 
 
-async def keys_of(job: JobDetail, asked: KeyPage, questions: Questions) -> dict[str, Any]:
+async def keys_of(job: JobDetail, asked: KeyPage, queries: WorkerQueries) -> dict[str, Any]:
     """Return keys in memory with their row counts, and the hash to continue after (a text; None at the end).
 
     Raises:
@@ -56,11 +55,11 @@ async def keys_of(job: JobDetail, asked: KeyPage, questions: Questions) -> dict[
     """
     vertex = _vertex_of(job, asked.uid)
     groups = job.settings.key_groups
-    low, high = _hashes(asked, groups)
-    places, found, going = _running(job, vertex), list[dict[str, Any]](), low
-    while going <= high and len(found) < asked.most:
-        subtask = subtask_of(key_group_of(going, groups), vertex.parallelism, groups)
-        question = AskSubtask(
+    low, high = _hash_range(asked, groups)
+    places, found, next_hash = _running(job, vertex), list[dict[str, Any]](), low
+    while next_hash <= high and len(found) < asked.most:
+        subtask = subtask_of(key_group_of(next_hash, groups), vertex.parallelism, groups)
+        query = AskSubtask(
             job_id=job.summary.job_id,
             request_id="",
             vertex_id=vertex.id,
@@ -68,19 +67,19 @@ async def keys_of(job: JobDetail, asked: KeyPage, questions: Questions) -> dict[
             what="keys",
             uid=asked.uid,
             state=asked.state,
-            between=(going, high),
+            between=(next_hash, high),
             most=asked.most - len(found),
         )
         place = places[subtask]
-        answer = await questions.ask(Worker(place.taskmanager_id, place.worker_id), question)
+        answer = await queries.ask(WorkerAddress(place.taskmanager_id, place.worker_id), query)
         found += [{**key, "subtask": subtask} for key in answer["keys"]]
-        behind = first_hash_of(key_groups_of(subtask, vertex.parallelism, groups).stop, groups) - 1
-        going = 1 + (behind if answer["next"] is None else answer["next"])
-    following = str(going - 1) if going <= high else None
+        last_hash = first_hash_of(key_groups_of(subtask, vertex.parallelism, groups).stop, groups) - 1
+        next_hash = 1 + (last_hash if answer["next"] is None else answer["next"])
+    following = str(next_hash - 1) if next_hash <= high else None
     return {"uid": asked.uid, "name": asked.state, "keys": found, "next": following}
 
 
-def _hashes(asked: KeyPage, groups: int) -> tuple[int, int]:
+def _hash_range(asked: KeyPage, groups: int) -> tuple[int, int]:
     """Return the first and the last hash of the queried range."""
     if not 0 < asked.most <= MOST_KEYS:
         raise UsageError(f"limit {asked.most} is not between 1 and {MOST_KEYS}", hint="choose a limit in that range")
@@ -97,7 +96,7 @@ def _hashes(asked: KeyPage, groups: int) -> tuple[int, int]:
     return low, high
 
 
-async def value_of(job: JobDetail, asked: StateKey, questions: Questions) -> dict[str, Any]:
+async def value_of(job: JobDetail, asked: StateKey, queries: WorkerQueries) -> dict[str, Any]:
     """Return the live rows of one key with their columns.
 
     Raises:
@@ -112,7 +111,7 @@ async def value_of(job: JobDetail, asked: StateKey, questions: Questions) -> dic
     subtask = 0
     for _ in range(2):
         place = _running(job, vertex)[subtask]
-        question = AskSubtask(
+        query = AskSubtask(
             job_id=job.summary.job_id,
             request_id="",
             vertex_id=vertex.id,
@@ -123,7 +122,7 @@ async def value_of(job: JobDetail, asked: StateKey, questions: Questions) -> dic
             key=asked.key,
             most=asked.most,
         )
-        found = await questions.ask(Worker(place.taskmanager_id, place.worker_id), question)
+        found = await queries.ask(WorkerAddress(place.taskmanager_id, place.worker_id), query)
         if "rows" in found:
             break
         subtask = int(found["subtask"])
@@ -137,14 +136,14 @@ async def value_of(job: JobDetail, asked: StateKey, questions: Questions) -> dic
     return {**head, **found}
 
 
-async def states_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
+async def states_of(job: JobDetail, queries: WorkerQueries) -> dict[str, Any]:
     """Return every keyed state of a running job with its rows and bytes in memory, by subtask and key group.
 
     Raises:
         UsageError: the job is not running. PenstockError: no answer arrived in time.
     """
     merged: dict[tuple[str, str], dict[str, Any]] = {}
-    for answer in await ask_all(job, "states", questions):
+    for answer in await ask_all(job, "states", queries):
         for part in answer["states"]:
             known = merged.setdefault(
                 (part["uid"], part["name"]),
@@ -157,14 +156,14 @@ async def states_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
     return {"states": [state for _, state in sorted(merged.items())]}
 
 
-async def hot_keys_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
+async def hot_keys_of(job: JobDetail, queries: WorkerQueries) -> dict[str, Any]:
     """Return the hottest keys of every keyed operator of a running job, estimated from samples of its rows.
 
     Raises:
         UsageError: the job is not running. PenstockError: no answer arrived in time.
     """
     merged: dict[str, list[dict[str, Any]]] = {}
-    for answer in await ask_all(job, "hot-keys", questions):
+    for answer in await ask_all(job, "hot-keys", queries):
         for part in answer["hot-keys"]:
             merged.setdefault(part["uid"], []).append(part)
     return {"operators": [_hottest(uid, parts) for uid, parts in sorted(merged.items())]}
@@ -184,15 +183,15 @@ def _hottest(uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"uid": uid, "rows": rows, "error": error, "keys": keys[:_HOTTEST]}
 
 
-async def ask_all(job: JobDetail, what: str, questions: Questions) -> list[dict[str, Any]]:
+async def ask_all(job: JobDetail, what: str, queries: WorkerQueries) -> list[dict[str, Any]]:
     """Return the answers of all subtasks of a running job to the query `what`.
 
     Raises:
         UsageError: the job is not running. PenstockError: no answer arrived in time.
     """
     asking = [
-        questions.ask(
-            Worker(place.taskmanager_id, place.worker_id),
+        queries.ask(
+            WorkerAddress(place.taskmanager_id, place.worker_id),
             AskSubtask(job_id=job.summary.job_id, request_id="", vertex_id=vertex.id, subtask=place.subtask, what=what),
         )
         for vertex in job.vertices
@@ -210,7 +209,7 @@ def _vertex_of(job: JobDetail, uid: str) -> VertexView:
         if any(operator.uid == uid for operator in vertex.operators):
             return vertex
     msg = f"job {job.summary.name!r} has no operator with uid {uid!r}"
-    raise NotFoundError(msg, hint=near(uid, _uids(job.vertices)))
+    raise NotFoundError(msg, hint=did_you_mean(uid, _uids(job.vertices)))
 
 
 def _uids(vertices: Iterable[VertexView]) -> list[str]:
@@ -225,3 +224,112 @@ def _running(job: JobDetail, vertex: VertexView) -> tuple[SubtaskView, ...]:
         msg = f"job {job.summary.name!r} ({job.summary.job_id}) is {shown}"
         raise UsageError(msg, hint="only a running job has live state; `penstock state read` shows its snapshots")
     return vertex.subtasks
+
+
+#: If rows arrived this recently, the split is being read and only its event times do not advance.
+_RECENT_MS = 2_000
+#: A watermark that advanced this recently holds nothing back.
+_MOVING_MS = 1_500
+_MIN_WATERMARK_MS = -(1 << 63) // 1000
+
+
+async def watermark_holder_of(job: JobDetail, queries: WorkerQueries, now_ms: int) -> dict[str, Any]:
+    """Query every subtask of a running job and merge the answers; see `explain_watermark`.
+
+    Raises:
+        UsageError: the job is not running. PenstockError: no answer arrived in time.
+    """
+    answers = await ask_all(job, "watermarks", queries)
+    return explain_watermark(job, [part for answer in answers for part in answer["watermarks"]], now_ms)
+
+
+def explain_watermark(job: JobDetail, parts: Sequence[dict[str, Any]], now_ms: int) -> dict[str, Any]:
+    """Return the sources with their splits, lowest first, the vertices' watermarks, and the split that holds them back.
+
+    `parts` are those of `task.drive.state_queries`. `held-by` is the active split with the lowest watermark, with
+    `since` (wall ms) and `why`; it is None where no split holds anything back.
+    """
+    sources = [_source(uid, [part for part in parts if part["uid"] == uid]) for uid in _source_uids(parts)]
+    counting = [
+        {**split, "uid": source["uid"], "subtask": split["subtask"]}
+        for source in sources
+        for split in source["splits"]
+        if not split["idle"] and not split["finished"]
+    ]
+    lowest = min(counting, key=_order, default=None)
+    held = None if lowest is None else _held(job, lowest, now_ms)
+    return {
+        "jid": job.summary.job_id,
+        "name": job.summary.name,
+        "now": now_ms,
+        "held-by": held,
+        "text": _text(held, sources),
+        "sources": sources,
+        "vertices": [_vertex(vertex) for vertex in job.vertices],
+    }
+
+
+def _source_uids(parts: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(part["uid"] for part in parts))
+
+
+def _source(uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    marks = [part["watermark"] for part in parts if not part["idle"]]
+    splits = [{**split, "subtask": part["subtask"]} for part in parts for split in part["splits"]]
+    return {
+        "uid": uid,
+        "watermark": None if not marks or None in marks else min(marks),
+        "idle": all(part["idle"] for part in parts),
+        "count": sum(part["count"] for part in parts),
+        "splits": sorted(splits, key=lambda split: (split["finished"], split["idle"], *_order(split))),
+    }
+
+
+def _order(split: dict[str, Any]) -> tuple[Any, ...]:
+    mark = split["watermark"]
+    return (mark is not None, mark or 0, -split["standing-ms"], split["id"])
+
+
+def _held(job: JobDetail, split: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    vertex = next((v for v in job.vertices if any(o.uid == split["uid"] for o in v.operators)), None)
+    subtask = None if vertex is None else vertex.subtasks[split["subtask"]]
+    pressed = 0.0 if subtask is None else subtask.metrics.get("backPressuredTimeMsPerSecond", 0.0)
+    return {
+        "uid": split["uid"],
+        "vertex": "" if vertex is None else vertex.id,
+        "subtask": split["subtask"],
+        "split": split["id"],
+        "watermark": split["watermark"],
+        "since": now_ms - split["standing-ms"],
+        "moving": split["standing-ms"] < _MOVING_MS,
+        "why": _why(split, pressed / 1000),
+    }
+
+
+def _why(split: dict[str, Any], pressed: float) -> str:
+    if split["standing-ms"] < _MOVING_MS:
+        return "it advances; all others are ahead of it"
+    if pressed > 0.5:
+        return f"its source is back-pressured {pressed:.0%} of the time: the slow operator is downstream"
+    if split["quiet-ms"] >= _RECENT_MS:
+        seconds = split["quiet-ms"] / 1000
+        return f"no rows from it for {seconds:,.0f} s; an idle timeout (with_idleness) would exclude it"
+    if split["watermark"] is None:
+        return "rows arrive, but none has produced a watermark yet"
+    return "rows arrive, but their event times do not advance"
+
+
+def _text(held: dict[str, Any] | None, sources: Sequence[dict[str, Any]]) -> str:
+    if not sources:
+        return "no source of this job has event time"
+    if held is None:
+        done = all(split["finished"] for source in sources for split in source["splits"])
+        return "all input is read" if done else "all splits are idle or finished: nothing holds the watermark back"
+    return f"{held['split']} of source {held['uid']} (subtask {held['subtask']}): {held['why']}"
+
+
+def _vertex(vertex: VertexView) -> dict[str, Any]:
+    marks = [subtask.metrics.get("currentInputWatermark") for subtask in vertex.subtasks]
+    known = [int(mark) for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
+    lowest = min(known) if known and len(known) == len(marks) else None
+    return {"id": vertex.id, "name": vertex.name, "watermark": lowest}

@@ -21,7 +21,7 @@ from penstock.core.errors import UsageError
 from penstock.core.secrets import redact
 from penstock.jobmanager.observe.spans import Span, SpanContext
 
-_MOST_WAITING = 4096
+_MAX_QUEUED = 4096
 _BATCH = 256
 _DELAY_MS = 500.0
 _CLOSE_SECONDS = 2.0
@@ -31,12 +31,10 @@ _PATH = "/v1/traces"
 class OtlpSpans:
     """A `SpanSink`; call `put` and `close` from one thread."""
 
-    def __init__(
-        self, endpoint: str, *, most_waiting: int = _MOST_WAITING, close_seconds: float = _CLOSE_SECONDS
-    ) -> None:
+    def __init__(self, endpoint: str, *, max_queued: int = _MAX_QUEUED, close_seconds: float = _CLOSE_SECONDS) -> None:
         """Open an exporter to `endpoint`, the collector's URL with or without `/v1/traces`.
 
-        The queue holds at most `most_waiting` spans; `close` flushes it for at most `close_seconds`.
+        The queue holds at most `max_queued` spans; `close` flushes it for at most `close_seconds`.
 
         Raises:
             UsageError: `endpoint` is not an HTTP URL.
@@ -47,8 +45,8 @@ class OtlpSpans:
         counting = _CountingExporter(OTLPSpanExporter(url if url.endswith(_PATH) else url + _PATH))
         self._counts = counting.counts
         self._resource = Resource.create({"service.name": "penstock-jobmanager"})
-        self._processor = BatchSpanProcessor(cast("SpanExporter", counting), most_waiting, _DELAY_MS, _BATCH)
-        self._most_waiting, self._close_seconds = most_waiting, close_seconds
+        self._processor = BatchSpanProcessor(cast("SpanExporter", counting), max_queued, _DELAY_MS, _BATCH)
+        self._max_queued, self._close_seconds = max_queued, close_seconds
         self._put = self._refused = 0
 
     @property
@@ -59,7 +57,7 @@ class OtlpSpans:
     def put(self, spans: Sequence[Span]) -> None:
         """Queue spans; drop those that do not fit."""
         for span in spans:
-            if self._put - self._counts.taken - self._counts.failed >= self._most_waiting:
+            if self._put - self._counts.taken - self._counts.failed >= self._max_queued:
                 self._refused += 1
                 continue
             self._put += 1

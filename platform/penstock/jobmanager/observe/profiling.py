@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import PenstockError
-from penstock.jobmanager.cluster.worker_queries import Worker
-from penstock.rpc.worker_commands import DumpThreads, SampleStacks
+from penstock.jobmanager.cluster.taskmanagers import WorkerAddress
+from penstock.rpc.messages import DumpThreads, SampleStacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.clock import Clock
-    from penstock.jobmanager.cluster.worker_queries import Questions
+    from penstock.jobmanager.cluster.taskmanagers import WorkerQueries
     from penstock.jobmanager.messages.views import JobDetail, TaskManagerView, VertexView
 
 #: Duration and interval of sampling.
@@ -43,7 +43,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Profiled:
+class ProfileStatus:
     """The profile of a vertex (possibly old), whether new samples are being taken, and the last error."""
 
     profile: Profile | None
@@ -54,14 +54,14 @@ class Profiled:
 class Profiler:
     """Profiles of all vertices that were requested recently."""
 
-    def __init__(self, questions: Callable[[], Questions], clock: Clock) -> None:
-        """Start without profiles; `questions` is called for each sampling."""
-        self._questions, self._clock = questions, clock
+    def __init__(self, queries: Callable[[], WorkerQueries], clock: Clock) -> None:
+        """Start without profiles; `queries` is called for each sampling."""
+        self._queries, self._clock = queries, clock
         self._known: dict[tuple[str, str], Profile] = {}
         self._errors: dict[tuple[str, str], tuple[int, str]] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
-    def look(self, job: JobDetail, vertex: VertexView) -> Profiled:
+    def profile_of(self, job: JobDetail, vertex: VertexView) -> ProfileStatus:
         """Return the profile of a running vertex; start new sampling if it is older than a minute."""
         now = self._clock.now_ms()
         self._known = {k: p for k, p in self._known.items() if now - p.at_ms < FORGET_MS}
@@ -75,14 +75,14 @@ class Profiler:
             task = asyncio.get_running_loop().create_task(self._sample(key, job.summary.job_id, vertex))
             self._tasks[key] = task
             task.add_done_callback(lambda _: self._tasks.pop(key, None))
-        return Profiled(known, wanted or key in self._tasks, self._errors.get(key, (0, ""))[1])
+        return ProfileStatus(known, wanted or key in self._tasks, self._errors.get(key, (0, ""))[1])
 
     async def _sample(self, key: tuple[str, str], job_id: str, vertex: VertexView) -> None:
-        question = SampleStacks(
+        query = SampleStacks(
             job_id=job_id, request_id="", vertex_id=vertex.id, duration_ms=DURATION_MS, interval_ms=INTERVAL_MS
         )
-        workers = {Worker(s.taskmanager_id, s.worker_id) for s in vertex.subtasks if s.state == "RUNNING"}
-        asking = [self._questions().ask(worker, question) for worker in workers]
+        workers = {WorkerAddress(s.taskmanager_id, s.worker_id) for s in vertex.subtasks if s.state == "RUNNING"}
+        asking = [self._queries().ask(worker, query) for worker in workers]
         found = await asyncio.gather(*asking, return_exceptions=True)
         problems = [str(answer) for answer in found if isinstance(answer, PenstockError)]
         answers = [answer for answer in found if isinstance(answer, dict)]
@@ -94,13 +94,13 @@ class Profiler:
             return
         self._known[key] = Profile(
             at_ms=self._clock.now_ms(),
-            subtasks={int(n): stacks for answer in answers for n, stacks in _unfolded(answer).items()},
+            subtasks={int(n): stacks for answer in answers for n, stacks in _expand_stacks(answer).items()},
             cost_ms=sum(answer["cpu-ms"] for answer in answers),
             wall_ms=sum(answer["wall-ms"] for answer in answers),
         )
 
 
-def _unfolded(answer: dict[str, Any]) -> dict[str, tuple[tuple[tuple[tuple[str, str], ...], int, int], ...]]:
+def _expand_stacks(answer: dict[str, Any]) -> dict[str, tuple[tuple[tuple[tuple[str, str], ...], int, int], ...]]:
     frames = [(str(name), str(whose)) for name, whose in answer["frames"]]
     return {
         subtask: tuple((tuple(frames[i] for i in stack), int(on), int(off)) for stack, on, off in stacks)
@@ -108,10 +108,12 @@ def _unfolded(answer: dict[str, Any]) -> dict[str, tuple[tuple[tuple[tuple[str, 
     }
 
 
-async def worker_threads(view: TaskManagerView, questions: Questions) -> list[tuple[str, str]]:
+async def worker_threads(view: TaskManagerView, queries: WorkerQueries) -> list[tuple[str, str]]:
     """Return names and stacks of the threads of a TaskManager's workers; for a failed query its error."""
     asking = [
-        questions.ask(Worker(view.taskmanager_id, worker.worker_id), DumpThreads(job_id=worker.job_id, request_id=""))
+        queries.ask(
+            WorkerAddress(view.taskmanager_id, worker.worker_id), DumpThreads(job_id=worker.job_id, request_id="")
+        )
         for worker in view.workers
     ]
     found: list[tuple[str, str]] = []

@@ -37,7 +37,7 @@ COUNT, SUM_I, MIN_I, MAX_I, SUM_F, MIN_F, MAX_F = 0, 1, 2, 3, 4, 5, 6
 #: Columns of `inputs`: operation, word of the cell, address of the values, address of the bitmap (0: none), first bit.
 INPUT_COLUMNS = 5
 #: Number of panes whose place is cached, and how many of them precede the pane of the first row.
-_REMEMBERED, _BEHIND = 64, 16
+_CACHED_PANES, _PANES_BEFORE = 64, 16
 #: Rows of a block. Numba counts references at each call of a helper: fewer rows cost up to 2 ns a row, more gained
 #: nothing.
 _BLOCK = 1024
@@ -208,7 +208,7 @@ def _known_places(rows: Any, timing: Any, tables: Any, block: Any, state: Any) -
     for j in range(_U(0), _U(_BLOCK)):
         earliest = min(earliest, times[begin + j])
         latest = max(latest, times[begin + j])
-    span = min(_U(_REMEMBERED * window[0]), _U(1 << 31))
+    span = min(_U(_CACHED_PANES * window[0]), _U(1 << 31))
     if earliest < max(window[2], base) or latest > window[3] or _U(latest - base) >= span:
         return False
     known = np.int64(0)
@@ -238,7 +238,7 @@ def _places(rows: Any, timing: Any, tables: Any, target: Any, block: Any, state:
     length, latest = _U(window[0]), window[3]
     earliest = max(window[2], -latest)
     base = anchor[0]
-    span = min(_U(_REMEMBERED) * length, _U(1 << 31) << shift)
+    span = min(_U(_CACHED_PANES) * length, _U(1 << 31) << shift)
     begin = state[0]
     if not shift and len(slots) - begin >= _BLOCK and _known_places(rows, timing, tables, block, state):
         state[0] = begin + _BLOCK
@@ -254,7 +254,7 @@ def _places(rows: Any, timing: Any, tables: Any, target: Any, block: Any, state:
             continue
         distance = _U(t - base)
         if distance >= span:
-            base = t - (t - window[1]) % window[0] - _BEHIND * window[0]
+            base = t - (t - window[1]) % window[0] - _PANES_BEFORE * window[0]
             anchor[0] = base
             pane_rows[:] = -1
             distance = _U(t - base)
@@ -307,7 +307,7 @@ def accumulate(
     short enough for the processor to wait for many cells at once.
     """
     places, row_of = np.empty(_BLOCK, np.int64), np.empty(_BLOCK, np.int32)
-    pane_rows = np.full(_REMEMBERED, -1, np.int64)
+    pane_rows = np.full(_CACHED_PANES, -1, np.int64)
     scale = _scale(_U(window[0]))
     # the cached panes start at `anchor[0]`
     anchor = np.full(1, window[1], np.int64)

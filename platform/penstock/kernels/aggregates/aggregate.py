@@ -31,7 +31,7 @@ _U = np.uint64
 
 _TIMED = tuple_of(I64_IN, I64_IN)
 _HASHED = tuple_of(I64_IN, U8_IN)
-#: Of HyperLogLog (`operators.aggregates.distinct`): bits of a hash that select the register, and the words of the
+#: Of HyperLogLog (`operators.aggregates.aggregate_plan`): bits of a hash that select the register, and the words of the
 #: registers.
 _REGISTER_BITS, _REGISTER_WORDS = 9, 64
 #: Rows of a batch that are sampled.
@@ -44,7 +44,7 @@ def _is_valid(bitmap: Any, bit: Any) -> Any:
 
 
 @njit
-def _often_alike(cell: Any) -> Any:
+def _often_same_cell(cell: Any) -> Any:
     """Return whether neighbouring rows often have the same cell, as where a few keys have most rows."""
     alike, looked = 0, min(len(cell), _LOOKED)
     for i in range(1, looked):
@@ -61,7 +61,7 @@ def add_rows(cells: I64, cell: I64) -> int:
     the same cell included.
     """
     four, rows = _U(4), _U(len(cell))
-    alone = rows & ~_U(3) if _often_alike(cell) else _U(0)
+    alone = rows & ~_U(3) if _often_same_cell(cell) else _U(0)
     for i in range(_U(0), alone, four):  # unsigned, as numba tests every signed position for being negative
         a, b, c, d = _U(cell[i]), _U(cell[i + _U(1)]), _U(cell[i + _U(2)]), _U(cell[i + _U(3)])
         of_a, of_b, of_c, of_d = cells[a, 0], cells[b, 0], cells[c, 0], cells[d, 0]

@@ -78,7 +78,7 @@ def _equal(left: Any, right: Any) -> Any:
 
 
 @njit
-def _twin(addresses: Any, at: Any, width: Any) -> Any:
+def _earlier_equal(addresses: Any, at: Any, width: Any) -> Any:
     """Return the earlier position within the row of `at` that has the same value, or -1."""
     for other in range(at - at % width, at):
         if addresses[other] == addresses[at] or (addresses[other] != 0 and _equal(addresses[other], addresses[at])):
@@ -94,7 +94,7 @@ def size_of_values(addresses: I64, width: int, sizes: I64) -> int:
     """
     count = 0
     for i in range(len(addresses)):
-        if addresses[i] != 0 and _twin(addresses, i, width) < 0:
+        if addresses[i] != 0 and _earlier_equal(addresses, i, width) < 0:
             sizes[0] += word_at(addresses[i])
             sizes[1] += _words_of(addresses[i])
             count += 1
@@ -114,7 +114,7 @@ def move_values(addresses: I64, width: int, address: int, placed: tuple[I64, I64
         if addresses[i] == 0:
             moved[i] = 0
             continue
-        twin = _twin(addresses, i, width)
+        twin = _earlier_equal(addresses, i, width)
         if twin >= 0:
             moved[i] = moved[twin]
             continue

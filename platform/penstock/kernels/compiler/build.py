@@ -1,7 +1,6 @@
-"""Compiles kernels on all cores before a job needs them: for `penstock compile`, and before the first job of a machine.
+"""Loads all kernels in the worker template, and compiles missing ones on all cores before a job needs them.
 
-Each process imports a share of the modules, which leaves machine code in numba's cache. One more process writes the
-bundles (`kernels.compiler.bundle`) from that cache. As a program this module is one of those processes.
+As a program this module is one of the compiling processes.
 """
 
 from __future__ import annotations
@@ -18,16 +17,54 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.kernels.compiler import bundle
 from penstock.kernels.compiler.register import kernels
+
+#: One per line, as several branches add modules.
+MODULES = (
+    "keys.key_columns",
+    "aggregates.values",
+    "keys.hashing",
+    "rows.row_order",
+    "keys.hash_index",
+    "rows.key_group_split",
+    "aggregates.accumulate",
+    "aggregates.aggregate",
+    "aggregates.pages",
+    "aggregates.merge",
+    "aggregates.pane_assignment",
+    "rows.row_filter",
+    "rows.join_kernels",
+    "aggregates.running_kernels",
+    "aggregates.cold_cells",
+)
+
+
+def warm(clock: Clock | None = None) -> float:
+    """Load all kernels and return the seconds it took."""
+    clock = clock or SystemClock()
+    begin = clock.monotonic_ms()
+    for name in MODULES:
+        importlib.import_module(f"penstock.kernels.{name}")
+    return (clock.monotonic_ms() - begin) / 1000
+
+
+def keep() -> None:
+    """Store kernels that numba had to compile or load here, so that the next process needs no numba.
+
+    See `kernels.compiler.bundle`.
+    """
+    bundle.save(kernels())
+
 
 _SAVE = "--save"
 #: Modules that compile longer than others of their size: their loops are compiled for several kinds of cells.
 _COSTLY = {"penstock.kernels.aggregates.merge": 3.0}
 
 
-def lacking(modules: Sequence[str]) -> tuple[str, ...]:
+def unbundled(modules: Sequence[str]) -> tuple[str, ...]:
     """Return the modules whose kernels are in no bundle; none if bundles are disabled."""
     if os.environ.get(bundle.FOLDER) == "0":
         return ()
@@ -57,7 +94,7 @@ def build(modules: Sequence[str], on_done: Callable[[str], None], processes: int
             for child in children:
                 child.kill()
                 child.wait()
-        if any(codes) or lacking(modules):
+        if any(codes) or unbundled(modules):
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
             msg = f"compiling the kernels failed: {said or 'the result could not be saved'}"
@@ -66,7 +103,7 @@ def build(modules: Sequence[str], on_done: Callable[[str], None], processes: int
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def compile_lock() -> Iterator[None]:
     """Exclude other processes that want to compile, so that each finds the results of the one before."""
     place = bundle.folder() / "kernels.lock"
     place.parent.mkdir(parents=True, exist_ok=True)

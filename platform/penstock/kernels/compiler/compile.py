@@ -1,12 +1,6 @@
-"""The one way a kernel is made: explicit signatures, cached on disk, GIL released.
+"""The only way to make a kernel: explicit signatures, cached on disk, GIL released.
 
-With explicit signatures a kernel is compiled (or loaded) when its module is imported and never later: a call with
-another type is an error instead of a hidden compilation. Arrow memory is read-only, which is another type to numba:
-inputs are declared read-only (which accepts writable arrays too). Helpers of a kernel must be in the kernel's module,
-because that file alone is the key of numba's cache.
-
-Kernel modules take `types`, `njit` and `intrinsic` from here, not from numba. While every kernel is found in a bundle
-(`kernels.compiler.bundle`), numba is not imported, which saves every template a second of CPU time.
+Names of numba are resolved only to compile.
 """
 
 from __future__ import annotations
@@ -19,8 +13,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernels.compiler import bundle, register
-from penstock.kernels.compiler.deferred import Deferred, resolve
 from penstock.kernels.compiler.register import Kernel
+
+# ruff: noqa: SLF001 - the functions of this module are the class's own
+
+
+class Deferred:
+    """An expression over numba's names, evaluated once, by `resolve`."""
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        """Take `make`, which returns the real object."""
+        self._make = make
+        self._made: Any = None
+
+    def __getattr__(self, name: str) -> Deferred:
+        """Defer the attribute too."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Deferred(lambda: getattr(resolve(self), name))
+
+    def __call__(self, *arguments: Any, **named: Any) -> Deferred:
+        """Defer the call too."""
+        return Deferred(
+            lambda: resolve(self)(*resolve(arguments), **{name: resolve(value) for name, value in named.items()})
+        )
+
+    def __getitem__(self, key: Any) -> Deferred:
+        """Defer the subscription too."""
+        return Deferred(lambda: resolve(self)[key])
+
+
+def _made(deferred: Deferred) -> Any:
+    # Functions outside of the class, because a method would hide a name of numba.
+    if deferred._made is None:
+        made = deferred._make()
+        if deferred._made is None:  # otherwise it was resolved again while it was made
+            deferred._made = made
+    return deferred._made
+
+
+def resolve(value: Any) -> Any:
+    """Return the value of a deferred expression, also within tuples; other values as they are."""
+    if isinstance(value, Deferred):
+        return _made(value)
+    if isinstance(value, tuple):
+        return tuple(resolve(part) for part in value)
+    return value
+
 
 I64: TypeAlias = NDArray[np.int64]
 I32: TypeAlias = NDArray[np.int32]
@@ -50,7 +91,7 @@ I32_ROWS = types.Array(types.int32, 2, "C")
 I64_ROWS_IN = types.Array(types.int64, 2, "C", readonly=True)
 
 
-_revealing: set[int] = set()
+_resolving: set[int] = set()
 
 
 def tuple_of(*members: Any) -> Any:
@@ -62,14 +103,14 @@ def njit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Decorate a helper of kernels: inlined where it is called, never called from Python."""
 
     def decorate(declared: Callable[..., Any]) -> Deferred:
-        return Deferred(lambda: _numba().njit(**options)(revealed(declared)))
+        return Deferred(lambda: _numba().njit(**options)(resolve_globals(declared)))
 
     return decorate if function is None else decorate(function)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
     """Make a numba intrinsic: `function(typing context, *types)` returns a signature and a code generator."""
-    return Deferred(lambda: importlib.import_module("numba.extending").intrinsic(revealed(function)))
+    return Deferred(lambda: importlib.import_module("numba.extending").intrinsic(resolve_globals(function)))
 
 
 def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -90,12 +131,12 @@ def compiled(signatures: tuple[Any, ...], function: Callable[..., Any], **option
     return entry
 
 
-def revealed(function: Callable[..., Any]) -> Callable[..., Any]:
+def resolve_globals(function: Callable[..., Any]) -> Callable[..., Any]:
     """Replace deferred names among the globals of `function` by the real ones, which numba must see."""
     names: dict[str, Any] = function.__globals__
-    if id(names) in _revealing:
+    if id(names) in _resolving:
         return function
-    _revealing.add(id(names))
+    _resolving.add(id(names))
     try:
         for name, value in list(names.items()):
             known = register.found(value)
@@ -104,12 +145,12 @@ def revealed(function: Callable[..., Any]) -> Callable[..., Any]:
             elif known is not None and not known.compiled:
                 names[name] = _compile(known.function, known.signatures, known.options)
     finally:
-        _revealing.discard(id(names))
+        _resolving.discard(id(names))
     return function
 
 
 def _compile(function: Callable[..., Any], signatures: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    return _numba().njit(list(resolve(signatures)), **options)(revealed(function))
+    return _numba().njit(list(resolve(signatures)), **options)(resolve_globals(function))
 
 
 def _numba() -> Any:

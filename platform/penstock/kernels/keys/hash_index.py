@@ -71,7 +71,7 @@ def _put(table: Any, masks: Any, at: Any, h: Any, slot: Any) -> Any:
 
 
 @njit
-def _look_up(table: Any, masks: Any, hashes: Any, slots: Any, left: Any, begin: Any) -> Any:
+def _find_first_place(table: Any, masks: Any, hashes: Any, slots: Any, left: Any, begin: Any) -> Any:
     """Find the rows of one block whose entry is in the first place it can have; return how many are left.
 
     Without a branch that depends on read data, so that the processor waits for many places of the table at once.
@@ -108,7 +108,7 @@ def probe(index: tuple[U64, I64], hashes: I64, slots: I32, created_by: I32, stat
     left = np.empty(_BLOCK, np.int32)
     begin = _U(state[0])
     while begin < _U(len(hashes)):
-        for k in range(_U(0), _look_up(table, masks, hashes, slots, left, begin)):
+        for k in range(_U(0), _find_first_place(table, masks, hashes, slots, left, begin)):
             i = begin + _U(left[k])
             h = hashes[i]
             at = _U(h) & mask

@@ -33,7 +33,7 @@ def _first_at(slots: Any, times: Any, slot: Any, time: Any) -> Any:
 
 
 @kernel(i8(_RUN, I32_IN, _SPANS, _RANGES))
-def find_ranges(run: tuple[I32, I64], asking: I32, spans: tuple[I64, I64], ranges: tuple[I64, I64]) -> int:
+def find_ranges(run: tuple[I32, I64], probes: I32, spans: tuple[I64, I64], ranges: tuple[I64, I64]) -> int:
     """Write for every probing slot the range of its rows in the run with a time in its span: start and length.
 
     Spans are inclusive. Returns the sum of the lengths.
@@ -42,8 +42,8 @@ def find_ranges(run: tuple[I32, I64], asking: I32, spans: tuple[I64, I64], range
     lows, highs = spans
     firsts, counts = ranges
     total = 0
-    for i in range(len(asking)):
-        slot, high = asking[i], highs[i]
+    for i in range(len(probes)):
+        slot, high = probes[i], highs[i]
         first = _first_at(slots, times, slot, lows[i])
         stop, step = first, 1
         # most spans have few rows: steps that double, then halves of the last one
@@ -59,11 +59,11 @@ def find_ranges(run: tuple[I32, I64], asking: I32, spans: tuple[I64, I64], range
     return total
 
 
-def find_ranges_plain(run: tuple[I32, I64], asking: I32, spans: tuple[I64, I64], ranges: tuple[I64, I64]) -> int:
+def find_ranges_plain(run: tuple[I32, I64], probes: I32, spans: tuple[I64, I64], ranges: tuple[I64, I64]) -> int:
     """Do the work of `find_ranges` in plain numpy."""
     slots, times = run
     lows, highs = spans
-    for i, slot in enumerate(asking):
+    for i, slot in enumerate(probes):
         inside = (slots == slot) & (times >= lows[i]) & (times <= highs[i])
         before = (slots < slot) | ((slots == slot) & (times < lows[i]))
         ranges[0][i], ranges[1][i] = before.sum(), inside.sum()
@@ -77,13 +77,13 @@ def write_pairs(ranges: tuple[I64, I64], state: I64, pairs: tuple[I32, I32]) -> 
     `state` = [next probing row, its pairs that are already written].
     """
     firsts, counts = ranges
-    asking, found = pairs
+    probes, found = pairs
     written = 0
     i, done = state[0], state[1]
-    while i < len(counts) and written < len(asking):
-        stop = min(counts[i], done + len(asking) - written)
+    while i < len(counts) and written < len(probes):
+        stop = min(counts[i], done + len(probes) - written)
         for k in range(done, stop):
-            asking[written] = i
+            probes[written] = i
             found[written] = firsts[i] + k
             written += 1
         done = stop
@@ -96,7 +96,7 @@ def write_pairs(ranges: tuple[I64, I64], state: I64, pairs: tuple[I32, I32]) -> 
 def write_pairs_plain(ranges: tuple[I64, I64]) -> tuple[I32, I32]:
     """Return all pairs that `write_pairs` writes, in plain numpy."""
     firsts, counts = ranges
-    asking = np.repeat(np.arange(len(counts)), counts)
+    probes = np.repeat(np.arange(len(counts)), counts)
     begins = np.cumsum(counts) - counts
-    found = firsts[asking] + np.arange(len(asking)) - begins[asking]
-    return asking.astype(np.int32), found.astype(np.int32)
+    found = firsts[probes] + np.arange(len(probes)) - begins[probes]
+    return probes.astype(np.int32), found.astype(np.int32)

@@ -1,6 +1,6 @@
 """Combining before the shuffle: a batch on its way to a window becomes one row per key and pane.
 
-Defines the sender (`Combiner`, placed in the outgoing edge by `penstock.task.chain.combining`) and the layout of
+Defines the sender (`Combiner`, placed in the outgoing edge by `penstock.task.chain.chain`) and the layout of
 combined rows, which `operators.windows.window_aggregate` reads. Combining works on single batches: no state needs a
 snapshot, and no row waits, so a watermark or barrier cannot overtake one. The window decides on lateness, for which the
 start of the pane is as good as the time of each row. For a window of processing time there is one row per key: all rows
@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from penstock.core.elements import TS_COLUMN
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.operators.aggregates.aggregates import AggregatePlan
-from penstock.operators.aggregates.window_schema import WindowConfig, parse
+from penstock.operators.aggregates.aggregate_plan import AggregatePlan
+from penstock.operators.aggregates.aggregate_schema import WindowConfig, parse
 from penstock.operators.rows.columns import TS_FIELD
 from penstock.state.cells.partials import Partials
 from penstock.state.cells.value_heap import ValueHeap, take_values
@@ -59,7 +59,7 @@ def cells_of(batch: pa.RecordBatch) -> I64:
     return words[column.offset * width : (column.offset + len(column)) * width].reshape(-1, width)
 
 
-def taken_cells(batch: pa.RecordBatch, spec: PaneTableSpec, heap: ValueHeap) -> I64:
+def read_cells(batch: pa.RecordBatch, spec: PaneTableSpec, heap: ValueHeap) -> I64:
     """Return the accumulators of combined rows; values that they refer to are put into `heap`."""
     cells = cells_of(batch)
     if spec.value_words:

@@ -17,7 +17,7 @@ import pyarrow.types as pt
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
 from penstock.eventtime.windows import validate_cumulative, validate_window
-from penstock.graph.validate import WINDOW_COLUMNS, is_key_type, require_key_types
+from penstock.graph.validation import WINDOW_COLUMNS, is_key_type, require_key_types
 from penstock.operators.rows.columns import TS_FIELD, without_ts
 
 #: Interval bounds beyond this (36 000 years) are rejected, so that they cannot overflow.
@@ -177,7 +177,7 @@ class JoinWindow:
     step: int = 0
 
     @property
-    def shown(self) -> str:
+    def description(self) -> str:
         """The windows as text for messages."""
         kind = f"every {self.step / 1e6:g} s up to" if self.step else f"every {self.slide / 1e6:g} s, of"
         return f"by windows {kind} {self.size / 1e6:g} s, from {self.offset / 1e6:g} s on"
@@ -248,13 +248,13 @@ class Interval:
     how: str = "inner"
 
     @property
-    def shown(self) -> str:
+    def description(self) -> str:
         """The bounds as text for messages."""
         return f"by time, from {self.lower / 1e6:g} s to {self.upper / 1e6:g} s"
 
     @property
-    def alone(self) -> bytes:
-        """The sides whose unmatched rows are emitted; see `core.join_evolution`."""
+    def unmatched(self) -> bytes:
+        """The sides whose unmatched rows are emitted; see `core.evolution`."""
         return b"".join(b"%d" % side for side in (0, 1) if is_outer(self.how, side))
 
     def reach(self, side: int) -> int:

@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.operators.joins.join_operator import JoinOperator, JoinOutput, JoinState, OutputQueue
 from penstock.operators.joins.join_schema import parse_sides, temporal_join_schema, validate_temporal_join, value_fields
-from penstock.operators.joins.join_side import JoinOperator, JoinOutput, JoinState
-from penstock.operators.output_pieces import OutputPieces
-from penstock.state.spill.join_run import Run
+from penstock.state.spill.join_runs import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,18 +42,18 @@ class TemporalJoinOperator(JoinOperator):
         self._state = JoinState(context, sides, "with versions")
         fields, marks = value_fields(right, sides.right), self._state.watermarks
         # a drain's end of time is not restored, so all versions are examined again
-        anew, rows = marks.low == MIN_TIMESTAMP and not marks.differ, self._state.rows
-        rows.keeps_all = anew and rows.remote is None
+        reexamine, rows = marks.low == MIN_TIMESTAMP and not marks.differ, self._state.rows
+        rows.keeps_all = reexamine and rows.remote is None
         self._current = rows.value(_CURRENT, (_VERSION, *fields))
         self._state.check_all_declared()
-        if anew:
+        if reexamine:
             for slots in rows.every_key():
-                self._await_again(slots)
+                self._requeue_versions(slots)
             rows.keeps_all = False
         schema = temporal_join_schema(config, left, right)
         self._output = JoinOutput(schema, sides, left, context.limits.output_rows)
-        self._most_rows = context.limits.join_pairs
-        self._pieces = OutputPieces(context.limits.output_rows)
+        self._max_rows = context.limits.join_pairs
+        self._output_queue = OutputQueue(context.limits.output_rows)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows; versions that the watermark has passed become the kept version at once."""
@@ -71,17 +70,17 @@ class TemporalJoinOperator(JoinOperator):
         if arrived is None:
             return
         values = arrived.columns(self._state.names[1])
-        coming = arrived.times > self._state.watermarks.low
-        if not coming.all():
-            mask = pa.array(~coming)
+        future = arrived.times > self._state.watermarks.low
+        if not future.all():
+            mask = pa.array(~future)
             passed = [column.filter(mask) for column in values]
-            self._replace(Run.of(arrived.slots[~coming], arrived.times[~coming], passed))
-            mask = pa.array(coming)
+            self._replace(Run.of(arrived.slots[~future], arrived.times[~future], passed))
+            mask = pa.array(future)
             values = [column.filter(mask) for column in values]
-        self._state.tables[1].add(arrived.slots[coming], arrived.times[coming], values)
+        self._state.tables[1].add(arrived.slots[future], arrived.times[future], values)
         self._state.rows.settle()
 
-    def _pass(self, watermark: int) -> Iterator[Batch]:
+    def _advance_to(self, watermark: int) -> Iterator[Batch]:
         """Yield the left rows the watermark has reached; the newest version of each key is kept."""
         for part in self._state.parts(MIN_TIMESTAMP, watermark):
             rows, versions = (table.within(MIN_TIMESTAMP, watermark, part) for table in self._state.tables)
@@ -94,7 +93,7 @@ class TemporalJoinOperator(JoinOperator):
             table.clean(watermark)
         self._state.rows.settle()
 
-    def _await_again(self, slots: I32) -> None:
+    def _requeue_versions(self, slots: I32) -> None:
         """Move the versions of these keys that a drain has passed back to the waiting ones."""
         kept = self._current.rows_of(slots)
         slots, kept = slots[kept >= 0], kept[kept >= 0]
@@ -125,8 +124,8 @@ class TemporalJoinOperator(JoinOperator):
             kept_column if versions is None else pa.concat_arrays([versions.values[i], kept_column])
             for i, kept_column in enumerate(current[1:])
         ]
-        for first in range(0, len(wanted), self._most_rows):
-            yield from self._add(rows, wanted[first : first + self._most_rows], (place, sources))
+        for first in range(0, len(wanted), self._max_rows):
+            yield from self._add(rows, wanted[first : first + self._max_rows], (place, sources))
         yield from self._output.flush()
 
     def _newest(self, rows: Run, versions: Run) -> I64:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch
+from penstock.operators.joins.join_operator import JoinOperator, JoinOutput, JoinState, OutputQueue
 from penstock.operators.joins.join_schema import (
     is_outer,
     parse_join_window,
@@ -19,9 +20,7 @@ from penstock.operators.joins.join_schema import (
     validate_join,
     window_join_schema,
 )
-from penstock.operators.joins.join_side import JoinOperator, JoinOutput, JoinState
-from penstock.operators.output_pieces import OutputPieces
-from penstock.operators.windows.window_due import due_windows
+from penstock.operators.windows.window_aggregate import due_windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.eventtime.windows import TimeWindow
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.state.spill.join_run import Run
+    from penstock.state.spill.join_runs import Run
 
 
 class WindowJoinOperator(JoinOperator):
@@ -41,18 +40,18 @@ class WindowJoinOperator(JoinOperator):
         validate_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)
         self._window = parse_join_window(config)
-        self._state = JoinState(context, sides, self._window.shown)
+        self._state = JoinState(context, sides, self._window.description)
         self._state.check_all_declared()
         self._schema = window_join_schema(config, left, right)
         self._output = JoinOutput(self._schema, sides, left, context.limits.output_rows)
-        self._most_pairs = context.limits.join_pairs
-        self._pieces = OutputPieces(context.limits.output_rows)
+        self._max_pairs = context.limits.join_pairs
+        self._output_queue = OutputQueue(context.limits.output_rows)
         #: Starts of the panes of rows in memory.
         self._panes: set[int] = set()
         for table in self._state.tables:
-            table.noted = self._note
+            table.on_fetched = self._add_panes
             for run in table.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
-                self._note(run.times)
+                self._add_panes(run.times)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows that are in an open window."""
@@ -60,17 +59,17 @@ class WindowJoinOperator(JoinOperator):
         if window.slide > window.size:  # rows between two windows belong to none
             times = batch.data.column(TS_COLUMN).to_numpy()
             batch = Batch(batch.data.filter(pa.array((times - window.offset) % window.slide < window.size)))
-        arrived = self._state.take(batch, side, out, self._usable)
+        arrived = self._state.take(batch, side, out, self._last_use)
         if arrived is not None:
-            self._note(arrived.times)
+            self._add_panes(arrived.times)
             self._state.keep(arrived, side)
         yield from ()
 
-    def _pass(self, watermark: int) -> Iterator[Batch]:
+    def _advance_to(self, watermark: int) -> Iterator[Batch]:
         """Yield the results of the windows that close, in order, then delete rows that are in no open window."""
         window, before = self._window, self._state.watermarks.low
         if self._closed(watermark) > self._closed(before):
-            self._state.see(self._closed(watermark))
+            self._state.fetch_until(self._closed(watermark))
         for due in due_windows(window, self._panes, before, watermark):
             yield from self._fire(due)
         yield from self._output.flush()
@@ -93,12 +92,12 @@ class WindowJoinOperator(JoinOperator):
         step = window.step or window.slide
         return watermark - (watermark + 1 - window.offset - window.size) % step
 
-    def _usable(self, times: I64) -> I64:
+    def _last_use(self, times: I64) -> I64:
         """Return the last watermark before which rows are not late."""
         last: I64 = self._last(times)
         return last + (self._window.size - 2)
 
-    def _note(self, times: I64) -> None:
+    def _add_panes(self, times: I64) -> None:
         step = self._window.step or self._window.slide
         self._panes.update(np.unique(times - (times - self._window.offset) % step).tolist())
 
@@ -111,18 +110,21 @@ class WindowJoinOperator(JoinOperator):
 
     def _join(self, left: Run | None, right: Run | None, window: TimeWindow) -> Iterator[Batch]:
         start, end = window
-        met = tuple(np.zeros(0 if run is None else len(run.slots), np.bool_) for run in (left, right))
+        matched = tuple(np.zeros(0 if run is None else len(run.slots), np.bool_) for run in (left, right))
         if left is not None and right is not None:
             lows, highs = np.full(len(left.slots), start), np.full(len(left.slots), end - 1)
-            for asking, found in right.pairs(left.slots, lows, highs, self._most_pairs):
-                met[0][asking], met[1][found] = True, True
+            for asking, found in right.pairs(left.slots, lows, highs, self._max_pairs):
+                matched[0][asking], matched[1][found] = True, True
                 columns = self._taken(left, asking), self._taken(right, found)
                 yield from self._add(left.slots[asking], columns, window)
         for side, run in enumerate((left, right)):
             if run is not None and is_outer(self._window.how, side):
-                for alone in _pieces(np.flatnonzero(~met[side]).astype(np.int32), self._most_pairs):
-                    mine, none = self._taken(run, alone), [pa.nulls(len(alone), t) for t in self._state.types[1 - side]]
-                    yield from self._add(run.slots[alone], (none, mine) if side else (mine, none), window)
+                for unmatched in _row_chunks(np.flatnonzero(~matched[side]).astype(np.int32), self._max_pairs):
+                    mine, none = (
+                        self._taken(run, unmatched),
+                        [pa.nulls(len(unmatched), t) for t in self._state.types[1 - side]],
+                    )
+                    yield from self._add(run.slots[unmatched], (none, mine) if side else (mine, none), window)
 
     def _of_window(self, run: Run | None, end: int) -> Run | None:
         """Remove the rows of keys whose former subtask had already fired the window."""
@@ -148,6 +150,6 @@ class WindowJoinOperator(JoinOperator):
         yield from self._output.add((self._state.rows.keys(slots), left, [*right, *ends]), times)
 
 
-def _pieces(rows: I32, most: int) -> Iterator[I32]:
-    for first in range(0, len(rows), most):
-        yield rows[first : first + most]
+def _row_chunks(rows: I32, limit: int) -> Iterator[I32]:
+    for first in range(0, len(rows), limit):
+        yield rows[first : first + limit]

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.functions.triggers import EventTimeTrigger, ProcessingTimeTrigger
+from penstock.operators.joins.join_operator import JoinOutput, OutputQueue, QueuedOutput
 from penstock.operators.joins.join_schema import (
     SIDES,
     JoinSides,
@@ -27,11 +28,9 @@ from penstock.operators.joins.join_schema import (
     value_fields,
     window_join_schema,
 )
-from penstock.operators.joins.join_side import JoinOutput
-from penstock.operators.late import LateRows
-from penstock.operators.output_pieces import OutputPieces, PutsOutPieces
-from penstock.operators.rows.rows import RowEncoder
-from penstock.operators.windows.window_rows import WindowParts, WindowRowsOperator
+from penstock.operators.lateness import LateRows
+from penstock.operators.rows.row_codec import RowEncoder
+from penstock.operators.windows.window_rows import WindowDefinition, WindowRowsOperator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,15 +39,14 @@ if TYPE_CHECKING:
     from penstock.eventtime.windows import TimeWindow
     from penstock.functions.evictors import WindowElement
     from penstock.kernels.compiler.compile import I64
-    from penstock.operators.late import TakesLate
+    from penstock.operators.joins.join_operator import OutputElement
+    from penstock.operators.lateness import LateRowReceiver
     from penstock.operators.operator import Collector, OperatorContext, OperatorSnapshot
-    from penstock.operators.output_pieces import Piece
-    from penstock.operators.windows.window_buffer import KeyWindows
-    from penstock.operators.windows.window_index import BufferedWindow
+    from penstock.operators.windows.window_buffer import BufferedWindow, KeyWindows
     from penstock.operators.windows.window_outputs import WindowOutput
 
 
-class BothSides:
+class CommonSchema:
     """Rows of either side in one schema: the key, the side, the left side's columns, the right side's."""
 
     def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, ...], *, timed: bool) -> None:
@@ -68,7 +66,7 @@ class BothSides:
         self._schema = pa.schema([*self.key, *self.rows])
         self._schemas = schemas
 
-    def together(self, data: pa.RecordBatch, side: int) -> pa.RecordBatch:
+    def to_common_schema(self, data: pa.RecordBatch, side: int) -> pa.RecordBatch:
         """Convert rows of a side to the common schema."""
         rows = data.num_rows
         columns = [data.column(name) for name in self._sides.key(side)]
@@ -79,8 +77,8 @@ class BothSides:
             columns.append(data.column(TS_COLUMN))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def as_came(self, data: pa.RecordBatch, side: int) -> pa.RecordBatch:
-        """Convert rows that `together` has made of a side back to that side's schema."""
+    def to_input_schema(self, data: pa.RecordBatch, side: int) -> pa.RecordBatch:
+        """Convert rows that `to_common_schema` has made of a side back to that side's schema."""
         first = len(self.key) + 1 + (len(self._kept[0]) if side else 0)
         columns = {name: data.column(place) for place, name in enumerate(self._sides.key(side))}
         columns |= {field.name: data.column(first + place) for place, field in enumerate(self._kept[side])}
@@ -88,7 +86,7 @@ class BothSides:
         schema = pa.schema([field for field in self._schemas[side] if field.name in columns])
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
-    def apart(self, columns: list[pa.Array]) -> tuple[I64, list[pa.Array], list[pa.Array]]:
+    def split_sides(self, columns: list[pa.Array]) -> tuple[I64, list[pa.Array], list[pa.Array]]:
         """Split columns into the side of each row and the columns of both sides."""
         lefts = 1 + len(self._kept[0])
         side: I64 = columns[0].to_numpy()
@@ -98,17 +96,17 @@ class BothSides:
 class JoinedWindows:
     """The pairs of windows that are over, made in bounded batches."""
 
-    def __init__(self, both: BothSides, output: JoinOutput, bounds: pa.DataType, how: str, most_pairs: int) -> None:
+    def __init__(self, common: CommonSchema, output: JoinOutput, bounds: pa.DataType, how: str, max_pairs: int) -> None:
         """Make a sink of windows.
 
-        `bounds` is the type of the columns of a window's start and end; at most `most_pairs` pairs are made at a time.
+        `bounds` is the type of the columns of a window's start and end; at most `max_pairs` pairs are made at a time.
         """
-        self._most_pairs = most_pairs
-        self._both = both
+        self._max_pairs = max_pairs
+        self._common = common
         self._output = output
         self._bounds = bounds
         self._how = how
-        self._encoder = RowEncoder(both.rows, "rows of a join")
+        self._encoder = RowEncoder(common.rows, "rows of a join")
         self._fired: list[tuple[int, TimeWindow, list[WindowElement]]] = []
         #: Windows still to be emitted.
         self.waiting: list[Iterator[Batch]] = []
@@ -129,7 +127,7 @@ class JoinedWindows:
         if self._fired:
             fired, self._fired = self._fired, []
             columns = self._encoder.columns([e.value for *_, elements in fired for e in elements])
-            self.waiting.append(self._pairs(fired, keys, self._both.apart(columns)))
+            self.waiting.append(self._pairs(fired, keys, self._common.split_sides(columns)))
 
     def _pairs(
         self,
@@ -143,12 +141,12 @@ class JoinedWindows:
             mine = side[first : first + len(elements)]
             left, right = np.flatnonzero(mine == 0) + first, np.flatnonzero(mine == 1) + first
             first += len(elements)
-            for chosen in _met(left, right, self._most_pairs):
+            for chosen in _all_pairs(left, right, self._max_pairs):
                 yield from self._add(keys, place, window, columns, chosen)
-            for alone, other, outer in ((left, right, 0), (right, left, 1)):
+            for unmatched, other, outer in ((left, right, 0), (right, left, 1)):
                 if len(other) == 0 and is_outer(self._how, outer):
-                    for low in range(0, len(alone), self._most_pairs):
-                        part = alone[low : low + self._most_pairs]
+                    for low in range(0, len(unmatched), self._max_pairs):
+                        part = unmatched[low : low + self._max_pairs]
                         yield from self._add(keys, place, window, columns, (None, part) if outer else (part, None))
         yield from self._output.flush()
 
@@ -170,101 +168,101 @@ class JoinedWindows:
         yield from self._output.add((key, left, [*right, *ends]), np.full(count, window.max_timestamp, np.int64))
 
 
-class WindowRowsJoinOperator(PutsOutPieces, WindowRowsOperator):
+class WindowRowsJoinOperator(QueuedOutput, WindowRowsOperator):
     """Inner or outer join of two keyed inputs by windows that keep their rows."""
 
-    _both: BothSides
+    _common: CommonSchema
     _joined: JoinedWindows
     _late_sides: _LateOfSides
 
     def open(self, context: OperatorContext) -> None:
         """Declare (and so restore) the rows, windows and timers."""
-        self._pieces = OutputPieces(context.limits.output_rows)
+        self._output_queue = OutputQueue(context.limits.output_rows)
         super().open(context)
 
-    def _parts(self, context: OperatorContext) -> WindowParts:
+    def _parts(self, context: OperatorContext) -> WindowDefinition:
         config, (left, right) = context.spec.config, context.input_schemas
         processing = config["window"].get("time") == "processing"
         validate_join_of(config, left, right, context.spec.uid, timed=not processing)
         sides = parse_sides(config)
-        self._both = BothSides(sides, (left, right), timed=not processing)
+        self._common = CommonSchema(sides, (left, right), timed=not processing)
         schema = window_join_schema(config, left, right)
         output = JoinOutput(schema, sides, left, context.limits.output_rows)
         how = require_kind(config["how"], "join")
-        bounds, most = schema.field("window_start").type, context.limits.window_pairs
-        self._joined = JoinedWindows(self._both, output, bounds, how, most)
+        bounds, limit = schema.field("window_start").type, context.limits.window_pairs
+        self._joined = JoinedWindows(self._common, output, bounds, how, limit)
         trigger = ProcessingTimeTrigger() if processing else EventTimeTrigger()
-        return WindowParts(trigger, None, None, None, self._both.key, self._both.rows)
+        return WindowDefinition(trigger, None, None, None, self._common.key, self._common.rows)
 
-    def _sink_of(self, parts: WindowParts, *, merges: bool) -> WindowOutput:
+    def _sink_of(self, parts: WindowDefinition, *, merges: bool) -> WindowOutput:
         del parts, merges
         return self._joined
 
-    def _late_of(self, context: OperatorContext) -> TakesLate:
-        self._late_sides = _LateOfSides(context, self._both)
+    def _late_of(self, context: OperatorContext) -> LateRowReceiver:
+        self._late_sides = _LateOfSides(context, self._common)
         return self._late_sides
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Put each row of a side into its windows."""
         self._late_sides.side = input_index
-        super().process_batch(Batch(self._both.together(batch.data, input_index)), 0, out)
-        self._begin_pieces((), out)
+        super().process_batch(Batch(self._common.to_common_schema(batch.data, input_index)), 0, out)
+        self._begin_output((), out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         """Join the windows that are over, then emit the watermark."""
-        behind = _Behind()
-        super().process_watermark(watermark, behind)  # type: ignore[arg-type] # the collector type that this call uses
-        self._begin_pieces((watermark,), out)
+        trailing = _WatermarkDropper()
+        super().process_watermark(watermark, trailing)  # type: ignore[arg-type] # the collector type that this call uses
+        self._begin_output((watermark,), out)
 
     def process_status(self, status: WatermarkStatus, out: Collector) -> None:
         """Emit the status after all pending results."""
-        self._begin_pieces((status,), out)
+        self._begin_output((status,), out)
 
     def process_time(self, now_ms: int, out: Collector) -> None:
         """Join the windows that are over."""
         super().process_time(now_ms, out)
-        self._begin_pieces((), out)
+        self._begin_output((), out)
 
-    def _begin_pieces(self, behind: tuple[Piece, ...], out: Collector) -> None:
+    def _begin_output(self, trailing: tuple[OutputElement, ...], out: Collector) -> None:
         waiting, self._joined.waiting = self._joined.waiting, []
-        if waiting or behind:
-            self._pieces.begin(itertools.chain(*waiting, behind), out)
+        if waiting or trailing:
+            self._output_queue.begin(itertools.chain(*waiting, trailing), out)
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
         """Freeze rows, windows and timers; results of the rows before the barrier were emitted by then."""
-        self._pieces.drain(out)
+        self._output_queue.drain(out)
         return super().snapshot(barrier, out)
 
 
 class _LateOfSides:
     """Late rows of either side, emitted to the side output in their own schema."""
 
-    def __init__(self, context: OperatorContext, both: BothSides) -> None:
+    def __init__(self, context: OperatorContext, common: CommonSchema) -> None:
         late = context.spec.config.get("late_to", {})
         self._late = tuple(LateRows({"late_to": late.get(side)}, context.metrics) for side in SIDES)
-        self._both = both
+        self._common = common
         #: The side of the rows.
         self.side = 0
 
     def take(self, data: pa.RecordBatch, late: np.ndarray, out: Collector) -> None:
         """Take late rows of one side: those where `late` is true."""
-        self._late[self.side].take(self._both.as_came(data, self.side), late, out)
+        self._late[self.side].take(self._common.to_input_schema(data, self.side), late, out)
 
 
-class _Behind:
+class _WatermarkDropper:
     """Drops the watermark, which the operator emits after the pairs."""
 
     def watermark(self, watermark: Watermark) -> None:
         """Do nothing: the operator emits it."""
 
 
-def _met(left: I64, right: I64, most: int) -> Iterator[tuple[I64, I64]]:
-    """Yield all pairs of the two, at most `most` at a time."""
+def _all_pairs(left: I64, right: I64, limit: int) -> Iterator[tuple[I64, I64]]:
+    """Yield all pairs of the two, at most `limit` at a time."""
     if not len(left) or not len(right):
         return
-    for low in range(0, len(right), most):
-        others = right[low : low + most]
-        step = max(1, most // len(others))
+    for low in range(0, len(right), limit):
+        others = right[low : low + limit]
+        step = max(1, limit // len(others))
         for first in range(0, len(left), step):
             own = left[first : first + step]
             yield np.repeat(own, len(others)), np.tile(others, len(own))

@@ -1,11 +1,7 @@
-"""The row path (kinds `process`, `co_process`, `broadcast_process`): a Python function by row, with state by key.
+"""The operator of functions with keyed state and timers; binds the declared states when it opens.
 
-A batch is decoded once, the slots of its keys are looked up at once, and the function runs row by row on Python values.
-Its changes are written into state columns after the batch, so a barrier needs no encoding. Timers fire in the same way,
-in batches. Errors of the function name the line in the user's file.
+Kinds `process`, `co_process` and `broadcast_process`.
 """
-
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
@@ -20,6 +16,7 @@ from penstock.core.errors import GraphError, PenstockError, UsageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.functions.broadcast_state import BROADCAST
+from penstock.functions.folding_states import fold_into
 from penstock.functions.process_function import (
     BroadcastContext,
     KeyedBroadcastProcessFunction,
@@ -30,20 +27,26 @@ from penstock.functions.process_function import (
     Timers,
     output_time,
 )
-from penstock.functions.state_handles import Cells, Current
-from penstock.functions.timer_queue import TimerQueue
+from penstock.functions.state_handles import Cells, Current, TimerQueue
+from penstock.functions.state_ttl import ttl_of
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
+from penstock.operators.lateness import RangeWatermarks
 from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.operators.process.bound_broadcast import BoundBroadcast, require_declared
-from penstock.operators.process.process_output import ProcessOutput
-from penstock.operators.process.process_states import bind_states
-from penstock.operators.process.state_binding import Home
-from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.operators.process.broadcast_binding import BoundBroadcast, require_declared
+from penstock.operators.process.collection_binding import bind_collection
+from penstock.operators.process.state_binding import (
+    BindingContext,
+    BoundState,
+    BoundValue,
+    StateConfig,
+    StateTypes,
+    ValueCodec,
+    migration_of,
+)
 from penstock.operators.rows.columns import ts_of, visible, without_ts
-from penstock.operators.rows.garbage import collector_paused
-from penstock.operators.rows.rows import RowDecoder, read_columns
-from penstock.operators.rows.user_functions import load_function, user_error
+from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder, read_columns
+from penstock.operators.rows.user_functions import gc_paused, load_function, user_error
 from penstock.state.log.ttl import TtlClock
 from penstock.state.tables.value_columns import python_values
 
@@ -54,10 +57,49 @@ if TYPE_CHECKING:
     from penstock.core.permits import CommitPermit
     from penstock.kernels.compiler.compile import I32
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.operators.process.state_binding import BoundState
     from penstock.state.keyed import KeyedStateStore
     from penstock.state.tables.row_state import RowState
     from penstock.state.tables.timer_table import TimerTable
+
+
+def bind_states(
+    function: Any, config: dict[str, Any], types: dict[Any, Any], binding: BindingContext
+) -> list[BoundState]:
+    """Declare (and so restore) every state of a function and set its handles."""
+    bound: list[BoundState] = []
+    kinds = config.get("kinds", {})
+    for name, text in config.get("states", {}).items():
+        kind = kinds.get(name, {})
+        keys = kind.get("keys")
+        declared = StateConfig(
+            kind.get("kind", "value"),
+            schema_from_text(text),
+            None if keys is None else schema_from_text(keys),
+            f"{binding.where}: state {name!r}",
+            ttl_of(kind, binding.clock),
+        )
+        found = StateTypes(types.get(name), types.get((name, "key")))
+        made: BoundState
+        if declared.kind == BROADCAST:
+            made = BoundBroadcast(name, declared, found)
+        elif declared.kind in ("list", "map"):
+            function_of = types.get((name, "migrate"))
+            made = bind_collection(name, declared, found, binding, (kind.get("migrates"), function_of))
+        else:
+            codec = ValueCodec(declared.values, found.values, declared.where)
+            migration = migration_of(kind.get("migrates"), types.get((name, "migrate")), codec, declared.where)
+            table = binding.state.value(name, tuple(declared.values), declared.ttl, migration)
+            made = BoundValue(binding.current, table, codec)
+        given: Any = made.handle
+        if declared.kind in ("reducing", "aggregating"):
+            given = fold_into(getattr(function, name), given)
+        setattr(function, name, given)
+        bound.append(made)
+    return bound
+
+
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
 
 _WATERMARK = "watermark"
 #: The inherited `on_timer` of a function without one.
@@ -67,7 +109,7 @@ _NO_TIMERS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _InputHandler:
     """The handling of the rows of an input."""
 
     #: None: a broadcast stream, whose rows belong to no key.
@@ -101,7 +143,7 @@ class KeyedProcessOperator(Operator):
         sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
         self._output = ProcessOutput(schema_from_text(spec.output_schema), sides, self._where)
         self._bind(context, function, types)
-        self._ways = _ways(context, function, row_type, self._context)
+        self._handlers = _handlers(context, function, row_type, self._context)
         try:
             function.open(OpenContext(context.job_name, context.subtask, context.parallelism))
         except Exception as error:
@@ -111,11 +153,11 @@ class KeyedProcessOperator(Operator):
     def _bind(self, context: OperatorContext, function: Any, types: dict[str, Any]) -> None:
         config = context.spec.config
         schema = without_ts(context.input_schemas[0])
-        self._state = self._store.row_state(pa.schema([schema.field(name) for name in config["key"]]), leaves=True)
+        self._state = self._store.row_state(pa.schema([schema.field(name) for name in config["key"]]), evictable=True)
         self._current = Current()
         self._ttl_clock = TtlClock(context.clock)
-        home = Home(self._state, self._current, self._ttl_clock, self._where)
-        self._states = bind_states(function, config, types, home)
+        binding = BindingContext(self._state, self._current, self._ttl_clock, self._where)
+        self._states = bind_states(function, config, types, binding)
         self._uid, self._first = context.spec.uid, context.subtask == 0
         saved = {item["state"]: item for s in context.restored if s.name == BROADCAST for item in s.items}
         require_declared(saved, self._states, self._where)
@@ -140,30 +182,30 @@ class KeyedProcessOperator(Operator):
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Call the function for every row."""
-        with collector_paused():
+        with gc_paused():
             # with one handler all inputs are alike: they are the streams of a union
-            self._process(batch.data, self._ways[input_index if len(self._ways) > 1 else 0], out)
+            self._process(batch.data, self._handlers[input_index if len(self._handlers) > 1 else 0], out)
 
-    def _process(self, data: pa.RecordBatch, way: _Way, out: Collector) -> None:
-        if way.key is None:
-            self._process_broadcast(data, way, out)
+    def _process(self, data: pa.RecordBatch, handler: _InputHandler, out: Collector) -> None:
+        if handler.key is None:
+            self._process_broadcast(data, handler, out)
             return
-        keys = key_columns(data, way.key)
+        keys = key_columns(data, handler.key)
         slots = self._state.upsert(keys, hash_key_columns(keys, data.num_rows))
         local, distinct = self._state.distinct(slots)
         self._begin(distinct)
-        self._run(way, data, local.tolist())
+        self._run(handler, data, local.tolist())
         self._end(distinct, out)
 
-    def _process_broadcast(self, data: pa.RecordBatch, way: _Way, out: Collector) -> None:
+    def _process_broadcast(self, data: pa.RecordBatch, handler: _InputHandler, out: Collector) -> None:
         for state in self._states:
             state.begin_broadcast()
-        self._run(way, data, [-1] * data.num_rows)
+        self._run(handler, data, [-1] * data.num_rows)
         self._output.emit(out)
 
-    def _run(self, way: _Way, data: pa.RecordBatch, places: list[int]) -> None:
-        process, given, context, current = way.process, way.context, self._context, self._current
-        ts, rows = ts_of(data), way.decoder.rows(data)
+    def _run(self, handler: _InputHandler, data: pa.RecordBatch, places: list[int]) -> None:
+        process, given, context, current = handler.process, handler.context, self._context, self._current
+        ts, rows = ts_of(data), handler.decoder.rows(data)
         times = [None] * data.num_rows if ts is None else ts.to_numpy().tolist()
         emitted, ends, stamps = self._output.rows, self._output.ends, self._output.times
         add, count = emitted.extend, 0
@@ -218,7 +260,7 @@ class KeyedProcessOperator(Operator):
         context.time_domain = "event" if table is self._event_table else "processing"
         while due := table.take_due(until, self._limits.fired_timers):
             slots, times = due
-            with collector_paused():
+            with gc_paused():
                 local, distinct = self._state.distinct(slots)
                 self._begin(distinct)
                 self._run_timers(queue, times.tolist(), local.tolist())
@@ -291,10 +333,12 @@ class KeyedProcessOperator(Operator):
         """Freeze states and timers; the watermark is saved with the hash range it holds for."""
         self._ended = self._ended or barrier.kind.ends_job
         self._ttl_clock.tick()
-        alike = [state.saved() for state in self._states if isinstance(state, BoundBroadcast)]
+        broadcast_items = [state.saved() for state in self._states if isinstance(state, BoundBroadcast)]
         operator = []
-        if alike and self._first:
-            operator.append(OperatorStateSnapshot(uid=self._uid, name=BROADCAST, mode="union", items=tuple(alike)))
+        if broadcast_items and self._first:
+            operator.append(
+                OperatorStateSnapshot(uid=self._uid, name=BROADCAST, mode="union", items=tuple(broadcast_items))
+            )
         if self._context.watermark > MIN_TIMESTAMP:
             items = self._watermarks.items()
             operator.append(OperatorStateSnapshot(uid=self._uid, name=_WATERMARK, mode="union", items=items))
@@ -315,7 +359,9 @@ class KeyedProcessOperator(Operator):
             function.close()
 
 
-def _ways(context: OperatorContext, function: Any, row_type: Any, given_context: ProcessContext) -> tuple[_Way, ...]:
+def _handlers(
+    context: OperatorContext, function: Any, row_type: Any, given_context: ProcessContext
+) -> tuple[_InputHandler, ...]:
     """Return the handlers of the function's inputs; of two inputs `row_type` is a pair."""
     config, schemas = context.spec.config, context.input_schemas
     computed = config.get("computed", ()), config.get("second_computed", ())
@@ -327,7 +373,7 @@ def _ways(context: OperatorContext, function: Any, row_type: Any, given_context:
         given = list(zip(keys, schemas, row_type, names, strict=True))
     contexts = given_context, BroadcastContext(given_context)
     return tuple(
-        _Way(
+        _InputHandler(
             None if key is None else tuple(key),
             RowDecoder(read_columns(schema, kind), kind),
             getattr(function, method),

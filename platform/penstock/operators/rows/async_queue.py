@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class AsyncRow:
     """One row: its index in its batch, the function's argument, and the result."""
 
     batch: pa.RecordBatch
@@ -37,9 +37,9 @@ class _Segment:
     """Rows before the next mark."""
 
     #: Rows not yet emitted, in input order.
-    entries: dict[Entry, None] = field(default_factory=dict)
+    entries: dict[AsyncRow, None] = field(default_factory=dict)
     #: The completed ones of them, in order of completion (unordered only).
-    finished: list[Entry] = field(default_factory=list)
+    finished: list[AsyncRow] = field(default_factory=list)
     mark: Watermark | WatermarkStatus | None = None
 
 
@@ -51,9 +51,9 @@ class AsyncQueue:
         self._capacity = capacity
         self._ordered = ordered
         self._segments: deque[_Segment] = deque([_Segment()])
-        self._waiting: deque[Entry] = deque()
+        self._waiting: deque[AsyncRow] = deque()
         #: Rows with a running call; rows not yet emitted, completed or not.
-        self._running = self._held = 0
+        self._running = self._unemitted = 0
 
     @property
     def empty(self) -> bool:
@@ -63,7 +63,7 @@ class AsyncQueue:
     @property
     def full(self) -> bool:
         """Whether further rows would only wait, possibly after completed ones that one slow call delays."""
-        return self._held >= self._capacity
+        return self._unemitted >= self._capacity
 
     @property
     def running(self) -> int:
@@ -73,17 +73,17 @@ class AsyncQueue:
     def add(self, batch: pa.RecordBatch, rows: Iterator[Any]) -> None:
         """Take the rows of a batch."""
         segment = self._segments[-1]
-        entries = [Entry(batch, index, row, segment) for index, row in enumerate(rows)]
+        entries = [AsyncRow(batch, index, row, segment) for index, row in enumerate(rows)]
         segment.entries.update(dict.fromkeys(entries))
         self._waiting.extend(entries)
-        self._held += len(entries)
+        self._unemitted += len(entries)
 
     def mark(self, element: Watermark | WatermarkStatus) -> None:
         """Append a mark, which must not overtake the rows before it."""
         self._segments[-1].mark = element
         self._segments.append(_Segment())
 
-    def start(self) -> list[Entry]:
+    def start(self) -> list[AsyncRow]:
         """Return the rows whose calls start now."""
         begun = []
         while self._waiting and self._running < self._capacity:
@@ -92,16 +92,16 @@ class AsyncQueue:
             begun.append(entry)
         return begun
 
-    def complete(self, entry: Entry, result: Any) -> None:
+    def complete(self, entry: AsyncRow, result: Any) -> None:
         """Set the result of a row."""
         entry.done, entry.result = True, result
         self._running -= 1
         if not self._ordered:
             entry.segment.finished.append(entry)
 
-    def take(self) -> list[list[Entry] | Watermark | WatermarkStatus]:
+    def take(self) -> list[list[AsyncRow] | Watermark | WatermarkStatus]:
         """Return the output that is ready, in order: completed rows, and marks with no pending row before them."""
-        taken: list[list[Entry] | Watermark | WatermarkStatus] = []
+        taken: list[list[AsyncRow] | Watermark | WatermarkStatus] = []
         while True:
             segment = self._segments[0]
             rows, segment.finished = segment.finished, []
@@ -109,7 +109,7 @@ class AsyncQueue:
                 rows = list(itertools.takewhile(operator.attrgetter("done"), segment.entries))
             for entry in rows:
                 del segment.entries[entry]
-            self._held -= len(rows)
+            self._unemitted -= len(rows)
             if rows:
                 taken.append(rows)
             if segment.entries or segment.mark is None:
@@ -117,6 +117,6 @@ class AsyncQueue:
             taken.append(segment.mark)
             self._segments.popleft()
 
-    def held(self) -> list[Entry]:
+    def unemitted(self) -> list[AsyncRow]:
         """Return the rows not yet emitted, in input order."""
         return [entry for segment in self._segments for entry in segment.entries]

@@ -46,7 +46,7 @@ _LOGIC: dict[str, Any] = {"And": np.logical_and, "Or": np.logical_or}
 _DIGITS = 38
 
 
-class _OtherwiseError(Exception):
+class _UnsupportedError(Exception):
     """The expression has an unsupported part, or the batch an unsupported number: Polars evaluates it."""
 
 
@@ -69,7 +69,7 @@ class _Expression(NamedTuple):
             return Computed(values, None)
         digits, scale = self.factor
         if len(values) and not all(int(end) * digits in _INT64 for end in (values.min(), values.max())):
-            raise _OtherwiseError
+            raise _UnsupportedError
         return Computed(values * np.int64(digits), scale)
 
 
@@ -91,7 +91,7 @@ class IntegerExpressions:
         columns = {name: array.to_numpy() for name, array in zip(self._roots, arrays, strict=True)}
         try:
             return [expression.of(columns) for expression in self._expressions]
-        except _OtherwiseError:
+        except _UnsupportedError:
             return None
 
 
@@ -103,7 +103,7 @@ def compile_integers(expressions: Sequence[pl.Expr], rows: pa.Schema) -> Integer
         return None
     try:
         return IntegerExpressions(sorted(roots), [_compiled(expression) for expression in expressions])
-    except _OtherwiseError:
+    except _UnsupportedError:
         return None
 
 
@@ -118,7 +118,7 @@ def _compiled(expression: pl.Expr) -> _Expression:
     try:
         tree = json.loads(expression.meta.serialize(format="json"))
     except pl.exceptions.PolarsError as error:  # for example an expression with a Python function
-        raise _OtherwiseError from error
+        raise _UnsupportedError from error
     while "Alias" in tree:
         tree = tree["Alias"][0]
     match tree:
@@ -148,14 +148,14 @@ def _boolean(tree: dict[str, Any]) -> Step:
     """Compile comparisons of integers, and `& | ~` of those."""
     match tree:
         case {"Function": {"input": [inner], "function": {"Boolean": "Not"}}}:
-            turned, _ = _boolean(inner)
-            return (lambda columns: np.logical_not(values := turned(columns), out=values)), True
+            inverted, _ = _boolean(inner)
+            return (lambda columns: np.logical_not(values := inverted(columns), out=values)), True
         case {"BinaryExpr": {"left": left, "op": op, "right": right}} if op in _LOGIC:
             return _binary(_LOGIC[op], _boolean(left), _boolean(right))
         case {"BinaryExpr": {"left": left, "op": op, "right": right}} if op in _COMPARISONS:
             (first, _), (second, _) = _sides(left, right)
             return _binary(_COMPARISONS[op], (first, False), (second, False))  # the result does not fit 64-bit integers
-    raise _OtherwiseError
+    raise _UnsupportedError
 
 
 def _integer(tree: dict[str, Any]) -> Step:
@@ -168,16 +168,16 @@ def _integer(tree: dict[str, Any]) -> Step:
         case {"BinaryExpr": {"left": left, "op": op, "right": right}} if op in _DIVISIONS:
             divisor = _literal(right)
             if divisor is None or divisor <= 0:
-                raise _OtherwiseError
+                raise _UnsupportedError
             return _divided(op, _integer(left), np.int64(divisor)), True
-    raise _OtherwiseError
+    raise _UnsupportedError
 
 
 def _sides(left: dict[str, Any], right: dict[str, Any]) -> tuple[Step, Step]:
     """Compile two operands, of which one may be a literal."""
     numbers = (_literal(left), _literal(right))
     if None not in numbers:
-        raise _OtherwiseError  # a constant has no array
+        raise _UnsupportedError  # a constant has no array
     first, second = (
         _integer(side) if number is None else _constant(number)
         for side, number in zip((left, right), numbers, strict=True)
@@ -189,7 +189,7 @@ def _literal(tree: dict[str, Any]) -> int | None:
     match tree:
         case {"Literal": {"Dyn": {"Int": int(number)}}} | {"Literal": {"Scalar": {"Int64": int(number)}}}:
             if number not in _INT64:
-                raise _OtherwiseError
+                raise _UnsupportedError
             return number
     return None
 

@@ -1,30 +1,151 @@
-"""Asynchronous function by row (kind `map_async`): one result for each row, with many calls running at a time.
+"""Asynchronous function by row (kind `map_async`), with an event loop in a separate thread.
 
-For functions that wait for other services, such as a web service or database. A checkpoint contains the input rows
-whose results were not emitted, and a restore calls the function for them again. So the function is called at least once
-for a row, and exactly one result takes effect.
+A checkpoint contains the input rows without a result. The order of output is decided by
+`operators.rows.async_queue`.
 """
-
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
+import inspect
+import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock.core.elements import TS_COLUMN, Batch, Watermark, WatermarkStatus
+from penstock.core.logs import fixed_log_context
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.operators.operator import OperatorSnapshot
-from penstock.operators.rows.async_queue import AsyncQueue, Entry
-from penstock.operators.rows.async_runner import CLOSE_SECONDS, AsyncRunner, CallTimeoutError
+from penstock.operators.rows.async_queue import AsyncQueue, AsyncRow
 from penstock.operators.rows.columns import assemble, conform
 from penstock.operators.rows.user_functions import FunctionOperator, UserFunctionError, user_error
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from penstock.core.elements import Barrier
     from penstock.operators.operator import Collector, OperatorContext
+
+CLOSE_SECONDS = 5.0
+
+
+class CallTimeoutError(Exception):
+    """A call exceeded its time-out."""
+
+
+class AsyncRunner:
+    """Starts calls from one thread, and returns their results to the same thread."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Awaitable[Any]],
+        timeout_ms: int,
+        wake: Callable[[], None],
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        """Start the loop; `wake` is called from its thread whenever a call has ended.
+
+        The function's `open()` and `close()` coroutines, where it has them, are awaited first and last in the loop;
+        its `timeout(row)`, plain or a coroutine, returns the result of a call that took too long.
+        """
+        self._function = function
+        instead = getattr(function, "timeout", None)
+        self._timeout_hook: Callable[[Any], Any] | None = instead if callable(instead) else None
+        self._timeout_ms, self._close_seconds = timeout_ms, close_seconds
+        self._wake = wake
+        self._closing = False
+        self._completed: deque[tuple[AsyncRow, Any, BaseException | None]] = deque()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="map-async", daemon=True)
+        self._thread.start()
+        try:
+            self._call_hook("open")
+        except BaseException:
+            self._stop()
+            raise
+
+    def start(self, entries: list[AsyncRow]) -> None:
+        """Start the calls for these rows."""
+        self._loop.call_soon_threadsafe(self._begin, entries, context=fixed_log_context())
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` has results."""
+        return bool(self._completed)
+
+    def take(self) -> list[tuple[AsyncRow, Any, BaseException | None]]:
+        """Return the calls that ended since the last call: row, result, error."""
+        return [self._completed.popleft() for _ in range(len(self._completed))]
+
+    def close(self) -> None:
+        """Cancel the running calls and end the thread. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            self._cancel_all()
+            self._call_hook("close", self._close_seconds)
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        with contextlib.suppress(TimeoutError):  # a call that survives its cancellation ends with the process
+            self._cancel_all()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(self._close_seconds)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _cancel_all(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._cancel_tasks(), self._loop).result(self._close_seconds)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _call_hook(self, name: str, limit_seconds: float | None = None) -> None:
+        hook = getattr(self._function, name, None)
+        if inspect.iscoroutinefunction(hook):
+            asyncio.run_coroutine_threadsafe(hook(), self._loop).result(limit_seconds)
+
+    def _begin(self, entries: list[AsyncRow]) -> None:
+        for entry in entries:
+            self._loop.create_task(self._call(entry))
+
+    async def _call(self, entry: AsyncRow) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        limit = asyncio.timeout(self._timeout_ms / 1000)
+        try:
+            async with limit:
+                result = await self._function(entry.row)
+        except BaseException as raised:  # noqa: BLE001 - raised again in the subtask's thread
+            error = CallTimeoutError() if limit.expired() else raised
+        if isinstance(error, CallTimeoutError) and self._timeout_hook is not None:
+            try:
+                result, error = self._timeout_hook(entry.row), None
+                if inspect.isawaitable(result):
+                    result = await result
+            except BaseException as raised:  # noqa: BLE001 - as above
+                error = raised
+        if self._closing:
+            return
+        self._completed.append((entry, result, error))
+        self._wake()
+
+    async def _cancel_tasks(self) -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
 
 #: Name of the state with the rows not yet emitted.
 IN_FLIGHT = "in-flight"
@@ -63,13 +184,13 @@ class MapAsyncOperator(FunctionOperator):
         return not self._queue.full
 
     @property
-    def held(self) -> bool:
+    def has_pending_output(self) -> bool:
         """Whether a row or a watermark after one is pending."""
         return not self._queue.empty
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         self._add(batch.data)
-        self.go_on(out)
+        self.emit_ready(out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         self._mark(watermark, out)
@@ -77,7 +198,7 @@ class MapAsyncOperator(FunctionOperator):
     def process_status(self, status: WatermarkStatus, out: Collector) -> None:
         self._mark(status, out)
 
-    def go_on(self, out: Collector) -> bool:
+    def emit_ready(self, out: Collector) -> bool:
         """Emit completed rows and start waiting calls; return whether any row was completed."""
         runner = self._runner
         if runner is None or not runner.ready:
@@ -100,11 +221,11 @@ class MapAsyncOperator(FunctionOperator):
         return True
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        held = self._queue.held()
-        if not held:
+        unemitted = self._queue.unemitted()
+        if not unemitted:
             return OperatorSnapshot()
-        size = -(-len(held) // _PARTS)
-        items = tuple(_encoded(held[start : start + size]) for start in range(0, len(held), size))
+        size = -(-len(unemitted) // _PARTS)
+        items = tuple(_encoded(unemitted[start : start + size]) for start in range(0, len(unemitted), size))
         state = OperatorStateSnapshot(uid=self._uid, name=IN_FLIGHT, mode="list", items=items)
         return OperatorSnapshot(operator=(state,))
 
@@ -126,7 +247,7 @@ class MapAsyncOperator(FunctionOperator):
         else:
             out.status(element)
 
-    def _emit(self, entries: list[Entry], out: Collector) -> None:
+    def _emit(self, entries: list[AsyncRow], out: Collector) -> None:
         columns = self._encoder.columns([entry.result for entry in entries])
         times = None
         if TS_COLUMN in self._input_schema.names:
@@ -134,7 +255,7 @@ class MapAsyncOperator(FunctionOperator):
         out.batch(Batch(assemble(columns, self._schema, times)))
 
 
-def _encoded(entries: list[Entry]) -> str:
+def _encoded(entries: list[AsyncRow]) -> str:
     rows = pa.concat_batches([entry.batch.slice(entry.index, 1) for entry in entries])
     sink: Any = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:

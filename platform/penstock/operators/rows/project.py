@@ -22,7 +22,7 @@ from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_from_text
 from penstock.core.views import is_view
-from penstock.kernels.aggregates.kept_rows import keep_rows
+from penstock.kernels.rows.row_filter import filter_rows
 from penstock.operators.operator import Operator
 from penstock.operators.rows.columns import TS_FIELD, conform_array, ts_of, with_ts, without_ts
 from penstock.operators.rows.integer_expressions import compile_integers, to_arrow
@@ -93,7 +93,7 @@ def _output_field(field: pa.Field, expressions: Sequence[pl.Expr], rows: pa.Sche
     for expression in expressions:
         if expression.meta.is_column() and expression.meta.output_name() == field.name:
             return rows.field(field.name)
-        name = _passed_name(expression)
+        name = _passthrough_name(expression)
         if name is not None and expression.meta.output_name() == field.name and is_view(rows.field(name).type):
             return pa.field(field.name, rows.field(name).type)
     return pa.field(field.name, _plain_type(field.type))
@@ -126,9 +126,9 @@ class ProjectOperator(Operator):
         self._schema = schema_from_text(text) if text else output_schema_of(self._mode, self._expressions, input_schema)
         rows = without_ts(input_schema)
         #: Output columns that are unchanged input columns: Polars would convert strings twice.
-        self._passed = {} if self._mode == "filter" else _passed_columns(self._expressions)
-        if self._passed:
-            self._expressions = tuple(e for e in self._expressions if _passed_name(e) is None)
+        self._passthrough = {} if self._mode == "filter" else _passthrough_columns(self._expressions)
+        if self._passthrough:
+            self._expressions = tuple(e for e in self._expressions if _passthrough_name(e) is None)
         self._roots = _root_columns(self._expressions, rows)
         self._computed = _computed_names(self._expressions, rows)
         self._integers = compile_integers(self._expressions, rows)
@@ -138,27 +138,27 @@ class ProjectOperator(Operator):
         self._with_ts = with_ts(self._rows)
         self._timed = True
         #: The columns that a filter emits; None: all.
-        self._handed_on: list[str] | None = None
+        self._output_columns: list[str] | None = None
 
-    def narrow(self, behind: frozenset[str] | None) -> frozenset[str] | None:
-        if behind is None and self._mode != "select":
+    def required_columns(self, downstream_columns: frozenset[str] | None) -> frozenset[str] | None:
+        if downstream_columns is None and self._mode != "select":
             return None
-        here = set(self._roots)
+        required = set(self._roots)
         if self._mode == "filter":
-            assert behind is not None  # noqa: S101 - distinguished above
-            names = [name for name in self._schema.names if name in behind]
+            assert downstream_columns is not None  # noqa: S101 - distinguished above
+            names = [name for name in self._schema.names if name in downstream_columns]
             if not names:  # a batch without columns would have no rows
                 return None
-            self._handed_on = names if len(names) < len(self._schema) else None
-            return frozenset(here.union(names))
-        if behind is not None:
-            wanted = [field for field in self._rows if field.name in behind or field.name in self._computed]
+            self._output_columns = names if len(names) < len(self._schema) else None
+            return frozenset(required.union(names))
+        if downstream_columns is not None:
+            wanted = [field for field in self._rows if field.name in downstream_columns or field.name in self._computed]
             if wanted:
                 self._rows = pa.schema(wanted)
                 self._with_ts = with_ts(self._rows)
-                self._timed = TS_COLUMN in behind
-        here.update(self._passed.get(name, name) for name in self._rows.names if name not in self._computed)
-        return frozenset(here | {TS_COLUMN}) if self._timed else frozenset(here)
+                self._timed = TS_COLUMN in downstream_columns
+        required.update(self._passthrough.get(name, name) for name in self._rows.names if name not in self._computed)
+        return frozenset(required | {TS_COLUMN}) if self._timed else frozenset(required)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         data = self._filter(batch.data) if self._mode == "filter" else self._compute(batch.data)
@@ -171,7 +171,7 @@ class ProjectOperator(Operator):
             mask = self._evaluated(batch).to_series().fill_null(value=False).to_numpy()
         else:
             mask = functools.reduce(np.logical_and, [condition.values for condition in conditions])
-        return keep_rows(batch if self._handed_on is None else batch.select(self._handed_on), mask)
+        return filter_rows(batch if self._output_columns is None else batch.select(self._output_columns), mask)
 
     def _compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         computed = self._columns(batch) if self._computed else {}
@@ -180,7 +180,7 @@ class ProjectOperator(Operator):
             if field.name in self._computed:
                 source = computed[field.name]
             else:
-                source = batch.column(self._passed.get(field.name, field.name))
+                source = batch.column(self._passthrough.get(field.name, field.name))
             columns.append(conform_array(source, field, self._where))
         ts = ts_of(batch) if self._timed else None
         if ts is None:
@@ -203,12 +203,12 @@ class ProjectOperator(Operator):
         return pl.DataFrame(pl.from_arrow(batch.select(self._roots))).select(self._expressions)
 
 
-def _passed_columns(expressions: Sequence[pl.Expr]) -> dict[str, str]:
+def _passthrough_columns(expressions: Sequence[pl.Expr]) -> dict[str, str]:
     """Return columns that are only selected, also under another name: output name to input name."""
-    return {e.meta.output_name(): name for e in expressions if (name := _passed_name(e)) is not None}
+    return {e.meta.output_name(): name for e in expressions if (name := _passthrough_name(e)) is not None}
 
 
-def _passed_name(expression: pl.Expr) -> str | None:
+def _passthrough_name(expression: pl.Expr) -> str | None:
     """Return the one input column that the expression selects; None if it computes or selects several."""
     if expression.meta.has_multiple_outputs() or not expression.meta.undo_aliases().meta.is_column():
         return None

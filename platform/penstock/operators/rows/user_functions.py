@@ -1,19 +1,17 @@
-"""Python functions in a stream: `map`, `flat_map`, `filter` by row and `map_batches` by batch.
+"""Python functions in a stream: `map`, `flat_map`, `filter`, `map_batches` and key selectors, and their errors.
 
-The one module with a Python loop over rows. The payload is a cloudpickle of (function, row type or None, output row
-type or None). An error in user code becomes one sentence that names the line in the user's file; its traceback starts
-there.
+The payload is a cloudpickle of the function and its row types.
 """
-
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
+import gc
 import inspect
 import io
 import itertools
 import pickle
 import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,25 +19,39 @@ import polars as pl
 import pyarrow as pa
 
 from penstock.core.elements import TS_COLUMN, Batch
-from penstock.core.errors import PenstockError
-from penstock.core.names import misuse
+from penstock.core.errors import PenstockError, misuse_hint
 from penstock.core.schema import schema_from_text
 from penstock.functions.moved_modules import MOVED
 from penstock.operators.operator import Operator
 from penstock.operators.rows.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
-from penstock.operators.rows.garbage import collector_paused
-from penstock.operators.rows.rows import RowDecoder, RowEncoder, read_columns
+from penstock.operators.rows.row_codec import RowDecoder, RowEncoder, read_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from penstock.operators.operator import Collector, OperatorContext
 
 
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause the cyclic garbage collector; a function's cyclic garbage is collected after the batch."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
+
 #: Limits of the one-line error: characters of the exception's text, and invalid fields of a row.
-_MOST_TEXT = 400
-_MOST_FAULTS = 3
+_MAX_TEXT = 400
+_MAX_FAULTS = 3
 #: The hint for a worker that lacks a function's module.
 LOAD_HINT = "put the module beside the job file, or name its folder: ps.Environment(python_path=[...])"
 
@@ -62,20 +74,20 @@ def user_error(where: str, error: BaseException) -> UserFunctionError:
     for frame in traceback.extract_tb(frames):
         place = f" at {frame.filename}:{frame.lineno} in {frame.name}"
         break
-    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {_in_a_line(error)}{place}", hint=misuse(error))
+    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {_one_line(error)}{place}", hint=misuse_hint(error))
     wrapped.__cause__ = error
     return wrapped
 
 
-def _in_a_line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """Return the message of an exception; of a row that pydantic rejects, its first fields and their values."""
     from pydantic_core import ValidationError
 
     if isinstance(error, ValidationError):
         faults = error.errors(include_url=False)
-        shown = (f"{'.'.join(map(str, f['loc']))}: {f['msg']}, not {f['input']!r:.80}" for f in faults[:_MOST_FAULTS])
+        shown = (f"{'.'.join(map(str, f['loc']))}: {f['msg']}, not {f['input']!r:.80}" for f in faults[:_MAX_FAULTS])
         return f"{error.title}: {'; '.join(shown)}"
-    return " ".join(str(error).split())[:_MOST_TEXT]
+    return " ".join(str(error).split())[:_MAX_TEXT]
 
 
 class _Unpickler(pickle.Unpickler):
@@ -128,7 +140,7 @@ class MapOperator(FunctionOperator):
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         function = self._function
-        with collector_paused():
+        with gc_paused():
             try:
                 rows = [function(row) for row in self._decoder.rows(batch.data)]
             except Exception as error:
@@ -143,7 +155,7 @@ class FlatMapOperator(FunctionOperator):
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         function = self._function
-        with collector_paused():
+        with gc_paused():
             try:
                 parts = [tuple(function(row)) for row in self._decoder.rows(batch.data)]
             except Exception as error:
@@ -166,7 +178,7 @@ class FilterRowsOperator(FunctionOperator):
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         function = self._function
         try:
-            with collector_paused():
+            with gc_paused():
                 mask = np.fromiter(
                     (bool(function(row)) for row in self._decoder.rows(batch.data)), np.bool_, batch.num_rows
                 )
@@ -233,3 +245,57 @@ def takes_polars(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError, NameError):
         return False
     return bool(parameters) and parameters[0].annotation is pl.DataFrame
+
+
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
+
+class KeySelectorOperator(FunctionOperator):
+    """Calls a function for each row; the payload ends with its result type: None (a value), tuple, or a row type."""
+
+    def _prepare(self, row_type: type | None, output_type: type | None) -> None:
+        super()._prepare(row_type, output_type)
+        given = without_ts(self._input_schema)
+        self._keys = pa.schema([field for field in self._schema if field.name not in given.names])
+        self._encoder = RowEncoder(self._keys, self._where)
+        self._shape = output_type
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        """Emit the rows with their keys."""
+        function, data = self._function, batch.data
+        with gc_paused():
+            try:
+                keys = [function(row) for row in self._decoder.rows(data)]
+            except Exception as error:
+                raise user_error(self._where, error) from error
+            made = self._columns(keys)
+        rows = [data.column(name) for name in self._schema.names if name not in self._keys.names]
+        out.batch(Batch(assemble([*rows, *made], self._schema, ts_of(data))))
+
+    def _columns(self, keys: list[Any]) -> list[pa.Array]:
+        if self._shape is None:
+            return [self._encoder.array(self._keys.field(0), keys)]
+        if self._shape is not tuple:
+            return self._encoder.columns(keys)
+        wrong = next((key for key in keys if not isinstance(key, tuple) or len(key) != len(self._keys)), None)
+        if wrong is not None:
+            msg = f"{self._where}: a key is {wrong!r}, and its type says {len(self._keys)} members"
+            raise ColumnError(msg, hint="return a tuple of that many, or correct the annotation")
+        return [
+            self._encoder.array(field, column)
+            for field, column in zip(self._keys, zip(*keys, strict=True), strict=True)
+        ]
+
+
+class ConstantKeyOperator(Operator):
+    """Assigns the same key to all rows."""
+
+    def open(self, context: OperatorContext) -> None:
+        """Read the schema."""
+        self._schema = without_ts(schema_from_text(context.spec.output_schema))
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        """Emit the rows with the key."""
+        rows = [batch.data.column(name) for name in self._schema.names[:-1]]
+        zeros = pa.array(np.zeros(batch.data.num_rows, np.int64))
+        out.batch(Batch(assemble([*rows, zeros], self._schema, ts_of(batch.data))))

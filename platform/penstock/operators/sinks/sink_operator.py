@@ -1,15 +1,11 @@
 """The end of a chain: writes rows to an external system with the guarantee of the sink's delivery mode.
 
-`exactly-once`: rows of an epoch are kept in memory, written by the task with the checkpoint, and published after the
-permit for it (or any later checkpoint). `exactly-once-2pc`: the permit commits the writer's open transaction.
-`at-least-once` and `none` write at once. Publishing blocks, so it runs off the subtask's thread, one publication at a
-time, in checkpoint order.
+Keeps the pending output of the subtask from barrier to publication.
 """
-
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +26,11 @@ from penstock.core.errors import PenstockError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable
 from penstock.core.views import plain_schema
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import Operator, OperatorSnapshot, StagedOutput
 from penstock.operators.rows.columns import conform
-from penstock.operators.sinks.pending_epochs import PendingOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
@@ -43,6 +38,83 @@ if TYPE_CHECKING:
     from penstock.core.elements import Barrier, Batch
     from penstock.core.permits import CommitPermit
     from penstock.operators.operator import Collector, OperatorContext
+
+
+@dataclass(slots=True)
+class _Entry:
+    committable: Committable
+    #: Encoders of the staged chunks; empty once the files are written.
+    chunks: tuple[Callable[[], bytes], ...]
+    written: bool
+
+
+class PendingOutput:
+    """Committables of this subtask and run, oldest checkpoint first."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._bytes = 0
+        #: Bytes of rows that are only in memory.
+        self.memory_bytes = 0
+
+    def __len__(self) -> int:
+        """Return the number of pending epochs."""
+        return len(self._entries)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the pending output."""
+        return self._bytes
+
+    def stage(self, committable: Committable, chunks: tuple[Callable[[], bytes], ...]) -> None:
+        """Add an epoch whose rows are still in memory and will be written with the checkpoint."""
+        self._add(_Entry(committable, chunks, written=False))
+        self.memory_bytes += committable.size_bytes
+
+    def prepared(self, committables: Iterable[Committable]) -> None:
+        """Add output that is already durable (an open, flushed transaction)."""
+        for committable in committables:
+            self._add(_Entry(committable, (), written=True))
+
+    def written(self, committable: Committable) -> None:
+        """Replace an epoch by its staged files, for later snapshots. Unknown ids (published since) are ignored."""
+        entry = self._entries.get(committable.id)
+        if entry is not None:
+            self.memory_bytes -= 0 if entry.written else entry.committable.size_bytes
+            self._bytes += committable.size_bytes - entry.committable.size_bytes
+            entry.committable, entry.chunks, entry.written = committable, (), True
+
+    def to_snapshot(self) -> tuple[tuple[Committable, ...], tuple[StagedOutput, ...]]:
+        """Return the durable output, and the output to write (again, if an earlier upload failed or still runs)."""
+        durable = tuple(entry.committable for entry in self._entries.values() if entry.written)
+        staged = tuple(
+            StagedOutput(entry.committable, entry.chunks) for entry in self._entries.values() if not entry.written
+        )
+        return durable, staged
+
+    def releasable(self, checkpoint_id: int) -> tuple[Committable, ...]:
+        """Return the output that a permit for `checkpoint_id` releases, in order, up to the first unwritten epoch."""
+        ready = []
+        for entry in self._entries.values():
+            if entry.committable.checkpoint_id > checkpoint_id or not entry.written:
+                break
+            ready.append(entry.committable)
+        return tuple(ready)
+
+    def published(self, ids: Iterable[str]) -> None:
+        """Remove output that is known to be published."""
+        for committable_id in ids:
+            entry = self._entries.pop(committable_id, None)
+            if entry is not None:
+                self._bytes -= entry.committable.size_bytes
+
+    def _add(self, entry: _Entry) -> None:
+        self._entries[entry.committable.id] = entry
+        self._bytes += entry.committable.size_bytes
+
+
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
 
 #: Upper bound of one staged chunk, which is published in one transaction.
 CHUNK_BYTES = 64 << 20
@@ -115,7 +187,7 @@ class SinkOperator(Operator):
         self._where = f"sink {context.spec.uid!r}"
         self._sink_context = sink_context(context)
         self._pending = PendingOutput()
-        self._pending.prepared(context.held)
+        self._pending.prepared(context.uncommitted)
         self._permit: CommitPermit | None = None
         self._publication: _Publication | None = None
         factory: SinkFactory = load_factory(spec.factory)
@@ -128,15 +200,15 @@ class SinkOperator(Operator):
         committer = factory.create_committer(spec, self._sink_context)
         self._committers: list[Committer] = [] if committer is None else [committer]
 
-    def narrow(self, behind: frozenset[str] | None) -> frozenset[str]:
+    def required_columns(self, downstream_columns: frozenset[str] | None) -> frozenset[str]:
         """Require only the columns of the sink's schema."""
         return frozenset(self._schema.names)
 
     @property
     def available(self) -> bool:
         """Whether the sink accepts rows; False once the pending output has reached its limit. Barriers always pass."""
-        settings, held = self._context.settings, self._pending.held_bytes + self._buffer.size_bytes
-        if settings.checkpoint_interval_ms and held >= self._context.limits.held_output_bytes:
+        settings, memory_bytes = self._context.settings, self._pending.memory_bytes + self._buffer.size_bytes
+        if settings.checkpoint_interval_ms and memory_bytes >= self._context.limits.held_output_bytes:
             return False
         return (
             self._pending.size_bytes + self._buffer.size_bytes < settings.sink_pending_max_bytes

@@ -22,16 +22,20 @@ from penstock.eventtime.split_watermarks import SplitWatermarks
 from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.rows.columns import with_ts, without_ts
-from penstock.operators.sources.event_time import TimestampColumn
-from penstock.operators.sources.exact_watermarks import advance, emit_exact
-from penstock.operators.sources.source_watermarks import IngestionTime, source_watermarks
+from penstock.operators.sources.source_watermarks import (
+    IngestionTime,
+    TimestampColumn,
+    advance,
+    emit_exact,
+    source_watermarks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.core.elements import Barrier
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.operators.sources.event_time import Int64s
+    from penstock.operators.sources.source_watermarks import Int64s
 
 STATE = "watermark"
 _INPUT = "input"
@@ -60,7 +64,7 @@ class AssignWatermarksOperator(Operator):
         periodic = self._strategy.kind in ("generator", "ingestion") or self._strategy.idle_timeout_ms is not None
         self._periodic = periodic
         self._next_ms = float(context.clock.now_ms())
-        self._looked_ms = context.clock.monotonic_ms()
+        self._checked_ms = context.clock.monotonic_ms()
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Emit rows with their event time, then the watermark that results."""
@@ -117,9 +121,9 @@ class AssignWatermarksOperator(Operator):
         self._emit_floor(out)
         now = self._context.clock.monotonic_ms()
         # after a long pause, unread input may be waiting: then it was not idle
-        quiet = (_INPUT,) if now - self._looked_ms <= 3 * _INTERVAL_MS else ()
-        self._watermarks.pass_time(now, quiet, backpressured=False)
-        self._looked_ms, self._next_ms = now, now_ms + _INTERVAL_MS
+        quiet = (_INPUT,) if now - self._checked_ms <= 3 * _INTERVAL_MS else ()
+        self._watermarks.advance_time(now, quiet, backpressured=False)
+        self._checked_ms, self._next_ms = now, now_ms + _INTERVAL_MS
         for split_id, mark in self._progress.between((_INPUT,)):
             self._watermarks.advance(split_id, mark)
         self._emit_progress(out)

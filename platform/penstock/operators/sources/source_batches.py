@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from penstock.connector.source import SourceReader
 
 #: Batches up to this total size are concatenated: the copy is cheap.
-TOGETHER_BYTES = 1 << 20
+CONCATENATE_BYTES = 1 << 20
 #: A reader that returned this many rows is polled again at once.
-WORTH_ANOTHER_ROWS = 4096
+POLL_AGAIN_ROWS = 4096
 #: A function that returns a batch's size in bytes.
 Size = Callable[[pa.RecordBatch], int]
 _WHOLE: Size = attrgetter("nbytes")
 
 
-def measure_of(schema: pa.Schema) -> Size:
+def size_function(schema: pa.Schema) -> Size:
     """Return a function that measures batches of `schema`; it excludes the pools of view columns."""
     return bytes_without_pools if any(map(is_view, schema.types)) else _WHOLE
 
 
-def read_more(reader: SourceReader, rows: int, bytes_of: Size = _WHOLE) -> list[PollResult]:
+def poll_batches(reader: SourceReader, rows: int, bytes_of: Size = _WHOLE) -> list[PollResult]:
     """Poll for about `rows` rows, repeatedly while the reader has more and the batches fit together."""
     results: list[PollResult] = []
     size = 0
@@ -44,16 +44,16 @@ def read_more(reader: SourceReader, rows: int, bytes_of: Size = _WHOLE) -> list[
         results.append(result)
         given = sum(batch.data.num_rows for batch in result.batches)
         rows -= given
-        if given < WORTH_ANOTHER_ROWS or rows < given or result.drained:
+        if given < POLL_AGAIN_ROWS or rows < given or result.drained:
             return results
         own = sum(bytes_of(batch.data) for batch in result.batches)
         size += own
-        if size + own > TOGETHER_BYTES:
+        if size + own > CONCATENATE_BYTES:
             return results
 
 
-def together(
-    batches: Sequence[SourceBatch], bytes_of: Size = _WHOLE, most_bytes: int = TOGETHER_BYTES
+def concatenate_batches(
+    batches: Sequence[SourceBatch], bytes_of: Size = _WHOLE, most_bytes: int = CONCATENATE_BYTES
 ) -> Iterable[SourceBatch]:
     """Return the same rows in the same order, in fewer batches; one with dead letters stays separate."""
     if len(batches) <= 1:

@@ -23,16 +23,19 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermar
 from penstock.core.errors import BadRecordError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.eventtime.split_alignment import SplitAlignment
-from penstock.eventtime.split_watermarks import SplitWatermarks
+from penstock.eventtime.split_watermarks import SplitAlignment, SplitWatermarks
 from penstock.eventtime.strategy import ALIGNMENT_METRIC, strategy_from_builtins
-from penstock.kernels.aggregates.kept_rows import keep_rows
+from penstock.kernels.rows.row_filter import filter_rows
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.rows.columns import conform, with_ts
-from penstock.operators.sources.event_time import TimestampColumn
-from penstock.operators.sources.exact_watermarks import advance, emit_exact
-from penstock.operators.sources.source_batches import measure_of, read_more, together
-from penstock.operators.sources.source_watermarks import IngestionTime, source_watermarks
+from penstock.operators.sources.source_batches import concatenate_batches, poll_batches, size_function
+from penstock.operators.sources.source_watermarks import (
+    IngestionTime,
+    TimestampColumn,
+    advance,
+    emit_exact,
+    source_watermarks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,13 +44,12 @@ if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.operators.sources.event_time import Bools
-    from penstock.operators.sources.source_watermarks import SourceWatermarks
+    from penstock.operators.sources.source_watermarks import Bools, SourceWatermarks
 
 BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
 
 #: 1990: earlier times usually mean a wrong unit.
-_DOUBTFUL_BEFORE_US = 631_152_000_000_000
+_SUSPICIOUS_BEFORE_US = 631_152_000_000_000
 #: Rows requested from the reader in one poll: enough for kernels, few enough for a barrier to wait only milliseconds.
 POLL_ROWS = 65_536
 #: Names of the saved states.
@@ -68,7 +70,7 @@ class SourceOperator(Operator):
         self._policy = bad_record_policy(spec)
         self._schema = schema_from_text(spec.schema)
         self._out_schema = with_ts(self._schema)
-        self._bytes_of = measure_of(self._schema)
+        self._bytes_of = size_function(self._schema)
         self._strategy = strategy_from_builtins(context.spec.config.get("watermarks"))
         floor = _restored_floor(context.restored)
         self._watermarks = SplitWatermarks(self._strategy.idle_timeout_ms, floor)
@@ -158,13 +160,13 @@ class SourceOperator(Operator):
         if self._ended or self._suspended or self._reader is None:
             return False
         now = self._context.clock.monotonic_ms()
-        if backpressured or (self._aligned is not None and self._aligned.holds(self._watermarks.combined)):
-            self._watermarks.pass_time(now, (), backpressured=True)
+        if backpressured or (self._aligned is not None and self._aligned.pauses_subtask(self._watermarks.combined)):
+            self._watermarks.advance_time(now, (), backpressured=True)
             return False
         emitted = self._emit_floor(out)
-        results = read_more(self._reader, self.poll_rows, self._bytes_of)
+        results = poll_batches(self._reader, self.poll_rows, self._bytes_of)
         self._drained = results[-1].drained
-        for batch in together([batch for result in results for batch in result.batches], self._bytes_of):
+        for batch in concatenate_batches([batch for result in results for batch in result.batches], self._bytes_of):
             emitted |= self._emit(batch, out)
         for result in results:
             self._take_progress(result, now)
@@ -176,7 +178,7 @@ class SourceOperator(Operator):
             self._watermarks.finish(split_id)
             self._unfinished.discard(split_id)
         paused = frozenset() if self._aligned is None else self._aligned.paused
-        self._watermarks.pass_time(now, frozenset(result.caught_up) - paused, backpressured=False)
+        self._watermarks.advance_time(now, frozenset(result.caught_up) - paused, backpressured=False)
         self._context.metrics.extra.update(result.metrics)
 
     def _emit(self, source: SourceBatch, out: Collector) -> bool:
@@ -197,12 +199,12 @@ class SourceOperator(Operator):
             if bad is not None:
                 self._bad_times(source, bad, out)
                 good = ~bad
-                data, times = keep_rows(data, good), times[good]
+                data, times = filter_rows(data, good), times[good]
                 index = None if index is None else index[good]
                 if data.num_rows == 0:
                     return False
-            if times[0] < _DOUBTFUL_BEFORE_US and (latest := int(times.max())) < _DOUBTFUL_BEFORE_US:
-                self._doubt(len(times), latest // 1000)
+            if times[0] < _SUSPICIOUS_BEFORE_US and (latest := int(times.max())) < _SUSPICIOUS_BEFORE_US:
+                self._count_old_timestamps(len(times), latest // 1000)
         for split_id in source.split_ids:
             self._watermarks.active(split_id)
         self._set_idle(out, idle=False)
@@ -229,8 +231,8 @@ class SourceOperator(Operator):
     def _emit_progress(self, out: Collector) -> bool:
         if self._progress is None or not self._assigned:
             return False
-        for split_id, news in self._progress.between(self._unfinished):
-            self._watermarks.advance(split_id, news)
+        for split_id, mark in self._progress.between(self._unfinished):
+            self._watermarks.advance(split_id, mark)
         idle = self._watermarks.idle
         if not idle:
             self._set_idle(out, idle=False)
@@ -248,7 +250,7 @@ class SourceOperator(Operator):
     def _align_splits(self, aligned: SplitAlignment) -> None:
         if not hasattr(self._reader, "pause_or_resume_splits"):
             return  # a connector that cannot pause one of its splits: the whole subtask waits
-        pause, resume = aligned.changes(self._watermarks.unfinished, self._watermarks.combined)
+        pause, resume = aligned.pause_changes(self._watermarks.unfinished, self._watermarks.combined)
         if (pause or resume) and self._reader is not None:
             self._reader.pause_or_resume_splits(pause, resume)
 
@@ -265,7 +267,7 @@ class SourceOperator(Operator):
         self._ended = True
         return True
 
-    def _doubt(self, rows: int, latest_ms: int) -> None:
+    def _count_old_timestamps(self, rows: int, latest_ms: int) -> None:
         """Count rows of a batch if all times are before 1990: probably a wrong unit, such as seconds read as ms."""
         assert self._times is not None  # noqa: S101 - only called with event time
         extra = self._context.metrics.extra
@@ -293,7 +295,7 @@ class SourceOperator(Operator):
         if self._policy == "dead-letter":
             # as plain numbers: a time outside the calendar has no text form
             raw = source.data.set_column(source.data.schema.get_field_index(name), name, values)
-            taken = keep_rows(raw, bad)
+            taken = filter_rows(raw, bad)
             lines = pl.DataFrame(pl.from_arrow(taken)).write_ndjson().encode().splitlines()
             index = np.zeros(len(rows), np.int64) if source.split_index is None else source.split_index[rows]
             splits = [source.split_ids[i] for i in index.tolist()]

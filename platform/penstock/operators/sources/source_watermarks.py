@@ -1,33 +1,108 @@
-"""The watermark of each split after a batch: the strategies of a source, one class each.
+"""Event time and watermarks of a batch: the timestamp column, one class per strategy, and the `exact` mode.
 
-Timestamps and watermarks too far ahead of the clock (a wrong unit, a broken device) do not advance the watermark, or
-one row would make all others late; they are counted. Used by `penstock.operators.sources.source_operator`, which keeps
-the watermarks by split.
+Used by `source_operator` and `assign_watermarks`.
 """
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock.core.elements import MIN_TIMESTAMP
-from penstock.core.errors import PenstockError
-from penstock.kernels.aggregates.kept_rows import keep_rows
+from penstock.core.elements import MIN_TIMESTAMP, Batch, Watermark
+from penstock.core.errors import GraphError, PenstockError
+from penstock.eventtime.strategy import EARLIEST_US, LATEST_US, microseconds_per
+from penstock.kernels.rows.row_filter import filter_rows
 from penstock.operators.rows.project import deserialize_expressions
 from penstock.operators.rows.user_functions import UserFunctionError, load_function, user_error
-from penstock.operators.sources.event_time import TimestampColumn, largest_by_split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from penstock.core.clock import Clock
-    from penstock.eventtime.generator import WatermarkGenerator
-    from penstock.eventtime.strategy import WatermarkStrategy
-    from penstock.operators.operator import OperatorContext
-    from penstock.operators.sources.event_time import Int64s
+    from penstock.eventtime.split_watermarks import SplitWatermarks
+    from penstock.eventtime.strategy import Unit, WatermarkGenerator, WatermarkStrategy
+    from penstock.operators.operator import Collector, OperatorContext
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+_US_PER_DAY = 86_400_000_000
+
+
+class TimestampColumn:
+    """Reads one column as event time."""
+
+    def __init__(self, name: str, unit: Unit, schema: pa.Schema) -> None:
+        """Resolve the column.
+
+        Raises:
+            GraphError: the column has no time type.
+        """
+        self.name = name
+        self._type = schema.field(self.name).type
+        #: Microseconds per raw unit; None = raw values are nanoseconds.
+        self._scale = _scale_of(self._type, unit, name)
+        if self._scale is None:
+            self._low, self._high = EARLIEST_US * 1000, LATEST_US * 1000
+            self._low = max(self._low, -(1 << 63))
+            self._high = min(self._high, (1 << 63) - 1)
+        else:
+            self._low, self._high = -(-EARLIEST_US // self._scale), LATEST_US // self._scale
+
+    def read(self, batch: pa.RecordBatch) -> tuple[Int64s, Bools | None]:
+        """Return microseconds by row, and a mask of the rows without a time (None: every row has one)."""
+        column = self.raw(batch)
+        bad: Bools | None = None
+        if column.null_count:
+            bad = pc.is_null(column).to_numpy(zero_copy_only=False)
+            column = pc.fill_null(column, 0)
+        values: Int64s = column.to_numpy()
+        if len(values) and (values.min() < self._low or values.max() > self._high):
+            outside = (values < self._low) | (values > self._high)
+            bad = outside if bad is None else bad | outside
+            values = np.where(outside, 0, values)
+        return self._microseconds(values), bad
+
+    def raw(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the column as int64 in its own unit, nulls kept."""
+        column = batch.column(self.name)
+        if pa.types.is_timestamp(self._type):
+            return column.view(pa.int64())
+        if pa.types.is_date32(self._type):
+            return column.view(pa.int32()).cast(pa.int64())
+        return column if column.type == pa.int64() else column.cast(pa.int64())
+
+    def _microseconds(self, values: Int64s) -> Int64s:
+        if self._scale is None:
+            return values // 1000
+        return values if self._scale == 1 else values * self._scale
+
+
+def _scale_of(arrow_type: pa.DataType, unit: Unit, name: str) -> int | None:
+    if pa.types.is_timestamp(arrow_type):
+        return microseconds_per(arrow_type.unit)
+    if pa.types.is_date32(arrow_type):
+        return _US_PER_DAY
+    if pa.types.is_integer(arrow_type) and arrow_type != pa.uint64():
+        return microseconds_per(unit)
+    msg = f"watermark strategy: column {name!r} is {arrow_type}, which is no event time"
+    raise GraphError(msg, hint="use a datetime or date field, or an integer field with unit='ms'")
+
+
+def largest_by_split(times: Int64s, split_index: np.ndarray[Any, Any] | None, splits: int) -> Int64s:
+    """Return the largest time of each of `splits` splits; the smallest integer for a split without rows."""
+    largest: Int64s = np.full(splits, np.iinfo(np.int64).min, dtype=np.int64)
+    if split_index is None:
+        largest[0] = times.max()
+    else:
+        np.maximum.at(largest, split_index, times)
+    return largest
+
 
 #: Splits of a batch, and for each row the index of its split (None: all from the first).
 Origin = tuple[tuple[str, ...], Any]
@@ -138,19 +213,20 @@ class Generated:
     def after(self, rows: pa.RecordBatch, times: Int64s, origin: Origin) -> list[int]:
         split_ids, index = origin
         if index is None:
-            return [self._ask(split_ids[0], lambda it: it.on_batch(times, rows))]
+            return [self._call_generator(split_ids[0], lambda it: it.on_batch(times, rows))]
         found = []
         for position, split_id in enumerate(split_ids):
             mask = index == position
-            part, own = keep_rows(rows, mask), times[mask]
-            found.append(self._ask(split_id, lambda it: it.on_batch(own, part)) if len(own) else MIN_TIMESTAMP)  # noqa: B023 - called at once
+            part, own = filter_rows(rows, mask), times[mask]
+            on_batch = methodcaller("on_batch", own, part)
+            found.append(self._call_generator(split_id, on_batch) if len(own) else MIN_TIMESTAMP)
         return found
 
     def between(self, split_ids: Iterable[str]) -> list[tuple[str, int]]:
         now = self._clock.now_ms() * 1000
-        return [(split_id, self._ask(split_id, lambda it: it.on_periodic(now))) for split_id in split_ids]
+        return [(split_id, self._call_generator(split_id, lambda it: it.on_periodic(now))) for split_id in split_ids]
 
-    def _ask(self, split_id: str, call: Callable[[WatermarkGenerator], int | None]) -> int:
+    def _call_generator(self, split_id: str, call: Callable[[WatermarkGenerator], int | None]) -> int:
         try:
             generator = self._generators.get(split_id)
             if generator is None:
@@ -169,7 +245,7 @@ class Generated:
         return int(watermark)
 
 
-class Unmarked:
+class NoWatermarks:
     """Splits never have a watermark."""
 
     def after(self, rows: pa.RecordBatch, times: Int64s, origin: Origin) -> list[int]:
@@ -212,10 +288,40 @@ def source_watermarks(
     if strategy.kind == "ingestion":
         return IngestionTime(context.clock, floor)
     if strategy.kind == "unmarked":
-        return Unmarked()
+        return NoWatermarks()
     limit = FutureLimit(strategy.future_limit_ms, context.clock, context.metrics.extra)
     if strategy.kind == "punctuated":
         return Punctuated(strategy, limit, payload, where)
     if strategy.kind == "generator":
         return Generated(limit, context.clock, payload, where)
     return BoundedDisorder(strategy, limit)
+
+
+def advance(watermarks: SplitWatermarks, origin: Origin, marks: list[int]) -> None:
+    """Apply a strategy's watermarks to the splits of a batch; `MIN_TIMESTAMP` changes nothing."""
+    for split_id, mark in zip(origin[0], marks, strict=True):
+        if mark != MIN_TIMESTAMP:
+            watermarks.advance(split_id, mark)
+
+
+def emit_exact(
+    rows: tuple[pa.RecordBatch, Int64s],
+    origin: Origin,
+    progress: SourceWatermarks,
+    watermarks: SplitWatermarks,
+    out: Collector,
+) -> None:
+    """Emit rows (with their times) and, between them, the watermarks that result; one Python step per row."""
+    data, times = rows
+    split_ids, index = origin
+    start = 0
+    for row in range(data.num_rows):
+        own = ((split_ids[0 if index is None else int(index[row])],), None)
+        advance(watermarks, own, progress.after(data.slice(row, 1), times[row : row + 1], own))
+        watermark = watermarks.take_advance()
+        if watermark is not None:
+            out.batch(Batch(data.slice(start, row + 1 - start)))
+            out.watermark(Watermark(watermark))
+            start = row + 1
+    if start < data.num_rows:
+        out.batch(Batch(data.slice(start)))

@@ -18,21 +18,20 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch
 from penstock.core.errors import GraphError, PenstockError
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.kernels.aggregates.window_kernels import assign_panes
+from penstock.kernels.aggregates.pane_assignment import assign_panes
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.operators.aggregates.aggregates import AggregatePlan
-from penstock.operators.aggregates.window_schema import Aggregate, output_schema, parse
-from penstock.operators.late import LateRows
+from penstock.operators.aggregates.aggregate_plan import AggregatePlan
+from penstock.operators.aggregates.aggregate_schema import Aggregate, output_schema, parse
+from penstock.operators.lateness import LateRows, RangeWatermarks
 from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.state.panes.session_cold import SessionRule
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier, Watermark
     from penstock.core.permits import CommitPermit
     from penstock.kernels.compiler.compile import I32, I64
-    from penstock.operators.aggregates.window_schema import WindowConfig
+    from penstock.operators.aggregates.aggregate_schema import WindowConfig
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.cells.hot_panes import Fired
     from penstock.state.keyed import KeyedStateStore
@@ -74,7 +73,7 @@ class SessionAggregateOperator(Operator):
         self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
         self._table.closed_to = self._bound(self._watermarks.low, 0)
         if not all(_DUE in item for item in saved):
-            self._table.look_for_due()
+            self._table.scan_for_due()
         self._window = np.array([config.size, config.size, config.size, 0], np.int64)
         self._late = LateRows(context.spec.config, context.metrics)
 
@@ -88,14 +87,14 @@ class SessionAggregateOperator(Operator):
         else:
             self._add_with_late(data, times, late, out)
         if self._lateness:
-            self._fire_again(data, times, out)
+            self._refire(data, times, out)
 
     def _add_with_late(self, data: pa.RecordBatch, times: I64, late: I64, out: Collector) -> None:
         done = 0
-        for row in late[self._may_touch(data, times, late)].tolist():
+        for row in late[self._may_overlap(data, times, late)].tolist():
             self._add_between(data, late, (done, row), out)
             one = data.slice(row, 1)
-            if self._touches(one, times[row : row + 1])[0]:
+            if self._overlaps(one, times[row : row + 1])[0]:
                 self._add(one, times[row : row + 1])
             else:
                 self._late.take(one, np.ones(1, np.bool_), out)
@@ -110,9 +109,9 @@ class SessionAggregateOperator(Operator):
                 self._table.least_open = self._fire_due(closed_to, out)
             self._take_ended(closed_to, out)
             self._table.closed_to = closed_to
-            while (back := self._table.bring_due(closed_to)) is not None:
+            while (fetched := self._table.load_due(closed_to)) is not None:
                 if self._lateness:
-                    self._fire_due(closed_to, out, back)
+                    self._fire_due(closed_to, out, fetched)
                 self._take_ended(closed_to, out)
             self._watermarks.advance(watermark.timestamp)
         out.watermark(watermark)
@@ -146,20 +145,20 @@ class SessionAggregateOperator(Operator):
             bounds[(hashes >= owned.low) & (hashes <= owned.high)] = self._bound(watermark, lateness)
         return bounds
 
-    def _may_touch(self, data: pa.RecordBatch, times: I64, late: I64) -> np.ndarray:
+    def _may_overlap(self, data: pa.RecordBatch, times: I64, late: I64) -> np.ndarray:
         """Return the rows, of those that may be late, whose key has a session or another row in this batch."""
         rows = data.take(pa.array(late))
         keys = key_columns(rows, self._config.key)
         hashes = hash_key_columns(keys, len(late))
         others = np.delete(hash_key_columns(key_columns(data, self._config.key), len(times)), late)
-        possible = self._table.touching(keys, hashes, times[late]) | np.isin(hashes, others)
+        possible = self._table.in_open_session(keys, hashes, times[late]) | np.isin(hashes, others)
         if possible.any():  # an accepted row may let another one touch its session
             possible |= np.isin(hashes, hashes[possible])
         return possible
 
-    def _touches(self, rows: pa.RecordBatch, times: I64) -> np.ndarray:
+    def _overlaps(self, rows: pa.RecordBatch, times: I64) -> np.ndarray:
         keys = key_columns(rows, self._config.key)
-        return self._table.touching(keys, hash_key_columns(keys, rows.num_rows), times)
+        return self._table.in_open_session(keys, hash_key_columns(keys, rows.num_rows), times)
 
     def _add_between(self, data: pa.RecordBatch, late: I64, span: tuple[int, int], out: Collector) -> None:
         """Add the rows of a range except the `late` ones, which are counted or emitted to their side output."""
@@ -181,10 +180,10 @@ class SessionAggregateOperator(Operator):
                 f"{self._context.spec.uid}: {int(counts[1])} rows have an event time more than 73,000 years from 1970",
                 hint="event time is microseconds since the epoch; check the unit of the timestamp column",
             )
-        most = self._table.most_rows
-        for done in range(0, len(times), most):
-            piece = data.slice(done, most)
-            keys, of_piece = key_columns(piece, self._config.key), panes[done : done + most]
+        chunk_rows = self._table.most_rows
+        for done in range(0, len(times), chunk_rows):
+            piece = data.slice(done, chunk_rows)
+            keys, of_piece = key_columns(piece, self._config.key), panes[done : done + chunk_rows]
             self._table.update(keys, hash_key_columns(keys, len(of_piece)), of_piece, self._plan.inputs(piece))
         least = int(times.min())
         self._table.least_last = min(self._table.least_last, least)
@@ -192,16 +191,16 @@ class SessionAggregateOperator(Operator):
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
-    def _fire_due(self, closed_to: int, out: Collector, back: tuple[I32, I64] | None = None) -> int:
+    def _fire_due(self, closed_to: int, out: Collector, fetched: tuple[I32, I64] | None = None) -> int:
         """Emit the sessions whose last time is at most `closed_to` and that have not fired before.
 
-        Only of the keys in `back`, or of all in memory. Returns the least last time of the sessions still to fire.
+        Only of the keys in `fetched`, or of all in memory. Returns the least last time of the sessions still to fire.
         """
-        slots, cells = self._table.sessions(None if back is None else back[0])
+        slots, cells = self._table.sessions(None if fetched is None else fetched[0])
         last = cells[:, self._rule.last_word]
         fired = self._bounds(self._table.hashes(slots), 0)
-        if back is not None:
-            fired = np.maximum(fired, back[1][np.searchsorted(back[0], slots)])
+        if fetched is not None:
+            fired = np.maximum(fired, fetched[1][np.searchsorted(fetched[0], slots)])
         waiting = last > fired
         due = waiting & (last <= closed_to)
         for piece in self._table.fired(slots[due], cells[due]):
@@ -215,15 +214,15 @@ class SessionAggregateOperator(Operator):
                 if not self._lateness:
                     self._emit(piece, out)
 
-    def _fire_again(self, data: pa.RecordBatch, times: I64, out: Collector) -> None:
+    def _refire(self, data: pa.RecordBatch, times: I64, out: Collector) -> None:
         """Emit sessions that had ended before this batch added to them."""
-        behind = times <= self._closed_to(data, 0)
-        if not behind.any():
+        already_closed = times <= self._closed_to(data, 0)
+        if not already_closed.any():
             return
-        rows = data.filter(pa.array(behind))
+        rows = data.filter(pa.array(already_closed))
         keys = key_columns(rows, self._config.key)
         hashes = hash_key_columns(keys, rows.num_rows)
-        slots, cells = self._table.sessions_with(keys, hashes, times[behind])
+        slots, cells = self._table.sessions_with(keys, hashes, times[already_closed])
         ended = cells[:, self._rule.last_word] <= self._bounds(self._table.hashes(slots), 0)
         for piece in self._table.fired(slots[ended], cells[ended]):
             self._emit(piece, out)

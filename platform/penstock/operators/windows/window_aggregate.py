@@ -1,15 +1,12 @@
 """Tumbling, sliding and cumulative event-time windows with aggregates (kind `window_aggregate`).
 
-A window fires when the watermark has reached its last microsecond, in order of windows, before the watermark is
-emitted. A row is late when all its windows are closed (and their allowed lateness is over); it is counted and dropped,
-or emitted to a side output. Within the allowed lateness, closed windows that received late rows are emitted again for
-those keys, once per batch.
+The windows that a watermark closes are found from the panes with rows; the window join calls this too.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,30 +14,76 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark
 from penstock.core.errors import GraphError, PenstockError
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.kernels.aggregates.window_kernels import TIME_LIMIT, assign_panes
+from penstock.eventtime.windows import TimeWindow
+from penstock.kernels.aggregates.pane_assignment import TIME_LIMIT, assign_panes
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.operators.aggregates.aggregates import AggregatePlan
-from penstock.operators.aggregates.combine import combined_schema, taken_cells
-from penstock.operators.aggregates.window_schema import WindowConfig, output_schema, parse
-from penstock.operators.late import LateRows
+from penstock.operators.aggregates.aggregate_plan import AggregatePlan
+from penstock.operators.aggregates.aggregate_schema import WindowConfig, output_schema, parse
+from penstock.operators.aggregates.combine import combined_schema, read_cells
+from penstock.operators.lateness import LateRows, RangeWatermarks
 from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.operators.range_watermarks import RangeWatermarks
-from penstock.operators.windows.window_due import due_windows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
-    from penstock.eventtime.windows import TimeWindow
     from penstock.kernels.compiler.compile import I64
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.cells.hot_panes import Fired
     from penstock.state.keyed import KeyedStateStore
     from penstock.state.panes.pane_table import PaneTable
 
-_LEFT_OUT = MIN_TIMESTAMP
+
+class WindowSizes(Protocol):
+    """Windows with known bounds, in microseconds."""
+
+    @property
+    def size(self) -> int:
+        """Their length; for cumulative windows that of the longest."""
+
+    @property
+    def slide(self) -> int:
+        """Distance of window starts; unused for cumulative windows."""
+
+    @property
+    def offset(self) -> int:
+        """The start of one of them."""
+
+    @property
+    def step(self) -> int:
+        """For cumulative windows the distance of ends; else 0."""
+
+
+def due_windows(config: WindowSizes, panes: Iterable[int], before: int, watermark: int) -> list[TimeWindow]:
+    """Return the windows over these panes whose last microsecond is in (before, watermark], by their ends."""
+    windows_of = _cumulative if config.step else _sliding
+    due = {window for pane in panes for window in windows_of(config, pane, before, watermark)}
+    return sorted(due, key=lambda window: (window.end, window.start))
+
+
+def _sliding(config: WindowSizes, pane: int, before: int, watermark: int) -> Iterator[TimeWindow]:
+    last = pane - (pane - config.offset) % config.slide
+    first = last - (last - (pane - config.size) - 1) // config.slide * config.slide
+    first = first_at_least(first, before - config.size + 2, config.slide)  # the first one that ends after `before`
+    for start in range(first, min(last, watermark - config.size + 1) + 1, config.slide):
+        yield TimeWindow(start, start + config.size)
+
+
+def _cumulative(config: WindowSizes, pane: int, before: int, watermark: int) -> Iterator[TimeWindow]:
+    start = pane - (pane - config.offset) % config.size
+    first = first_at_least(pane + config.step, before + 2, config.step)
+    for end in range(first, min(start + config.size, watermark + 1) + 1, config.step):
+        yield TimeWindow(start, end)
+
+
+def first_at_least(value: int, least: int, step: int) -> int:
+    """Return the first of value, value + step... that is at least `least`."""
+    return value if value >= least else value + -(-(least - value) // step) * step
+
+
+_UNASSIGNED = MIN_TIMESTAMP
 _STATE = "panes"
 _WATERMARK = "watermark"
 
@@ -88,7 +131,7 @@ class WindowAggregateOperator(Operator):
             return
         panes = self._assign(data)
         if self._counts.any():
-            data, panes = self._without_left_out(data, panes, out)
+            data, panes = self._assigned_only(data, panes, out)
         keys = key_columns(data, self._config.key)
         hashes = hash_key_columns(keys, data.num_rows)
         if self._watermarks.differ:
@@ -102,7 +145,7 @@ class WindowAggregateOperator(Operator):
             return
         self._table.update(keys, hashes, panes, self._plan.inputs(data))
         if self._config.allowed_lateness:
-            self._fire_again(data, panes, out)
+            self._refire(data, panes, out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         """Fire the windows that the watermark closes, then emit it."""
@@ -139,9 +182,9 @@ class WindowAggregateOperator(Operator):
         window = np.array([self._config.pane, self._config.offset, first_open, TIME_LIMIT - 1], np.int64)
         keys = key_columns(data, self._config.key)
         times = self._times(data)
-        late, wild = self._table.add(keys, times, window, self._plan.inputs(data))
-        if wild:
-            raise self._impossible(wild)
+        late, out_of_range = self._table.add(keys, times, window, self._plan.inputs(data))
+        if out_of_range:
+            raise self._time_out_of_range(out_of_range)
         if late and self._late.routed:
             self._late.take(data, times < first_open, out)
         else:
@@ -149,7 +192,7 @@ class WindowAggregateOperator(Operator):
 
     def _merge(self, data: pa.RecordBatch) -> None:
         """Add rows that were combined by key and pane before the shuffle; their time is the start of their pane."""
-        cells = taken_cells(data, self._plan.spec, self._table.heap)
+        cells = read_cells(data, self._plan.spec, self._table.heap)
         panes = data.column(TS_COLUMN).to_numpy()
         keys = key_columns(data, self._config.key)
         hashes = hash_key_columns(keys, data.num_rows)
@@ -169,7 +212,7 @@ class WindowAggregateOperator(Operator):
         times: I64 = data.column(TS_COLUMN).to_numpy()
         return times
 
-    def _impossible(self, rows: int) -> PenstockError:
+    def _time_out_of_range(self, rows: int) -> PenstockError:
         return PenstockError(
             f"{self._context.spec.uid}: {rows} rows have an event time more than 73,000 years from 1970",
             hint="event time is microseconds since the epoch; check the unit of the timestamp column",
@@ -184,11 +227,11 @@ class WindowAggregateOperator(Operator):
         assign_panes(self._times(data), self._window, first_open, panes, self._counts)
         return panes
 
-    def _without_left_out(self, data: pa.RecordBatch, panes: I64, out: Collector) -> tuple[pa.RecordBatch, I64]:
-        late, wild, in_gaps = self._counts.tolist()
-        if wild:
-            raise self._impossible(wild)
-        kept = panes != _LEFT_OUT
+    def _assigned_only(self, data: pa.RecordBatch, panes: I64, out: Collector) -> tuple[pa.RecordBatch, I64]:
+        late, out_of_range, in_gaps = self._counts.tolist()
+        if out_of_range:
+            raise self._time_out_of_range(out_of_range)
+        kept = panes != _UNASSIGNED
         if in_gaps:
             # a row between windows is late if the watermark has passed it, else it is in no window
             times, config = self._times(data), self._config
@@ -204,12 +247,12 @@ class WindowAggregateOperator(Operator):
         """Return the time up to which all windows are over, after a rescale by row; for rows in no window."""
         low = self._watermarks.low
         if not self._watermarks.differ:
-            return _less(low, self._config.allowed_lateness)
+            return _saturating_minus(low, self._config.allowed_lateness)
         hashes = hash_key_columns(key_columns(data, self._config.key), data.num_rows)
-        closed = np.full(len(hashes), _less(low, self._config.allowed_lateness), np.int64)
+        closed = np.full(len(hashes), _saturating_minus(low, self._config.allowed_lateness), np.int64)
         for owned, watermark in self._watermarks.ahead():
             inside = (hashes >= owned.low) & (hashes <= owned.high)
-            closed[inside] = _less(watermark, self._config.allowed_lateness)
+            closed[inside] = _saturating_minus(watermark, self._config.allowed_lateness)
         return closed
 
     def _in_open_windows(self, data: pa.RecordBatch, hashes: I64) -> np.ndarray:
@@ -239,7 +282,7 @@ class WindowAggregateOperator(Operator):
         low, high = bisect_left(panes, window.start), bisect_left(panes, window.end)
         done = [r for r, w in self._watermarks.ahead() if window.max_timestamp <= w]
         for piece in self._table.fire(panes[low:high]):
-            self._emit(piece if not done else _outside(piece, done), window, out)
+            self._emit(piece if not done else _without_hash_ranges(piece, done), window, out)
 
     def _bounds(self, window: TimeWindow) -> tuple[int, int, int]:
         """Return the instants of a window's start and end, and the event time of its output."""
@@ -260,24 +303,24 @@ class WindowAggregateOperator(Operator):
         ]
         out.batch(Batch(pa.RecordBatch.from_arrays(columns, schema=self._schema)))
 
-    def _fire_again(self, data: pa.RecordBatch, panes: I64, out: Collector) -> None:
+    def _refire(self, data: pa.RecordBatch, panes: I64, out: Collector) -> None:
         """Emit windows again that had fired before this batch added rows; after a rescale that differs by key."""
         if not self._watermarks.differ:
-            self._fire_fired(data, panes, self._watermarks.low, out)
+            self._refire_until(data, panes, self._watermarks.low, out)
             return
         hashes = hash_key_columns(key_columns(data, self._config.key), data.num_rows)
         rest = np.ones(len(hashes), np.bool_)
         for owned, watermark in self._watermarks.ahead():
             inside = (hashes >= owned.low) & (hashes <= owned.high)
             rest &= ~inside
-            self._fire_fired(data.filter(pa.array(inside)), panes[inside], watermark, out)
-        self._fire_fired(data.filter(pa.array(rest)), panes[rest], self._watermarks.low, out)
+            self._refire_until(data.filter(pa.array(inside)), panes[inside], watermark, out)
+        self._refire_until(data.filter(pa.array(rest)), panes[rest], self._watermarks.low, out)
 
-    def _fire_fired(self, data: pa.RecordBatch, panes: I64, watermark: int, out: Collector) -> None:
+    def _refire_until(self, data: pa.RecordBatch, panes: I64, watermark: int, out: Collector) -> None:
         """Emit, for the keys of these rows, their windows that `watermark` has fired and not yet closed."""
         config = self._config
-        touched = np.unique(panes).tolist()
-        fired = self._due(touched, max(watermark - config.allowed_lateness, MIN_TIMESTAMP), watermark)
+        changed_panes = np.unique(panes).tolist()
+        fired = self._due(changed_panes, max(watermark - config.allowed_lateness, MIN_TIMESTAMP), watermark)
         every = self._table.panes()
         for window in fired:
             inside = (panes >= window.start) & (panes < window.end)
@@ -288,11 +331,11 @@ class WindowAggregateOperator(Operator):
                 self._emit(piece, window, out)
 
 
-def _less(watermark: int, lateness: int) -> int:
+def _saturating_minus(watermark: int, lateness: int) -> int:
     return max(watermark - lateness, MIN_TIMESTAMP)
 
 
-def _outside(piece: Fired, done: Iterable[Any]) -> Fired:
+def _without_hash_ranges(piece: Fired, done: Iterable[Any]) -> Fired:
     """Remove keys whose former subtask had already fired the window."""
     kept = np.ones(len(piece.hashes), np.bool_)
     for owned in done:

@@ -1,6 +1,6 @@
-"""The windows of a row, one row at a time, for windows that keep their rows (`operators.windows.window_engine`).
+"""The windows of a row, one row at a time, and the wall clock of a time zone.
 
-The compiled windows use the same arithmetic by column.
+Used by the windows that keep their rows and by zoned windows; the graph calls `require_zone`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,79 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.errors import GraphError
 from penstock.eventtime.windows import TimeWindow, cumulative_windows, sliding_windows
-from penstock.operators.aggregates.time_zones import TimeZone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.kernels.compiler.compile import I64
+
+#: Times further from 1970 than 9,000 years have the same offset in all zones.
+_LIMIT = 1 << 58
+#: Upper bound of a clock change.
+_LARGEST_STEP = 48 * 3_600_000_000
+
+
+def require_zone(name: Any) -> str:
+    """Return the name if it is that of a time zone.
+
+    Raises:
+        GraphError: it is not.
+    """
+    try:
+        TimeZone(str(name)).local(np.zeros(1, np.int64))
+    except pa.ArrowException as error:
+        msg = f"time_zone={name!r}: there is no such time zone"
+        raise GraphError(msg, hint="use a name such as 'Europe/Berlin'; the host needs the package tzdata") from error
+    return str(name)
+
+
+class TimeZone:
+    """The wall clock of one zone."""
+
+    def __init__(self, name: str) -> None:
+        """`name` as in the IANA database."""
+        self._name = name
+        self._type: Any = pa.timestamp("us", tz=name)
+
+    def local(self, times: I64) -> I64:
+        """Return the wall-clock times of these instants."""
+        near = np.abs(times) < _LIMIT
+        instants = times if near.all() else np.where(near, times, 0)
+        shown: I64 = pc.local_timestamp(pa.array(instants).view(self._type)).view(pa.int64()).to_numpy()
+        return shown if near.all() else np.where(near, shown, times)
+
+    def instant(self, shown: int, *, last: bool) -> int:
+        """Return the instant of a wall-clock time: the first or last one; skipped times map to the clock change."""
+        if abs(shown) >= _LIMIT:
+            return shown
+        at = pa.array([shown]).view(pa.timestamp("us"))
+        ambiguous = "latest" if last else "earliest"
+        found = pc.assume_timezone(at, self._name, ambiguous=ambiguous, nonexistent="latest")
+        return int(found.view(pa.int64())[0].as_py())
+
+    def local_watermark(self, watermark: int) -> int:
+        """Return the wall-clock time up to which all times have occurred for the last time at `watermark`."""
+        if abs(watermark) >= _LIMIT:
+            return watermark
+        now = watermark + 1
+        high = int(self.local(np.array([now], np.int64))[0])
+        if self.instant(high, last=True) <= now:
+            return high - 1
+        low = high - _LARGEST_STEP
+        while high - low > 1:  # low has passed, high has not
+            middle = (low + high) // 2
+            if self.instant(middle, last=True) <= watermark:
+                low = middle
+            else:
+                high = middle
+        return low
+
 
 #: Number of cached bounds of a zone's windows: computing them takes as long as processing a row.
 _ZONED_WINDOWS = 8192
@@ -61,7 +125,7 @@ class WindowAssigner:
         """Return whether a row of that window is late."""
         return not self.processing and not self.is_global and self.cleanup_time(window) <= watermark
 
-    def is_behind(self, time: int, watermark: int) -> bool:
+    def is_past(self, time: int, watermark: int) -> bool:
         """Return whether a row of that instant, which is in no window, is late."""
         return not self.processing and time + self._lateness <= watermark
 

@@ -1,14 +1,13 @@
-"""The state of windows that keep their rows: per key its rows, each stored once, and its windows, which refer to them.
+"""The state of windows that keep their rows: per key its rows, each stored once, and the index of its windows.
 
-Both are maps of `state.tables.entry_table`: Python objects between batches, and a log of changes. The states are `rows`
-(entry: the row's number; values: the input's columns) and `windows` (entry: the bounds; value: MessagePack of row
-numbers, trigger and function state, and timers). Evicted keys, and those of a restore, are columns until their next
-use, when their rows are numbered. Used by `operators.windows.window_rows`.
+Used by `operators.windows.window_rows` and `operators.windows.window_engine`.
 """
 
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left, insort
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,16 +18,100 @@ import pyarrow.types as pt
 from penstock.eventtime.windows import TimeWindow
 from penstock.functions.evictors import WindowElement
 from penstock.operators.rows.columns import without_ts
-from penstock.operators.rows.rows import RowEncoder, row_maker
-from penstock.operators.windows.window_index import BufferedWindow, WindowIndex
+from penstock.operators.rows.row_codec import RowEncoder, row_maker
 from penstock.state.log.row_spec import ENTRY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.operators.windows.window_assigners import WindowAssigner
     from penstock.state.keyed import KeyedStateStore
+
+_END = attrgetter("end")
+
+
+class BufferedWindow(msgspec.Struct, array_like=True):
+    """The state of one window of one key."""
+
+    #: Numbers of its rows, in order.
+    rows: list[int] = []
+    #: State of the trigger and of the function.
+    trigger: dict[str, Any] = {}
+    function: dict[str, Any] = {}
+    #: The trigger's timers.
+    event: set[int] = set()
+    processing: set[int] = set()
+
+
+class WindowIndex(dict[TimeWindow, BufferedWindow]):
+    """Windows of a key; changed only by `put` and `take`."""
+
+    __slots__ = ("_assigner", "_events", "_ordered", "_processings")
+
+    def __init__(self, assigner: WindowAssigner, windows: Mapping[TimeWindow, BufferedWindow] | None = None) -> None:
+        """Make an index of the restored `windows`, if there are any."""
+        super().__init__()
+        self._assigner = assigner
+        #: Windows by the time they wait for.
+        self._events: dict[int, dict[TimeWindow, None]] = {}
+        self._processings: dict[int, dict[TimeWindow, None]] = {}
+        #: Windows that merge, none of which touches another, in order of start and end.
+        self._ordered: list[TimeWindow] = []
+        for window, known in (windows or {}).items():
+            self.put(assigner.restored(window), known)
+
+    def put(self, window: TimeWindow, known: BufferedWindow) -> None:
+        """Add a window with the times it waits for."""
+        self[window] = known
+        for time in known.event:
+            self.wait(time, window, processing=False)
+        for time in known.processing:
+            self.wait(time, window, processing=True)
+        self.wait(self._assigner.cleanup_time(window), window, processing=self._assigner.processing)
+        if self._assigner.merges:
+            insort(self._ordered, window)
+
+    def take(self, window: TimeWindow) -> BufferedWindow:
+        """Remove and return a window."""
+        known = self.pop(window)
+        self._discard(self._events, known.event, window)
+        self._discard(self._processings, known.processing, window)
+        cleanup = self._processings if self._assigner.processing else self._events
+        self._discard(cleanup, (self._assigner.cleanup_time(window),), window)
+        if self._assigner.merges:
+            del self._ordered[bisect_left(self._ordered, window)]
+        return known
+
+    def wait(self, time: int, window: TimeWindow, *, processing: bool) -> None:
+        """Register a window for that time."""
+        (self._processings if processing else self._events).setdefault(time, {})[window] = None
+
+    def cancel(self, time: int, window: TimeWindow, *, processing: bool) -> None:
+        """Remove a window's registration for that time, unless it is over then."""
+        if processing != self._assigner.processing or time != self._assigner.cleanup_time(window):
+            self._discard(self._processings if processing else self._events, (time,), window)
+
+    def due(self, time: int, *, processing: bool) -> list[TimeWindow]:
+        """Remove and return the windows registered for that time, in order."""
+        return sorted((self._processings if processing else self._events).pop(time, ()))
+
+    def overlapping(self, window: TimeWindow) -> list[TimeWindow]:
+        """Return the windows that a window of the same key would merge with, in order."""
+        first = stop = bisect_left(self._ordered, window.start, key=_END)
+        while stop < len(self._ordered) and self._ordered[stop].start <= window.end:
+            stop += 1
+        return self._ordered[first:stop]
+
+    @staticmethod
+    def _discard(waiting: dict[int, dict[TimeWindow, None]], times: Iterable[int], window: TimeWindow) -> None:
+        for time in times:
+            windows = waiting.get(time)
+            if windows is not None and window in windows:
+                del windows[window]
+                if not windows:
+                    del waiting[time]
+
 
 _NUMBER = (pa.field(ENTRY, pa.int64()),)
 _BOUNDS = (pa.field(f"{ENTRY}_start", pa.int64()), pa.field(f"{ENTRY}_end", pa.int64()))
@@ -146,7 +229,7 @@ class WindowBuffer:
         `key` are its columns; `schema` is that of the rows, with `__ts` if they have event time.
         """
         self._assigner = assigner
-        self.state = store.row_state(key, leaves=True)
+        self.state = store.row_state(key, evictable=True)
         self._schema = schema
         codec = _RowCodec(schema, row_type)
         self._rows = self.state.entries("rows", (_NUMBER, tuple(schema)), codec, lists=False)
@@ -234,9 +317,9 @@ class WindowBuffer:
 
     def _save_windows(self) -> None:
         live = [(at, w) for at, w in self._changed if w in self._places[at].windows]
-        gone = [(at, w) for at, w in self._changed if w not in self._places[at].windows]
-        if gone:
-            self._windows.remove(*self._entries(gone))
+        removed = [(at, w) for at, w in self._changed if w not in self._places[at].windows]
+        if removed:
+            self._windows.remove(*self._entries(removed))
         if live:
             packed = self._codec.encode_values([self._places[at].windows[window] for at, window in live])
             slots, bounds = self._entries(live)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.eventtime.windows import TimeWindow
-from penstock.functions.timer_queue import TimerQueue
+from penstock.functions.state_handles import TimerQueue
 from penstock.functions.triggers import TriggerResult
-from penstock.operators.windows.window_buffer import KeyWindows
-from penstock.operators.windows.window_index import BufferedWindow, WindowIndex
+from penstock.operators.windows.window_buffer import BufferedWindow, KeyWindows, WindowIndex
 
 if TYPE_CHECKING:
     from penstock.functions.evictors import Evictor, WindowElement
@@ -59,7 +58,7 @@ class _Context:
         times = self.known.processing if processing else self.known.event
         if timestamp in times:
             times.discard(timestamp)
-            self.key.windows.no_longer(timestamp, self.window, processing=processing)
+            self.key.windows.cancel(timestamp, self.window, processing=processing)
 
     def register(self, timestamp: int, *, processing: bool) -> None:
         """Register a timer of the key, and a call of the window at that time."""
@@ -100,7 +99,7 @@ class WindowEngine:
         if self.assigner.merges:
             return self._add_merging(key, element, windows[0])
         # Flink's rule: between windows with gaps, a row in none of them is late once the watermark has passed it
-        taken = not windows and not self.assigner.is_behind(element.timestamp, key.watermark)
+        taken = not windows and not self.assigner.is_past(element.timestamp, key.watermark)
         for window in windows:
             if not self.assigner.is_late(window, key.watermark):
                 taken = True
@@ -127,18 +126,18 @@ class WindowEngine:
     # --- windows ----------------------------------------------------------------------------------------------------
 
     def _add_merging(self, key: KeyWindows, element: WindowElement, window: TimeWindow) -> bool:
-        touched = key.windows.touched(window)
+        overlapping = key.windows.overlapping(window)
         merged = window
-        if touched:
-            merged = TimeWindow(min(window.start, touched[0].start), max(window.end, touched[-1].end))
+        if overlapping:
+            merged = TimeWindow(min(window.start, overlapping[0].start), max(window.end, overlapping[-1].end))
         if self.assigner.is_late(merged, key.watermark):
             return False
-        if touched == [merged]:
+        if overlapping == [merged]:
             self._put(key, merged, key.windows[merged], element)
             return True
-        parts = [key.windows.take(w) for w in touched]
-        for gone in touched:
-            self._buffer.changed(key, gone)
+        parts = [key.windows.take(w) for w in overlapping]
+        for removed in overlapping:
+            self._buffer.changed(key, removed)
         known = self._new(key, merged)
         if parts:
             known.rows = sorted(number for part in parts for number in part.rows)

@@ -1,7 +1,6 @@
 """The results of windows that keep their rows: by aggregates, by reducing, or by a function of the whole window.
 
-One of these classes is the `WindowSink` of `operators.windows.window_engine`; `operators.windows.window_rows` makes it
-and calls `emit`.
+One of the classes is the `WindowSink` of `operators.windows.window_engine`.
 """
 
 from __future__ import annotations
@@ -12,17 +11,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 
 from penstock.core.elements import TS_COLUMN, Batch
-from penstock.operators.aggregates.aggregates import AggregatePlan
-from penstock.operators.aggregates.kept_aggregates import aggregated, kept_output
-from penstock.operators.aggregates.window_schema import WINDOW_START
+from penstock.kernels.keys.key_columns import fixed_column, fixed_to_arrow
+from penstock.kernels.keys.key_types import is_fixed
+from penstock.operators.aggregates.aggregate_plan import AggregatePlan
+from penstock.operators.aggregates.aggregate_schema import WINDOW_START
 from penstock.operators.rows.columns import assemble, without_ts
-from penstock.operators.rows.rows import RowEncoder
+from penstock.operators.rows.row_codec import RowEncoder
 from penstock.operators.rows.user_functions import user_error
 from penstock.operators.windows.window_engine import WindowSink
-from penstock.state.cells.adding import add_rows
 from penstock.state.cells.hot_panes import overflow
+from penstock.state.cells.pane_memory import add_rows
 from penstock.state.cells.value_heap import ValueHeap
 
 if TYPE_CHECKING:
@@ -32,12 +33,78 @@ if TYPE_CHECKING:
     from penstock.functions.evictors import WindowElement
     from penstock.functions.folding_states import Aggregator
     from penstock.functions.window_functions import ProcessWindowFunction, WindowContext
-    from penstock.kernels.compiler.compile import I64
+    from penstock.kernels.compiler.compile import F64, I64
+    from penstock.operators.aggregates.aggregate_schema import Aggregate
     from penstock.operators.operator import Collector
-    from penstock.operators.process.process_output import ProcessOutput
-    from penstock.operators.windows.window_buffer import KeyWindows
-    from penstock.operators.windows.window_index import BufferedWindow
-    from penstock.operators.windows.window_rows_schema import WindowRowsConfig
+    from penstock.operators.rows.row_codec import ProcessOutput
+    from penstock.operators.windows.window_buffer import BufferedWindow, KeyWindows
+    from penstock.operators.windows.window_schemas import WindowRowsConfig
+
+
+def row_aggregate(aggregate: Aggregate, values: pa.Array, window: I64, windows: int) -> pa.Array:
+    """Return an aggregate of each window; value i belongs to `window[i]`, which is sorted. Null means no value."""
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if values.null_count:
+        valid = values.is_valid()
+        values, window = values.filter(valid), window[valid.to_numpy(zero_copy_only=False)]
+    if aggregate.fn == "collect":
+        ends = np.cumsum(np.bincount(window, minlength=windows))
+        return pa.ListArray.from_arrays(pa.array(np.append(0, ends), pa.int32()), values)
+    if aggregate.fn == "count_distinct":
+        return pa.array(_distinct(values, window, windows))
+    return _quantiles(_floats(values), window, windows, aggregate.quantile)
+
+
+def apply_aggregator(
+    aggregator: Aggregator[Any, Any, Any], windows: Sequence[Sequence[Any]], column: str | None
+) -> list[Any]:
+    """Return a user-defined aggregate of each window's rows, or of the non-null values of `column`."""
+    results = []
+    for rows in windows:
+        held = aggregator.create_accumulator()
+        for row in rows:
+            value = row if column is None else getattr(row, column)
+            if value is not None:
+                held = aggregator.add(value, held)
+        results.append(aggregator.get_result(held))
+    return results
+
+
+def _distinct(values: pa.Array, window: I64, windows: int) -> I64:
+    if is_fixed(values.type):
+        _, codes = np.unique(fixed_column(values).values, return_inverse=True)
+    else:
+        codes = values.dictionary_encode().indices.to_numpy()
+    distinct_codes = int(codes.max(initial=0)) + 1
+    pairs = np.unique(window * distinct_codes + codes)
+    return np.bincount(pairs // distinct_codes, minlength=windows)
+
+
+def _floats(values: pa.Array) -> F64:
+    kind = values.type
+    found: F64 = (values.cast(pa.float64(), safe=False) if not pt.is_float64(kind) else values).to_numpy(
+        zero_copy_only=False
+    )
+    return found
+
+
+def _quantiles(values: F64, window: I64, windows: int, quantile: float) -> pa.Array:
+    """Interpolate between the two nearest values, as SQL's `PERCENTILE_CONT`; NaN is the greatest."""
+    order = np.lexsort((values, window))
+    values = np.append(values[order], 0.0)
+    count = np.bincount(window, minlength=windows)
+    first = np.cumsum(count) - count
+    place = quantile * np.maximum(count - 1, 0)
+    low = np.floor(place).astype(np.int64)
+    high = np.ceil(place).astype(np.int64)
+    below, above = values[first + low], values[first + high]
+    part = place - low
+    with np.errstate(invalid="ignore"):  # the mean of the two infinities is undefined
+        found = np.where(below == above, below, below * (1 - part) + above * part)
+    found = np.where(low == high, below, found)
+    valid = (count > 0).astype(np.uint8)
+    return fixed_to_arrow(np.where(valid == 1, found, 0.0).view(np.int64), valid, pa.float64())
 
 
 class WindowOutput(WindowSink, Protocol):
@@ -124,12 +191,12 @@ class AggregatedWindows:
         for aggregate in self._aggregates:
             if aggregate.fn == "aggregator":
                 try:
-                    found = aggregated(self._aggregators[aggregate.alias], rows, aggregate.column)
+                    found = apply_aggregator(self._aggregators[aggregate.alias], rows, aggregate.column)
                 except Exception as error:
                     raise user_error(self._where, error) from error
                 made.append(self._encoder.array(self._output.field(aggregate.alias), found))
             elif aggregate.kept and aggregate.column is not None:
-                made.append(kept_output(aggregate, data.column(aggregate.column), cell, len(cells)))
+                made.append(row_aggregate(aggregate, data.column(aggregate.column), cell, len(cells)))
             else:
                 made.append(next(simple))
         return made
@@ -149,7 +216,7 @@ class ReducedWindows:
         del key, known
         if elements:
             row = functools.reduce(self._function, [element.value for element in elements])
-            _keep(self._output, [row], self.time_of(window))
+            _append_rows(self._output, [row], self.time_of(window))
 
     def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
         """Do nothing: no state is kept for a window."""
@@ -184,7 +251,7 @@ class ProcessedWindows:
         self._context.bind(name, window, known.function, time)
         found = self._function.process(name, self._context, [element.value for element in elements])
         if found is not None:
-            _keep(self._output, found, time)
+            _append_rows(self._output, found, time)
 
     def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
         """Call the function's hook."""
@@ -198,7 +265,7 @@ class ProcessedWindows:
         self._output.emit(out)
 
 
-def _keep(output: ProcessOutput, rows: Sequence[Any], time: int) -> None:
+def _append_rows(output: ProcessOutput, rows: Sequence[Any], time: int) -> None:
     before = len(output.rows)
     output.rows.extend(rows)
     if len(output.rows) > before:

@@ -24,19 +24,16 @@ from penstock.functions.evictors import WindowElement
 from penstock.functions.window_functions import AppliedFunction, WindowContext
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.operators.late import LateRows
+from penstock.operators.lateness import LateRows, RangeWatermarks
 from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.operators.process.process_output import ProcessOutput
-from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.rows.columns import ts_of, visible
-from penstock.operators.rows.garbage import collector_paused
-from penstock.operators.rows.rows import RowDecoder
-from penstock.operators.rows.user_functions import load_function, user_error
+from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder
+from penstock.operators.rows.user_functions import gc_paused, load_function, user_error
 from penstock.operators.windows.window_assigners import WindowAssigner
 from penstock.operators.windows.window_buffer import WindowBuffer
 from penstock.operators.windows.window_engine import WindowEngine
 from penstock.operators.windows.window_outputs import AggregatedWindows, ProcessedWindows, ReducedWindows, WindowOutput
-from penstock.operators.windows.window_rows_schema import parse_rows
+from penstock.operators.windows.window_schemas import parse_rows
 from penstock.state.log.ttl import TtlClock
 from penstock.state.tables.value_columns import python_values
 
@@ -44,10 +41,10 @@ if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
     from penstock.functions.evictors import Evictor
-    from penstock.functions.timer_queue import TimerQueue
+    from penstock.functions.state_handles import TimerQueue
     from penstock.functions.triggers import Trigger
     from penstock.kernels.compiler.compile import I32
-    from penstock.operators.late import TakesLate
+    from penstock.operators.lateness import LateRowReceiver
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.operators.windows.window_buffer import KeyWindows
     from penstock.state.keyed import KeyedStateStore
@@ -57,7 +54,7 @@ _WATERMARK, _CLOCK = "watermark", "clock"
 
 
 @dataclass(frozen=True, slots=True)
-class WindowParts:
+class WindowDefinition:
     """The parts of a window definition besides its assigner."""
 
     trigger: Trigger
@@ -77,7 +74,7 @@ class WindowRowsOperator(Operator):
     _buffer: WindowBuffer
     _watermarks: RangeWatermarks
     _sink: WindowOutput
-    _late: TakesLate
+    _late: LateRowReceiver
 
     def open(self, context: OperatorContext) -> None:
         """Load the functions, declare (and so restore) rows, windows and timers."""
@@ -107,18 +104,18 @@ class WindowRowsOperator(Operator):
         self._next_processing = self._buffer.processing_timers.next_time()
         self._ended = False
 
-    def _parts(self, context: OperatorContext) -> WindowParts:
+    def _parts(self, context: OperatorContext) -> WindowDefinition:
         """Return the window's parts from the job's configuration."""
         spec, given = context.spec, context.input_schemas[0]
         trigger, evictor, function, row_type = load_function(spec.payload, self._where)
         rows = visible(given, spec.config.get("computed", ()))
         key = pa.schema([given.field(name) for name in spec.config["key"]])
-        return WindowParts(trigger, evictor, function, row_type, key, rows)
+        return WindowDefinition(trigger, evictor, function, row_type, key, rows)
 
-    def _late_of(self, context: OperatorContext) -> TakesLate:
+    def _late_of(self, context: OperatorContext) -> LateRowReceiver:
         return LateRows(context.spec.config, context.metrics)
 
-    def _sink_of(self, parts: WindowParts, *, merges: bool) -> WindowOutput:
+    def _sink_of(self, parts: WindowDefinition, *, merges: bool) -> WindowOutput:
         spec, function = self._context.spec, parts.function
         output = schema_from_text(spec.output_schema)
         if self._config.mode == "aggregate":
@@ -136,7 +133,7 @@ class WindowRowsOperator(Operator):
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Put each row into its windows."""
-        with collector_paused():
+        with gc_paused():
             done = 0
             while done < batch.num_rows:
                 rows = self._buffer.state.most_keys(batch.num_rows - done)
@@ -150,16 +147,16 @@ class WindowRowsOperator(Operator):
         windows = self._begin(distinct)
         engine, now = self._engine, self._clock_now()
         ts = ts_of(data)
-        asked = times = [now] * data.num_rows
+        assigned_times = times = [now] * data.num_rows
         if ts is not None:
             times = ts.to_numpy().tolist()
             if not engine.assigner.processing:
-                asked = engine.assigner.times(ts.to_numpy()).tolist()
+                assigned_times = engine.assigner.times(ts.to_numpy()).tolist()
         number = first = self._buffer.next_number
         late = np.zeros(data.num_rows, np.bool_)
         try:
             rows = self._decoder.rows(data)
-            for row, place, time, own in zip(rows, local.tolist(), times, asked, strict=True):
+            for row, place, time, own in zip(rows, local.tolist(), times, assigned_times, strict=True):
                 if not engine.add(windows[place], WindowElement(row, time, number), own):
                     late[number - first] = True
                 number += 1
@@ -199,7 +196,7 @@ class WindowRowsOperator(Operator):
         queue = self._engine.context.processings if processing else self._engine.context.events
         while due := table.take_due(until, self._buffer.state.most_keys(self._context.limits.fired_timers)):
             slots, times = due
-            with collector_paused():
+            with gc_paused():
                 local, distinct = self._buffer.state.distinct(slots)
                 windows = self._begin(distinct)
                 self._clock_now()

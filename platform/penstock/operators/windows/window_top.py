@@ -21,10 +21,10 @@ import pyarrow as pa
 from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark
 from penstock.core.errors import GraphError
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.eventtime.watermarks import carried_over
+from penstock.eventtime.watermarks import initial_watermark
 from penstock.kernels.keys.key_columns import fixed_column
 from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.operators.windows.top_schema import TopConfig, parse_top, validate_top
+from penstock.operators.windows.window_schemas import TopConfig, parse_top, validate_top
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ _Places: TypeAlias = "slice | I64"
 
 
 @dataclass(slots=True)
-class _Best:
+class _TopCandidates:
     """The state of one window: no row below `threshold` can be among its best."""
 
     threshold: int = _WORST
@@ -71,7 +71,7 @@ class WindowTopOperator(Operator):
             )
         self._context = context
         self._watermark = MIN_TIMESTAMP
-        self._windows: dict[int, _Best] = {}
+        self._windows: dict[int, _TopCandidates] = {}
         for state in context.restored:
             for item in state.items:
                 self._restore(item)
@@ -126,7 +126,7 @@ class WindowTopOperator(Operator):
 
     def _restore(self, item: dict[str, Any]) -> None:
         if "watermark" in item:
-            self._watermark = carried_over(int(item["watermark"]))
+            self._watermark = initial_watermark(int(item["watermark"]))
         else:
             self._add(int(item["start"]), _decoded(item["rows"]))
 
@@ -152,31 +152,31 @@ class WindowTopOperator(Operator):
             return np.ones(len(ranks), np.bool_)  # closed here; the second phase decides on lateness
         best = self._windows.get(start)
         if best is None:
-            best = self._windows[start] = _Best()
-        best.threshold = max(best.threshold, self._least_of_best(ranks))
+            best = self._windows[start] = _TopCandidates()
+        best.threshold = max(best.threshold, self._threshold_of(ranks))
         return np.asarray(ranks >= best.threshold)
 
-    def _least_of_best(self, ranks: I64) -> int:
+    def _threshold_of(self, ranks: I64) -> int:
         count = self._config.count
         if len(ranks) < count:
             return _WORST
         return int(ranks.max() if count == 1 else np.partition(ranks, len(ranks) - count)[len(ranks) - count])
 
     def _add(self, start: int, rows: pa.RecordBatch) -> None:
-        best = self._windows.setdefault(start, _Best())
+        best = self._windows.setdefault(start, _TopCandidates())
         best.pieces.append(rows)
         best.rows += rows.num_rows
         if best.rows > max(best.prune_at, self._config.count + _SLACK):
             self._prune(best)
             best.prune_at = 2 * best.rows
 
-    def _prune(self, best: _Best) -> None:
+    def _prune(self, best: _TopCandidates) -> None:
         """Keep the candidates that are still among the best, as one batch."""
         if not best.pieces:
             return
         rows = _joined(best.pieces)
         ranks = _ranks(rows.column(self._config.by), descending=self._config.descending)
-        best.threshold = max(best.threshold, self._least_of_best(ranks))
+        best.threshold = max(best.threshold, self._threshold_of(ranks))
         kept = np.flatnonzero(ranks >= best.threshold)
         if not self._config.ties and len(kept) > self._config.count:
             order = np.argsort(~ranks[kept], kind="stable")
@@ -184,7 +184,7 @@ class WindowTopOperator(Operator):
         best.pieces = [rows if len(kept) == rows.num_rows else rows.take(pa.array(kept))]
         best.rows = best.pieces[0].num_rows
 
-    def _result(self, start: int, best: _Best) -> pa.RecordBatch:
+    def _result(self, start: int, best: _TopCandidates) -> pa.RecordBatch:
         """Return the window's best rows, best first; of equal ones the first arrived first."""
         self._prune(best)
         rows = best.pieces[0]
@@ -206,9 +206,9 @@ def _ranks(array: pa.Array, *, descending: bool) -> I64:
 
 def _runs(starts: I64) -> Iterator[tuple[int, _Places]]:
     """Yield (window, indices of its rows) for every window; a window may occur more than once."""
-    cuts = np.flatnonzero(starts[1:] != starts[:-1]) + 1
-    if len(cuts) < _FEW_RUNS:
-        bounds = [0, *cuts.tolist(), len(starts)]
+    boundaries = np.flatnonzero(starts[1:] != starts[:-1]) + 1
+    if len(boundaries) < _FEW_RUNS:
+        bounds = [0, *boundaries.tolist(), len(starts)]
         for low, high in itertools.pairwise(bounds):
             yield int(starts[low]), slice(low, high)
         return

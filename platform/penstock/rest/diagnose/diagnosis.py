@@ -1,32 +1,208 @@
-"""Explains what is slow in a job and why: pure functions over its load and checkpoints, and the time of each finding.
+"""Explains what is slow in a job: its load, findings about it and its checkpoints, and the time of each finding.
 
-Called by `rest.diagnose.job_watch`. As in Flink, the bottleneck is a busy vertex whose upstream vertex is
-back-pressured. The texts name the operator, the subtask and the waiting neighbours, so that users need not know that
-rule. A vertex that waits for a barrier also holds back its upstream for moments; it is named only if no vertex is busy.
+Pure functions over the JobManager's views, called by `rest.diagnose.job_watch`. As in Flink, the bottleneck is a
+busy vertex whose upstream vertex is back-pressured. The texts name the operator, the subtask and the waiting
+neighbours.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.jobmanager.messages.views import CheckpointsView, CheckpointView, JobDetail
-    from penstock.rest.diagnose.job_load import JobLoad, VertexLoad
+    from penstock.jobmanager.messages.views import CheckpointsView, CheckpointView, JobDetail, SubtaskView, VertexView
+
+#: Number of samples in the charts; `rest.diagnose.job_watch` sets the interval.
+KEPT = 150
+#: A watermark below the first is not set yet; above the second, the input has ended.
+_NO_WATERMARK_MS, _END_MS = -(1 << 62) // 1000, (1 << 62) // 1000
+_BUSY = "busyTimeMsPerSecond"
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskLoad:
+    """The load of a subtask over about a second, or a mean."""
+
+    busy: float = 0.0
+    back_pressured: float = 0.0
+    rows_in: float = 0.0
+    rows_out: float = 0.0
+    #: Rows received since its start.
+    rows_seen: float = 0.0
+    #: Watermark of its output; None if not set yet or at the end of its input.
+    watermark_ms: int | None = None
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VertexLoad:
+    """A vertex with its subtasks; `inputs` are its upstream vertices."""
+
+    id: str
+    name: str
+    inputs: tuple[str, ...]
+    subtasks: tuple[SubtaskLoad, ...]
+    #: Operators of the chain in order (uid -> name), and their highest busy share in a subtask (uid -> share).
+    operators: dict[str, str] = field(default_factory=dict)
+    operator_busy: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> float:
+        """The busy share of the busiest subtask."""
+        return max((s.busy for s in self.subtasks), default=0.0)
+
+    @property
+    def back_pressured(self) -> float:
+        """The back-pressured share of the most back-pressured subtask."""
+        return max((s.back_pressured for s in self.subtasks), default=0.0)
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The lowest watermark; None while a subtask that has not ended has none."""
+        marks = [s.watermark_ms for s in self.subtasks if not s.ended]
+        return min((m for m in marks if m is not None), default=None) if None not in marks else None
+
+
+@dataclass(frozen=True, slots=True)
+class JobLoad:
+    """A sample of a job's load."""
+
+    state: str
+    error: str
+    #: Missing resources of its start.
+    waits_for: str
+    vertices: tuple[VertexLoad, ...]
+    #: Whether every subtask is running and has reported its time shares.
+    measured: bool
+
+
+def load_of(detail: JobDetail) -> JobLoad:
+    """Return a sample from the newest metrics of a job."""
+    inputs: dict[str, list[str]] = {}
+    for edge in detail.edges:
+        inputs.setdefault(edge.target, []).append(edge.source)
+    subtasks = [s for v in detail.vertices for s in v.subtasks]
+    return JobLoad(
+        state=detail.summary.state,
+        error=detail.summary.error,
+        waits_for=detail.summary.waits_for,
+        vertices=tuple(_vertex(v, tuple(dict.fromkeys(inputs.get(v.id, ())))) for v in detail.vertices),
+        measured=bool(subtasks) and all(_measured(s) for s in subtasks),
+    )
+
+
+def mean_of(loads: Sequence[JobLoad]) -> JobLoad:
+    """Return the newest sample with times and rates averaged over the samples of the same shape."""
+    newest = loads[-1]
+    alike = [load for load in loads if load.measured and _shape(load) == _shape(newest)]
+    if not newest.measured or len(alike) < 2:
+        return newest
+    vertices = tuple(_mean_vertex([load.vertices[i] for load in alike]) for i in range(len(newest.vertices)))
+    return replace(newest, vertices=vertices)
+
+
+class LoadHistory:
+    """The last `KEPT` samples by vertex: means of the subtasks' shares, sums of their rates."""
+
+    def __init__(self) -> None:
+        """Start without samples."""
+        self._times: deque[int] = deque(maxlen=KEPT)
+        self._vertices: dict[str, deque[tuple[float, ...]]] = {}
+
+    def add(self, load: JobLoad, now_ms: int) -> None:
+        """Add a sample."""
+        self._times.append(now_ms)
+        for vertex in load.vertices:
+            series = self._vertices.setdefault(vertex.id, deque([_NOTHING] * (len(self._times) - 1), maxlen=KEPT))
+            count = len(vertex.subtasks) or 1
+            series.append(
+                (
+                    sum(s.busy for s in vertex.subtasks) / count,
+                    sum(s.back_pressured for s in vertex.subtasks) / count,
+                    sum(s.rows_in for s in vertex.subtasks),
+                    sum(s.rows_out for s in vertex.subtasks),
+                )
+            )
+
+    def document(self) -> dict[str, Any]:
+        """Return the series as JSON values: `times`, and four lists for each of `vertices`."""
+        names = ("busy", "back-pressured", "rows-in", "rows-out")
+        return {
+            "times": list(self._times),
+            "vertices": {
+                vertex_id: {name: [round(sample[i], 3) for sample in series] for i, name in enumerate(names)}
+                for vertex_id, series in self._vertices.items()
+            },
+        }
+
+
+_NOTHING = (0.0, 0.0, 0.0, 0.0)
+
+
+def _measured(subtask: SubtaskView) -> bool:
+    return subtask.state == "FINISHED" or (subtask.state == "RUNNING" and _BUSY in subtask.metrics)
+
+
+def _vertex(view: VertexView, inputs: tuple[str, ...]) -> VertexLoad:
+    busy = {
+        o.uid: max((s.metrics.get(f"operator/{o.uid}/{_BUSY}", 0.0) / 1000 for s in view.subtasks), default=0.0)
+        for o in view.operators
+    }
+    names = {o.uid: o.name or o.uid for o in view.operators}
+    return VertexLoad(view.id, view.name, inputs, tuple(_subtask(s) for s in view.subtasks), names, busy)
+
+
+def _subtask(view: SubtaskView) -> SubtaskLoad:
+    metrics = view.metrics
+    watermark = metrics.get("currentOutputWatermark", _NO_WATERMARK_MS)
+    return SubtaskLoad(
+        busy=metrics.get(_BUSY, 0.0) / 1000,
+        back_pressured=metrics.get("backPressuredTimeMsPerSecond", 0.0) / 1000,
+        rows_in=metrics.get("numRecordsInPerSecond", 0.0),
+        rows_out=metrics.get("numRecordsOutPerSecond", 0.0),
+        rows_seen=metrics.get("numRecordsIn", 0.0),
+        watermark_ms=int(watermark) if _NO_WATERMARK_MS < watermark < _END_MS else None,
+        ended=view.state == "FINISHED" or view.input_ended or watermark >= _END_MS,
+    )
+
+
+def _shape(load: JobLoad) -> list[tuple[str, int]]:
+    return [(vertex.id, len(vertex.subtasks)) for vertex in load.vertices]
+
+
+def _mean_vertex(samples: Sequence[VertexLoad]) -> VertexLoad:
+    newest, count = samples[-1], len(samples)
+    subtasks = tuple(
+        SubtaskLoad(
+            busy=sum(v.subtasks[i].busy for v in samples) / count,
+            back_pressured=sum(v.subtasks[i].back_pressured for v in samples) / count,
+            rows_in=sum(v.subtasks[i].rows_in for v in samples) / count,
+            rows_out=sum(v.subtasks[i].rows_out for v in samples) / count,
+            rows_seen=last.rows_seen,
+            watermark_ms=last.watermark_ms,
+            ended=last.ended,
+        )
+        for i, last in enumerate(newest.subtasks)
+    )
+    busy = {uid: sum(v.operator_busy.get(uid, 0.0) for v in samples) / count for uid in newest.operators}
+    return VertexLoad(newest.id, newest.name, newest.inputs, subtasks, newest.operators, busy)
+
 
 #: A vertex that waits for output for this share of its time is held back.
-HELD_BACK = 0.25
+BACK_PRESSURED = 0.25
 #: A vertex that is busy for this share of its time is near its limit.
-AT_ITS_LIMIT = 0.9
+SATURATED = 0.9
 #: A vertex that holds others back and is less busy than this is waiting rather than working.
 _WORKING = 0.5
 #: Key skew: one subtask is this busy, each other at most half as busy, and it received this multiple of their mean
 #: rows.
 _SKEWED, _SKEWED_ROWS = 0.6, 1.5
 #: Event time that stands still for this long while rows arrive is reported.
-STANDS_STILL_MS = 30_000
+STALLED_MS = 30_000
 #: A checkpoint that takes longer than this is reported.
 _LONG_CHECKPOINT_MS = 20_000
 #: A finding not seen for this long is over; if it returns, it is new.
@@ -36,7 +212,7 @@ BAD, WARN, GOOD, NEUTRAL = "bad", "warn", "good", "neutral"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding about a job; `Since` sets `since_ms`, which is 0 before."""
+    """A finding about a job; `FindingHistory` sets `since_ms`, which is 0 before."""
 
     #: `slow`, `limit`, `skew`, `watermark`, `checkpoints`, `failing`, `fine`, ...
     kind: str
@@ -75,13 +251,13 @@ def diagnose(load: JobLoad) -> list[Finding]:
         return [_not_running(load)]
     if not load.measured:
         return [Finding("starting", NEUTRAL, "Starting", "Some subtasks are not running or have no metrics yet.")]
-    culprits = [v for v in load.vertices if _waiting_for(v, load) and not _held_back(v)]
+    culprits = [v for v in load.vertices if _waiting_for(v, load) and not _is_back_pressured(v)]
     if culprits:
         culprits.sort(key=lambda v: -v.busy)
         return [_slow(v, load) for v in culprits if v.busy >= _WORKING] or [_slow(v, load) for v in culprits]
-    full = [v for v in load.vertices if v.busy >= AT_ITS_LIMIT and not _held_back(v)]
+    full = [v for v in load.vertices if v.busy >= SATURATED and not _is_back_pressured(v)]
     if full:
-        return [_limit(max(full, key=lambda v: v.busy))]
+        return [_saturated(max(full, key=lambda v: v.busy))]
     busiest = max(load.vertices, key=lambda v: v.busy)
     if all(s.ended for v in load.vertices for s in v.subtasks):
         return [Finding("fine", GOOD, "All input is read", "The job is writing its remaining output.")]
@@ -91,7 +267,7 @@ def diagnose(load: JobLoad) -> list[Finding]:
     return [Finding("fine", GOOD, "Keeping up", text)]
 
 
-def of_checkpoints(view: CheckpointsView, detail: JobDetail, now_ms: int) -> list[Finding]:
+def checkpoint_findings(view: CheckpointsView, detail: JobDetail, now_ms: int) -> list[Finding]:
     """Return the findings about a running job's checkpoints."""
     found = []
     failed: list[CheckpointView] = []
@@ -113,7 +289,7 @@ def of_checkpoints(view: CheckpointsView, detail: JobDetail, now_ms: int) -> lis
     return found
 
 
-def of_rows(summary: dict[str, Any]) -> list[Finding]:
+def row_findings(summary: dict[str, Any]) -> list[Finding]:
     """Return the findings about external calls and about dropped or odd rows, from `flink_json.progress`."""
     found = []
     for number, call in enumerate(summary.get("slow-calls", ())):
@@ -138,7 +314,7 @@ def of_rows(summary: dict[str, Any]) -> list[Finding]:
     return found
 
 
-class Since:
+class FindingHistory:
     """Remembers when each finding was first seen, and when each source's event time last advanced."""
 
     def __init__(self) -> None:
@@ -146,7 +322,7 @@ class Since:
         self._seen: dict[tuple[str, str, str, int], tuple[int, int]] = {}
         self._marks: dict[str, tuple[int | None, int]] = {}
 
-    def still(self, load: JobLoad, now_ms: int) -> list[Finding]:
+    def stalled_sources(self, load: JobLoad, now_ms: int) -> list[Finding]:
         """Return the sources whose event time stands still while rows arrive."""
         found = []
         for vertex in load.vertices:
@@ -154,19 +330,19 @@ class Since:
             rows = sum(s.rows_out for s in vertex.subtasks)
             if vertex.watermark_ms != mark or not rows or vertex.id not in self._marks:
                 self._marks[vertex.id] = vertex.watermark_ms, now_ms
-            elif not vertex.inputs and mark is not None and now_ms - moved_ms >= STANDS_STILL_MS:
-                found.append(_still(vertex, moved_ms))
+            elif not vertex.inputs and mark is not None and now_ms - moved_ms >= STALLED_MS:
+                found.append(_stalled(vertex, moved_ms))
         return found
 
-    def told(self, findings: Sequence[Finding], now_ms: int) -> list[Finding]:
+    def stamped(self, findings: Sequence[Finding], now_ms: int) -> list[Finding]:
         """Return the findings with the time of their first occurrence."""
-        told = []
+        stamped = []
         for finding in findings:
             first_ms, _ = self._seen.get(finding.identity, (finding.since_ms or now_ms, now_ms))
             self._seen[finding.identity] = first_ms, now_ms
-            told.append(replace(finding, since_ms=finding.since_ms or first_ms))
+            stamped.append(replace(finding, since_ms=finding.since_ms or first_ms))
         self._seen = {key: times for key, times in self._seen.items() if now_ms - times[1] <= FORGET_MS}
-        return told
+        return stamped
 
 
 def _not_running(load: JobLoad) -> Finding:
@@ -182,19 +358,19 @@ def _not_running(load: JobLoad) -> Finding:
 
 
 def _waiting_for(vertex: VertexLoad, load: JobLoad) -> list[VertexLoad]:
-    return [v for v in load.vertices if v.id in vertex.inputs and v.back_pressured >= HELD_BACK]
+    return [v for v in load.vertices if v.id in vertex.inputs and v.back_pressured >= BACK_PRESSURED]
 
 
-def _held_back(vertex: VertexLoad) -> bool:
+def _is_back_pressured(vertex: VertexLoad) -> bool:
     """Return whether a vertex mostly waits for its downstream vertices."""
-    return vertex.back_pressured >= HELD_BACK and vertex.back_pressured > vertex.busy
+    return vertex.back_pressured >= BACK_PRESSURED and vertex.back_pressured > vertex.busy
 
 
 def _slow(vertex: VertexLoad, load: JobLoad) -> Finding:
     waiting = _waiting_for(vertex, load)
     names = " and ".join(f"{_tail(v)} ({_percent(v.back_pressured)} of its time)" for v in waiting)
     held = f"It holds back {names}."
-    uid, name = _culprit(vertex)
+    uid, name = _busiest_operator(vertex)
     if vertex.busy < _WORKING:
         text = f"It is busy only {_percent(vertex.busy)} of the time: it waits for an external system or for a barrier."
         return Finding("waiting", WARN, f"{name} is waiting", f"{text} {held}", vertex.id, uid)
@@ -209,8 +385,8 @@ def _slow(vertex: VertexLoad, load: JobLoad) -> Finding:
     return Finding("slow", BAD, f"{name} is slow", f"{_busy_text(vertex, uid)} {held}", vertex.id, uid)
 
 
-def _limit(vertex: VertexLoad) -> Finding:
-    uid, name = _culprit(vertex)
+def _saturated(vertex: VertexLoad) -> Finding:
+    uid, name = _busiest_operator(vertex)
     text = f"{_busy_text(vertex, uid)} No vertex waits for it yet, but it has hardly any capacity left."
     return Finding("limit", WARN, f"{name} is at its limit", text, vertex.id, uid)
 
@@ -223,7 +399,7 @@ def _busy_text(vertex: VertexLoad, uid: str) -> str:
     return text
 
 
-def _still(vertex: VertexLoad, since_ms: int) -> Finding:
+def _stalled(vertex: VertexLoad, since_ms: int) -> Finding:
     marks = [s.watermark_ms for s in vertex.subtasks]
     lowest = min(range(len(marks)), key=lambda i: (marks[i] is None, marks[i] or 0, i))
     title = f"Event time of {_tail(vertex)} stands still"
@@ -243,7 +419,7 @@ def _missing(entry: CheckpointView, detail: JobDetail) -> str:
     return (", ".join(missing[:3]) + more) or "the manifest"
 
 
-def _culprit(vertex: VertexLoad) -> tuple[str, str]:
+def _busiest_operator(vertex: VertexLoad) -> tuple[str, str]:
     """Return uid and name of the operator of the chain that takes the most time."""
     if not vertex.operators:
         return "", vertex.name
@@ -252,7 +428,7 @@ def _culprit(vertex: VertexLoad) -> tuple[str, str]:
 
 
 def _operator_name(vertex: VertexLoad) -> str:
-    return _culprit(vertex)[1]
+    return _busiest_operator(vertex)[1]
 
 
 def _tail(vertex: VertexLoad) -> str:

@@ -12,7 +12,7 @@ from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.jobmanager.messages.views import VertexView
-    from penstock.jobmanager.observe.profiling import Profile, Profiled
+    from penstock.jobmanager.observe.profiling import Profile, ProfileStatus
 
 Json = dict[str, Any]
 #: Flink's `endTimestamp` values for a vertex that has ended, and for one whose first samples are being taken.
@@ -25,7 +25,7 @@ def terminated(vertex: VertexView) -> bool:
     return all(s.state in ("FINISHED", "CANCELED", "FAILED") for s in vertex.subtasks)
 
 
-def flame_graph(found: Profiled | None, kind: str, subtask: int | None) -> Json:
+def flame_graph(found: ProfileStatus | None, kind: str, subtask: int | None) -> Json:
     """Return the body of `/jobs/:id/vertices/:vertex/flamegraph`; `found` is None for a vertex that has ended.
 
     Raises:

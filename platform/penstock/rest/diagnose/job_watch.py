@@ -11,8 +11,17 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from penstock.rest.diagnose.diagnosis import Finding, Since, diagnose, of_checkpoints, of_rows
-from penstock.rest.diagnose.job_load import JobLoad, LoadHistory, load_of, mean_of
+from penstock.rest.diagnose.diagnosis import (
+    Finding,
+    FindingHistory,
+    JobLoad,
+    LoadHistory,
+    checkpoint_findings,
+    diagnose,
+    load_of,
+    mean_of,
+    row_findings,
+)
 from penstock.rest.flink.documents import progress
 
 if TYPE_CHECKING:
@@ -32,7 +41,7 @@ class _Job:
     def __init__(self) -> None:
         self.recent: deque[JobLoad] = deque(maxlen=_TOGETHER)
         self.history = LoadHistory()
-        self.since = Since()
+        self.since = FindingHistory()
         self.findings: list[Finding] = []
 
 
@@ -48,11 +57,11 @@ class JobWatch:
     async def run(self, ended: asyncio.Event) -> None:
         """Sample until `ended` is set."""
         while not ended.is_set():
-            self.look()
+            self.sample()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), EVERY_MS / 1000)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Sample all jobs, unless that was done a moment ago."""
         now = self._clock.monotonic_ms()
         if now - self._looked_ms < EVERY_MS / 2:
@@ -64,7 +73,7 @@ class JobWatch:
             if job is None:
                 job = self._jobs[summary.job_id] = _Job()
             if not (summary.terminal and job.findings and job.recent[-1].state == summary.state):
-                self._look_at(job, summary.job_id)
+                self._sample_job(job, summary.job_id)
         ids = {summary.job_id for summary in known}
         self._jobs = {job_id: job for job_id, job in self._jobs.items() if job_id in ids}
 
@@ -74,20 +83,20 @@ class JobWatch:
         Raises:
             NotFoundError: no such job.
         """
-        self.look()
+        self.sample()
         job_id = self._dispatcher.resolve(job)
         if job_id not in self._jobs:
-            self._look_at(self._jobs.setdefault(job_id, _Job()), job_id)
+            self._sample_job(self._jobs.setdefault(job_id, _Job()), job_id)
         found = self._jobs[job_id]
         findings = [finding.document() for finding in found.findings]
         return {"now": self._clock.now_ms(), "interval": EVERY_MS, "findings": findings, **found.history.document()}
 
     def headlines(self) -> dict[str, Any]:
         """Return the first finding of every job, by id."""
-        self.look()
+        self.sample()
         return {"jobs": {job_id: job.findings[0].document() for job_id, job in self._jobs.items() if job.findings}}
 
-    def _look_at(self, job: _Job, job_id: str) -> None:
+    def _sample_job(self, job: _Job, job_id: str) -> None:
         now_ms, detail = self._clock.now_ms(), self._dispatcher.detail(job_id)
         load = load_of(detail)
         job.recent.append(load)
@@ -95,12 +104,12 @@ class JobWatch:
         mean = mean_of(job.recent)
         findings = diagnose(mean)
         if load.state == "RUNNING" and load.measured:
-            findings += job.since.still(mean, now_ms)
-            findings += of_checkpoints(self._dispatcher.checkpoints(job_id), detail, now_ms)
-        findings += of_rows(progress(detail))
+            findings += job.since.stalled_sources(mean, now_ms)
+            findings += checkpoint_findings(self._dispatcher.checkpoints(job_id), detail, now_ms)
+        findings += row_findings(progress(detail))
         # Problems come first.
         findings.sort(key=lambda finding: finding.level == "good")
-        job.findings = job.since.told(findings, now_ms)
+        job.findings = job.since.stamped(findings, now_ms)
 
 
 def add_routes(router: APIRouter, watch: JobWatch) -> None:

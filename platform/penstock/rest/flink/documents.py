@@ -377,7 +377,7 @@ def progress(detail: JobDetail) -> Json:
             v.operators[0].uid: ms for v in heads if (ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
         },
         # rows with an event time before 1990, and an example of such a time (ms)
-        "doubtful-times": {v.operators[0].uid: doubt for v in heads if (doubt := _doubt(v)) is not None},
+        "doubtful-times": {v.operators[0].uid: doubt for v in heads if (doubt := _implausible_times(v)) is not None},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
         "watermark": min(known) if known and len(known) == len(marks) else None,
         "checkpoints-completed": summary.checkpoints_completed,
@@ -402,7 +402,7 @@ def _restored(view: RestoredView | None) -> Json | None:
     return {"id": view.checkpoint_id, "taken": view.taken_ms, "uri": view.uri}
 
 
-def _doubt(vertex: VertexView) -> Json | None:
+def _implausible_times(vertex: VertexView) -> Json | None:
     rows = _total(vertex, "oldTimestamps")
     if not rows:
         return None

@@ -1,6 +1,6 @@
 """Flink's further routes about one job: configuration, checkpoint details, vertices, applications.
 
-Added to the application by `penstock.rest.server.app`; the responses are built in `rest.flink.checkpoint_documents`,
+Added to the application by `penstock.rest.server.app`; the responses are built in `rest.flink.vertex_documents`,
 `rest.flink.vertex_documents` and `rest.flink.cluster_documents`.
 """
 
@@ -12,8 +12,8 @@ from fastapi import Query
 
 from penstock.jobmanager.observe.profiling import Profiler
 from penstock.rest.diagnose import flame_graph
-from penstock.rest.flink import checkpoint_documents as flink_checkpoints
 from penstock.rest.flink import cluster_documents as flink_cluster
+from penstock.rest.flink import vertex_documents as flink_checkpoints
 from penstock.rest.flink import vertex_documents as flink_vertices
 from penstock.rest.flink.documents import subtask
 
@@ -105,7 +105,7 @@ def _add_vertex(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None
     async def accumulators(job_id: str, vertex_id: str) -> dict[str, Any]:
         return flink_vertices.no_accumulators(of(job_id, vertex_id))
 
-    profiler = Profiler(lambda: dispatcher.questions, clock)
+    profiler = Profiler(lambda: dispatcher.queries, clock)
 
     @router.get(f"{_VERTEX}/flamegraph")
     async def graph(
@@ -118,7 +118,7 @@ def _add_vertex(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None
         if subtaskindex is not None:
             flink_vertices.find_subtask(vertex, subtaskindex)
         over = flame_graph.terminated(vertex)
-        return flame_graph.flame_graph(None if over else profiler.look(detail, vertex), kind, subtaskindex)
+        return flame_graph.flame_graph(None if over else profiler.profile_of(detail, vertex), kind, subtaskindex)
 
 
 def _add_subtasks(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:

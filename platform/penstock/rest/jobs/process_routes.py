@@ -16,9 +16,9 @@ from fastapi.responses import PlainTextResponse
 import penstock
 from penstock.core.errors import NotFoundError
 from penstock.jobmanager.observe.profiling import worker_threads
-from penstock.metrics.threads import thread_dump
+from penstock.metrics.process import thread_dump
 from penstock.rest.flink import cluster_documents as flink_cluster
-from penstock.taskmanager.logs import tail_of
+from penstock.taskmanager.worker_logs import tail_of
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -102,7 +102,7 @@ def _add_taskmanager(router: APIRouter, dispatcher: Dispatcher) -> None:
     async def threads(taskmanager_id: str) -> dict[str, Any]:
         view = flink_cluster.find_taskmanager(dispatcher.taskmanagers(), taskmanager_id)
         own, workers = await asyncio.gather(
-            dispatcher.threads(taskmanager_id), worker_threads(view, dispatcher.questions)
+            dispatcher.threads(taskmanager_id), worker_threads(view, dispatcher.queries)
         )
         return flink_cluster.thread_infos([*own, *workers])
 

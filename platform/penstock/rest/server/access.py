@@ -30,11 +30,11 @@ _LARGE_BYTES = (64 << 20) + (1 << 20)
 _SMALL_BYTES = 1 << 20
 
 #: (host, port) of client and server.
-Ends = tuple[tuple[str, int], tuple[str, int]]
+Endpoints = tuple[tuple[str, int], tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestHead:
     """The fields of a request that the decision depends on."""
 
     method: str
@@ -42,7 +42,7 @@ class Asked:
     #: Header names in lower case.
     headers: dict[str, str]
     #: Client and server address; None if unknown.
-    ends: Ends | None = None
+    ends: Endpoints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class Caller:
     #: Name in the tokens file; empty without tokens.
     name: str = ""
 
-    def may(self, needed: Role) -> bool:
+    def has_role(self, needed: Role) -> bool:
         """Return whether the caller's role includes `needed`."""
         return ROLES.index(self.role) >= ROLES.index(needed)
 
 
-def needed_role(method: str, path: str) -> Role:
+def required_role(method: str, path: str) -> Role:
     """Return the lowest role that may send this request."""
     if method in _READING:
         return "viewer"
@@ -76,41 +76,41 @@ def needed_role(method: str, path: str) -> Role:
 
 def body_limit(method: str, path: str) -> int:
     """Return the body size limit of such a request in bytes; it is large only for requests that submit code."""
-    return _LARGE_BYTES if needed_role(method, path) == "admin" else _SMALL_BYTES
+    return _LARGE_BYTES if required_role(method, path) == "admin" else _SMALL_BYTES
 
 
-def judge(asked: Asked, security: Security, same_user: Callable[[Ends], bool]) -> Refusal | None:
+def check_request(head: RequestHead, security: Security, same_user: Callable[[Endpoints], bool]) -> Refusal | None:
     """Return why a request is refused, or None.
 
     `same_user` returns whether the client end of a connection belongs to this process's user.
     """
-    if (crooked := _crooked(asked.path)) is not None:
-        return Refusal(400, f"the path {asked.path!r} {crooked} (send it as the API documents it)")
+    if (crooked := _malformed_path(head.path)) is not None:
+        return Refusal(400, f"the path {head.path!r} {crooked} (send it as the API documents it)")
     if security.tokens:
-        return _by_token(asked, security)
-    if (foreign := _from_a_foreign_page(asked)) is not None:
+        return _by_token(head, security)
+    if (foreign := _cross_site(head)) is not None:
         return foreign
     if security.insecure:
         return None
-    if not is_loopback(_host_name(asked.headers.get("host", ""))):
+    if not is_loopback(_host_name(head.headers.get("host", ""))):
         hint = "use 127.0.0.1 or localhost, or add tokens: `penstock cluster certs`"
         return Refusal(
-            403, f"this cluster accepts local requests only, not for host {asked.headers.get('host')!r} ({hint})"
+            403, f"this cluster accepts local requests only, not for host {head.headers.get('host')!r} ({hint})"
         )
-    if asked.ends is None or not same_user(asked.ends):
+    if head.ends is None or not same_user(head.ends):
         hint = "add tokens: `penstock cluster certs DIR`, then --security DIR"
         return Refusal(403, f"without tokens this cluster accepts requests only from the user that started it ({hint})")
     return None
 
 
-def caller(asked: Asked, security: Security) -> Caller:
+def caller(head: RequestHead, security: Security) -> Caller:
     """Return the sender of an accepted request."""
-    entry = security.role_of(_token_of(asked.headers.get("authorization", ""))[0]) if security.tokens else None
+    entry = security.role_of(_token_of(head.headers.get("authorization", ""))[0]) if security.tokens else None
     return Caller(entry.role, entry.name) if entry is not None else Caller()
 
 
-def _by_token(asked: Asked, security: Security) -> Refusal | None:
-    token, from_a_browser = _token_of(asked.headers.get("authorization", ""))
+def _by_token(head: RequestHead, security: Security) -> Refusal | None:
+    token, from_a_browser = _token_of(head.headers.get("authorization", ""))
     if not token:
         ways = ((b"www-authenticate", b'Bearer realm="penstock"'), (b"www-authenticate", b'Basic realm="penstock"'))
         hint = "clients read it from PENSTOCK_TOKEN_FILE or PENSTOCK_TOKEN, browsers send it as the password"
@@ -123,14 +123,12 @@ def _by_token(asked: Asked, security: Security) -> Refusal | None:
             "the token is not valid for this cluster (it may have been replaced: ask the cluster's administrator)",
             ((b"www-authenticate", way),),
         )
-    needed = needed_role(asked.method, asked.path)
+    needed = required_role(head.method, head.path)
     if ROLES.index(entry.role) < ROLES.index(needed):
-        error = (
-            f"{entry.name} is {entry.role}, but {asked.method} {asked.path} needs {needed} (use a token of that role)"
-        )
+        error = f"{entry.name} is {entry.role}, but {head.method} {head.path} needs {needed} (use a token of that role)"
         return Refusal(403, error)
     # A browser adds the password to requests that a foreign page triggers; a script sends it deliberately.
-    return _from_a_foreign_page(asked) if from_a_browser else None
+    return _cross_site(head) if from_a_browser else None
 
 
 def _token_of(header: str) -> tuple[str, bool]:
@@ -146,19 +144,19 @@ def _token_of(header: str) -> tuple[str, bool]:
     return "", False
 
 
-def _from_a_foreign_page(asked: Asked) -> Refusal | None:
+def _cross_site(head: RequestHead) -> Refusal | None:
     """Refuse a request that a page of another site made a browser send."""
-    if asked.method in _READING:
+    if head.method in _READING:
         return None
-    origin, host = asked.headers.get("origin"), asked.headers.get("host", "")
-    if asked.headers.get("sec-fetch-site") in {"cross-site", "same-site"} or (
+    origin, host = head.headers.get("origin"), head.headers.get("host", "")
+    if head.headers.get("sec-fetch-site") in {"cross-site", "same-site"} or (
         origin is not None and urlsplit(origin).netloc.lower() != host.lower()
     ):
         return Refusal(403, f"a page of {origin or 'another site'} may not act here (use the cluster's own page)")
     return None
 
 
-def _crooked(path: str) -> str | None:
+def _malformed_path(path: str) -> str | None:
     if any(ord(letter) < _LOWEST_PRINTED or ord(letter) == _DELETE for letter in path):
         return "contains control characters"
     if any(part in {".", ".."} for part in _SEGMENTS.split(path)):

@@ -21,15 +21,10 @@ from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.secrets import redact
 from penstock.rest.diagnose import job_watch as watch
 from penstock.rest.flink import documents as flink_json
-from penstock.rest.flink.trigger_id import trigger_id
-from penstock.rest.jobs import autoscaling, job_routes, metric_routes, process_routes
-from penstock.rest.jobs import live_state_requests as live
-from penstock.rest.jobs import rescale_requests as rescale
-from penstock.rest.jobs import savepoint_requests as savepoints
-from penstock.rest.jobs import upgrade_requests as upgrade
-from penstock.rest.jobs.time_budget_document import budget
-from penstock.rest.server import fast_routes as essential
-from penstock.rest.server import web
+from penstock.rest.flink.request_fields import trigger_id
+from penstock.rest.jobs import job_routes, metric_routes, observation_routes, operation_routes, process_routes
+from penstock.rest.jobs.observation_routes import budget
+from penstock.rest.server import fast_routes, web
 from penstock.rest.server.access import Caller
 from penstock.rest.server.fast_routes import status_of
 from penstock.rest.server.guard import CALLER
@@ -54,20 +49,20 @@ def create_app(
         redoc_url=None,
     )
     router = APIRouter()
-    figures = metric_routes.Figures(dispatcher, clock)
+    collector = metric_routes.MetricCollector(dispatcher, clock)
     _add_cluster_routes(router, dispatcher, shutdown)
     # routes with fixed names first, then those with an id in the path
-    metric_routes.add_routes(router, figures)
+    metric_routes.add_routes(router, collector)
     process_routes.add_routes(router, dispatcher, clock)
     job_routes.add_routes(router, dispatcher, clock)
     _add_job_routes(router, dispatcher, clock)
     _add_operation_routes(router, dispatcher)
     _add_own_routes(router, dispatcher, clock)
-    live.add_routes(router, dispatcher, clock)
-    rescale.add_routes(router, dispatcher)
-    autoscaling.add_routes(router, dispatcher)
-    upgrade.add_routes(router, dispatcher)
-    savepoints.add_routes(router, dispatcher)
+    observation_routes.add_live_state_routes(router, dispatcher, clock)
+    operation_routes.add_rescale_routes(router, dispatcher)
+    observation_routes.add_autoscaler_route(router, dispatcher)
+    operation_routes.add_upgrade_routes(router, dispatcher)
+    operation_routes.add_savepoint_routes(router, dispatcher)
     watch.add_routes(router, jobs or watch.JobWatch(dispatcher, clock))
     web.add_routes(app)
     app.include_router(router, prefix="/v1")
@@ -76,7 +71,7 @@ def create_app(
             route.include_in_schema = False
     app.router.routes += router.routes
 
-    metric_routes.add_prometheus(app, figures)
+    metric_routes.add_prometheus(app, collector)
 
     @app.exception_handler(PenstockError)
     async def on_error(_request: Request, error: PenstockError) -> JSONResponse:
@@ -97,7 +92,7 @@ def _add_cluster_routes(router: APIRouter, dispatcher: Dispatcher, shutdown: Cal
 
     @router.get("/config")
     async def config(request: Request) -> dict[str, Any]:
-        acts = _caller(request).may("operator")
+        acts = _caller(request).has_role("operator")
         features = {"web-submit": False, "web-cancel": acts, "web-rescale": acts, "web-history": False}
         return {
             "refresh-interval": 3000,
@@ -110,7 +105,7 @@ def _add_cluster_routes(router: APIRouter, dispatcher: Dispatcher, shutdown: Cal
 
     @router.get("/taskmanagers")
     async def taskmanagers() -> dict[str, Any]:
-        return essential.taskmanagers(dispatcher)
+        return fast_routes.taskmanagers(dispatcher)
 
     @router.get("/penstock/access")
     async def access(request: Request) -> dict[str, Any]:
@@ -142,11 +137,11 @@ def _add_job_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
 
     @router.get("/jobs/{job_id}/checkpoints")
     async def checkpoints(job_id: str) -> dict[str, Any]:
-        return essential.checkpoints(dispatcher, job_id)
+        return fast_routes.checkpoints(dispatcher, job_id)
 
     @router.get("/jobs/{job_id}/exceptions")
     async def exceptions(job_id: str) -> dict[str, Any]:
-        return essential.exceptions(dispatcher, job_id)
+        return fast_routes.exceptions(dispatcher, job_id)
 
     @router.get("/jobs/{job_id}/accumulators")
     async def accumulators(job_id: str) -> dict[str, Any]:
@@ -205,17 +200,17 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
 
     @router.post("/penstock/submit", status_code=202)
     async def submit(request: Request) -> dict[str, Any]:
-        return await essential.submit(
+        return await fast_routes.submit(
             dispatcher, await request.body(), request.query_params, request.headers.get("traceparent", "")
         )
 
     @router.get("/penstock/jobs/{job_id}/summary")
     async def summary(job_id: str) -> dict[str, Any]:
-        return essential.summary(dispatcher, job_id)
+        return fast_routes.summary(dispatcher, job_id)
 
     @router.get("/penstock/jobs/{job_id}/wait")
     async def wait(job_id: str, ms: int = 0) -> dict[str, Any]:
-        return await essential.wait(dispatcher, job_id, ms, clock)
+        return await fast_routes.wait(dispatcher, job_id, ms, clock)
 
     @router.get("/penstock/jobs/{job_id}/story")
     async def story(job_id: str) -> dict[str, Any]:
@@ -223,7 +218,7 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
 
     @router.get("/penstock/jobs/{job_id}/workers")
     async def workers(job_id: str) -> dict[str, Any]:
-        return essential.workers(dispatcher, job_id)
+        return fast_routes.workers(dispatcher, job_id)
 
     @router.get("/penstock/jobs/{job_id}/budget")
     async def time_budget(job_id: str) -> dict[str, Any]:
@@ -231,7 +226,7 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
 
     @router.get("/penstock/jobs/{job_id}/metrics")
     async def metrics(job_id: str) -> dict[str, Any]:
-        return essential.metrics(dispatcher, job_id)
+        return fast_routes.metrics(dispatcher, job_id)
 
     @router.get("/penstock/workers/{worker_id}/log")
     async def log(worker_id: str) -> dict[str, Any]:

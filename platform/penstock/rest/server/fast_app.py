@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl
 
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.secrets import redact
-from penstock.rest.flink.counts import is_count
-from penstock.rest.server import fast_routes as essential
+from penstock.rest.flink.request_fields import is_count
+from penstock.rest.server import fast_routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.jobmanager.dispatcher import Dispatcher
     from penstock.rest.diagnose.job_watch import JobWatch
-    from penstock.rest.server.asgi import Application, Receive, Send
+    from penstock.rest.server.guard import Application, Receive, Send
 
 _WAIT = "/v1/penstock/jobs/ID/wait"
 #: Views of one job, by path.
 _VIEWS: dict[str, Callable[[Dispatcher, str], dict[str, Any]]] = {
-    "/v1/penstock/jobs/ID/summary": essential.summary,
-    "/v1/penstock/jobs/ID/workers": essential.workers,
-    "/v1/penstock/jobs/ID/metrics": essential.metrics,
-    "/v1/jobs/ID/checkpoints": essential.checkpoints,
-    "/v1/jobs/ID/exceptions": essential.exceptions,
+    "/v1/penstock/jobs/ID/summary": fast_routes.summary,
+    "/v1/penstock/jobs/ID/workers": fast_routes.workers,
+    "/v1/penstock/jobs/ID/metrics": fast_routes.metrics,
+    "/v1/jobs/ID/checkpoints": fast_routes.checkpoints,
+    "/v1/jobs/ID/exceptions": fast_routes.exceptions,
 }
 
 
@@ -45,7 +45,7 @@ def _of_a_job(path: str) -> tuple[Callable[[Dispatcher, str], dict[str, Any]] | 
     return None, ""
 
 
-class Door:
+class FastApp:
     """The first to see a request."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Door:
         try:
             status, answer = await self._answer(scope, receive)
         except PenstockError as error:
-            status, answer = essential.status_of(error), {"errors": [redact(str(error))]}
+            status, answer = fast_routes.status_of(error), {"errors": [redact(str(error))]}
         body = json.dumps(answer, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -85,26 +85,26 @@ class Door:
         if path == "/v1/penstock/submit":
             headers = dict(scope.get("headers") or ())
             traceparent = headers.get(b"traceparent", b"").decode("latin-1")
-            return 202, await essential.submit(self._dispatcher, await _body(receive), query, traceparent)
+            return 202, await fast_routes.submit(self._dispatcher, await _body(receive), query, traceparent)
         if path == "/v1/taskmanagers":
-            return 200, essential.taskmanagers(self._dispatcher)
+            return 200, fast_routes.taskmanagers(self._dispatcher)
         view, job_id = _of_a_job(path)
         if view is not None:
             return 200, view(self._dispatcher, job_id)
         if not is_count(query.get("ms", "0")):
             raise UsageError("query.ms: not a number", hint="give milliseconds")
-        return 200, await essential.wait(self._dispatcher, job_id, int(query.get("ms", "0")), self._clock)
+        return 200, await fast_routes.wait(self._dispatcher, job_id, int(query.get("ms", "0")), self._clock)
 
     async def _application(self) -> Application:
         async with self._opening:
             if self._whole is None:
                 # In a thread: heartbeats go on meanwhile.
-                create_app = await asyncio.to_thread(_whole_api)
+                create_app = await asyncio.to_thread(_load_full_app)
                 self._whole = create_app(self._dispatcher, self._clock, self._shutdown, self._jobs)
         return self._whole
 
 
-def _whole_api() -> Callable[[Dispatcher, Clock, Callable[[], None], JobWatch | None], Any]:
+def _load_full_app() -> Callable[[Dispatcher, Clock, Callable[[], None], JobWatch | None], Any]:
     from penstock.rest.server.app import create_app
 
     return create_app
@@ -118,6 +118,6 @@ async def _body(receive: Receive) -> bytes:
             raise UsageError("the request was cut short", hint="send it again")
         parts += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(parts) > essential.MAX_GRAPH_BYTES:
-            raise essential.too_large(len(parts))
+        if len(parts) > fast_routes.MAX_GRAPH_BYTES:
+            raise fast_routes.too_large(len(parts))
     return bytes(parts)

@@ -18,7 +18,7 @@ from penstock.core.errors import (
     UnansweredError,
     UsageError,
 )
-from penstock.jobmanager.messages.submit_options import SubmitOptions
+from penstock.jobmanager.jobs.recorded_jobs import SubmitOptions
 from penstock.jobmanager.observe.spans import parse_traceparent
 from penstock.rest.flink import documents as flink_json
 

@@ -1,6 +1,6 @@
 """The outermost ASGI application: accepts or refuses a request before any other code handles it.
 
-It wraps `rest.server.fast_routes.Door`; `rest.server.access` decides. It reads the whole body within limits of size and
+It wraps `rest.server.fast_app`; `rest.server.access` decides. It reads the whole body within limits of size and
 time, so that a slow sender blocks only its own connection.
 """
 
@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.core.secrets import redact
-from penstock.rest.flink.counts import is_count
-from penstock.rest.server.access import Asked, Ends, Refusal, body_limit, caller, judge
-from penstock.rpc.peer import is_same_user
+from penstock.rest.flink.request_fields import is_count
+from penstock.rest.server.access import Endpoints, Refusal, RequestHead, body_limit, caller, check_request
+from penstock.rpc.authentication import is_same_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.config.security import Security
-    from penstock.rest.server.asgi import Application, Receive, Send
+
+Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
+Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
+Application: TypeAlias = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
+
 
 #: Scope key of a request's `rest.server.access.Caller`.
 CALLER = "penstock.caller"
@@ -37,7 +40,7 @@ _BODYLESS = ("GET", "HEAD", "OPTIONS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BodyTimes:
+class BodyTimeouts:
     """Time limits for a sender, in seconds."""
 
     #: For the next chunk of a body.
@@ -64,7 +67,7 @@ class Guard:
         application: Application,
         security: Security,
         log: Callable[[str], None],
-        times: BodyTimes = BodyTimes(),
+        times: BodyTimeouts = BodyTimeouts(),
     ) -> None:
         """Guard `application`; `log` gets a line for every modifying and every refused request."""
         self._application = application
@@ -76,26 +79,26 @@ class Guard:
         """Answer one request."""
         if scope["type"] != "http":
             return  # no lifespan and no WebSocket
-        asked = _asked(scope)
-        refusal = judge(asked, self._security, _same_user)
+        head = _request_head(scope)
+        refusal = check_request(head, self._security, _same_user)
         body = b""
-        if refusal is None and asked.method not in _BODYLESS:
+        if refusal is None and head.method not in _BODYLESS:
             try:
-                body = await self._body(asked, receive)
+                body = await self._body(head, receive)
             except _RefusedError as error:
                 refusal = error.refusal
         if refusal is not None:
-            self._log(f"refused {_shown(asked)} from {_sender(asked)}: {_cut(redact(refusal.error))}")
+            self._log(f"refused {_shown(head)} from {_sender(head)}: {_shortened(redact(refusal.error))}")
             await self._refuse(refusal, receive, send)
             return
-        sender = caller(asked, self._security)
-        if asked.method not in _BODYLESS:
-            self._log(f"{redact(sender.name or 'the user')} at {_sender(asked)}: {_shown(asked)}")
+        sender = caller(head, self._security)
+        if head.method not in _BODYLESS:
+            self._log(f"{redact(sender.name or 'the user')} at {_sender(head)}: {_shown(head)}")
         await self._application({**scope, CALLER: sender}, _once(body, receive), _with_headers(send))
 
-    async def _body(self, asked: Asked, receive: Receive) -> bytes:
-        limit = body_limit(asked.method, asked.path)
-        declared = asked.headers.get("content-length", "0")
+    async def _body(self, head: RequestHead, receive: Receive) -> bytes:
+        limit = body_limit(head.method, head.path)
+        declared = head.headers.get("content-length", "0")
         if not is_count(declared) or int(declared) > limit:
             raise _RefusedError(_too_large(limit))
         parts, more = bytearray(), True
@@ -131,28 +134,28 @@ class Guard:
         await send({"type": "http.response.body", "body": b""})
 
 
-def _asked(scope: dict[str, Any]) -> Asked:
+def _request_head(scope: dict[str, Any]) -> RequestHead:
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
     client, server = scope.get("client"), scope.get("server")
     ends = ((client[0], client[1]), (server[0], server[1])) if client and server and server[1] is not None else None
-    return Asked(scope["method"], scope["path"], headers, ends)
+    return RequestHead(scope["method"], scope["path"], headers, ends)
 
 
-def _same_user(ends: Ends) -> bool:
+def _same_user(ends: Endpoints) -> bool:
     return is_same_user(*ends)
 
 
-def _sender(asked: Asked) -> str:
-    return asked.ends[0][0] if asked.ends else "an unknown address"
+def _sender(head: RequestHead) -> str:
+    return head.ends[0][0] if head.ends else "an unknown address"
 
 
-def _shown(asked: Asked) -> str:
-    return f"{_cut(redact(asked.method))} {_cut(redact(repr(asked.path)))}"
+def _shown(head: RequestHead) -> str:
+    return f"{_shortened(redact(head.method))} {_shortened(redact(repr(head.path)))}"
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     """Return a text from an untrusted sender, shortened for a log line."""
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} characters)"
 

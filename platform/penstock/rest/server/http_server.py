@@ -15,10 +15,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from penstock.config.security import Security, check_listening
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
-from penstock.core.logs import say
+from penstock.core.logs import log_line
 from penstock.jobmanager.main import JobManager, run_jobmanager
 from penstock.rest.diagnose.job_watch import JobWatch
-from penstock.rest.server.fast_app import Door
+from penstock.rest.server.fast_app import FastApp
 from penstock.rest.server.guard import Guard
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _GRACEFUL_SECONDS = 2
 #: Time limit for the head of a request on an idle connection.
 _HEAD_SECONDS = 10.0
 _MOST_CONNECTIONS = 1000
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to announce instead
+_WILDCARD_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to announce instead
 
 
 class _RestServer(uvicorn.Server):
@@ -40,7 +40,7 @@ class _RestServer(uvicorn.Server):
         """Do nothing."""
 
 
-class _PatientForAWhile(H11Protocol):
+class _HeadTimeoutProtocol(H11Protocol):
     """Closes a connection that does not send the complete head of a request in time."""
 
     _waiting: asyncio.TimerHandle | None = None
@@ -108,12 +108,12 @@ async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int
         jobs = JobWatch(manager.dispatcher, SystemClock())
         watching.append(asyncio.create_task(jobs.run(ended)))
         security = config.security
-        door = Guard(Door(manager.dispatcher, SystemClock(), manager.shutdown, jobs), security, _log)
+        door = Guard(FastApp(manager.dispatcher, SystemClock(), manager.shutdown, jobs), security, _log)
         # Named explicitly: uvicorn's search for faster loops and protocols imports a lot.
         settings = uvicorn.Config(
             door,
             loop="none",
-            http=_PatientForAWhile,
+            http=_HeadTimeoutProtocol,
             ws="none",
             interface="asgi3",
             lifespan="off",
@@ -141,7 +141,7 @@ async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int
 
 
 def _log(text: str) -> None:
-    say("penstock.rest", text, "penstock: ")
+    log_line("penstock.rest", text, "penstock: ")
 
 
 def _tls(security: Security) -> ssl.SSLContext | None:
@@ -163,7 +163,7 @@ def _tls(security: Security) -> ssl.SSLContext | None:
 def _url(listener: socket.socket, *, tls: bool) -> str:
     """Return the URL to announce; a wildcard address is replaced by the loopback address."""
     host, port = listener.getsockname()[:2]
-    name = _EVERYWHERE.get(host, host)
+    name = _WILDCARD_ADDRESSES.get(host, host)
     return f"{'https' if tls else 'http'}://{f'[{name}]' if ':' in name else name}:{port}"
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import Manifest
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.core.errors import NotFoundError, UsageError
+from penstock.core.errors import NotFoundError, UsageError, did_you_mean
 from penstock.core.evolution import FIRST_VALUE_ID, field_id
-from penstock.core.names import near
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
 from penstock.state.log.segment_columns import FIRST_ENTRY, KEY_IDS, NAMESPACE, ROW
@@ -125,12 +124,12 @@ def find_state(manifest: Manifest, uid: str, name: str | None) -> StateContent:
     own = [state for state in states if state.uid == uid]
     if not own:
         msg = f"the snapshot has no state of uid {uid!r}"
-        raise NotFoundError(msg, hint=near(uid, dict.fromkeys(state.uid for state in states)))
+        raise NotFoundError(msg, hint=did_you_mean(uid, dict.fromkeys(state.uid for state in states)))
     if name is not None:
         found = next((state for state in own if state.name == name), None)
         if found is None:
             msg = f"{uid!r} has no state {name!r}"
-            raise NotFoundError(msg, hint=near(name, [state.name for state in own]))
+            raise NotFoundError(msg, hint=did_you_mean(name, [state.name for state in own]))
         return found
     users = [state for state in own if not state.name.startswith(_OWN)]
     if len(users or own) > 1:

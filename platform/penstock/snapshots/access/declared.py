@@ -18,7 +18,7 @@ from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from penstock.operators.operator import OperatorContext, OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import KeyedState
 

@@ -1,21 +1,32 @@
-"""Find a snapshot by URI: a savepoint's folder, a job's folder of checkpoints, or one of their manifests.
+"""Finds a snapshot by URI, and reserves the folder of a new savepoint for one run.
 
-Called by `ps.snapshots` and by the commands on snapshots. Reads only manifests.
+A snapshot is a savepoint's folder, a job's folder of checkpoints, or one of their manifests; only manifests are
+read. A run holds its reservation until the manifest is written. A user who empties the folder removes the
+reservation too, and the run then leaves no savepoint.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
-from penstock.checkpoint.log import PREFIX, key_of, read_entries, sequence_of
-from penstock.checkpoint.manifest import FORMAT_VERSION, Manifest, decode_manifest
+from penstock.checkpoint.manifest_log import (
+    FORMAT_VERSION,
+    PREFIX,
+    Manifest,
+    decode_manifest,
+    key_of,
+    read_entries,
+    sequence_of,
+)
 from penstock.checkpoint.recovery import present_manifests
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri, open_store, read_file
-from penstock.core.errors import NotFoundError, SnapshotDamagedError, UsageError
+from penstock.core.errors import NotFoundError, SnapshotDamagedError, StorageError, UsageError
 from penstock.core.snapshot import FileRef
 
 SAVEPOINT_MANIFEST = "manifest.json"
@@ -145,3 +156,54 @@ def _decoded(store: ObjectStore, key: str) -> Manifest:
         msg = f"{where} has format version {manifest.version}, but this penstock reads up to {FORMAT_VERSION}"
         raise SnapshotDamagedError(msg, hint="read it with the version that wrote it, or a newer one")
     return manifest
+
+
+Made = TypeVar("Made")
+
+#: Exists in the target while a run writes there.
+RESERVATION = "writing.lock"
+
+
+def reserve(store: ObjectStore, run_id: str) -> None:
+    """Reserve a target for one run, so that no other one writes there until its manifest is written.
+
+    Raises:
+        UsageError: another run has reserved it, or files were added since it was found empty.
+    """
+    if not store.put_if_absent(RESERVATION, run_id.encode()):
+        msg = f"another run is writing to {store.uri}: {store.read(RESERVATION).decode()}"
+        raise UsageError(msg, hint="give a new folder, or remove this one if that run has failed")
+    found = [key for key in store.list("") if key != RESERVATION]
+    if found:
+        store.delete(RESERVATION)
+        raise UsageError(f"{store.uri} is no longer empty: it holds {found[0]}", hint="give a new folder")
+
+
+def publish(store: ObjectStore, run_id: str, write: Callable[[], Made]) -> Made:
+    """Write the manifest, which protects the target from now on, and remove the reservation.
+
+    `write` writes only the manifest. A clean-up removes the reservation before any other file. So a check before and
+    after the manifest detects that files of the savepoint may be gone.
+
+    Raises:
+        StorageError: the run has lost the target, and there is no savepoint; or the error of `write`.
+    """
+    _require_reserved(store, run_id)
+    made = write()
+    try:
+        _require_reserved(store, run_id)
+    except StorageError:
+        store.delete(SAVEPOINT_MANIFEST)
+        raise
+    store.delete(RESERVATION)
+    return made
+
+
+def _require_reserved(store: ObjectStore, run_id: str) -> None:
+    try:
+        holder = store.read(RESERVATION).decode()
+    except FileNotFoundError:
+        holder = "no run"
+    if holder != run_id:
+        msg = f"{store.uri} was emptied while {run_id} wrote there; it now belongs to {holder}"
+        raise StorageError(msg, hint="start the run again, in a new folder")

@@ -15,15 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.checkpoint.log import PREFIX, key_of, sequence_of
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import PREFIX, Manifest, key_of, sequence_of
 from penstock.checkpoint.recovery import present_manifests
-from penstock.checkpoint.retention import files_of
+from penstock.checkpoint.retention import SWEPT_PREFIXES, files_of
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
-from penstock.checkpoint.sweeper import SWEPT_PREFIXES
 from penstock.core.errors import SnapshotDamagedError, StateMismatchError, StorageError
-from penstock.core.evolution import conform
+from penstock.core.evolution import conform_table
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment
 from penstock.kernels.keys.hashing import hash_columns
@@ -96,7 +94,7 @@ def verify(uri: str, *, checkpoint: int | None = None) -> Report:
         remedy = _remedy(manifest, newest)
         check.manifest(Snapshot(where, snapshot.store, manifest), remedy)
     if whole_job or snapshot.manifest.kind == "savepoint":
-        _unnamed(snapshot.store, log, report)
+        _unreferenced(snapshot.store, log, report)
     if whole_job and report.damaged:
         _without_removed(snapshot.store, report)
     return report
@@ -187,7 +185,7 @@ def segment_problems(data: bytes, state: KeyedStateSnapshot, segment: Segment) -
         return
     wanted = schema_from_text(state.schema)
     try:
-        table = conform(table, wanted)  # a file may be older than the state's present columns
+        table = conform_table(table, wanted)  # a file may be older than the state's present columns
     except (pa.ArrowException, StateMismatchError):
         ours = ", ".join(f"{f.name} {f.type}" for f in wanted)
         theirs = ", ".join(f"{f.name} {f.type}" for f in table.schema)
@@ -235,7 +233,7 @@ def _overlaps(parts: tuple[KeyedStateSnapshot, ...]) -> Iterator[str]:
             yield f"says that two subtasks own the hashes {right.hash_low} to {high}"
 
 
-def _unnamed(store: ObjectStore, log: tuple[Manifest, ...], report: Report) -> None:
+def _unreferenced(store: ObjectStore, log: tuple[Manifest, ...], report: Report) -> None:
     named: set[str] = set().union(*(files_of(manifest) for manifest in log))
     savepoint = any(manifest.kind == "savepoint" and len(log) == 1 for manifest in log)
     for key in store.list(""):

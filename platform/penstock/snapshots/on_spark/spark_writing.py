@@ -20,11 +20,18 @@ from penstock.api.job_file import planned
 from penstock.core.errors import UsageError
 from penstock.core.rand import SystemRand
 from penstock.core.snapshot import KeyedStateSnapshot
-from penstock.graph.submitted import read_submitted
+from penstock.graph.job_graph import read_submitted
 from penstock.snapshots.access.declared import with_states
-from penstock.snapshots.rewrite.given_rows import state_rows
-from penstock.snapshots.rewrite.parts import WritePlan, finish, give_up, plan_write, write_part
-from penstock.snapshots.rewrite.target import new_target, replaced_target
+from penstock.snapshots.rewrite.parts import (
+    WritePlan,
+    abort_write,
+    finish,
+    new_target,
+    plan_write,
+    replaced_target,
+    write_part,
+)
+from penstock.snapshots.rewrite.writing import state_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +78,7 @@ class StateWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Restore the folder; files of attempts without a result are removed too."""
         del messages
-        give_up(self._plan)
+        abort_write(self._plan)
 
 
 def state_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> StateWriter:

@@ -1,8 +1,8 @@
 """SQL expressions that compute the columns of new keys from the old ones; pure.
 
-`snapshots.rewrite.rekey` parses them, once; it and the tasks of `snapshots.on_spark.spark_rekey` compute keys by them.
-An expression may read all keys (`MAX(user_id)`), which then have to be in one process, or one key at a time, which
-Spark's tasks can compute.
+`snapshots.rewrite.rekey` parses them, once; it and the tasks of `snapshots.on_spark.spark_rewrite` compute keys by
+them. An expression may read all keys (`MAX(user_id)`), which then have to be in one process, or one key at a time,
+which Spark's tasks can compute.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """One state of a savepoint, written by many tasks at once, each with some of the rows in any order.
 
-`plan_write` (the driver) -> `write_part` (each task, perhaps several times) -> `finish` or `give_up` (the driver). A
-task sorts its rows on its own disk and writes a file for each subtask's hash range. No task can detect that another one
-has a row of the same key: `finish` searches the ranges where files of two tasks overlap. Called by
-`snapshots.on_spark.spark_writing`; nothing here depends on Spark.
+`plan_write` (driver) -> `write_part` (each task, perhaps several times) -> `finish` or `give_up` (driver). The
+target folder is a savepoint once its manifest exists. All files of one write have its token in their names, so
+files of failed attempts can be told apart and removed. Called by `on_spark.spark_writing`; nothing here depends on
+Spark.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,23 +20,156 @@ import msgspec
 import pyarrow as pa
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.manifest import Manifest
-from penstock.checkpoint.stores import read_file
+from penstock.checkpoint.manifest_log import Manifest, decode_manifest
+from penstock.checkpoint.retention import files_of
+from penstock.checkpoint.stores import open_store, read_file
+from penstock.core.errors import SavepointInUseError, StorageError, UsageError
 from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
-from penstock.snapshots.access.opening import open_snapshot
-from penstock.snapshots.access.snapshot_limits import DEFAULT_LIMITS, SnapshotLimits
-from penstock.snapshots.rewrite.given_rows import StateRows
-from penstock.snapshots.rewrite.split_points import even_ranges, loads_of, ranges_by_size, shared_ranges
-from penstock.snapshots.rewrite.target import Target
-from penstock.snapshots.rewrite.writing import bootstrap_manifest
+from penstock.snapshots.access.opening import SAVEPOINT_MANIFEST, open_snapshot, open_target
+from penstock.snapshots.rewrite.split_points import (
+    DEFAULT_LIMITS,
+    SnapshotLimits,
+    even_ranges,
+    loads_of,
+    ranges_by_size,
+    shared_ranges,
+)
+from penstock.snapshots.rewrite.writing import StateRows, bootstrap_manifest
 from penstock.state.log.segment_columns import KEY_HASH
 from penstock.state.log.segment_file import SegmentFile, rows_within
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.store import ObjectStore
     from penstock.core.snapshot import Segment
     from penstock.graph.job_graph import JobGraph
+
+_CLAIM = "claimed.json"
+#: Files of a write that was aborted without being able to remove them.
+_LEFTOVER = re.compile(r"(?:[^/]+/[^/]+/part|pending/chunk)-[0-9a-f]{12}-[^/]+")
+#: Files of a savepoint by any other writer of penstock, by the operator's uid. A write that replaced it may have died
+#: before removing them.
+_REPLACED = re.compile(r"(?:([^/]+)/[^/]+/part-[\w-]*\d{5}\.parquet|pending/chunk-[\w-]*\d{5}\.arrow)")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The folder of a savepoint, as it was when the write began."""
+
+    uri: str
+    #: Twelve hex digits, unique to this write.
+    token: str
+    #: Version of the manifest to replace; empty: there is none.
+    replaces: str = ""
+    #: Files left by an earlier write.
+    leftovers: tuple[str, ...] = ()
+
+    @property
+    def store(self) -> ObjectStore:
+        """Return the folder's store."""
+        return open_store(self.uri)
+
+    def writer(self, name: str, source: ObjectStore | None = None) -> SavepointWriter:
+        """Return a writer of files; each needs its own `name`."""
+        store = self.store
+        return SavepointWriter(source or store, store, f"{self.token}-{name}-")
+
+    def require_open(self, written: Iterable[KeyedStateSnapshot]) -> None:
+        """Remove a task's files if the write has ended without it.
+
+        Called after the last file and before the task ends. If the write ends, either its clean-up finds the files, or
+        this call finds that it has ended.
+
+        Raises:
+            StorageError: it has, or another savepoint was written to the folder.
+        """
+        store = self.store
+        if _version(store) == self.replaces:
+            return
+        for state in written:
+            for segment in state.segments:
+                store.delete(segment.file.path)
+        msg = f"another savepoint was written to {self.uri} while a task was writing there"
+        raise StorageError(msg, hint="a late attempt of a task does no harm; otherwise write to another folder")
+
+    def publish(self, manifest: Manifest) -> None:
+        """Write the manifest, then remove the replaced savepoint and the files of unused attempts.
+
+        Raises:
+            StorageError: another savepoint was written to the folder meanwhile, or it cannot be written.
+            SavepointInUseError: a job was started from the savepoint to be replaced.
+        """
+        store = self.store
+        old: set[str] = set()
+        if self.replaces:
+            _require_unclaimed(store)
+            with contextlib.suppress(FileNotFoundError):  # then it cannot be replaced either, which is reported below
+                old = files_of(decode_manifest(store.read(SAVEPOINT_MANIFEST)))
+        SavepointWriter(store, store).manifest(manifest, replaces=self.replaces)
+        for key in sorted({*old, *self.leftovers} - files_of(manifest)):
+            store.delete(key)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove the files of this write that the savepoint does not name: all of them if there is none."""
+        store = self.store
+        named: set[str] = set()
+        with contextlib.suppress(FileNotFoundError):
+            named = files_of(decode_manifest(store.read(SAVEPOINT_MANIFEST)))
+        own = re.compile(rf"(?:[^/]+/[^/]+/part|pending/chunk)-{self.token}-[^/]+")
+        for key in store.list(""):
+            if own.fullmatch(key) and key not in named:
+                store.delete(key)
+
+
+def new_target(uri: str, token: str) -> Target:
+    """Return an empty folder as target; raises UsageError if it is not empty."""
+    return Target(open_target(uri).uri, token)
+
+
+def replaced_target(uri: str, token: str) -> Target:
+    """Return a folder that is empty, or holds a savepoint or files of a write to it, and will be replaced.
+
+    Raises:
+        UsageError: the folder has other content.
+        SavepointInUseError: a job was started from the savepoint.
+    """
+    store = open_store(uri.rstrip("/"))
+    keys = store.list("")
+    version = _version(store)
+    named: set[str] = set()
+    uids: set[str | None] = set()
+    if version:
+        _require_unclaimed(store)
+        try:
+            manifest = decode_manifest(store.read(SAVEPOINT_MANIFEST))
+        except msgspec.MsgspecError as error:
+            msg = f"{store.uri}/{SAVEPOINT_MANIFEST} is not the manifest of a savepoint: {error}"
+            raise UsageError(msg, hint="give a new folder") from error
+        named = {*files_of(manifest), SAVEPOINT_MANIFEST}
+        uids = {None, *manifest.operators}
+    rest = [key for key in keys if key not in named]
+    for key in rest:
+        replaced = _REPLACED.fullmatch(key)
+        if not _LEFTOVER.fullmatch(key) and (replaced is None or replaced[1] not in uids):
+            msg = f"{store.uri} holds {key}, which does not belong to a savepoint"
+            raise UsageError(msg, hint="such a folder is never replaced: use another one")
+    return Target(store.uri, token, version, tuple(rest))
+
+
+def _version(store: ObjectStore) -> str:
+    try:
+        return store.read_with_etag(SAVEPOINT_MANIFEST)[1]
+    except FileNotFoundError:
+        return ""
+
+
+def _require_unclaimed(store: ObjectStore) -> None:
+    if store.list(_CLAIM):
+        msg = f"a job was started from the savepoint {store.uri} and may still read its files"
+        raise SavepointInUseError(msg, hint="give another folder, or dispose of this one")
+
 
 _TOGETHER = "repartition the frame by the key, so that all elements of a list are in one task"
 _ONCE = "keep one row a key"
@@ -119,7 +254,7 @@ def finish(plan: WritePlan, parts: Sequence[tuple[KeyedStateSnapshot, ...]]) -> 
     """
     states = tuple(_joined(plan.empty(own), [p[i] for p in parts]) for i, own in enumerate(plan.hashes))
     for state in states:
-        _require_apart(plan, state)
+        _require_disjoint_keys(plan, state)
     if plan.base is not None:
         manifest = _with_state(plan, plan.base, states, plan.target.writer("rest"))
     else:
@@ -130,7 +265,7 @@ def finish(plan: WritePlan, parts: Sequence[tuple[KeyedStateSnapshot, ...]]) -> 
     plan.target.publish(manifest)
 
 
-def give_up(plan: WritePlan) -> None:
+def abort_write(plan: WritePlan) -> None:
     """Remove the written files, unless the savepoint exists."""
     plan.target.sweep()
 
@@ -170,7 +305,7 @@ class _Runs:
             found = [table for file in self._files for table in file.tables(piece)]
             table = pa.concat_tables([*found, rows_within(self._last, piece)])
             if table.num_rows:
-                self._rows.require_once(table)
+                self._rows.require_unique(table)
                 yield self._rows.numbered(table.sort_by(KEY_HASH) if found else table)
 
 
@@ -200,7 +335,7 @@ def _joined(empty: KeyedStateSnapshot, parts: Sequence[KeyedStateSnapshot]) -> K
     return msgspec.structs.replace(empty, segments=tuple(placed))
 
 
-def _require_apart(plan: WritePlan, state: KeyedStateSnapshot) -> None:
+def _require_disjoint_keys(plan: WritePlan, state: KeyedStateSnapshot) -> None:
     """Refuse two rows of one key in two files; hashes in the range of one file alone are not read."""
     store = plan.target.store
     hint = _TOGETHER if plan.rows.is_list else _ONCE
@@ -211,7 +346,7 @@ def _require_apart(plan: WritePlan, state: KeyedStateSnapshot) -> None:
         for piece in ranges_by_size(loads_of([held]), shared, plan.limits.compared_bytes):
             found = [table for file in files for table in file.tables(piece)]
             if len(found) > 1:
-                plan.rows.require_once(pa.concat_tables(found), hint)
+                plan.rows.require_unique(pa.concat_tables(found), hint)
 
 
 def _range(segment: Segment) -> HashRange:

@@ -1,7 +1,7 @@
-"""Splitting the rows of a state into hash ranges, each with about as many bytes.
+"""Splits the rows of a state into hash ranges, each with about as many bytes; and the size limits of the tools.
 
-Used where a snapshot is rewritten (`snapshots.rewrite.recut`, `snapshots.rewrite.rekey`), where Spark reads one
-(`snapshots.on_spark.spark_entry`) and where many tasks write one (`snapshots.rewrite.parts`).
+Used where a snapshot is rewritten (`repartition`, `rekey`), where Spark reads one (`spark_entry`) and where many
+tasks write one (`parts`). Tests use small limits, so that a few rows fill many files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,26 @@ from penstock.state.memory.limits import PRODUCTION
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotLimits:
+    """Sizes in bytes; immutable."""
+
+    #: Bytes of old files for one range, which only a single row group or key may exceed.
+    range_bytes: int = 256 << 20
+    #: Approximate bytes of rows in memory for one file of a change of keys.
+    file_bytes: int = 256 << 20
+    #: Bytes of rows that a task of a write sorts at a time.
+    run_bytes: int = 128 << 20
+    #: Bytes of rows in memory when a task of a write writes them.
+    piece_bytes: int = 64 << 20
+    #: Bytes of (compressed) files that are compared at a time.
+    compared_bytes: int = 16 << 20
+
+
+DEFAULT_LIMITS = SnapshotLimits()
+
 
 #: Most hashes for which the bytes below are computed; between two of them bytes are assumed to be spread evenly.
 _EDGES = 8192

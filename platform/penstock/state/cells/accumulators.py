@@ -15,9 +15,16 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.aggregate_evolution import Part, aggregates_metadata
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.core.evolution import DEFAULT, FIRST_VALUE_ID, LAST_ID, NULL, default_text
+from penstock.core.evolution import (
+    DEFAULT,
+    FIRST_VALUE_ID,
+    LAST_ID,
+    NULL,
+    AggregatePart,
+    aggregates_metadata,
+    default_text,
+)
 from penstock.kernels.aggregates import accumulate, merge
 from penstock.kernels.compiler.compile import F64, I64, U8
 from penstock.state.log.segment_columns import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ, segment_field
@@ -64,8 +71,8 @@ _ROW_OPS: dict[tuple[str, str], int] = {
 class AccumulatorSpec:
     """One accumulator; `moments` is (count, mean, squared deviations), `first`/`last` are (event time, value).
 
-    `registers` are those of HyperLogLog, eight to a word (`operators.aggregates.distinct`). For `value` the word is an
-    address in the table's `ValueHeap`.
+    `registers` are those of HyperLogLog, eight to a word (`operators.aggregates.aggregate_plan`). For `value` the word
+    is an address in the table's `ValueHeap`.
     """
 
     name: str
@@ -135,7 +142,7 @@ class PaneTableSpec:
     expires: bool = False
     #: Whether its aggregates may change between versions of a job; `parts` and `window` describe them then.
     evolves: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[AggregatePart, ...] = ()
     window: str = ""
     #: As in `RowSpec`: field ids from a snapshot, the highest id ever assigned, further column metadata.
     ids: tuple[int, ...] = ()
@@ -229,7 +236,7 @@ class PaneTableSpec:
         values = []
         for word, ((name, dtype), number, more) in enumerate(zip(columns, ids, carried, strict=True)):
             kind = self.value_words.get(word) or pa.type_for_alias(dtype)
-            said = {**(self._more(word, dtype) if self.evolves else {}), **more}
+            said = {**(self._evolution_metadata(word, dtype) if self.evolves else {}), **more}
             values.append(segment_field(name, kind, number, nullable=dtype == "value", more=said))
         if self.expires:
             values.append(segment_field(LAST_ACCESS, pa.int64(), 6))
@@ -241,7 +248,7 @@ class PaneTableSpec:
             metadata,
         )
 
-    def _more(self, word: int, dtype: Dtype) -> dict[bytes, bytes]:
+    def _evolution_metadata(self, word: int, dtype: Dtype) -> dict[bytes, bytes]:
         """Return the column's default (an empty accumulator), kept for later schema evolution."""
         if dtype == "value":
             return {NULL: b"1"}

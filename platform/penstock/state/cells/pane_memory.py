@@ -1,7 +1,8 @@
-"""Memory of a pane table: pages of cells per (pane, 4096 slots), with copy-on-write freezing.
+"""Memory of a pane table.
 
-Owned and called by one thread. A frozen page is copied (only its changed cells) by the first write after the freeze or
-by `copy_frozen` in between. A page of a dropped pane that is still frozen waits as an orphan until it is copied.
+Pages of cells per (pane, 4096 slots), with copy-on-write freezing, and the loops that add rows to cells.
+
+Owned and called by one thread.
 """
 
 from __future__ import annotations
@@ -12,22 +13,26 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from penstock.kernels.aggregates import accumulate as one_pass
+from penstock.kernels.aggregates import aggregate, merge
 from penstock.kernels.aggregates import pages as kernels
+from penstock.kernels.aggregates import running_kernels as running
 from penstock.kernels.compiler.compile import F64, I32, I64
+from penstock.state.cells.accumulators import TIMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
+    from penstock.kernels.compiler.compile import U8
+    from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
     from penstock.state.keys.key_index import KeyView
 
 _FIRST_PAGES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PaneCells:
     """Cells with their slots and panes."""
 
     slots: I32
@@ -39,13 +44,13 @@ class Rows:
         """The bytes of the arrays."""
         return int(self.slots.nbytes + self.panes.nbytes + self.cells.nbytes)
 
-    def chosen(self, at: NDArray[np.bool_] | I64) -> Rows:
+    def chosen(self, at: NDArray[np.bool_] | I64) -> PaneCells:
         """Return a copy of the rows that a mask or an array of row numbers selects."""
-        return Rows(self.slots[at], self.panes[at], self.cells[at])
+        return PaneCells(self.slots[at], self.panes[at], self.cells[at])
 
 
 @dataclass(slots=True)
-class FrozenRows:
+class FrozenCells:
     """The changed cells of one freeze: pages to copy, and the copies so far; `keys` has the keys of slots."""
 
     number: int
@@ -56,7 +61,7 @@ class FrozenRows:
     #: `copy_frozen` has not visited pages from this one on; writes may have copied some already.
     cursor: int = 0
     left: int = 0
-    copied: list[Rows] = field(default_factory=list)
+    copied: list[PaneCells] = field(default_factory=list)
     #: Bytes of the copies.
     memory_bytes: int = 0
 
@@ -66,7 +71,7 @@ class RowCounts(NamedTuple):
 
     late: int
     #: Rows with an impossible event time.
-    wild: int
+    out_of_range: int
     overflowed: int
 
 
@@ -88,7 +93,7 @@ class PaneMemory:
         self._pane_rows: dict[int, int] = {}
         self._free_rows = [3, 2, 1, 0]
         self._cell = np.empty(0, np.int64)
-        self._frozen: dict[int, FrozenRows] = {}
+        self._frozen: dict[int, FrozenCells] = {}
 
     @property
     def cells(self) -> I64:
@@ -222,7 +227,7 @@ class PaneMemory:
         every = (pages[:, np.newaxis] << kernels.PAGE_BITS) + np.arange(kernels.PAGE_ROWS)
         return np.ascontiguousarray(every.reshape(-1))
 
-    def present(self) -> Rows:
+    def present(self) -> PaneCells:
         """Return copies of all used cells, with their dirty bits."""
         pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
         out = self._room(int(kernels.count_present(self._cells, pages)))
@@ -246,7 +251,7 @@ class PaneMemory:
         """Whether pages of an earlier freeze wait to be copied."""
         return bool(self._frozen)
 
-    def freeze(self, number: int, keys: KeyView, *, whole: bool = False) -> FrozenRows | None:
+    def freeze(self, number: int, keys: KeyView, *, whole: bool = False) -> FrozenCells | None:
         """Mark all changed pages as belonging to freeze `number` (> 0); None when nothing changed.
 
         `whole`: all pages, changed or not; only when no page is `uncopied`.
@@ -259,7 +264,7 @@ class PaneMemory:
         # a page that an earlier freeze still needs was not written since, or it would have been copied
         self._meta[pages, kernels.FROZEN] = number
         self._meta[pages, kernels.DIRTY] = 0
-        frozen = FrozenRows(number, keys, pages, whole, 0, len(pages))
+        frozen = FrozenCells(number, keys, pages, whole, 0, len(pages))
         self._frozen[number] = frozen
         return frozen
 
@@ -286,7 +291,7 @@ class PaneMemory:
         for number in np.unique(numbers).tolist():
             self._copy(self._frozen[number], pages[numbers == number])
 
-    def _copy(self, frozen: FrozenRows, pages: I64) -> None:
+    def _copy(self, frozen: FrozenCells, pages: I64) -> None:
         if len(pages) == 0:
             return
         count, take = (
@@ -295,7 +300,7 @@ class PaneMemory:
         out = self._room(int(count(self._cells, pages)))
         taken = take(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
         if taken < len(out.slots):  # a whole freeze leaves deletions out
-            out = Rows(out.slots[:taken], out.panes[:taken], out.cells[:taken])
+            out = PaneCells(out.slots[:taken], out.panes[:taken], out.cells[:taken])
         frozen.copied.append(out)
         frozen.memory_bytes += out.memory_bytes
         self._meta[pages, kernels.FROZEN] = 0
@@ -306,8 +311,8 @@ class PaneMemory:
 
     # --- pages ------------------------------------------------------------------------------------------------------
 
-    def _room(self, rows: int) -> Rows:
-        return Rows(np.empty(rows, np.int32), np.empty(rows, np.int64), np.empty((rows, self._width), np.int64))
+    def _room(self, rows: int) -> PaneCells:
+        return PaneCells(np.empty(rows, np.int32), np.empty(rows, np.int64), np.empty((rows, self._width), np.int64))
 
     def _release(self, pages: I64) -> None:
         self._free[self._free_count : self._free_count + len(pages)] = pages
@@ -350,3 +355,70 @@ class PaneMemory:
         self._pane_index = np.zeros(size, np.int64)
         for pane, row in self._pane_rows.items():
             kernels.enter_pane(self._pane_index, pane, row)
+
+
+_NO_VALUES = np.zeros(0, np.int64)
+_NOT_WANTED = np.zeros((0, 0), np.int64)
+_SUMS = {
+    ("sum", "int64"): aggregate.sum_i64,
+    ("min", "int64"): aggregate.min_i64,
+    ("max", "int64"): aggregate.max_i64,
+    ("sum", "float64"): aggregate.sum_f64,
+    ("min", "float64"): aggregate.min_f64,
+    ("max", "float64"): aggregate.max_f64,
+    ("moments", "float64"): aggregate.moments_f64,
+}
+
+
+def add_rows(
+    spec: PaneTableSpec, cells: tuple[I64, F64], cell: I64, inputs: Sequence[AccumulatorInput | None]
+) -> str | None:
+    """Add row i to cell `cell[i]` (`cells` as integers and as floats); return the name of a sum that overflowed."""
+    integers, floats = cells
+    aggregate.add_rows(integers, cell)
+    for accumulator, word, values in zip(spec.accumulators, spec.words, inputs, strict=True):
+        if values is not None:
+            table = floats if accumulator.dtype == "float64" and accumulator.combine not in TIMED else integers
+            if _add(accumulator, table, word, cell, values):
+                return accumulator.name
+    return None
+
+
+def run_input(
+    spec: AccumulatorSpec, target: tuple[PaneMemory, I64], word: int, cell: I64, values: AccumulatorInput
+) -> int:
+    """Add one input and write the accumulator's words after each row; return the number of overflows."""
+    memory, words = target
+    bitmap, offset = values.bitmap, values.bit_offset
+    if spec.combine in TIMED:
+        column = (values.times, values.values, bitmap)
+        return int(running.run_timed(memory.cells, (spec.op, word), cell, column, offset, words))
+    if spec.combine == "registers":
+        return int(aggregate.add_registers(memory.cells, word, cell, (values.values, bitmap), offset, words))
+    if spec.dtype == "value":
+        return int(merge.keep_extremes(memory.cells, (spec.op, word), cell, values.values, words))
+    if values.values is None:
+        at = (running.COUNT_VALID, word)
+        return int(running.run_i64(memory.cells, at, cell, (_NO_VALUES, bitmap), offset, words))
+    if spec.dtype == "int64":
+        return int(running.run_i64(memory.cells, (spec.op, word), cell, (values.values, bitmap), offset, words))
+    kernel = running.run_moments if spec.combine == "moments" else running.run_f64
+    floats = words.view(np.float64)
+    return int(kernel(memory.float_cells, (spec.op, word), cell, (values.values, bitmap), offset, floats))
+
+
+def _add(spec: AccumulatorSpec, cells: I64 | F64, word: int, cell: I64, values: AccumulatorInput) -> int:
+    """Add one input; return the number of additions that overflowed."""
+    bitmap: U8 = values.bitmap
+    if spec.combine in TIMED:
+        kernel = aggregate.first_i64 if spec.combine == "first" else aggregate.last_i64
+        return int(kernel(cells, word, cell, (values.times, values.values), bitmap, values.bit_offset))
+    if spec.combine == "registers":
+        hashed = (values.values, bitmap)
+        return int(aggregate.add_registers(cells, word, cell, hashed, values.bit_offset, _NOT_WANTED))
+    if spec.dtype == "value":
+        return int(merge.keep_extremes(cells, (spec.op, word), cell, values.values, _NOT_WANTED))
+    if values.values is None:
+        aggregate.add_valid(cells, word, cell, bitmap, values.bit_offset)
+        return 0
+    return int(_SUMS[spec.combine, spec.dtype](cells, word, cell, values.values, bitmap, values.bit_offset))

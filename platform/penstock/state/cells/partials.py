@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.kernels.aggregates import combine
-from penstock.kernels.aggregates.window_kernels import TIME_LIMIT
-from penstock.state.cells.adding import add_rows
-from penstock.state.keys.dense_keys import numbers_of_near_keys
-from penstock.state.keys.key_index import KeyIndex
+from penstock.kernels.aggregates import pane_assignment
+from penstock.kernels.aggregates.pane_assignment import TIME_LIMIT
+from penstock.state.cells.pane_memory import add_rows
+from penstock.state.keys.key_index import KeyIndex, numbers_of_dense_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +28,7 @@ _MOST_KEYS = 1 << 15
 #: Most panes of a batch, and most numbers for (key, pane).
 _MOST_PANES, _MOST_PLACES = 64, 1 << 20
 #: Integer keys with a span of at most this are their own numbers; the array fits the second-level cache.
-_NEAR_PLACES = 1 << 16
+_DENSE_PLACES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,9 @@ class Partials:
         first_rows, starts = np.empty(limit, np.int64), np.empty(limit, np.int64)
         window = np.array([self._pane, base, panes], np.int64)
         group_of = self._group_of[: len(times)]
-        groups = combine.group_rows(slots, times, window, (self._known, group_of, first_rows, starts), self._floor)
+        groups = pane_assignment.group_rows(
+            slots, times, window, (self._known, group_of, first_rows, starts), self._floor
+        )
         self._floor += len(times)
         if groups < 0:
             return None
@@ -89,7 +90,7 @@ class Partials:
 
     def _numbered(self, keys: KeyColumns, rows: int, panes: int) -> tuple[I32, int]:
         """Return a number for the key of each row, and the exclusive upper bound of the numbers."""
-        near = numbers_of_near_keys(keys, _NEAR_PLACES // panes)
+        near = numbers_of_dense_keys(keys, _DENSE_PLACES // panes)
         if near is not None:
             return near
         if self._index.count > _MOST_KEYS:

@@ -64,7 +64,7 @@ class ValueHeap:
         self._take(int(used))
         return addresses
 
-    def take_up(self, words: I64) -> int:
+    def put_words(self, words: I64) -> int:
         """Store packed values, one after the other in words; return the address of the first."""
         self._make_room(len(words))
         self._room[: len(words)] = words
@@ -105,7 +105,7 @@ def take_values(addresses: I64, data_type: pa.DataType) -> pa.Array:
     data, offsets = np.empty(int(sizes[0]), np.uint8), np.empty(len(addresses) + 1, np.int64)
     kernels.unpack_values(addresses, data, offsets)
     if pt.is_decimal128(data_type):
-        data = _turned(_signed(data))
+        data = _byte_swapped(_signed(data))
     return bytes_to_arrow(data, offsets, (addresses != 0).astype(np.uint8), data_type)
 
 
@@ -114,11 +114,11 @@ def _bytes_of(array: pa.Array) -> BytesColumn:
     column = key_column(array)
     assert isinstance(column, BytesColumn)  # noqa: S101 - callers pass no other types
     if column.decimal:
-        column = BytesColumn(_signed(_turned(column.data)), column.offsets, column.bitmap, column.bit_offset)
+        column = BytesColumn(_signed(_byte_swapped(column.data)), column.offsets, column.bitmap, column.bit_offset)
     return column
 
 
-def _turned(data: U8) -> U8:
+def _byte_swapped(data: U8) -> U8:
     """Convert 16-byte numbers from little to big-endian, or back."""
     return np.ascontiguousarray(data.reshape(-1, _DECIMAL_BYTES)[:, ::-1]).reshape(-1)
 

@@ -1,8 +1,8 @@
-"""The key index of a table: key columns -> dense slot numbers, append-only until it is rebuilt.
+"""The key index of a table: key columns to dense slot numbers, append-only until it is rebuilt.
 
-Slots are numbered in order of first arrival. The 64-bit hash finds a candidate, the full key decides. Arrays only grow
-at their end and are replaced, never moved in place. So a `KeyView` taken at a freeze stays valid while the owner
-continues. Called by `PaneTable` in the owner's thread; views are read by any thread.
+An array by key precedes the hash table while integer keys are dense.
+
+Called by tables in the owner's thread; views are read by any thread.
 """
 
 from __future__ import annotations
@@ -16,17 +16,60 @@ import pyarrow.types as pt
 
 from penstock.kernels.compiler.compile import I32, I64, U8
 from penstock.kernels.keys import hash_index as kernels
-from penstock.kernels.keys import integer_keys
+from penstock.kernels.keys import hashing
 from penstock.kernels.keys.hashing import hash_key_columns
-from penstock.kernels.keys.key_columns import (
-    BytesColumn,
-    FixedColumn,
-    KeyColumns,
-    bytes_to_arrow,
-    fixed_to_arrow,
-)
+from penstock.kernels.keys.key_columns import BytesColumn, FixedColumn, KeyColumns, bytes_to_arrow, fixed_to_arrow
 from penstock.kernels.keys.key_types import is_fixed
-from penstock.state.keys.dense_keys import DenseKeys
+
+#: The span of keys may be this many times their number: then the array is no larger than the hash table.
+_SPREAD = 4
+_LEAST_KEYS = 64
+
+
+class DenseKeys:
+    """The slots of the keys from `first` upwards; empty while keys are few or far apart."""
+
+    def __init__(self) -> None:
+        """Start without keys."""
+        self.first = 0
+        #: Slot + 1 at index key - first, 0: unknown; the last element is for all keys outside the array.
+        self.places: I32 = np.zeros(1, np.int32)
+        self._due = _LEAST_KEYS
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the array is in use."""
+        return len(self.places) > 1
+
+    def disable(self) -> bool:
+        """Drop the array until the number of keys has doubled; return False if there was none."""
+        had, self.places = self.in_use, np.zeros(1, np.int32)
+        return had
+
+    def follow(self, keys: I64) -> None:
+        """Rebuild or drop the array for `keys`, by slot, each time their number has doubled."""
+        if len(keys) < self._due:
+            return
+        self._due = 2 * len(keys)
+        self.first, high = int(keys.min()), int(keys.max())
+        span = high - self.first + 1
+        if span > _SPREAD * len(keys):
+            self.disable()
+            return
+        # ids mostly grow: leave room until the number of keys doubles
+        self.places = np.zeros(2 * span + 1, np.int32)
+        self.places[keys - self.first] = np.arange(1, len(keys) + 1, dtype=np.int32)
+
+
+def numbers_of_dense_keys(keys: KeyColumns, most: int) -> tuple[I32, int] | None:
+    """Return each row's key minus the lowest, and the span of keys; None if above `most` or no plain integers."""
+    column = keys[0]
+    if len(keys) > 1 or not isinstance(column, FixedColumn) or column.nullable:
+        return None
+    low = int(column.values.min())
+    span = int(column.values.max()) - low + 1
+    return None if span > most else ((column.values - low).astype(np.int32), span)
+
 
 _FIRST_SLOTS = 1024
 _FIRST_BYTES = 16 * _FIRST_SLOTS
@@ -198,19 +241,19 @@ class KeyIndex:
             self._store_new(keys, state)
         self._store_new(keys, state, full=False)
         if _FAR_PART * int(state[5]) > rows:
-            dense.leave_out()
+            dense.disable()
         dense.follow(self._stores[0].values[: self.count])  # type: ignore[union-attr]  # as above
         return slots
 
-    def leave_out_near_keys(self) -> bool:
+    def disable_dense_keys(self) -> bool:
         """Drop the table of dense integer keys for a while; return False if there was none."""
-        return self._dense.leave_out()
+        return self._dense.disable()
 
     def _probe_integers(self, values: I64, slots: I32, state: I64) -> int:
-        if self._dense.worth:
+        if self._dense.in_use:
             index = (self._table, self._hashes, self._dense.places)
-            return int(integer_keys.probe_dense(index, values, slots, self._created, state))
-        return int(integer_keys.probe_integers((self._table, self._hashes), values, slots, self._created, state))
+            return int(hashing.probe_dense(index, values, slots, self._created, state))
+        return int(hashing.probe_integers((self._table, self._hashes), values, slots, self._created, state))
 
     def find(self, keys: KeyColumns, hashes: I64) -> I32:
         """Return the slot of the one given key, or no slot; unlike `upsert` this creates none."""

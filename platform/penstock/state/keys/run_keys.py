@@ -1,7 +1,7 @@
 """`RunKeys`: the keys of rows in a spilled file, numbered in hash order.
 
 Rows of joins in memory refer to keys by slots of the operator's index. A spilled file contains its keys, so that none
-of them has to be in memory. Requested keys are found by hash and then compared. Used by `state.spill.join_spill` and
+of them has to be in memory. Requested keys are found by hash and then compared. Used by `state.spill.join_runs` and
 `state.tables.join_buffer`; any thread.
 """
 
@@ -66,13 +66,13 @@ class RunKeys:
         numbers = np.full(len(slots), -1, np.int32)
         hashes = keys.hashes[slots]
         first, stop = np.searchsorted(hashes, self.hashes[0]), np.searchsorted(hashes, self.hashes[-1], side="right")
-        asking, hashes = slots[first:stop], hashes[first:stop]
+        probes, hashes = slots[first:stop], hashes[first:stop]
         firsts = np.searchsorted(self.hashes, hashes)
         counts = np.searchsorted(self.hashes, hashes, side="right") - firsts
         for further in range(int(counts.max(initial=0))):  # several candidates if keys share a hash
             some = np.flatnonzero(counts > further)
             found = (firsts[some] + further).astype(np.int32)
-            same = _same(keys, asking[some], self, found)
+            same = _same(keys, probes[some], self, found)
             numbers[first + some[same]] = found[same]
         return numbers
 

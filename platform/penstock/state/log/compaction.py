@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.core.snapshot import FileRef, Segment
-    from penstock.state.log.encoded_segment import EncodedSegment
     from penstock.state.log.frozen import FrozenSource
+    from penstock.state.log.segments import EncodedSegment
 
 
 class CompactionJob:

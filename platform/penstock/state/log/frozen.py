@@ -1,6 +1,6 @@
-"""The frozen state of one barrier: the task copies it in steps, encodes it in the background and acknowledges it.
+"""The frozen state of one barrier, and the segments of a log that are frozen but not durable.
 
-Made by a table's `freeze` in the owner's thread; only `encode` may run elsewhere, after `copy_pages` has returned True.
+Made by a table's `freeze` in the owner's thread; only `encode` may run elsewhere.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
-from penstock.state.log.encoded_segment import EncodedSegment, segment_of
 from penstock.state.log.segment_file import SegmentFile
-from penstock.state.log.segments import SegmentWriter, mapped
+from penstock.state.log.segments import EncodedSegment, SegmentWriter, mapped, segment_of
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.state.log.segment_log import LogView, SegmentLog
     from penstock.state.log.ttl import Ttl
     from penstock.state.memory.budget import MemoryBudget
-
 
 #: Bytes of a frozen row before it is encoded: slot, hash, position in the order and a copy of it.
 _ORDER_BYTES = 4 + 3 * 8
@@ -46,7 +44,7 @@ class FrozenContent(Protocol):
 
 
 @runtime_checkable
-class InPieces(Protocol):
+class BatchedContent(Protocol):
     """Frozen content that can be converted to columns in batches."""
 
     @property
@@ -61,7 +59,7 @@ class InPieces(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncodeRoom:
+class EncodeResources:
     """Resources for encoding in bounded memory: the batch size, a local file for the result, and the memory budget."""
 
     directory: Path
@@ -71,7 +69,7 @@ class EncodeRoom:
     rows: int
     budget: MemoryBudget
 
-    def tell(self, ordered: int, piece: int, columns: int) -> None:
+    def report_work(self, ordered: int, piece: int, columns: int) -> None:
         """Report the memory for `ordered` sorted rows and a batch of `piece` rows to the budget."""
         held = ordered * _ORDER_BYTES + piece * columns * _CELL_BYTES
         self.budget.work(f"{self.name}/encode", held)
@@ -85,7 +83,7 @@ class FrozenSegment:
         spec: StateSpec,
         position: int,
         rows: FrozenContent,
-        room: EncodeRoom | None = None,
+        room: EncodeResources | None = None,
         *,
         wide: bool = True,
         limits: StateLimits = PRODUCTION,
@@ -140,7 +138,7 @@ class FrozenSegment:
 
     def _encoded(self, rows: FrozenContent) -> EncodedSegment:
         room, schema = self._room, self._spec.segment_schema
-        if room is None or not isinstance(rows, InPieces):
+        if room is None or not isinstance(rows, BatchedContent):
             writer = SegmentWriter(schema, self.position, wide=self._wide, limits=self._limits)
             for table in rows.whole():
                 writer.add(table)
@@ -149,13 +147,13 @@ class FrozenSegment:
         writer = SegmentWriter(schema, self.position, path=path, wide=self._wide, limits=self._limits)
         try:
             for table in rows.tables(room.rows):
-                room.tell(rows.ordered_rows, table.num_rows, len(schema))
+                room.report_work(rows.ordered_rows, table.num_rows, len(schema))
                 writer.add(table)
             return writer.finish()
         finally:
             writer.close()
             path.unlink(missing_ok=True)
-            room.tell(0, 0, 0)
+            room.report_work(0, 0, 0)
 
     def spill(self, path: Path) -> None:
         """Encode now and replace the rows in memory by a file on the local disk."""
@@ -172,7 +170,7 @@ class FrozenSegment:
                 self._opened = _opened(about, mapped(spilled), self._limits)
             for wanted in ranges:
                 yield from self._opened.tables(wanted)
-        elif isinstance(rows, InPieces):
+        elif isinstance(rows, BatchedContent):
             yield from rows.within(ranges)
 
     def named(self, file: FileRef, writer: str) -> Segment:
@@ -276,3 +274,72 @@ class FrozenSource:
     def limits(self) -> StateLimits:
         """The size limits of the store."""
         return self.log.limits
+
+
+class SegmentFolder(Protocol):
+    """The folder on the local disk for segments that must not wait in memory."""
+
+    def spill(self, state: str, segment: FrozenSegment) -> None:
+        """Encode a segment of a state to a local file, which stays until the segment is durable."""
+
+
+class PendingSegments:
+    """The segments of one state's log that are not durable."""
+
+    def __init__(self, source: FrozenSource) -> None:
+        """Start without segments."""
+        self._source = source
+        self._segments: list[FrozenSegment] = []
+
+    def add(self, rows: FrozenContent | None, folder: SegmentFolder | None) -> None:
+        """Append rows, if any, to the log as a segment; with `folder` they are encoded to disk now."""
+        if rows is None:
+            return
+        log = self._source.log
+        position = log.next_position()
+        log.append(position)
+        source = self._source
+        segment = FrozenSegment(source.spec, position, rows, wide=not source.remote, limits=source.limits)
+        if folder is not None:
+            folder.spill(self._source.state, segment)
+        self._segments.append(segment)
+
+    def frozen(self) -> FrozenTable:
+        """Return the log at this moment, with the segments that are not durable."""
+        return FrozenTable(self._source, self._source.log.view(), tuple(self._undurable()))
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes held in memory."""
+        return sum(segment.memory_bytes for segment in self._undurable())
+
+    def within(self, position: int, ranges: Sequence[HashRange], folder: SegmentFolder) -> Iterator[pa.Table]:
+        """Yield the rows frozen at a position in some hash ranges, until they are durable.
+
+        Segments in memory are first encoded into `folder` and stay there.
+        """
+        for segment in self._undurable():
+            if segment.position == position:
+                if segment.in_memory:
+                    folder.spill(self._source.state, segment)
+                yield from segment.within(ranges)
+
+    def spans(self, folder: SegmentFolder) -> Iterator[tuple[int, int, int, int]]:
+        """Yield position, lowest and highest namespace and rows of each segment that is not durable.
+
+        Segments in memory are first encoded into `folder`, as in `within`.
+        """
+        for segment in self._undurable():
+            if segment.in_memory:
+                folder.spill(self._source.state, segment)
+            about = segment.about
+            if about is not None:
+                yield segment.position, about.namespace_min, about.namespace_max, about.rows
+
+    def clear(self) -> None:
+        """Forget all segments."""
+        self._segments = []
+
+    def _undurable(self) -> list[FrozenSegment]:
+        self._segments = [segment for segment in self._segments if not segment.durable]
+        return self._segments

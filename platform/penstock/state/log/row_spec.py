@@ -1,20 +1,18 @@
-"""Key, value and entry columns of a state of the row path, and their columns in a segment.
+"""Key, value and entry columns of a state of the row path, and user-defined migrations of its values.
 
-Made by `penstock.operators.process.keyed_process` from the declarations of a process function; read by the tables, the
-segment writer and restore. A timer is a row without value columns whose namespace is its time. An element of a list or
-an entry of a map is a row with entry columns: the index or the map key.
+Made from the declarations of a process function; read by the tables, the segment writer and restore.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
-from penstock.core.aggregate_evolution import WINDOW
-from penstock.core.evolution import EVOLVES, FIRST_VALUE_ID, LAST_ID, MIGRATES, MIGRATES_BY, NULL
+from penstock.core.evolution import EVOLVES, FIRST_VALUE_ID, LAST_ID, MIGRATES, MIGRATES_BY, NULL, WINDOW, field_id
 from penstock.core.schema import schema_to_text
 from penstock.state.log.segment_columns import (
     DELETED,
@@ -24,11 +22,53 @@ from penstock.state.log.segment_columns import (
     NAMESPACE,
     ROW,
     SEQ,
+    rows_of,
     segment_field,
 )
 
 if TYPE_CHECKING:
-    from penstock.state.log.migration import Migration
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Migration:
+    """The conversion of values with the columns `was`."""
+
+    #: Columns of the old values, as in the segments of that version.
+    was: pa.Schema
+    #: The function's name.
+    by: str
+    #: Names of the fields; a segment has other names for those that clash with a key column.
+    fields: tuple[str, ...]
+    #: Values as dictionaries -> a mask of those to keep, and their new columns if there are any.
+    convert: Callable[[list[dict[str, Any]]], tuple[np.ndarray, list[pa.Array]]]
+
+    def rows(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Convert rows with the snapshot's columns to the current columns; dropped rows become deletions.
+
+        A file that is older than the snapshot may have other columns; call `evolution.conform` first.
+        """
+        saved = [table.schema.names[place] for place, field in enumerate(table.schema) if is_value(field)]
+        deleted = table.column("__deleted").to_numpy(zero_copy_only=False).copy()
+        live = np.flatnonzero(~deleted)
+        columns = [table.column(name).take(pa.array(live)).to_pylist() for name in saved]
+        stay, arrays = self.convert([dict(zip(self.fields, row, strict=True)) for row in zip(*columns, strict=True)])
+        deleted[live[~stay]] = True
+        places = np.full(table.num_rows, -1, np.int64)
+        places[live[stay]] = np.arange(int(stay.sum()))
+        chosen = pa.array(places, mask=places < 0)
+        given = {name: table.column(name).combine_chunks() for name in table.schema.names if name not in saved}
+        given["__deleted"] = pa.array(deleted)
+        values = [field.name for field in schema if is_value(field)]
+        if arrays:
+            given |= {name: array.take(chosen) for name, array in zip(values, arrays, strict=True)}
+        return rows_of(schema, given, table.num_rows)
+
+
+def is_value(field: pa.Field) -> bool:
+    """Return whether a column of a segment belongs to the value."""
+    return field_id(field) >= FIRST_VALUE_ID
+
 
 #: Prefix of the names of timer states.
 TIMERS = "__timers_"
@@ -76,7 +116,7 @@ class RowSpec:
         ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(self.values))
         carried = self.carried or ({},) * len(self.values)
         values = [
-            segment_field(name, f.type, number, nullable=True, more={**self._more(f), **more})
+            segment_field(name, f.type, number, nullable=True, more={**self._evolution_metadata(f), **more})
             for name, f, number, more in zip(self.value_names, self.values, ids, carried, strict=True)
         ]
         entries = [segment_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
@@ -97,7 +137,7 @@ class RowSpec:
         more = {MIGRATES: schema_to_text(migration.was).encode(), MIGRATES_BY: migration.by.encode()}
         return schema.with_metadata({**(schema.metadata or {}), **more})
 
-    def _more(self, field: pa.Field) -> dict[bytes, bytes]:
+    def _evolution_metadata(self, field: pa.Field) -> dict[bytes, bytes]:
         """Return the metadata of a value column for later versions of the job."""
         if not self.evolves:
             return {}
@@ -118,11 +158,11 @@ class RowSpec:
 
 
 @dataclass(frozen=True)
-class TimedSpec:
+class JoinRowSpec:
     """The key and value columns of a state whose rows are distinguished by their time and a number."""
 
     rows: RowSpec
-    #: The join's metadata in the schema; see `core.join_evolution`.
+    #: The join's metadata in the schema; see `core.evolution`.
     join: tuple[tuple[bytes, bytes], ...] = ()
 
     @cached_property

@@ -1,13 +1,20 @@
-"""Names and field ids of the columns that every segment has besides its keys and values.
+"""Columns of segments: names and field ids of the fixed columns, and conversion of rows to segment columns.
 
-Used by the specs of the states, by the tables, by the log, and by the offline tools that read segments.
+Used by specs, tables, freezes, migrations and the offline tools; any thread.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.state.keys.key_index import KeyView
 
 KEY_HASH, NAMESPACE, DELETED, SEQ = "__key_hash", "__namespace", "__deleted", "__seq"
 #: Distinguishes rows of one key and time in states that hold several.
@@ -34,3 +41,41 @@ def segment_field(
     """Return a column of a segment with its field id, in the metadata `id` and in Parquet's own."""
     own = {b"id": str(number).encode(), b"PARQUET:field_id": str(number).encode()}
     return pa.field(name, data_type, nullable, {**(more or {}), **own})
+
+
+#: System columns of a row that no function wrote.
+_PLAIN = {KEY_HASH: 0, NAMESPACE: 0, DELETED: False}
+
+
+def rows_of(schema: pa.Schema, given: Mapping[str, pa.Array], rows: int) -> pa.Table:
+    """Return `rows` rows of a segment with the given columns; missing value columns are null."""
+    columns = []
+    for field in schema:
+        if field.name in given:
+            columns.append(given[field.name].cast(field.type))
+        elif field.name == SEQ:
+            columns.append(pa.array(np.arange(rows)))
+        else:
+            columns.append(pa.repeat(pa.scalar(_PLAIN.get(field.name), field.type), rows))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def segment_table(
+    spec: StateSpec,
+    keys: KeyView,
+    slots: I32,
+    *,
+    values: Sequence[pa.Array],
+    deleted: np.ndarray,
+    namespaces: I64 | None = None,
+) -> pa.Table:
+    """Return rows, already sorted by hash, as columns of a segment; without `namespaces` in namespace 0."""
+    columns = [
+        pa.array(keys.hashes[slots]),
+        *keys.gather(slots),
+        pa.array(np.zeros(len(slots), np.int64) if namespaces is None else namespaces),
+        *values,
+        pa.array(deleted.astype(np.bool_)),
+        pa.array(np.arange(len(slots))),
+    ]
+    return pa.Table.from_arrays(columns, schema=spec.segment_schema)

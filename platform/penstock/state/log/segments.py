@@ -1,7 +1,8 @@
-"""Segments, Parquet files of state rows sorted by `__key_hash`: writing and merging (`segment_file` reads them).
+"""Segments, Parquet files of state rows sorted by `__key_hash`.
 
-Order is (position in the log, `__seq`). The last row of a (key, namespace) counts, and rows before a tombstone that
-covers them are hidden. Called by freeze, restore, compaction, the savepoint writer and the offline tools; any thread.
+Writing, the encoded form, merging and the rows that count.
+
+Called by freeze, restore, compaction, the savepoint writer and the offline tools; any thread.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import mmap
 import zlib
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from penstock.core.evolution import FIRST_VALUE_ID, conform
+from penstock.core.evolution import FIRST_VALUE_ID, conform_table
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_from_text
-from penstock.kernels.keys.key_columns import key_columns
+from penstock.core.snapshot import FileRef, Segment
+from penstock.kernels.keys.hashing import hash_key_columns
+from penstock.kernels.keys.key_columns import key_column, key_columns
 from penstock.state.keys.key_index import KeyIndex
-from penstock.state.log.encoded_segment import EncodedSegment
-from penstock.state.log.entry_order import last_entries
 from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, LAST_ACCESS, NAMESPACE, ROW, SEQ
 from penstock.state.log.segment_file import GROUPS, NAMESPACES, SegmentFile
 from penstock.state.memory.limits import PRODUCTION, StateLimits
@@ -34,8 +36,78 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
-    from penstock.kernels.compiler.compile import I64
+    from penstock.core.snapshot import KeyedStateSnapshot, Tombstone
+    from penstock.kernels.compiler.compile import I32, I64
+
+
+class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A Parquet file in memory that is ready for upload; `position` is its place in the log."""
+
+    position: int
+    data: bytes
+    rows: int
+    hash_min: int
+    hash_max: int
+    namespace_min: int
+    namespace_max: int
+    tier: int = 0
+    #: Length and checksum of the file's last bytes, from the end of the last row group.
+    footer_length: int = 0
+    footer_checksum: str = ""
+
+    def with_data(self, data: bytes) -> EncodedSegment:
+        """Return a copy with other bytes."""
+        return msgspec.structs.replace(self, data=data)
+
+
+def segment_of(encoded: EncodedSegment, file: FileRef, writer: str) -> Segment:
+    """Return the manifest entry of an encoded segment that is stored in `file`."""
+    return Segment(
+        file=file,
+        position=encoded.position,
+        writer=writer,
+        rows=encoded.rows,
+        hash_min=encoded.hash_min,
+        hash_max=encoded.hash_max,
+        namespace_min=encoded.namespace_min,
+        namespace_max=encoded.namespace_max,
+        tier=encoded.tier,
+        footer_length=encoded.footer_length,
+        footer_checksum=encoded.footer_checksum,
+    )
+
+
+_OWNER = "__owner"
+
+
+def last_entries(owners: I32, entries: Sequence[pa.Array]) -> I64:
+    """Return the positions of the rows that count, ascending, with deletions and the last clearing of an owner.
+
+    Args:
+        owners: of each row a small number that stands for its key and namespace; rows come in order.
+        entries: the entry columns, all null in a row that clears.
+    """
+    rows = len(owners)
+    if rows == 0:
+        return np.empty(0, np.int64)
+    names = [f"e{i}" for i in range(len(entries))]
+    columns = (
+        key_column(pa.array(owners, pa.int64()), _OWNER),
+        *(key_column(array, name) for array, name in zip(entries, names, strict=True)),
+    )
+    fields = [(_OWNER, pa.int64()), *((name, array.type) for name, array in zip(names, entries, strict=True))]
+    index = KeyIndex(pa.schema(fields))
+    ids = index.upsert(columns, hash_key_columns(columns, rows))
+    last = np.empty(index.count, np.int64)
+    last[ids] = np.arange(rows)  # for equal ids the last assignment wins
+    last.sort()
+    if entries[0].null_count:
+        clearing = np.flatnonzero(entries[0].is_null().to_numpy(zero_copy_only=False))
+        cleared = np.full(int(owners.max()) + 1, -1, np.int64)
+        cleared[owners[clearing]] = clearing
+        last = last[last >= cleared[owners[last]]]
+    return last
+
 
 #: Smaller files are read back instead of mapped.
 _MAPPED_BYTES = 128 << 10
@@ -292,8 +364,8 @@ def merge_segments(
     while low <= span.high:
         piece = HashRange(low, min(low + step - 1, span.high))
         tables = [table for file in ordered for table in read_visible(file, tombstones, piece)]
-        for part in _cut(tables, limits.merged_bytes):
-            every = pa.concat_tables([conform(table, schema) for table in part])
+        for part in _merge_batches(tables, limits.merged_bytes):
+            every = pa.concat_tables([conform_table(table, schema) for table in part])
             merged = newest_rows(
                 every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted
             )
@@ -309,7 +381,7 @@ def _span(segments: Sequence[Segment], within: HashRange) -> HashRange | None:
     return HashRange(low, high).intersect(within) if low <= high else None
 
 
-def _cut(tables: list[pa.Table], most_bytes: int) -> Iterator[list[pa.Table]]:
+def _merge_batches(tables: list[pa.Table], most_bytes: int) -> Iterator[list[pa.Table]]:
     """Yield the rows by hash range, few enough to be merged; rows of one hash stay together.
 
     Each of the tables is sorted by hash.
@@ -322,9 +394,11 @@ def _cut(tables: list[pa.Table], most_bytes: int) -> Iterator[list[pa.Table]]:
             middle = int(hashes[np.searchsorted(hashes, middle, side="right")])
         if middle > hashes[0]:
             stops = [int(np.searchsorted(column, middle)) for column in columns]
-            yield from _cut([t.slice(0, stop) for t, stop in zip(tables, stops, strict=True) if stop], most_bytes)
+            yield from _merge_batches(
+                [t.slice(0, stop) for t, stop in zip(tables, stops, strict=True) if stop], most_bytes
+            )
             above = [t.slice(stop) for t, stop in zip(tables, stops, strict=True) if stop < t.num_rows]
-            yield from _cut(above, most_bytes)
+            yield from _merge_batches(above, most_bytes)
             return
     if tables:
         yield tables

@@ -87,7 +87,7 @@ class StateLimits:
     #: Number of regions: hash ranges whose local copy is dropped as a unit.
     regions: int = 32
     #: Fetch ranges of a pane table that are fetched at a time.
-    fetched_pieces: int = 32
+    fetched_ranges: int = 32
     #: Approximate number of rows of a row state, a join side or timers that are fetched at a time.
     fetched_rows: int = 262_144
     #: Approximate number of rows that are fetched at a time in the background.
@@ -95,7 +95,7 @@ class StateLimits:
     #: Rows that a pane table adds at a time while most rows need a fetch.
     few_rows: int = 32
     #: Fetch ranges that a call may fetch before the next call receives fewer rows.
-    many_pieces: int = 16
+    many_ranges: int = 16
     #: Bytes of the first local file of a region of a join side.
     region_file_bytes: int = 4 << 20
 
@@ -109,7 +109,7 @@ class StateLimits:
     #: sorting so few rows again.
     small_run_rows: int = 512
     #: Most files, by time, that one run is split into.
-    cuts: int = 8
+    run_splits: int = 8
     #: Groups of files that are merged into one.
     fan: int = 4
     #: Bytes of two fetched runs above which they are not merged; merging needs several times their size.
@@ -178,16 +178,16 @@ _TINY: Final = StateLimits(
     sparse_bytes=400,
     stretch_bytes=4096,
     regions=4,
-    fetched_pieces=2,
+    fetched_ranges=2,
     fetched_rows=6,
     prefetched_rows=3,
     few_rows=2,
-    many_pieces=1,
+    many_ranges=1,
     region_file_bytes=1 << 13,
     spill_part=0,
     spilled_bytes=0,
     small_run_rows=2,
-    cuts=3,
+    run_splits=3,
     fan=2,
     halved_bytes=1000,
     added_file_bytes=500,

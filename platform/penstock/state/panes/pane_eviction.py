@@ -1,8 +1,6 @@
-"""Memory bounds and eviction of a table of one pane with a cold file.
+"""Cold rows of a pane table: memory bounds, eviction to a cold file, and the merge of hot and cold rows.
 
-The hot part of a table may take a third of its share of managed memory. The rest is for temporary data: copies of
-frozen rows, encoding, larger arrays during growth, and the new table during an eviction. Rows are processed in batches
-so small that none of these grows with the input batch or with the state. Called by `pane_table` in the owner's thread.
+Called by `pane_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -11,13 +9,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
-from penstock.kernels.rows.order import hash_order
-from penstock.state.cells.hot_panes import HotPanes
+from penstock.kernels.rows.row_order import hash_order
+from penstock.state.cells.hot_panes import CHUNK, Fired, HotPanes, canonical, rows_to_table
+from penstock.state.cells.pane_memory import PaneCells
+from penstock.state.cells.value_heap import ValueHeap
+from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
-    from penstock.kernels.compiler.compile import I32
+    from collections.abc import Iterator
+
+    from penstock.core.keygroup import HashRange
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.spill.cold_file import FileRows
@@ -33,7 +39,7 @@ _LEAVING_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class MemoryBounds:
     """The memory bounds of a table, from the budget it shares with others."""
 
     budget: MemoryBudget
@@ -77,7 +83,7 @@ class Bounds:
         )
         # in hash order, so that each batch is written to a separate stretch of the file
         self._write_out(hot, keys, leaving[hash_order(keys.hashes[leaving])], (cold, changes))
-        stays = hot.rebuilt_in_pieces(kept, self.piece)
+        stays = hot.rebuilt_in_batches(kept, self.piece)
         cold.moved(kept)
         self.budget.work(f"{self.holder}/evict", 0)
         return stays
@@ -89,3 +95,45 @@ class Bounds:
             changed = (rows.cells[:, 0] & 1) == 1
             changes.put(keys, rows.chosen(changed))
             cold.put(keys, rows)
+
+
+def fire_with_cold(hot: HotPanes, cold: ColdPanes, panes: list[int], owned: HashRange) -> Iterator[Fired]:
+    """Yield fired keys as `HotPanes.fire` does, with cold rows, merging one hash range at a time."""
+    keys, rows = hot.index.view(), hot.memory.present()
+    hashes = keys.hashes[rows.slots]
+    of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
+    for part in cold.parts(panes, owned):
+        merged = HotPanes(hot.spec)
+        for piece in cold.scan(panes, part, merged.heap):
+            merged.put(*piece)
+        chosen = np.nonzero(of_window & (hashes >= part.low) & (hashes <= part.high))[0]
+        for first in range(0, len(chosen), CHUNK):
+            at = chosen[first : first + CHUNK]
+            hot_keys = canonical(hot.spec, keys.gather(rows.slots[at]))
+            merged.put(hot_keys, hashes[at], rows.panes[at], rows.cells[at])
+        yield from merged.fire(panes)
+
+
+def pane_rows(table: tuple[HotPanes, ColdPanes | None], keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+    """Return the rows of one key in the first `most` panes of a table; rows in memory override cold ones."""
+    hot, cold = table
+    found: dict[int, I64] = {}
+    slots = hot.index.find(keys, hashes)
+    for pane in hot.memory.panes if len(slots) else ():
+        cell = int(hot.memory.find(slots, pane)[0])
+        if cell >= 0 and hot.memory.cells[cell, 0]:
+            found[pane] = hot.memory.cells[cell].copy()
+    lookup_index, heap = KeyIndex(hot.spec.key_schema), ValueHeap()
+    lookup_index.upsert(keys, hashes)
+    for pane in [] if cold is None else cold.panes:
+        if cold is not None and pane not in found:
+            row = np.zeros((1, hot.spec.width), np.int64)
+            cold.look_up(lookup_index.view(), pane, row, heap)
+            found[pane] = row[0]
+    panes = sorted(pane for pane, words in found.items() if words[0] > 1)[:most]
+    if not panes:
+        return hot.spec.segment_schema.empty_table()
+    cells = np.stack([found[pane] for pane in panes])
+    return rows_to_table(
+        hot.spec, lookup_index.view(), PaneCells(np.zeros(len(panes), np.int32), np.array(panes, np.int64), cells)
+    )

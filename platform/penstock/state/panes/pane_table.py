@@ -1,12 +1,11 @@
-"""`PaneTable`: accumulators by (key, pane), the state of window aggregates.
+"""The state of window aggregates: accumulators by key and pane.
 
-It has one key index, and dense pages of cells per pane. Owned by one subtask thread. `update` adds a batch, `fire`
-merges the panes of a window, `drop_below` drops closed panes, `freeze` takes a consistent snapshot without copying.
-With a cold store, the least recently used keys are evicted when memory is full.
+The store passes a context to each table.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,27 +15,37 @@ from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
 from penstock.kernels.aggregates import merge
 from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
-from penstock.state.cells.adding import add_rows
-from penstock.state.cells.hot_panes import Fired, HotPanes, canonical, overflow
-from penstock.state.cells.pane_rows import table_to_rows
-from penstock.state.keys.key_counts import KeyCounts
+from penstock.state.cells.hot_panes import Fired, HotPanes, canonical, overflow, table_to_rows
+from penstock.state.cells.pane_memory import add_rows
 from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.queried_keys import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable
-from penstock.state.memory.recency import past_part
-from penstock.state.panes.cold_merge import fire_with_cold, pane_rows
-from penstock.state.panes.pane_changes import Changes
-from penstock.state.panes.pane_eviction import Bounds
-from penstock.state.panes.table_context import TableHome
-from penstock.state.remote.remote_panes import RemoteRows
+from penstock.state.memory.lru_eviction import exceeds_share
+from penstock.state.panes.pane_changes import PaneChanges
+from penstock.state.panes.pane_eviction import MemoryBounds, fire_with_cold, pane_rows
+from penstock.state.remote.remote_panes import RemotePanes
 from penstock.state.spill.cold_panes import ColdPanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.log.frozen import FrozenSegment
+    from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.spill.cold_panes import ColdRows
+
+
+@dataclass(frozen=True, slots=True)
+class TableContext:
+    """The context of a table: its budget, its cold store, its folder for spilled files."""
+
+    budget: MemoryBudget
+    cold: ColdRows | None
+    directory: Path
+
 
 _MANY = 1 << 31
 
@@ -44,23 +53,23 @@ _MANY = 1 << 31
 class PaneTable:
     """Accumulators by key and pane."""
 
-    def __init__(self, source: FrozenSource, spec: PaneTableSpec, home: TableHome) -> None:
+    def __init__(self, source: FrozenSource, spec: PaneTableSpec, context: TableContext) -> None:
         """Create an empty table; `load` fills it during a restore."""
         self.source = source
         # with the field ids of the restored snapshot
         self.spec = source.spec if isinstance(source.spec, PaneTableSpec) else spec
-        self._home = home
+        self._context = context
         self._limits = source.limits
-        in_file = home.cold is not None and home.cold.in_file
+        in_file = context.cold is not None and context.cold.in_file
         self._hot = HotPanes(self.spec, small=in_file)
         source.memory = self._hot.memory
-        self._cold = None if home.cold is None else ColdPanes(home.cold)
+        self._cold = None if context.cold is None else ColdPanes(context.cold)
         #: Bounds that the table always obeys, if its cold rows are in a file.
-        bounds = Bounds(home.budget, self._holder, self._limits)
+        bounds = MemoryBounds(context.budget, self._holder, self._limits)
         self._bounds = bounds if in_file else None
         encoding = bounds if in_file or self.spec.value_words else None
-        self._changes = Changes(source, self.spec, home.directory, encoding)
-        self._remote = home.cold if isinstance(home.cold, RemoteRows) else None
+        self._changes = PaneChanges(source, self.spec, context.directory, encoding)
+        self._remote = context.cold if isinstance(context.cold, RemotePanes) else None
         if self._remote is not None:
             self._remote.follow(self._changes)
         self._check_dead_at = self._limits.dead_keys
@@ -122,7 +131,7 @@ class PaneTable:
         if counts.overflowed:
             raise overflow("a sum of a window")
         self._settle()
-        return counts.late, counts.wild
+        return counts.late, counts.out_of_range
 
     def panes(self) -> list[int]:
         """Return the starts of all panes with rows, ascending."""
@@ -143,11 +152,11 @@ class PaneTable:
     def fire_keys(self, keys: KeyColumns, hashes: I64, panes: list[int]) -> Iterator[Fired]:
         """Yield the given keys as `fire` does, each once."""
         # A separate index: the window may hold more keys than the table has in memory, and must not load them.
-        asked = KeyIndex(self.spec.key_schema)
-        asked.upsert(keys, hashes)
-        count = asked.count
+        lookup_index = KeyIndex(self.spec.key_schema)
+        lookup_index.upsert(keys, hashes)
+        count = lookup_index.count
         for piece in self.fire(panes):
-            chosen = asked.upsert(canonical(self.spec, piece.keys), piece.hashes) < count
+            chosen = lookup_index.upsert(canonical(self.spec, piece.keys), piece.hashes) < count
             if chosen.any():
                 mask = pa.array(chosen)
                 yield Fired([k.filter(mask) for k in piece.keys], piece.hashes[chosen], piece.cells[chosen])
@@ -209,8 +218,8 @@ class PaneTable:
 
     def close(self) -> None:
         """Report the memory as free, and drop waiting segments."""
-        self._home.budget.report(self._holder, 0)
-        self._home.budget.work(f"{self._holder}/frozen", 0)
+        self._context.budget.report(self._holder, 0)
+        self._context.budget.work(f"{self._holder}/frozen", 0)
         self._changes.close()
 
     @property
@@ -241,9 +250,9 @@ class PaneTable:
         return self._hot.bytes_with(self._hot.index.count - 1) + self._cold.memory_bytes  # includes free cells
 
     def _report(self) -> None:
-        self._home.budget.report(self._holder, self._hot_bytes())
+        self._context.budget.report(self._holder, self._hot_bytes())
         if self._changes.pending:
-            self._home.budget.work(f"{self._holder}/frozen", self._changes.memory_bytes)
+            self._context.budget.work(f"{self._holder}/frozen", self._changes.memory_bytes)
 
     def _make_room(self, rows: int) -> None:
         """Evict keys if needed before `rows` rows are added."""
@@ -264,11 +273,11 @@ class PaneTable:
             if self._is_full():
                 self._evict()
             return
-        budget = self._home.budget
+        budget = self._context.budget
         if self.spec.value_words and (budget.exceeded or self.heap.full):
             self._compact_heap()
             self._report()
-        if budget.exceeded and self._hot.index.leave_out_near_keys():
+        if budget.exceeded and self._hot.index.disable_dense_keys():
             self._report()
         if budget.exceeded:
             raise PenstockError(
@@ -293,9 +302,11 @@ class PaneTable:
         """Return whether keys and cells take too much; values need the same again while they are moved."""
         if self._hot.index.count > self._limits.hot_keys:
             return True
-        budget = self._home.budget
+        budget = self._context.budget
         return (
-            past_part(budget, self._holder, hot_bytes) if self.spec.value_words else budget.should_shrink(self._holder)
+            exceeds_share(budget, self._holder, hot_bytes)
+            if self.spec.value_words
+            else budget.should_shrink(self._holder)
         )
 
     def _compact_heap(self) -> None:
@@ -341,7 +352,7 @@ class PaneTable:
         """
         assert self._cold is not None  # noqa: S101
         if self._bounds is not None:
-            self._evict_in_pieces(self._bounds, self._cold)
+            self._evict_in_batches(self._bounds, self._cold)
             return
         segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
@@ -354,7 +365,7 @@ class PaneTable:
         self._rebuild(keep)
         self._report()
 
-    def _evict_in_pieces(self, bounds: Bounds, cold: ColdPanes) -> None:
+    def _evict_in_batches(self, bounds: MemoryBounds, cold: ColdPanes) -> None:
         self._hot.memory.copy_all_frozen()
         self._hot = bounds.evict(self._hot, cold, self._changes.place(cold))
         self.source.memory = self._hot.memory

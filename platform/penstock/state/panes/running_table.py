@@ -1,8 +1,8 @@
-"""`RunningTable`: a pane table with one pane that never closes, for running aggregates and deduplication.
+"""`RunningTable`.
 
-`run` and `keep` return one result per row. With a time-to-live the last word of a cell is the time of its last write.
-An expired row starts empty at the next row of its key; a sweep after every batch removes expired rows in steps. Owned
-by one subtask thread.
+A pane table with one pane that never closes, for running aggregates and deduplication, with time-to-live.
+
+Owned by one subtask thread.
 """
 
 from __future__ import annotations
@@ -14,30 +14,79 @@ import pyarrow as pa
 
 from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import running_kernels as running
-from penstock.state.cells.adding import run_input
 from penstock.state.cells.hot_panes import overflow
+from penstock.state.cells.pane_memory import run_input
 from penstock.state.log.segment_columns import LAST_ACCESS
-from penstock.state.panes.pane_ages import SWEEP, SWEEP_AT_FREEZE, PaneAges
 from penstock.state.panes.pane_table import PaneTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.kernels.compiler.compile import I64, U8
+    from penstock.kernels.compiler.compile import I32, I64, U8
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
+    from penstock.state.cells.pane_memory import PaneMemory
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.log.ttl import Ttl
-    from penstock.state.panes.table_context import TableHome
+    from penstock.state.panes.pane_table import TableContext
+
+#: Keys that a sweep checks after every batch, and at a barrier.
+SWEEP, SWEEP_AT_FREEZE = 1024, 65_536
+
+
+class PaneAges:
+    """The ages of one table's rows."""
+
+    def __init__(self, ttl: Ttl, spec: PaneTableSpec) -> None:
+        """Use the layout `spec` of the table."""
+        self._ttl = ttl
+        self._initial = spec.initial
+        self._word = spec.width - 1
+        self._swept = 0
+
+    def renew(self, memory: PaneMemory, cell: I64) -> None:
+        """Reset the expired ones of these cells, which are about to be written, to empty cells."""
+        cells = memory.cells
+        due = np.unique(cell[(cells[cell, self._word] <= self._ttl.deadline) & (cells[cell, 0] > 1)])
+        if len(due):
+            changed = cells[due, 0] & 1
+            cells[due] = self._initial
+            cells[due, 0] = changed
+
+    def stamp(self, memory: PaneMemory, cell: I64) -> None:
+        """Set the current time as the last write of these cells."""
+        memory.cells[cell, self._word] = self._ttl.clock.now
+
+    def restored(self, cells: I64) -> None:
+        """Cap the restored times of these rows, and advance the clock to the newest."""
+        cells[:, self._word] = self._ttl.clock.restored(cells[:, self._word])
+
+    def delete_expired(self, cells: I64) -> None:
+        """Mark the expired ones of these restored rows as deleted."""
+        cells[cells[:, self._word] <= self._ttl.deadline, 0] = 0
+
+    def sweep(self, memory: PaneMemory, keys: int, limit: int) -> None:
+        """Check the next `limit` of `keys` keys, in turn, and remove expired rows."""
+        first = self._swept if self._swept < keys else 0
+        self._swept = min(first + limit, keys)
+        slots: I32 = np.arange(first, self._swept, dtype=np.int32)
+        cell = memory.find(slots, 0)
+        cell = cell[cell >= 0]
+        due = cell[(memory.cells[cell, self._word] <= self._ttl.deadline) & (memory.cells[cell, 0] > 1)]
+        blank = np.repeat(self._initial[np.newaxis], len(due), axis=0)
+        blank[:, 0] = 1
+        memory.rewrite(due, blank)
 
 
 class RunningTable(PaneTable):
     """The accumulators by key."""
 
-    def __init__(self, source: FrozenSource, spec: PaneTableSpec, home: TableHome, ttl: Ttl | None = None) -> None:
+    def __init__(
+        self, source: FrozenSource, spec: PaneTableSpec, context: TableContext, ttl: Ttl | None = None
+    ) -> None:
         """Create an empty table; `load` fills it during a restore. `ttl` is given if the spec says that rows expire."""
         source.ttl = self._ttl = ttl
-        super().__init__(source, spec, home)
+        super().__init__(source, spec, context)
         self._ages = None if ttl is None else PaneAges(ttl, self.spec)
         #: Rows that have become dirty since the last freeze.
         self._changed = 0
@@ -45,7 +94,7 @@ class RunningTable(PaneTable):
         #: Memory that the words of the last result refer to.
         self._answered: tuple[I64, ...] = ()
 
-    def pieces(self, data: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def batches(self, data: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Start a batch: yield its rows in slices that the table takes at a time; add each before the next."""
         if self._ttl is not None:
             self._ttl.clock.tick()
@@ -121,7 +170,7 @@ class RunningTable(PaneTable):
         if self._ages is not None:
             self._ages.restored(cells)
             if self._cold is not None:  # no sweep removes cold rows
-                self._ages.leave_out(cells)
+                self._ages.delete_expired(cells)
 
     def _sweep(self, limit: int) -> None:
         """Remove expired rows of the next keys in memory; cold ones stay until their key has a row."""

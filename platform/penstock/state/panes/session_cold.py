@@ -1,8 +1,8 @@
 """Sessions of evicted keys: one record per key in the cold store, and an entry by the time it is due.
 
-A key is loaded for a row, or when the watermark closes one of its sessions. It is also loaded when a pane is closed
-that a longer session uses: the pane's rows have to move to a newer one. Changes are in a segment before their key is
-evicted. Used by `state.panes.session_table` in the owner's thread.
+With remote state the due times are timers in a separate log.
+
+Used by `state.panes.session_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MIN_TIMESTAMP
-from penstock.state.cells.pane_memory import Rows
-from penstock.state.cells.pane_rows import table_to_rows
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.kernels.keys.key_columns import key_column
+from penstock.state.cells.hot_panes import table_to_rows
+from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap, take_values
 from penstock.state.spill.cold_records import ColdRecords
-from penstock.state.spill.cold_timers import ColdTimers
+from penstock.state.spill.cold_timers import ColdTimers, DueTimers
 
 if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.cold_records import ColdHome, Taken
-    from penstock.state.spill.cold_timers import DueTimers
+    from penstock.state.spill.cold_records import LoadedRows, SpillStore
+    from penstock.state.tables.row_state import RowState
+    from penstock.state.tables.timer_table import TimerTable
 
 #: Columns of a record before those of a cell: its due time, the closed time at its eviction, its pane.
 _HEAD = 3
@@ -40,7 +42,7 @@ class SessionRule:
     last_word: int
     lateness: int = 0
 
-    def due(self, rows: Rows, closed_to: int) -> I64:
+    def due(self, rows: PaneCells, closed_to: int) -> I64:
         """Return the closed time at which each of these cells has to be in memory.
 
         Sessions whose last time is at most `closed_to` have fired. The result is above `closed_to` for cells whose work
@@ -55,10 +57,10 @@ class SessionRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class LoadedCells:
     """Loaded cells, and the closed time at the eviction of each."""
 
-    rows: Rows
+    rows: PaneCells
     closed_to: I64
 
 
@@ -78,16 +80,16 @@ class DueKeys(Protocol):
 class ColdSessions:
     """The cells of sessions by key."""
 
-    def __init__(self, home: ColdHome, spec: PaneTableSpec, due: DueKeys | None = None) -> None:
+    def __init__(self, spill_store: SpillStore, spec: PaneTableSpec, due: DueKeys | None = None) -> None:
         """Start without cold keys; `due` stores the due times, otherwise the cold store does."""
         self._spec = spec
         kinds = [spec.value_words.get(word, pa.int64()) for word in range(spec.width)]
-        self.records = ColdRecords(home, [pa.int64()] * _HEAD + kinds)
-        self._due = due or ColdTimers(home)
+        self.records = ColdRecords(spill_store, [pa.int64()] * _HEAD + kinds)
+        self._due = due or ColdTimers(spill_store)
         #: Keys that are evicted at a time: bytes take several times the memory of cells.
-        self._piece = home.limits.evicted_sessions
+        self._piece = spill_store.limits.evicted_sessions
 
-    def put(self, keys: KeyView, rows: Rows, due: I64, closed_to: int) -> None:
+    def put(self, keys: KeyView, rows: PaneCells, due: I64, closed_to: int) -> None:
         """Store the cells of keys that have none here, each with its due time."""
         order = np.lexsort((rows.panes, rows.slots, keys.hashes[rows.slots]))
         slots = rows.slots[order]
@@ -105,7 +107,7 @@ class ColdSessions:
             self.records.put(keys, slots[heads], counts, [*map(pa.array, head), *self._of_cells(cells)])
             self._due.put(keys, slots[heads], least)
 
-    def take(self, keys: KeyView, slots: I32, heap: ValueHeap) -> Returned | None:
+    def take(self, keys: KeyView, slots: I32, heap: ValueHeap) -> LoadedCells | None:
         """Return and remove the cells of these distinct keys.
 
         Values that cells refer to are put into `heap`.
@@ -115,9 +117,9 @@ class ColdSessions:
             return None
         firsts = np.cumsum(taken.counts) - taken.counts
         self._due.forget(keys, taken.slots, taken.columns[0].to_numpy()[firsts])
-        return Returned(self._rows(taken, heap), taken.columns[1].to_numpy())
+        return LoadedCells(self._rows(taken, heap), taken.columns[1].to_numpy())
 
-    def look_up(self, keys: KeyView, slots: I32, heap: ValueHeap) -> Rows | None:
+    def look_up(self, keys: KeyView, slots: I32, heap: ValueHeap) -> PaneCells | None:
         """Return the cells of these keys without removing them; `heap` as in `take`."""
         taken = self.records.look_up(keys, slots)
         return None if taken is None else self._rows(taken, heap)
@@ -141,10 +143,84 @@ class ColdSessions:
             for k, words in enumerate(cells.T)
         ]
 
-    def _rows(self, taken: Taken, heap: ValueHeap) -> Rows:
+    def _rows(self, taken: LoadedRows, heap: ValueHeap) -> PaneCells:
         slots = np.repeat(taken.slots, taken.counts)
         words = [
             heap.put(column) if k in self._spec.value_words else column.to_numpy()
             for k, column in enumerate(taken.columns[_HEAD:])
         ]
-        return Rows(slots, taken.columns[2].to_numpy(), np.ascontiguousarray(np.stack(words, axis=1)))
+        return PaneCells(slots, taken.columns[2].to_numpy(), np.ascontiguousarray(np.stack(words, axis=1)))
+
+
+#: Timers that are removed at a time.
+_MANY = 65_536
+
+
+class LoggedDueKeys:
+    """The timers of the keys of sessions; see `session_cold.DueKeys`."""
+
+    _timers: TimerTable
+
+    def __init__(self, state: RowState) -> None:
+        """Use `state` for the timers only."""
+        self._state = state
+        #: The earliest known timer of every slot of the session table; without one, the end of time.
+        self._saved_due: I64 = np.empty(0, np.int64)
+
+    def declare(self) -> None:
+        """Declare and restore the timers; call it after the table, because barriers freeze states in that order."""
+        self._timers = self._state.timers("due")
+
+    def put(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Register a timer for each of these keys."""
+        if len(slots):
+            arrays = keys.gather(slots)
+            names = self._state.index.schema.names
+            columns = tuple(key_column(array, name) for array, name in zip(arrays, names, strict=True))
+            own = self._state.upsert(columns, keys.hashes[slots]).copy()
+            self._timers.change(own, times, np.zeros(len(own), np.bool_))
+            self._state.settle()
+
+    def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Do nothing: timers stay, so a key may be checked once too often."""
+
+    def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
+        """Take about `limit` due timers out; None if none is due."""
+        found = self._timers.take_due(until, limit)
+        if found is None:
+            return None
+        slots, times = found
+        arrays = self._state.keys(slots)
+        columns = tuple(key_column(array, name) for array, name in zip(arrays, key_schema.names, strict=True))
+        due = DueTimers(columns, self._state.index.view().hashes[slots], times, until)
+        self._state.settle()
+        return due
+
+    def save(self, keys: KeyView, slots: I32, due: I64) -> None:
+        """Ensure that each of these slots in memory has a timer that is due no later than `due`."""
+        self._fit(len(keys.hashes))
+        least = np.full(len(self._saved_due), MAX_TIMESTAMP, np.int64)
+        np.minimum.at(least, slots, due)
+        new = np.flatnonzero(least < self._saved_due).astype(np.int32)
+        self.put(keys, new, least[new])
+        self._saved_due[new] = least[new]
+
+    def timers_taken(self, slots: I32, count: int) -> None:
+        """Record that the timers of these slots were taken out; there are `count` slots."""
+        self._fit(count)
+        self._saved_due[slots] = MAX_TIMESTAMP
+
+    def moved(self, kept: I32) -> None:
+        """Adopt a compacted numbering: the slots `kept`, in this order."""
+        self._fit(int(kept.max(initial=-1)) + 1)
+        self._saved_due = self._saved_due[kept]
+
+    def clear(self) -> None:
+        """Remove all timers, which other backends neither need nor maintain."""
+        while self._timers.take_due(MAX_TIMESTAMP, _MANY) is not None:
+            self._state.settle()
+
+    def _fit(self, count: int) -> None:
+        missing = count - len(self._saved_due)
+        if missing > 0:
+            self._saved_due = np.concatenate([self._saved_due, np.full(missing, MAX_TIMESTAMP, np.int64)])

@@ -16,17 +16,16 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import pages as kernels
-from penstock.state.cells.hot_panes import CHUNK, Fired, overflow
-from penstock.state.cells.pane_memory import Rows
-from penstock.state.cells.pane_rows import rows_to_table, table_to_rows
+from penstock.state.cells.hot_panes import CHUNK, Fired, overflow, rows_to_table, table_to_rows
+from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
-from penstock.state.memory.recency import Recency
-from penstock.state.panes.pane_eviction import Bounds
+from penstock.state.memory.lru_eviction import EvictionPolicy
+from penstock.state.panes.pane_eviction import MemoryBounds
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.panes.session_cold import ColdSessions, SessionRule
-from penstock.state.remote.remote_records import RecordForm, RemoteRecords
+from penstock.state.remote.remote_keys import RecordForm, RemoteRecords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.log.frozen import FrozenSource, FrozenTable
-    from penstock.state.panes.session_cold import Returned
-    from penstock.state.panes.session_due import LoggedDue
-    from penstock.state.panes.table_context import TableHome
-    from penstock.state.remote.remote_keys import KeyTiers
+    from penstock.state.panes.pane_table import TableContext
+    from penstock.state.panes.session_cold import LoadedCells, LoggedDueKeys
+    from penstock.state.remote.remote_keys import KeyStores
 
 #: Most due keys that are loaded together.
 _DUE_KEYS = 65_536
@@ -53,14 +51,14 @@ class SessionTable(PaneTable):
         self,
         source: FrozenSource,
         spec: PaneTableSpec,
-        home: TableHome,
+        context: TableContext,
         rule: SessionRule,
         *,
-        leaves: KeyTiers | None = None,
-        due: LoggedDue | None = None,
+        evictable: KeyStores | None = None,
+        due: LoggedDueKeys | None = None,
     ) -> None:
-        """Create an empty table; without `leaves` all keys stay in memory, with `due` they may be remote."""
-        super().__init__(source, spec, home)
+        """Create an empty table; without `evictable` all keys stay in memory, with `due` they may be remote."""
+        super().__init__(source, spec, context)
         self.rule = rule
         #: Lower bounds of the last times of open sessions, and of those that have yet to fire.
         self.least_last = self.least_open = MAX_TIMESTAMP
@@ -69,21 +67,21 @@ class SessionTable(PaneTable):
         #: Panes that start before this were processed for the keys in memory.
         self._drop_to = MIN_TIMESTAMP
         #: The remote keys, the log they are read from, and their due times.
-        self._fetches = None if leaves is None else leaves.remote
+        self._fetches = None if evictable is None else evictable.remote
         self._logged = None if self._fetches is None else due
-        self._leaves = None if leaves is None else ColdSessions(leaves.local, self.spec, self._logged)
-        if self._fetches is not None and self._leaves is not None:
-            form = RecordForm(self.spec.key_schema, self._leaves.columns, self._leaves.records)
+        self._cold_sessions = None if evictable is None else ColdSessions(evictable.local, self.spec, self._logged)
+        if self._fetches is not None and self._cold_sessions is not None:
+            form = RecordForm(self.spec.key_schema, self._cold_sessions.columns, self._cold_sessions.records)
             self._log = RemoteRecords(source, self._fetches.reader, self._changes.frozen_within, form)
             self._fetches.enter(self._log)
-        self._recency = Recency(home.budget, self._holder, source.limits)
+        self._policy = EvictionPolicy(context.budget, self._holder, source.limits)
         #: The cells loaded with the keys of the last call of `_upsert`.
-        self._returned: Returned | None = None
+        self._loaded: LoadedCells | None = None
 
     def take_ended(self, closed_to: int) -> Iterator[Fired]:
         """Yield the merged sessions with a last time of at most `closed_to`, and remove them; exhaust it.
 
-        Only for keys in memory. Afterwards no pane that ends by then has rows of them; `bring_due` drops the panes
+        Only for keys in memory. Afterwards no pane that ends by then has rows of them; `load_due` drops the panes
         after all due keys were processed.
         """
         rule, memory, keys = self.rule, self._hot.memory, self._hot.index.view()
@@ -176,7 +174,7 @@ class SessionTable(PaneTable):
         found: I64 = self._hot.index.view().hashes[slots]
         return found
 
-    def touching(self, keys: KeyColumns, hashes: I64, times: I64) -> np.ndarray:
+    def in_open_session(self, keys: KeyColumns, hashes: I64, times: I64) -> np.ndarray:
         """Return a mask of the rows that are in, or at most a gap from, an open session of their key."""
         rule, slots = self.rule, self._upsert(keys, hashes).copy()
         found = np.zeros(len(slots), np.bool_)
@@ -200,19 +198,21 @@ class SessionTable(PaneTable):
     def most_rows(self) -> int:
         """The most rows to pass to the table at a time."""
         return (
-            super().most_rows if self._leaves is None else Bounds(self._home.budget, self._holder, self._limits).piece
+            super().most_rows
+            if self._cold_sessions is None
+            else MemoryBounds(self._context.budget, self._holder, self._limits).piece
         )
 
-    def bring_due(self, closed_to: int) -> tuple[I32, I64] | None:
+    def load_due(self, closed_to: int) -> tuple[I32, I64] | None:
         """Evict keys if needed, then load keys that are due at `closed_to`; None if none is due.
 
         Loads as many keys as fit; process them, then call again. Return their slots, and for each the closed time at
         its eviction: its sessions with a last time up to that have fired.
         """
         due = None
-        if self._leaves is not None:
+        if self._cold_sessions is not None:
             self._settle()
-            due = self._leaves.take_due(closed_to, self._recency.at_once(_DUE_KEYS))
+            due = self._cold_sessions.take_due(closed_to, self._policy.most_incoming(_DUE_KEYS))
         if self._fetches is not None:
             # keep fired sessions that are retained: the log does not say that they have fired
             self._fetches.held = due is not None and self.rule.lateness > 0
@@ -222,46 +222,46 @@ class SessionTable(PaneTable):
         known = self._hot.index.count
         slots = np.unique(self._upsert(due.keys, due.hashes))
         if self._logged is not None:
-            self._logged.came(slots, self._hot.index.count)
+            self._logged.timers_taken(slots, self._hot.index.count)
         fired = np.full(self._hot.index.count, MIN_TIMESTAMP, np.int64)
         fired[:known] = closed_to  # keys in memory were processed before
-        if self._returned is not None:
-            fired[self._returned.rows.slots] = self._returned.closed_to
-            self._returned = None
+        if self._loaded is not None:
+            fired[self._loaded.rows.slots] = self._loaded.closed_to
+            self._loaded = None
         return slots, fired[slots]
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the cells of one key in its first `most` panes; see `state.store.StateTable`."""
         found = super().look_up(keys, hashes, most)
-        if found.num_rows or self._leaves is None:
+        if found.num_rows or self._cold_sessions is None:
             return found
         if self._fetches is not None:
             self._fetches.ensure(hashes, self._hot.index, self._hot.index.count)
-        asked = KeyIndex(self.spec.key_schema)
-        slots = asked.upsert(keys, hashes).copy()
+        lookup_index = KeyIndex(self.spec.key_schema)
+        slots = lookup_index.upsert(keys, hashes).copy()
         heap = ValueHeap()
-        rows = self._leaves.look_up(asked.view(), slots, heap)
+        rows = self._cold_sessions.look_up(lookup_index.view(), slots, heap)
         if rows is None:
             return found
         first = np.argsort(rows.panes)[:most]
-        return rows_to_table(self.spec, asked.view(), rows.chosen(first))
+        return rows_to_table(self.spec, lookup_index.view(), rows.chosen(first))
 
     def _upsert(self, keys: KeyColumns, hashes: I64) -> I32:
         known = self._hot.index.count
         slots = super()._upsert(keys, hashes)
-        self._returned, count = None, self._hot.index.count
-        if self._leaves is not None:
-            self._recency.touch(slots, count)
+        self._loaded, count = None, self._hot.index.count
+        if self._cold_sessions is not None:
+            self._policy.touch(slots, count)
             if count > known and self._fetches is not None:
                 self._fetches.ensure(self._hot.index.hashes[known:], self._hot.index, known)
             if count > known:
-                self._bring_in(self._leaves, np.arange(known, count, dtype=np.int32))
+                self._load_keys(self._cold_sessions, np.arange(known, count, dtype=np.int32))
         return slots
 
-    def _bring_in(self, cold: ColdSessions, slots: I32) -> None:
-        self._returned = cold.take(self._hot.index.view(), slots, self.heap)
-        if self._returned is not None:
-            rows = self._returned.rows
+    def _load_keys(self, cold: ColdSessions, slots: I32) -> None:
+        self._loaded = cold.take(self._hot.index.view(), slots, self.heap)
+        if self._loaded is not None:
+            rows = self._loaded.rows
             self._hot.memory.put(rows.slots, rows.panes, rows.cells, self._hot.index.count)
             least = int(rows.cells[:, self.rule.last_word].min())
             self.least_last, self.least_open = min(self.least_last, least), min(self.least_open, least)
@@ -277,43 +277,43 @@ class SessionTable(PaneTable):
             self._logged.save(self._hot.index.view(), rows.slots, self.rule.due(rows, self.closed_to))
         return super().freeze()
 
-    def look_for_due(self) -> None:
+    def scan_for_due(self) -> None:
         """Read all restored rows to find their due times, for snapshots of backends that do not save them."""
         if self._logged is None or self._log.log.rows == 0:
             return
         parts = even_parts(self.source.hash_range, 1 + self._log.log.rows // _LOOKED_ROWS)
-        for batch in self._log.pieces(parts):
+        for batch in self._log.batches(parts):
             keys, hashes, panes, cells = table_to_rows(self.spec, pa.Table.from_batches([batch]), ValueHeap())
             index = KeyIndex(self.spec.key_schema)
             slots = index.upsert(keys, hashes).copy()
-            self._logged.put(index.view(), slots, self.rule.due(Rows(slots, panes, cells), self.closed_to))
+            self._logged.put(index.view(), slots, self.rule.due(PaneCells(slots, panes, cells), self.closed_to))
 
     def _hot_bytes(self) -> int:
-        return super()._hot_bytes() + self._recency.memory_bytes
+        return super()._hot_bytes() + self._policy.memory_bytes
 
     def _settle(self) -> None:
-        if self._leaves is None:
+        if self._cold_sessions is None:
             super()._settle()
             return
         full = self._is_full()
         while self._hot.index.count and full:
             keys, before = self._hot.index.count, self._hot_bytes()
-            self._let_go(self._leaves)
+            self._evict_keys(self._cold_sessions)
             held = self._hot_bytes()
             full = self._too_many(held)
-            self._recency.left(keys - self._hot.index.count, before - held)
+            self._policy.left(keys - self._hot.index.count, before - held)
         self._report()
 
     def _too_many(self, hot_bytes: int) -> bool:
-        return self._recency.full(hot_bytes, self._hot.index.count)
+        return self._policy.full(hot_bytes, self._hot.index.count)
 
-    def _let_go(self, cold: ColdSessions) -> None:
+    def _evict_keys(self, cold: ColdSessions) -> None:
         """Move the least recently used keys to the cold store; changes are frozen first."""
         segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
         if segment is not None:
             self._changes.spill(segment)
-        keep, rows = self._recency.staying(self._hot.index.count), self._hot.memory.present()
+        keep, rows = self._policy.kept_mask(self._hot.index.count), self._hot.memory.present()
         out = ~keep[rows.slots] & (rows.cells[:, 0] > 1)
         rows = rows.chosen(out)
         cold.put(self._hot.index.view(), rows, self.rule.due(rows, self.closed_to), self.closed_to)
@@ -321,7 +321,7 @@ class SessionTable(PaneTable):
 
     def _rebuild(self, keep: np.ndarray) -> None:
         super()._rebuild(keep)
-        if self._leaves is not None:
-            self._recency.moved(np.flatnonzero(keep).astype(np.int32))
+        if self._cold_sessions is not None:
+            self._policy.moved(np.flatnonzero(keep).astype(np.int32))
         if self._logged is not None:
             self._logged.moved(np.flatnonzero(keep).astype(np.int32))

@@ -27,14 +27,14 @@ FREED = 8
 
 
 @dataclass(slots=True)
-class Fetched(Generic[_Rows]):
+class BackgroundFetch(Generic[_Rows]):
     """A background fetch of ranges: `run` in any thread, then `install` in the owner's."""
 
-    pieces: I64
+    fetch_ranges: I64
     #: Number of times that the ranges had been split when this fetch was created.
     cut: int
     read: Callable[[], _Rows]
-    put: Callable[[Fetched[_Rows]], None]
+    put: Callable[[BackgroundFetch[_Rows]], None]
     rows: _Rows | None = None
 
     def run(self) -> None:
@@ -56,19 +56,19 @@ def has_room(taken: int, limit: int) -> bool:
     return taken * (FREED + 1) <= limit * FREED
 
 
-class Pieces:
+class FetchRanges:
     """The fetch ranges: their bounds, which are local or were ever requested, and each region's last use."""
 
-    def __init__(self, regions: Sequence[HashRange], cuts: I64, *, here: bool) -> None:
-        """Split the hashes at `cuts` and at the regions; with `here` all ranges are local already."""
+    def __init__(self, regions: Sequence[HashRange], split_points: I64, *, local: bool) -> None:
+        """Split the hashes at `split_points` and at the regions; with `local` all ranges are local already."""
         self._owned = HashRange(regions[0].low, regions[-1].high)
         self._regions = regions
         self._region_lows = np.array([part.low for part in regions], np.int64)
-        own = [cut for cut in cuts.tolist() if cut in self._owned]
+        own = [cut for cut in split_points.tolist() if cut in self._owned]
         self._lows = np.union1d(self._region_lows, np.array(own, np.int64)).astype(np.int64)
-        self.here = np.full(len(self._lows), here)
+        self.local = np.full(len(self._lows), local)
         #: Whether it was requested or fetched: a background read of it would be older than the local rows.
-        self.been = np.full(len(self._lows), here)
+        self.requested = np.full(len(self._lows), local)
         self._used = np.zeros(len(regions), np.int64)
         self._calls = 0
         #: Number of times that ranges were split, which changes their numbers.
@@ -88,21 +88,21 @@ class Pieces:
         first, last = self.of(np.array([part.low, part.high], np.int64)).tolist()
         return np.arange(first, last + 1)
 
-    def ranges(self, pieces: I64) -> list[HashRange]:
+    def ranges(self, fetch_ranges: I64) -> list[HashRange]:
         """Return the hash ranges of ascending fetch ranges; neighbours are joined."""
         ranges: list[HashRange] = []
-        for piece in pieces.tolist():
-            last = piece + 1 == len(self._lows)
-            part = HashRange(int(self._lows[piece]), self._owned.high if last else int(self._lows[piece + 1]) - 1)
+        for number in fetch_ranges.tolist():
+            last = number + 1 == len(self._lows)
+            part = HashRange(int(self._lows[number]), self._owned.high if last else int(self._lows[number + 1]) - 1)
             if ranges and ranges[-1].high + 1 == part.low:
                 part = HashRange(ranges.pop().low, part.high)
             ranges.append(part)
         return ranges
 
-    def missing(self, pieces: I64) -> I64:
+    def missing(self, fetch_ranges: I64) -> I64:
         """Return the fetch ranges that are not local, ascending."""
-        asked = np.unique(pieces)
-        found: I64 = asked[~self.here[asked]]
+        asked = np.unique(fetch_ranges)
+        found: I64 = asked[~self.local[asked]]
         return found
 
     def parts(self, hashes: I64, most: int) -> list[I64]:
@@ -117,20 +117,20 @@ class Pieces:
         order = np.argsort(region, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(region[order])) + 1)
 
-    def unasked(self, most: int) -> I64:
+    def unrequested(self, most: int) -> I64:
         """Return the first fetch ranges that were neither requested nor fetched."""
-        return np.flatnonzero(~self.been)[:most]
+        return np.flatnonzero(~self.requested)[:most]
 
-    def unasked_of(self, fetched: Fetched[_Rows]) -> I64:
+    def unrequested_of(self, fetched: BackgroundFetch[_Rows]) -> I64:
         """Return the fetched ranges that were not requested in the meantime; none if ranges were renumbered."""
         if fetched.cut != self.cut:
             return np.empty(0, np.int64)
-        unasked: I64 = fetched.pieces[~self.been[fetched.pieces]]
-        return unasked
+        unrequested: I64 = fetched.fetch_ranges[~self.requested[fetched.fetch_ranges]]
+        return unrequested
 
-    def came(self, pieces: I64) -> None:
+    def mark_local(self, fetch_ranges: I64) -> None:
         """Mark fetch ranges as local."""
-        self.here[pieces] = self.been[pieces] = True
+        self.local[fetch_ranges] = self.requested[fetch_ranges] = True
 
     def regions_of(self, hashes: I64) -> I64:
         """Return the region of each hash."""
@@ -165,7 +165,7 @@ class Pieces:
         if len(lows) <= len(span):
             lows = self._lows[first:stop].tolist()
         self._lows = np.concatenate([self._lows[:first], np.array(lows, np.int64), self._lows[stop:]])
-        gone, been = np.zeros(len(lows), np.bool_), np.ones(len(lows), np.bool_)
-        self.here = np.concatenate([self.here[:first], gone, self.here[stop:]])
-        self.been = np.concatenate([self.been[:first], been, self.been[stop:]])
+        gone, requested = np.zeros(len(lows), np.bool_), np.ones(len(lows), np.bool_)
+        self.local = np.concatenate([self.local[:first], gone, self.local[stop:]])
+        self.requested = np.concatenate([self.requested[:first], requested, self.requested[stop:]])
         self.cut += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from penstock.state.cells.pane_memory import Rows
+from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.spill.cold_file import FileRows
@@ -55,9 +55,9 @@ class Regions(Protocol):
 
     def for_changes(self) -> FileRows | None: ...
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None: ...
+    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None: ...
 
-    def put(self, keys: KeyView, rows: Rows) -> None: ...
+    def put(self, keys: KeyView, rows: PaneCells) -> None: ...
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None: ...
 
@@ -109,12 +109,12 @@ class FileRegions:
         """Return an empty file for changed rows that are evicted before the next barrier."""
         return self._changes.for_changes()
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
         """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each)."""
-        for file, at in self._split(keys.hashes[asked[0]]):
-            file.fetch(keys, (asked[0][at], asked[1][at]), (target[0], target[1][at]), heap)
+        for file, at in self._split(keys.hashes[requested[0]]):
+            file.fetch(keys, (requested[0][at], requested[1][at]), (target[0], target[1][at]), heap)
 
-    def put(self, keys: KeyView, rows: Rows) -> None:
+    def put(self, keys: KeyView, rows: PaneCells) -> None:
         """Write rows."""
         for file, at in self._split(keys.hashes[rows.slots]):
             file.put(keys, rows.chosen(at))
@@ -179,7 +179,7 @@ class StoreRegions:
         self._rows.drop_range(self.ranges[region])
         self._bytes[region] = 0
 
-    def put(self, keys: KeyView, rows: Rows) -> None:
+    def put(self, keys: KeyView, rows: PaneCells) -> None:
         """Write rows."""
         sizes = self._rows.write(keys, rows) + _ROW_BYTES
         region = np.searchsorted(self._lows, keys.hashes[rows.slots], side="right") - 1

@@ -1,7 +1,7 @@
 """Ranged reads of one state's log in the object store: segments are opened once, row groups read on demand.
 
 Several reads run at a time; the caller bounds the number of rows that are read together. Called by
-`state.remote.remote_pane_log`, `state.remote.remote_keys`, `state.remote.remote_runs` and `state.remote.remote_timers`
+`state.remote.remote_panes`, `state.remote.remote_keys`, `state.remote.remote_runs` and `state.remote.remote_timers`
 in the owner's thread; `base` in any.
 """
 
@@ -19,7 +19,7 @@ from penstock.state.keys.hash_ranges import inside
 from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.log.segment_file import RowGroup, SegmentFile, runs_of
 from penstock.state.log.segments import clip_of, read_visible, without_hidden
-from penstock.state.remote.fetch_ranges import Pieces
+from penstock.state.remote.fetch_ranges import FetchRanges
 
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
@@ -39,18 +39,18 @@ class Reader:
     gather: Gather
 
 
-def pieces_of(regions: Sequence[HashRange], logs: Sequence[RemoteLog]) -> Pieces:
+def fetch_ranges_of(regions: Sequence[HashRange], logs: Sequence[RemoteLog]) -> FetchRanges:
     """Return the fetch ranges of states that are fetched together, split by the largest state."""
     largest = max(logs, key=lambda log: log.rows, default=None)
     restored = largest is not None and largest.rows > 0
-    cuts = largest.cuts() if largest is not None and restored else np.empty(0, np.int64)
-    return Pieces(regions, cuts, here=not restored)
+    split_points = largest.split_points() if largest is not None and restored else np.empty(0, np.int64)
+    return FetchRanges(regions, split_points, local=not restored)
 
 
-def together(pieces: Pieces, logs: Sequence[RemoteLog], rows: int) -> int:
+def together(fetch_ranges: FetchRanges, logs: Sequence[RemoteLog], rows: int) -> int:
     """Return how many ranges to fetch at a time, so that about `rows` rows of a state are read."""
     least = max((log.limits.group_rows for log in logs), default=1)
-    return max(1, rows * pieces.count // max(most_rows(logs), least))
+    return max(1, rows * fetch_ranges.count // max(most_rows(logs), least))
 
 
 def most_rows(logs: Sequence[RemoteLog]) -> int:
@@ -93,12 +93,12 @@ class RemoteLog:
     def newest_access(self) -> I64:
         """Return each row group's newest time of last access (microseconds), where the footers have it.
 
-        Opens all segments, as `cuts` does.
+        Opens all segments, as `split_points` does.
         """
         spans = [file.span(group, LAST_ACCESS) for file in self.files() for group in file.groups]
         return np.array([span[1] for span in spans if span is not None], np.int64)
 
-    def cuts(self) -> I64:
+    def split_points(self) -> I64:
         """Return the split points of the hashes: about a row group of each segment is between two of them.
 
         Opens all segments; a restore reads nothing else.
@@ -108,13 +108,13 @@ class RemoteLog:
         firsts = np.array(sorted(file.groups[0].low for file in large), np.int64)
         lasts = np.array(sorted(file.groups[-1].high for file in large), np.int64)
         beside = np.searchsorted(firsts, lows, side="right") - np.searchsorted(lasts, lows, side="left")
-        cuts, held = [], 0
+        split_points, held = [], 0
         for low, files_there in zip(lows.tolist(), beside.tolist(), strict=True):
             if held >= files_there:
-                cuts.append(low)
+                split_points.append(low)
                 held = 0
             held += 1
-        return np.array(cuts, np.int64)
+        return np.array(split_points, np.int64)
 
     def tables(self, ranges: Sequence[HashRange]) -> list[list[pa.Table]]:
         """Return the visible rows in some hash ranges, of each durable segment, oldest first; see `files`."""

@@ -16,18 +16,17 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
-from penstock.core.evolution import conform
+from penstock.core.evolution import conform_table
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.remote.fetch_ranges import Fetched, Pieces, has_room
-from penstock.state.remote.remote_log import RemoteLog, most_rows, pieces_of, together
-from penstock.state.spill import join_run_files as timed_files
-from penstock.state.spill.join_run import Run
-from penstock.state.spill.join_spill import SpillArea
+from penstock.state.remote.fetch_ranges import BackgroundFetch, FetchRanges, has_room
+from penstock.state.remote.remote_log import RemoteLog, fetch_ranges_of, most_rows, together
+from penstock.state.spill import join_runs
+from penstock.state.spill.join_runs import Run, RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I64
     from penstock.state.log.frozen import FrozenSource
-    from penstock.state.log.row_spec import TimedSpec
+    from penstock.state.log.row_spec import JoinRowSpec
     from penstock.state.log.segment_file import SegmentFile
     from penstock.state.remote.remote_log import Reader
 
@@ -53,11 +52,11 @@ class JoinTable(Protocol):
         """The state's names and its log."""
 
     @property
-    def spec(self) -> TimedSpec:
+    def spec(self) -> JoinRowSpec:
         """The columns of the state."""
 
     @property
-    def noted(self) -> Callable[[I64], None]:
+    def on_fetched(self) -> Callable[[I64], None]:
         """A callback that receives the times of rows fetched from the object store."""
 
     @property
@@ -86,25 +85,25 @@ class RemoteSide:
         #: Rows with lower numbers belong to the log.
         self.below = 1 + max((_last_row(file) for file in self.log.files()), default=-1)
         #: The local rows, by region.
-        self.here: list[list[Run]] = [[] for _ in owner.regions]
+        self.local: list[list[Run]] = [[] for _ in owner.regions]
         self._spans: dict[int, tuple[SegmentFile, I64]] = {}
 
     @property
     def runs(self) -> Iterator[Run]:
         """The local runs."""
-        return (run for runs in self.here for run in runs)
+        return (run for runs in self.local for run in runs)
 
     def ensure(self, hashes: I64) -> None:
         """Fetch the missing rows of these hashes."""
         self._owner.ensure(hashes)
 
-    def bring(self, low: int, high: int, part: HashRange) -> None:
+    def fetch_span(self, low: int, high: int, part: HashRange) -> None:
         """Fetch the missing rows between two times (inclusive) in a hash range."""
-        self._owner.bring(low, high, part)
+        self._owner.fetch_span(low, high, part)
 
     def clean(self, up_to: int) -> None:
         """Drop runs that have no row later than `up_to`."""
-        self.here = [[run for run in runs if run.high > up_to] for runs in self.here]
+        self.local = [[run for run in runs if run.high > up_to] for runs in self.local]
 
     def spans(self) -> I64:
         """Return lowest and highest hash, lowest and highest time and rows of every row group, one per column."""
@@ -122,19 +121,19 @@ class RemoteSide:
         hashes = rows.column(KEY_HASH).to_numpy()
         slots = index.upsert(key_columns(rows, tuple(spec.key_schema.names)), hashes).copy()
         times, values = rows.column(NAMESPACE).to_numpy(), [rows.column(name) for name in spec.value_names]
-        regions = self._owner.pieces.regions_of(hashes)
+        regions = self._owner.fetch_ranges.regions_of(hashes)
         for region in np.unique(regions).tolist():
             mine = np.flatnonzero(regions == region)
             run = Run.of(slots[mine], times[mine], [value.take(pa.array(mine)) for value in values])
-            area = self._owner.areas[region]
-            self.here[region].append(timed_files.written(run, index.view(), area, 0))
-            self.here[region] = timed_files.halved(self.here[region], area, self.table.cleaned)
-        self.table.noted(times)
+            run_files = self._owner.run_files_by_region[region]
+            self.local[region].append(join_runs.written(run, index.view(), run_files, 0))
+            self.local[region] = join_runs.halved(self.local[region], run_files, self.table.cleaned)
+        self.table.on_fetched(times)
 
     def _chosen(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray] | None) -> pa.RecordBatch | None:
         """Return the rows that belong to the log and were not cleaned, in order of arrival; None: no rows."""
         schema = self.table.spec.segment_schema
-        every = [conform(table, schema) for table in tables if table.num_rows]
+        every = [conform_table(table, schema) for table in tables if table.num_rows]
         if not every:
             return None
         table = pa.concat_tables(every)
@@ -159,14 +158,14 @@ class RemoteRuns:
         self._limits = limits
         self.regions = even_parts(owned, limits.regions)
         self._folder = folder
-        self.areas = [self._area() for _ in self.regions]
+        self.run_files_by_region = [self._new_run_files() for _ in self.regions]
         self._reader = reader
         self._limit = limit_bytes
         self._sides: list[RemoteSide] = []
-        self._cut: Pieces | None = None
+        self._fetch_ranges: FetchRanges | None = None
         #: Fetch ranges for which the tables received the times of all rows (`JoinTable.noted`).
         self._seen = np.empty(0, np.bool_)
-        self.fetched_pieces = 0
+        self.fetched_ranges = 0
         self.dropped_regions = 0
 
     def follow(self, table: JoinTable) -> RemoteSide:
@@ -177,12 +176,12 @@ class RemoteRuns:
         return side
 
     @property
-    def pieces(self) -> Pieces:
+    def fetch_ranges(self) -> FetchRanges:
         """The fetch ranges, computed on first use from the footers of the restored segments."""
-        if self._cut is None:
-            self._cut = pieces_of(self.regions, self._logs)
-            self._seen = self._cut.here.copy()
-        return self._cut
+        if self._fetch_ranges is None:
+            self._fetch_ranges = fetch_ranges_of(self.regions, self._logs)
+            self._seen = self._fetch_ranges.local.copy()
+        return self._fetch_ranges
 
     def ensure(self, hashes: I64) -> None:
         """Fetch the missing ranges of these hashes.
@@ -191,46 +190,46 @@ class RemoteRuns:
             StorageError: the object store cannot be read.
             SnapshotDamagedError: a file is missing or damaged.
         """
-        self.pieces.touch(hashes)
-        if len(self.pieces.missing(self.pieces.of(hashes))):
+        self.fetch_ranges.touch(hashes)
+        if len(self.fetch_ranges.missing(self.fetch_ranges.of(hashes))):
             self._make_space()
-            self._bring(self.pieces.missing(self.pieces.of(hashes)))
+            self._fetch_missing(self.fetch_ranges.missing(self.fetch_ranges.of(hashes)))
 
-    def bring(self, low: int, high: int, part: HashRange = ALL_HASHES) -> None:
+    def fetch_span(self, low: int, high: int, part: HashRange = ALL_HASHES) -> None:
         """Fetch the missing ranges with rows between two times and in a hash range; raises as `ensure`."""
-        if not self.pieces.here.all():
+        if not self.fetch_ranges.local.all():
             self._make_space()
-            self._bring(self.pieces.missing(self._asked(low, high, part)))
+            self._fetch_missing(self.fetch_ranges.missing(self._ranges_between(low, high, part)))
 
-    def see(self, up_to: int) -> None:
+    def fetch_until(self, up_to: int) -> None:
         """Fetch all rows up to `up_to`, so that the join tables have seen them; raises as `ensure`.
 
         Fetched ranges may be dropped again.
         """
-        while self.pieces.count > int(self._seen.sum()):
-            asked = self._asked(MIN_TIMESTAMP, up_to, ALL_HASHES)
-            unseen = asked[~self._seen[asked]]
+        while self.fetch_ranges.count > int(self._seen.sum()):
+            requested = self._ranges_between(MIN_TIMESTAMP, up_to, ALL_HASHES)
+            unseen = requested[~self._seen[requested]]
             if len(unseen) == 0:
                 return
             rows = min(self._limits.fetched_rows, self._limit // _ROW_BYTES)
-            self._bring(unseen[: together(self.pieces, self._logs, rows)])
+            self._fetch_missing(unseen[: together(self.fetch_ranges, self._logs, rows)])
             self._make_space()  # this renumbers fetch ranges
 
-    def _asked(self, low: int, high: int, part: HashRange) -> I64:
+    def _ranges_between(self, low: int, high: int, part: HashRange) -> I64:
         """Return the fetch ranges that may have rows between two times and in a hash range."""
-        pieces = self.pieces
+        fetch_ranges = self.fetch_ranges
         low_hash, high_hash = max(part.low, self.regions[0].low), min(part.high, self.regions[-1].high)
-        wanted = np.zeros(pieces.count + 1, np.int64)
+        wanted = np.zeros(fetch_ranges.count + 1, np.int64)
         for side in self._sides:
             hash_low, hash_high, first, last, _ = side.spans()
             some = (last >= low) & (first <= high) & (hash_high >= low_hash) & (hash_low <= high_hash)
-            np.add.at(wanted, pieces.of(np.maximum(hash_low[some], low_hash)), 1)
-            np.add.at(wanted, pieces.of(np.minimum(hash_high[some], high_hash)) + 1, -1)
+            np.add.at(wanted, fetch_ranges.of(np.maximum(hash_low[some], low_hash)), 1)
+            np.add.at(wanted, fetch_ranges.of(np.minimum(hash_high[some], high_hash)) + 1, -1)
         return np.flatnonzero(np.cumsum(wanted[:-1]) > 0)
 
-    def far_bytes(self, low: int, high: int) -> int:
+    def remote_bytes(self, low: int, high: int) -> int:
         """Return the approximate bytes of rows between two times that may not be local."""
-        if self.pieces.here.all():
+        if self.fetch_ranges.local.all():
             return 0
         total = 0
         for side in self._sides:
@@ -238,26 +237,26 @@ class RemoteRuns:
             total += int(rows[(last >= low) & (first <= high)].sum())
         return total * _ROW_BYTES
 
-    def next_fetch(self) -> Fetched[list[list[pa.Table]]] | None:
+    def next_fetch(self) -> BackgroundFetch[list[list[pa.Table]]] | None:
         """Return the next prefetch; None: everything was fetched, or local space is short."""
         if not self._sides or not has_room(int(self._sizes().sum()), self._limit):
             return None
-        some = self.pieces.unasked(together(self.pieces, self._logs, self._limits.prefetched_rows))
+        some = self.fetch_ranges.unrequested(together(self.fetch_ranges, self._logs, self._limits.prefetched_rows))
         if len(some) == 0:
             return None
-        ranges = self.pieces.ranges(some)
+        ranges = self.fetch_ranges.ranges(some)
         reads = [side.log.base(ranges) for side in self._sides]
-        return Fetched(some, self.pieces.cut, lambda: [list(read()) for read in reads], self.install)
+        return BackgroundFetch(some, self.fetch_ranges.cut, lambda: [list(read()) for read in reads], self.install)
 
-    def install(self, fetched: Fetched[list[list[pa.Table]]]) -> None:
+    def install(self, fetched: BackgroundFetch[list[list[pa.Table]]]) -> None:
         """Store a background fetch, except for ranges that were requested in the meantime."""
-        pieces = self.pieces
-        new = pieces.unasked_of(fetched)
+        fetch_ranges = self.fetch_ranges
+        new = fetch_ranges.unrequested_of(fetched)
         if fetched.rows is None or len(new) == 0:
             return
         for side, tables in zip(self._sides, fetched.rows, strict=True):
-            side.put(tables, lambda hashes: np.isin(pieces.of(hashes), new))
-        self._came(new)
+            side.put(tables, lambda hashes: np.isin(fetch_ranges.of(hashes), new))
+        self._mark_local(new)
 
     def settle(self) -> None:
         """Hand durable rows of the table's own files over to the log, if they exceed half of the disk limit."""
@@ -274,31 +273,33 @@ class RemoteRuns:
     def close(self) -> None:
         """Free the disk space."""
         for side in self._sides:
-            side.here = [[] for _ in self.regions]
-        for area in self.areas:
-            area.close()
+            side.local = [[] for _ in self.regions]
+        for run_files in self.run_files_by_region:
+            run_files.close()
 
     # --- fetch ranges -----------------------------------------------------------------------------------------------
 
-    def _area(self) -> SpillArea:
-        return SpillArea(self._folder, self._limits.region_file_bytes, _LARGER, limits=self._limits)
+    def _new_run_files(self) -> RunFiles:
+        return RunFiles(self._folder, self._limits.region_file_bytes, _LARGER, limits=self._limits)
 
-    def _bring(self, missing: I64) -> None:
-        step = together(self.pieces, self._logs, self._limits.fetched_rows)
+    def _fetch_missing(self, missing: I64) -> None:
+        step = together(self.fetch_ranges, self._logs, self._limits.fetched_rows)
         for first in range(0, len(missing), step):
             some = missing[first : first + step]
-            ranges = self.pieces.ranges(some)
+            ranges = self.fetch_ranges.ranges(some)
             for side in self._sides:
                 side.put(table for tables in side.log.tables(ranges) for table in tables)
-            self._came(some)
+            self._mark_local(some)
 
-    def _came(self, pieces: I64) -> None:
-        self.pieces.came(pieces)
-        self._seen[pieces] = True
-        self.fetched_pieces += len(pieces)
+    def _mark_local(self, fetch_ranges: I64) -> None:
+        self.fetch_ranges.mark_local(fetch_ranges)
+        self._seen[fetch_ranges] = True
+        self.fetched_ranges += len(fetch_ranges)
 
     def _sizes(self) -> I64:
-        return np.array([sum(r.length for side in self._sides for r in side.here[n]) for n in range(len(self.regions))])
+        return np.array(
+            [sum(r.length for side in self._sides for r in side.local[n]) for n in range(len(self.regions))]
+        )
 
     @property
     def _logs(self) -> list[RemoteLog]:
@@ -306,30 +307,30 @@ class RemoteRuns:
 
     def _make_space(self) -> None:
         """Drop the least recently used regions, if local rows are above the limit."""
-        for region in list(self.pieces.to_drop(self._sizes(), self._limit)):
+        for region in list(self.fetch_ranges.to_drop(self._sizes(), self._limit)):
             self._drop(region)
 
     def _drop(self, region: int) -> None:
         most = most_rows(self._logs)
         for side in self._sides:
-            side.here[region] = []
-        self.areas[region].close()
-        self.areas[region] = self._area()
-        before = self.pieces.within(self.regions[region])
-        unseen = self.pieces.ranges(before[~self._seen[before]])
-        self.pieces.drop(region, most // len(self.regions) // self._limits.group_rows)
-        seen = np.ones(len(self.pieces.within(self.regions[region])), np.bool_)
+            side.local[region] = []
+        self.run_files_by_region[region].close()
+        self.run_files_by_region[region] = self._new_run_files()
+        before = self.fetch_ranges.within(self.regions[region])
+        unseen = self.fetch_ranges.ranges(before[~self._seen[before]])
+        self.fetch_ranges.drop(region, most // len(self.regions) // self._limits.group_rows)
+        seen = np.ones(len(self.fetch_ranges.within(self.regions[region])), np.bool_)
         for part in unseen:
-            seen[self.pieces.within(part) - before[0]] = False
+            seen[self.fetch_ranges.within(part) - before[0]] = False
         self._seen = np.concatenate([self._seen[: before[0]], seen, self._seen[before[-1] + 1 :]])
         self.dropped_regions += 1
 
 
 @dataclass(frozen=True, slots=True)
-class RunTiers:
+class RunStores:
     """The stores of join rows that do not fit in memory: local files, and optionally the object store."""
 
-    local: SpillArea
+    local: RunFiles
     #: Fetches rows from the object store into separate files; None: all rows are in local files or in memory.
     remote: RemoteRuns | None = None
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.core.evolution import conform
+from penstock.core.evolution import conform_table
 from penstock.core.keygroup import HashRange
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.key_index import KeyIndex
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.kernels.compiler.compile import I32, I64
-    from penstock.state.log.frozen import FrozenSource
-    from penstock.state.log.pending_segments import WaitingSegments
+    from penstock.state.log.frozen import FrozenSource, PendingSegments
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.segment_file import RowGroup, SegmentFile
     from penstock.state.remote.remote_log import Reader
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimerSpan:
     """Timers that are read together: first and last time, and an upper bound of their number."""
 
     low: int
@@ -46,7 +45,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class _Where:
+class _SpanSource:
     """The source of a span: a row group, or a segment that waits for its upload."""
 
     position: int
@@ -54,7 +53,7 @@ class _Where:
     group: RowGroup | None = None
 
 
-def next_span(spans: Sequence[Span], begin: int, rows: int) -> int:
+def next_span(spans: Sequence[TimerSpan], begin: int, rows: int) -> int:
     """Return the time up to which to read: about `rows` timers, and at least half of the spans completely.
 
     `spans` are those with timers at `begin` or later, at least one.
@@ -73,13 +72,13 @@ class RemoteTimers:
     """The timers of one kind of time that are not local yet."""
 
     def __init__(
-        self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, cold: ColdTimers, reader: Reader
+        self, source: FrozenSource, spec: RowSpec, pending: PendingSegments, cold: ColdTimers, reader: Reader
     ) -> None:
         """Prepare; the footers of the restored segments are read on demand."""
         source.remote = True
         self._source = source
         self._spec = spec
-        self._waiting = waiting
+        self._pending = pending
         self._cold = cold
         self._log = RemoteLog(source, reader)
         #: All timers before this time are local; None: all timers are.
@@ -110,7 +109,7 @@ class RemoteTimers:
             self._least = max(self._reached, min(span.low for span in spans))
         return self._least
 
-    def here_until(self, until: int) -> int:
+    def local_until(self, until: int) -> int:
         """Return the time, at most `until`, up to which all timers are local; the caller takes those out."""
         least = self.least
         if least is None or self._reached is None:
@@ -120,7 +119,7 @@ class RemoteTimers:
         self._reached = max(self._reached, here + 1)
         return here
 
-    def near(self, times: I64) -> np.ndarray:
+    def local(self, times: I64) -> np.ndarray:
         """Return a mask of the evicted timers that have to stay local; the others are in the log."""
         if self._reached is None:
             return np.ones(len(times), np.bool_)
@@ -130,7 +129,7 @@ class RemoteTimers:
             self._least = None if self._least is None else min(self._least, first)
         return found
 
-    def bring_next(self) -> None:
+    def fetch_next(self) -> None:
         """Fetch the next timers, including those deleted in memory since the last freeze.
 
         Raises:
@@ -153,38 +152,38 @@ class RemoteTimers:
         saved, tables = iter(self._log.tables(ranges)), list[pa.Table]()
         for entry in self._source.log.entries:
             frozen = entry.segment is None
-            tables += self._waiting.within(entry.position, ranges, self._cold.home) if frozen else next(saved)
+            tables += self._pending.within(entry.position, ranges, self._cold.spill_store) if frozen else next(saved)
         return self._rows_of(tables, MIN_TIMESTAMP if self._reached is None else self._reached, MAX_TIMESTAMP)
 
     # --- the log ----------------------------------------------------------------------------------------------------
 
-    def _spans(self) -> list[tuple[_Where, Span]]:
+    def _spans(self) -> list[tuple[_SpanSource, TimerSpan]]:
         """Return the sources of remote timers: row groups of durable segments, and waiting segments."""
         begin = MIN_TIMESTAMP if self._reached is None else self._reached
-        found: list[tuple[_Where, Span]] = []
+        found: list[tuple[_SpanSource, TimerSpan]] = []
         for file in self._log.files():
             if file.segment.namespace_max < begin:
                 continue
             for group in file.groups:
                 low, high = file.namespaces_of(group)
-                found.append((_Where(file.segment.position, file, group), Span(low, high, group.rows)))
-        for position, low, high, rows in self._waiting.spans(self._cold.home):
-            found.append((_Where(position), Span(low, high, rows)))
+                found.append((_SpanSource(file.segment.position, file, group), TimerSpan(low, high, group.rows)))
+        for position, low, high, rows in self._pending.spans(self._cold.spill_store):
+            found.append((_SpanSource(position), TimerSpan(low, high, rows)))
         return [(where, span) for where, span in found if span.high >= begin and span.low <= span.high]
 
-    def _merged(self, chosen: Sequence[_Where], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
+    def _merged(self, chosen: Sequence[_SpanSource], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
         """Return the timers between two times that the log has and that have not fired."""
         own = [self._source.hash_range]
         files = self._log.files()
         numbers = {id(file): [w.group for w in chosen if w.file is file and w.group is not None] for file in files}
         saved = iter(self._log.groups(files, [numbers[id(file)] for file in files], own))
-        waiting = {where.position for where in chosen if where.file is None}
+        pending = {where.position for where in chosen if where.file is None}
         tables: list[pa.Table] = []
         for entry in self._source.log.entries:
             if entry.segment is not None:
                 tables += next(saved)
-            elif entry.position in waiting:
-                tables += self._waiting.within(entry.position, own, self._cold.home)
+            elif entry.position in pending:
+                tables += self._pending.within(entry.position, own, self._cold.spill_store)
         return self._rows_of(tables, begin, until)
 
     def _rows_of(self, tables: Iterable[pa.Table], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
@@ -194,7 +193,7 @@ class RemoteTimers:
             times = table.column(NAMESPACE).to_numpy()
             wanted = (times >= begin) & (times <= until)
             if wanted.any():
-                every.append(conform(table if wanted.all() else table.filter(pa.array(wanted)), schema))
+                every.append(conform_table(table if wanted.all() else table.filter(pa.array(wanted)), schema))
         index = KeyIndex(self._spec.key_schema)
         if not every:
             return index, np.empty(0, np.int32), np.empty(0, np.int64)

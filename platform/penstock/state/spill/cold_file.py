@@ -20,7 +20,7 @@ import numpy as np
 from penstock.core.errors import StorageError
 from penstock.kernels.aggregates import cold_cells as kernels
 from penstock.kernels.keys.key_columns import FixedColumn
-from penstock.kernels.rows.order import hash_order
+from penstock.kernels.rows.row_order import hash_order
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import PaneTableSpec
-    from penstock.state.cells.pane_memory import Rows
+    from penstock.state.cells.pane_memory import PaneCells
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.keys.key_index import KeyView
 
@@ -235,19 +235,19 @@ class FileRows:
     def fetch(
         self,
         keys: KeyView,
-        asked: tuple[I32, I64],
+        requested: tuple[I32, I64],
         target: tuple[I64, I64],
         heap: ValueHeap | None = None,  # noqa: ARG002 - its cells have no references
     ) -> None:
         """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each)."""
         file = self._file
         if file is not None:
-            heads = self._heads(keys, asked[0])
+            heads = self._heads(keys, requested[0])
             order = hash_order(heads[:, kernels.HASH])
             file.get(heads, order, target)
             self._used(len(order))
 
-    def put(self, keys: KeyView, rows: Rows) -> None:
+    def put(self, keys: KeyView, rows: PaneCells) -> None:
         """Write rows."""
         if len(rows.slots) == 0:
             return

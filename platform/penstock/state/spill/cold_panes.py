@@ -1,13 +1,11 @@
-"""The cold side of a pane table: its rows on disk (`ColdRows`), and which panes have any (`ColdPanes`).
+"""The cold side of a pane table: its rows on disk, which panes have any, and cells packed as byte records.
 
-The hashmap backend has no cold side. With the rocksdb backend, rows are in RocksDB (`state.spill.rocksdb`). Rows of
-tables without windows are in a separate file if keys and values have a fixed width (`state.spill.cold_file`). A cold
-store is a spill area: it starts empty and is never recovered, because the checkpoint is authoritative. Called by
-`PaneTable` in the owner's thread.
+Called by `PaneTable` in the owner's thread.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -15,9 +13,9 @@ import numpy as np
 from penstock.core.keygroup import HashRange
 from penstock.kernels.aggregates import cold_cells as cold_kernels
 from penstock.kernels.aggregates import pages as kernels
+from penstock.kernels.aggregates import values as value_kernels
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
-from penstock.state.memory.lru_clock import Touches
-from penstock.state.spill.cell_records import CellRecords
+from penstock.state.memory.lru_eviction import LruClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,10 +23,66 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import PaneTableSpec
-    from penstock.state.cells.pane_memory import Rows
+    from penstock.state.cells.pane_memory import PaneCells
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.keys.key_index import KeyView
     from penstock.state.spill.cold_file import FileRows
+
+#: Bytes of records that are packed at a time; packing needs several copies of them.
+_PIECE_BYTES = 1 << 20
+#: Added to the offset of a value, so that no value is at 0.
+_WORD = 8
+
+
+class CellRecords:
+    """A packer and unpacker of the cells of one table."""
+
+    def __init__(self, spec: PaneTableSpec) -> None:
+        """Prepare for cells of `spec`; no state is kept."""
+        self._width, self._bytes = spec.width, spec.width * _WORD
+        self._words = sorted(spec.value_words)
+
+    def batch_size(self, cells: I64) -> int:
+        """Return how many of these cells to pack at a time."""
+        sizes = np.zeros(2, np.int64)
+        addresses = np.ascontiguousarray(cells[:, self._words]).reshape(-1)
+        value_kernels.size_of_values(addresses, max(1, len(self._words)), sizes)
+        return max(1, len(cells) * _PIECE_BYTES // max(1, cells.nbytes + _WORD * int(sizes[1])))
+
+    def pack(self, cells: I64) -> list[bytes]:
+        """Return a record for each of these cells; the cells may be overwritten."""
+        if not self._words:
+            return _split_bytes(cells.tobytes(), range(0, cells.nbytes + 1, self._bytes))
+        addresses = np.ascontiguousarray(cells[:, self._words])
+        flat, sizes = addresses.reshape(-1), np.zeros(2, np.int64)
+        value_kernels.size_of_values(flat, len(self._words), sizes)
+        values, places = np.empty(int(sizes[1]), np.int64), np.empty(len(flat), np.int64)
+        value_kernels.move_values(flat, len(self._words), _WORD, (values, places))
+        # the values of a row start at its first value, or at that of the next row that has any
+        begins = np.append(np.where(flat != 0, places - _WORD, values.nbytes), values.nbytes)
+        edges = np.minimum.accumulate(begins[::-1])[::-1][:: len(self._words)]
+        cells[:, self._words] = np.where(addresses != 0, places.reshape(addresses.shape) - edges[:-1, np.newaxis], 0)
+        heads = _split_bytes(cells.tobytes(), range(0, cells.nbytes + 1, self._bytes))
+        tails = _split_bytes(values.tobytes(), edges.tolist())
+        return [head + tail for head, tail in zip(heads, tails, strict=True)]
+
+    def unpack(self, records: Sequence[bytes], heap: ValueHeap) -> I64:
+        """Return the cells of records; their values are put into `heap`."""
+        if not self._words:
+            return np.frombuffer(b"".join(records), np.int64).reshape(-1, self._width)
+        heads = b"".join([record[: self._bytes] for record in records])
+        cells = np.frombuffer(heads, np.int64).reshape(-1, self._width).copy()
+        address = heap.put_words(np.frombuffer(b"".join([record[self._bytes :] for record in records]), np.int64))
+        sizes = np.fromiter(map(len, records), np.int64, len(records)) - self._bytes
+        begins = address + np.cumsum(sizes) - sizes
+        places = cells[:, self._words]
+        cells[:, self._words] = np.where(places != 0, begins[:, np.newaxis] + places - _WORD, 0)
+        return cells
+
+
+def _split_bytes(data: bytes, edges: Sequence[int]) -> list[bytes]:
+    return [data[first:stop] for first, stop in pairwise(edges)]
+
 
 #: Cold rows that are merged with hot ones at a time.
 _PART_ROWS = 200_000
@@ -73,13 +127,13 @@ class ColdRows(Protocol):
     def for_changes(self) -> FileRows | None:
         """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
         """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each).
 
         Values that they refer to are put into `heap`.
         """
 
-    def put(self, keys: KeyView, rows: Rows) -> None:
+    def put(self, keys: KeyView, rows: PaneCells) -> None:
         """Write rows."""
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
@@ -120,9 +174,9 @@ class StoreRows:
     def for_changes(self) -> None:
         """Return None: changed rows are encoded immediately instead."""
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
         """Copy the cells of (slots, panes) to `target` with one sorted read."""
-        slots, panes = asked
+        slots, panes = requested
         cells, cell = target
         rows = np.nonzero(np.isin(panes, np.array(self.panes, np.int64)))[0]
         _, first = np.unique(cell[rows], return_index=True)
@@ -134,14 +188,14 @@ class StoreRows:
             words = self._records.unpack([v for v in values if v is not None], heap)
             kernels.put_cells(cells, cell[rows[found]], words)
 
-    def put(self, keys: KeyView, rows: Rows) -> None:
+    def put(self, keys: KeyView, rows: PaneCells) -> None:
         """Write rows."""
         self.write(keys, rows)
 
-    def write(self, keys: KeyView, rows: Rows) -> I64:
+    def write(self, keys: KeyView, rows: PaneCells) -> I64:
         """Write rows; return the bytes of each cell, with the values that it refers to."""
         order = np.lexsort((keys.hashes[rows.slots], rows.panes))
-        sizes, most = np.empty(len(order), np.int64), self._records.at_once(rows.cells)
+        sizes, most = np.empty(len(order), np.int64), self._records.batch_size(rows.cells)
         for first in range(0, len(order), most):
             piece = order[first : first + most]
             cells = rows.cells[piece]
@@ -169,11 +223,11 @@ class StoreRows:
     def drop_range(self, part: HashRange) -> None:
         """Remove the rows in a hash range; `rows_of` still counts them."""
         for pane in self._rows:
-            self._store.delete_range(bound(pane, part.low), _behind(pane, part))
+            self._store.delete_range(bound(pane, part.low), _end_key(pane, part))
 
     def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range."""
-        for keys, values in self._store.scan(bound(pane, part.low), _behind(pane, part)):
+        for keys, values in self._store.scan(bound(pane, part.low), _end_key(pane, part)):
             cells = self._records.unpack(values, heap)
             columns, hashes, namespaces = decode_keys(self._spec.key_schema, keys)
             yield columns, hashes, namespaces, cells
@@ -190,13 +244,13 @@ class ColdPanes:
         """Start without cold rows."""
         self._rows = rows
         self._maybe = np.zeros(0, np.uint8)
-        self._touches = Touches()
+        self._lru = LruClock()
         self._known = 0
 
     @property
     def memory_bytes(self) -> int:
         """The bytes of the slot tables."""
-        return int(self._maybe.nbytes) + self._touches.nbytes
+        return int(self._maybe.nbytes) + self._lru.nbytes
 
     @property
     def panes(self) -> list[int]:
@@ -212,29 +266,29 @@ class ColdPanes:
         if count > len(self._maybe):
             size = max(count, 2 * len(self._maybe), 4096)
             self._maybe = np.concatenate([self._maybe, np.zeros(size - len(self._maybe), np.uint8)])
-            self._touches.fit(size)
+            self._lru.fit(size)
         self._maybe[self._known : count] = 1 if self._rows.panes else 0
         self._known = count
-        self._touches.touch(slots, count)
+        self._lru.touch(slots, count)
 
     def recent(self, count: int, part: int = 2) -> np.ndarray:
         """Return a mask of the slots to keep: the most recently used ones, at most one in `part`."""
-        return self._touches.latest(count, part)
+        return self._lru.latest(count, part)
 
     def moved(self, kept: I32) -> None:
         """Adopt the numbering of a rebuilt table: only these slots, in this order."""
         self._maybe = self._maybe[kept]
-        self._touches.moved(kept)
+        self._lru.moved(kept)
         self._known = len(kept)
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
         """Load the cold rows of (slots, panes) into the new cells of `target` = (cells, cell of each).
 
         Values that they refer to are put into `heap`.
         """
         if not self._rows.panes:
             return
-        slots, panes = asked
+        slots, panes = requested
         cells, cell = target
         out = np.empty(len(slots), np.int64)
         rows = out[: cold_kernels.absent_rows(cells, cell, slots, self._maybe, out)]
@@ -254,7 +308,7 @@ class ColdPanes:
         """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
         return self._rows.for_changes()
 
-    def put(self, keys: KeyView, rows: Rows) -> None:
+    def put(self, keys: KeyView, rows: PaneCells) -> None:
         """Write rows; their changes are already in a segment, or in the file of changes."""
         self._rows.put(keys, rows)
 
@@ -277,7 +331,7 @@ class ColdPanes:
             yield from self._rows.scan(pane, part, heap)
 
 
-def _behind(pane: int, part: HashRange) -> bytes:
+def _end_key(pane: int, part: HashRange) -> bytes:
     return bound(pane, part.high + 1) if part.high < (1 << 63) - 1 else bound(pane + 1)
 
 

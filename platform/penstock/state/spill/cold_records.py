@@ -1,44 +1,173 @@
-"""Cold rows of one state by key: an evicted key is one record in a `ColdStore` until its next use.
+"""Cold rows of one state by key: an evicted key is one packed record in a `ColdStore` until its next use.
 
-A key is completely in memory or completely in the store, never in both: `put` stores a key's rows, `take` returns and
-removes them. The store is a spill area; changes are in a segment before their key is evicted. One `ColdHome` serves all
-states of an operator. Used by the tables of `state.tables.row_state` in the owner's thread.
+Counts the local bytes of records that remote state can fetch again.
+
+Used by the tables of `state.tables.row_state`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
 
 from penstock.core.keygroup import HASH_MAX
+from penstock.kernels.keys import hash_index as kernels
+from penstock.kernels.keys.key_columns import (
+    BytesColumn,
+    bytes_to_arrow,
+    fixed_column,
+    fixed_to_arrow,
+    float_column,
+    key_column,
+)
+from penstock.kernels.keys.key_types import is_fixed
+from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.sorted_keys import bound, encode_keys, hashes_of
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.spill.packed_rows import RowPacker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
-
     from penstock.core.keygroup import HashRange
-    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.compiler.compile import I32, I64, U8
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSegment
     from penstock.state.spill.cold_panes import ColdStore
-    from penstock.state.spill.local_bytes import LocalBytes
+
+#: Approximate overhead of a record on the local disk.
+_RECORD_BYTES = 48
 
 
-def pieces(slots: I32, most: int) -> Iterator[I32]:
+class LocalBytes:
+    """The approximate bytes of the records of all states on the local disk, by hash region."""
+
+    def __init__(self, owned: HashRange, regions: int) -> None:
+        """Start at zero for `regions` regions of the hashes."""
+        self.regions = even_parts(owned, regions)
+        self._lows = np.array([part.low for part in self.regions], np.int64)
+        self.sizes = np.zeros(len(self.regions), np.int64)
+
+    def stored(self, hashes: I64, records: Sequence[bytes]) -> None:
+        """Add records that were stored."""
+        self._add(hashes, records, 1)
+
+    def removed(self, hashes: I64, records: Sequence[bytes]) -> None:
+        """Subtract records that were removed."""
+        self._add(hashes, records, -1)
+
+    def _add(self, hashes: I64, records: Sequence[bytes], sign: int) -> None:
+        sizes = np.fromiter(map(len, records), np.int64, len(records)) + _RECORD_BYTES
+        np.add.at(self.sizes, np.searchsorted(self._lows, hashes, side="right") - 1, sign * sizes)
+        np.maximum(self.sizes, 0, out=self.sizes)
+
+
+_WORD = 8
+#: Validity bits in a word.
+_BITS = 63
+
+
+class RowPacker:
+    """A packer of rows whose columns have these key types; dictionaries are returned plain."""
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        """Prepare for columns of `types`; without any, a record says only that a row exists."""
+        self._types = tuple(t.value_type if pt.is_dictionary(t) else t for t in types)
+        #: Words of a line before those of the columns.
+        self._heads = max(1, -(-len(self._types) // _BITS))
+        self._texts = [k for k, data_type in enumerate(self._types) if not is_fixed(data_type)]
+        self._line = (self._heads + len(self._types)) * _WORD
+
+    def pack(self, columns: Sequence[pa.Array], counts: I64) -> list[bytes]:
+        """Return a record for each of `counts`, the number of its rows: at least one."""
+        rows = int(counts.sum())
+        lines = np.zeros((rows, self._line // _WORD), np.int64)
+        texts: list[tuple[bytes, list[int]]] = []
+        edges = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=edges[1:])
+        for k, (array, data_type) in enumerate(zip(columns, self._types, strict=True)):
+            if array.null_count:
+                there = array.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
+            else:
+                there = np.ones(rows, np.int64)
+            lines[:, k // _BITS] |= there << (k % _BITS)
+            word = lines[:, self._heads + k]
+            if is_fixed(data_type):
+                plain = array.dictionary_decode() if pt.is_dictionary(array.type) else array
+                floats = pt.is_floating(data_type)
+                word[:] = float_column(plain).view(np.int64) if floats else fixed_column(plain).values
+                continue
+            data, starts = _compact(array)
+            word[:] = np.diff(starts)
+            texts.append((data.tobytes(), starts[edges].tolist()))
+        flat, cuts = lines.tobytes(), (edges * self._line).tolist()
+        records = [flat[a:b] for a, b in pairwise(cuts)]
+        if not self._texts:
+            return records
+        heads = counts.astype(np.int64).tobytes()
+        parts = [[heads[i : i + _WORD] for i in range(0, len(heads), _WORD)], records]
+        parts += [[data[a:b] for a, b in pairwise(at)] for data, at in texts]
+        return [b"".join(fields) for fields in zip(*parts, strict=True)]
+
+    def unpack(self, records: Sequence[bytes]) -> tuple[I64, list[pa.Array]]:
+        """Return the number of rows of each record, and the columns of all."""
+        if not self._texts:
+            lines = np.frombuffer(b"".join(records), np.int64).reshape(-1, self._line // _WORD)
+            sizes = np.fromiter(map(len, records), np.int64, len(records))
+            return sizes // self._line, self._arrays(lines, [])
+        counts = np.frombuffer(b"".join([record[:_WORD] for record in records]), np.int64)
+        stops = (_WORD + counts * self._line).tolist()
+        flat = b"".join([record[_WORD:stop] for record, stop in zip(records, stops, strict=True)])
+        lines = np.frombuffer(flat, np.int64).reshape(-1, self._line // _WORD)
+        firsts = np.cumsum(counts) - counts
+        texts = []
+        for k in self._texts:
+            sizes = np.add.reduceat(lines[:, self._heads + k], firsts)
+            ends = (np.array(stops, np.int64) + sizes).tolist()
+            texts.append(b"".join([r[a:b] for r, a, b in zip(records, stops, ends, strict=True)]))
+            stops = ends
+        return counts, self._arrays(lines, texts)
+
+    def _arrays(self, lines: I64, texts: list[bytes]) -> list[pa.Array]:
+        arrays, data = [], iter(texts)
+        for k, data_type in enumerate(self._types):
+            there = ((lines[:, k // _BITS] >> (k % _BITS)) & 1).astype(np.uint8)
+            valid = None if there.all() else there
+            words = np.ascontiguousarray(lines[:, self._heads + k])
+            if is_fixed(data_type):
+                arrays.append(fixed_to_arrow(words, valid, data_type))
+                continue
+            offsets = np.zeros(len(words) + 1, np.int64)
+            np.cumsum(words, out=offsets[1:])
+            arrays.append(bytes_to_arrow(np.frombuffer(next(data), np.uint8), offsets, valid, data_type))
+        return arrays
+
+
+def _compact(array: pa.Array) -> tuple[U8, I64]:
+    """Return the bytes of all rows without gaps, and the offset of each; a null has none."""
+    column = key_column(array)
+    assert isinstance(column, BytesColumn)  # noqa: S101 - what is not fixed is bytes
+    rows = np.arange(len(array), dtype=np.int32)
+    data = np.empty(int(kernels.bytes_of_rows(column.offsets, rows)), np.uint8)
+    starts = np.zeros(len(array) + 1, np.int64)
+    valid = np.empty(len(array), np.uint8)
+    source = (column.data, column.offsets, column.bitmap)
+    kernels.append_bytes(source, column.bit_offset, rows, 0, (data, starts, valid))
+    return data[: starts[-1]], starts
+
+
+def slot_batches(slots: I32, most: int) -> Iterator[I32]:
     """Yield evicted slots in batches of at most `most`: as bytes their rows take several times as much."""
     for first in range(0, len(slots), most):
         yield slots[first : first + most]
 
 
-class ColdHome:
+class SpillStore:
     """The cold store of one operator's row state, opened at the first eviction."""
 
     def __init__(self, open_store: Callable[[], ColdStore], directory: Path, limits: StateLimits = PRODUCTION) -> None:
@@ -76,7 +205,7 @@ class ColdHome:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class LoadedRows:
     """Rows that return to memory, in the order of their slots."""
 
     slots: I32
@@ -101,10 +230,10 @@ class PackedRows:
 class ColdRecords:
     """The rows of one state by key."""
 
-    def __init__(self, home: ColdHome, types: Sequence[pa.DataType]) -> None:
+    def __init__(self, spill_store: SpillStore, types: Sequence[pa.DataType]) -> None:
         """Start without cold rows; `types` are those of a row's columns."""
-        self._home = home
-        self._number = home.number()
+        self._spill_store = spill_store
+        self._number = spill_store.number()
         self._packer = RowPacker(types)
         #: Number of keys in the store, at most.
         self.count = 0
@@ -124,38 +253,38 @@ class ColdRecords:
         """Store packed records."""
         if not rows.names:
             return
-        self._home.store.put(rows.names, rows.values)
+        self._spill_store.store.put(rows.names, rows.values)
         self.count += len(rows.names)
-        if self._home.local is not None:
-            self._home.local.came(rows.hashes, rows.values)
+        if self._spill_store.local is not None:
+            self._spill_store.local.stored(rows.hashes, rows.values)
 
     def drop_range(self, part: HashRange) -> None:
         """Remove the keys in a hash range; `count` still includes them."""
         behind = bound(self._number + 1) if part.high == HASH_MAX else bound(self._number, part.high + 1)
-        self._home.store.delete_range(bound(self._number, part.low), behind)
+        self._spill_store.store.delete_range(bound(self._number, part.low), behind)
 
-    def take(self, keys: KeyView, slots: I32) -> Taken | None:
+    def take(self, keys: KeyView, slots: I32) -> LoadedRows | None:
         """Return and remove the rows of these distinct keys with one sorted read."""
         if self.count == 0 or len(slots) == 0:
             return None
         taken, there, values = self._read(keys, slots)
         if taken is not None:
-            self._home.store.delete(there)
+            self._spill_store.store.delete(there)
             self.count -= len(there)
-            if self._home.local is not None:
-                self._home.local.went(keys.hashes[taken.slots], values)
+            if self._spill_store.local is not None:
+                self._spill_store.local.removed(keys.hashes[taken.slots], values)
         return taken
 
-    def look_up(self, keys: KeyView, slots: I32) -> Taken | None:
+    def look_up(self, keys: KeyView, slots: I32) -> LoadedRows | None:
         """Return the rows of these keys as `take` does, without removing them."""
         return self._read(keys, slots)[0] if self.count else None
 
-    def _read(self, keys: KeyView, slots: I32) -> tuple[Taken | None, list[bytes], list[bytes]]:
+    def _read(self, keys: KeyView, slots: I32) -> tuple[LoadedRows | None, list[bytes], list[bytes]]:
         """Return the rows of keys in the store, with their names and records there."""
         slots = slots[np.argsort(keys.hashes[slots])]
         names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
         found, there, values = [], list[bytes](), list[bytes]()
-        for place, value in enumerate(self._home.store.get(names)):
+        for place, value in enumerate(self._spill_store.store.get(names)):
             if value is not None:
                 found.append(place)
                 there.append(names[place])
@@ -163,7 +292,7 @@ class ColdRecords:
         if not found:
             return None, there, values
         counts, columns = self._packer.unpack(values)
-        return Taken(slots[found], counts, columns), there, values
+        return LoadedRows(slots[found], counts, columns), there, values
 
     def sweep(self, limit: int, deadline: int) -> list[bytes]:
         """Check the next `limit` keys, in turn, and remove those whose rows were all last accessed by `deadline`.
@@ -172,7 +301,7 @@ class ColdRecords:
         """
         if self.count == 0:
             return []
-        store = self._home.store
+        store = self._spill_store.store
         names, values = next(store.scan(self._swept, bound(self._number + 1), limit), ([], []))
         if not names:
             self._swept = bound(self._number)
@@ -185,6 +314,6 @@ class ColdRecords:
         if gone:
             store.delete(gone)
             self.count -= len(gone)
-            if self._home.local is not None:
-                self._home.local.went(hashes_of(gone), list(compress(values, old)))
+            if self._spill_store.local is not None:
+                self._spill_store.local.removed(hashes_of(gone), list(compress(values, old)))
         return gone

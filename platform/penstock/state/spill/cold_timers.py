@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.cold_records import ColdHome
+    from penstock.state.spill.cold_records import SpillStore
 
 _PREFIX = 8
 #: Timers that a query reads between two checks of its limit.
@@ -43,10 +43,10 @@ class DueTimers:
 class ColdTimers:
     """The timers of one kind of time of one operator."""
 
-    def __init__(self, home: ColdHome) -> None:
+    def __init__(self, spill_store: SpillStore) -> None:
         """Start without timers."""
-        self.home = home
-        number = home.number()
+        self.spill_store = spill_store
+        number = spill_store.number()
         self._prefix, self._stop = bound(number)[:_PREFIX], bound(number + 1)[:_PREFIX]
         #: Lower bound of the names, so that a scan skips deleted ones.
         self._first = self._prefix
@@ -60,7 +60,7 @@ class ColdTimers:
         if len(slots) == 0:
             return
         names = self._names(keys, slots, times)
-        self.home.store.put(names, [b""] * len(names))
+        self.spill_store.store.put(names, [b""] * len(names))
         self._first = min(self._first, *names)
         low = int(times.min())
         self.least = low if self.least is None else min(low, self.least)
@@ -72,7 +72,7 @@ class ColdTimers:
             return
         there = times >= self.least
         if there.any():
-            self.home.store.delete(self._names(keys, slots[there], times[there]))
+            self.spill_store.store.delete(self._names(keys, slots[there], times[there]))
 
     def look_up(self, keys: KeyView, slots: I32, most: int) -> list[int]:
         """Return the times of the first `most` timers of one key, ascending, without removing them.
@@ -83,13 +83,13 @@ class ColdTimers:
         if self.least is None:
             return []
         key, times, looked = encode_keys(keys, slots, np.zeros(1, np.int64))[0][_PREFIX:], list[int](), 0
-        for names, _ in self.home.store.scan(self._bound(self.least), self._stop, _LOOKED_PIECE):
+        for names, _ in self.spill_store.store.scan(self._bound(self.least), self._stop, _LOOKED_PIECE):
             found = [name for name in names if name[2 * _PREFIX :] == key]
             times += decode_times(found).tolist()
             looked += len(names)
             if len(times) >= most:
                 break
-            if looked >= self.home.limits.searched_timers:
+            if looked >= self.spill_store.limits.searched_timers:
                 msg = f"the first {looked:,} timers of keys on disk do not include enough of this key"
                 raise UsageError(msg, hint="take a savepoint and read its state (ps.snapshots.read)")
         return times[:most]
@@ -99,7 +99,7 @@ class ColdTimers:
         if self.least is None or self.least > until:
             return None
         first = max(self._first, self._bound(self.least))
-        names, _ = next(self.home.store.scan(first, self._behind(until), limit + 1), ([], []))
+        names, _ = next(self.spill_store.store.scan(first, self._end_key(until), limit + 1), ([], []))
         if not names:
             self._look(until)
             return None
@@ -111,7 +111,7 @@ class ColdTimers:
             if stop == 0:
                 stop, reached, more = limit, int(times[-1]), True
             self.least = int(times[stop])
-        self.home.store.delete(names[:stop])
+        self.spill_store.store.delete(names[:stop])
         self._first = names[stop - 1] + b"\0"
         self.count = max(0, self.count - stop)
         if len(names) <= limit:
@@ -124,7 +124,7 @@ class ColdTimers:
         """Find the first timer after `until`, up to which there is none."""
         self.least = None
         if until < MAX_TIMESTAMP:
-            names, _ = next(self.home.store.scan(self._bound(until + 1), self._stop, 1), ([], []))
+            names, _ = next(self.spill_store.store.scan(self._bound(until + 1), self._stop, 1), ([], []))
             if names:
                 self.least = int(decode_times(names)[0])
         if self.least is None:
@@ -136,7 +136,7 @@ class ColdTimers:
     def _bound(self, time: int) -> bytes:
         return self._prefix + bound(time)[:_PREFIX]
 
-    def _behind(self, until: int) -> bytes:
+    def _end_key(self, until: int) -> bytes:
         return self._stop if until == MAX_TIMESTAMP else self._bound(until + 1)
 
 

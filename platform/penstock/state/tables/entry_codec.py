@@ -1,17 +1,26 @@
-"""Conversion between columns and the objects of lists and maps: the protocol of the row path's codecs.
+"""Conversion between columns and the objects of lists and maps.
 
-Implemented in `penstock.operators`; used by `state.tables.entry_table` and, for evicted keys,
-`state.tables.entry_cold`.
+The codec's protocol, restored rows, and lookups for state queries.
+
+The codecs are in `penstock.operators`; used by the collection table.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.state.log.segment_columns import DELETED, rows_of
+from penstock.state.tables.value_columns import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
+    from penstock.state.log.row_spec import RowSpec
 
 
 class EntryCodec(Protocol):
@@ -38,3 +47,60 @@ class EntryCodec(Protocol):
 
     def measured(self, container: Any) -> int:
         """Return the bytes that the strings of a list or dict take."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredEntries:
+    """Restored rows in order."""
+
+    #: Map keys or indices; None: the row clears all earlier entries of its key.
+    names: list[Any]
+    #: Values; None for a deletion.
+    values: list[Any]
+    deleted: np.ndarray
+    #: The entry columns of all rows.
+    entries: list[pa.Array]
+    #: The bytes of strings.
+    text_bytes: int
+
+
+def restored_entries(batch: pa.RecordBatch, spec: RowSpec, codec: EntryCodec) -> RestoredEntries:
+    """Return the rows of a segment's batch, which has the columns of `spec`."""
+    deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
+    entries = [batch.column(field.name) for field in spec.entries]
+    live = np.flatnonzero(~deleted)
+    found = [batch.column(name) for name in spec.value_names]
+    if len(live) < batch.num_rows:
+        found = [array.take(pa.array(live)) for array in found]
+    values: list[Any] = [None] * batch.num_rows
+    for place, value in zip(live.tolist(), codec.decode_values([plain_values(a) for a in found]), strict=True):
+        values[place] = value
+    names = codec.decode_keys([plain_values(a) for a in entries])
+    if entries[0].null_count:
+        for place in np.flatnonzero(entries[0].is_null().to_numpy(zero_copy_only=False)).tolist():
+            names[place] = None
+    return RestoredEntries(names, values, deleted, entries, codec.text_bytes([*entries, *found]))
+
+
+def alive_entries(container: Any, first: int, expired: Sequence[Any], most: int) -> list[tuple[Any, Any]]:
+    """Return the first `most` live elements of a list (by index, from `first` upwards) or entries of a map.
+
+    `expired` has map keys, or positions at the front of the list.
+    """
+    if isinstance(container, list):
+        return list(islice(enumerate(container, first), len(expired), len(expired) + most))
+    dead = set(expired)
+    return list(islice(((key, value) for key, value in container.items() if key not in dead), most))
+
+
+def entry_rows(spec: RowSpec, codec: EntryCodec, key: list[pa.Array], found: list[tuple[Any, Any]]) -> pa.Table:
+    """Return elements or entries of one key as rows of a segment."""
+    if not found:
+        return spec.segment_schema.empty_table()
+    arrays = [
+        *(array.take(pa.array([0] * len(found))) for array in key),
+        *codec.encode_keys([name for name, _ in found]),
+        *codec.encode_values([value for _, value in found]),
+    ]
+    names = [*spec.key_schema.names, *(field.name for field in spec.entries), *spec.value_names]
+    return rows_of(spec.segment_schema, dict(zip(names, arrays, strict=True)), len(found))

@@ -2,7 +2,7 @@
 
 One record holds all elements of a list (with their indices) or all entries of a map, with their times of last access. A
 list that expires here is also cleared in the log. The indices of a new list of its key start at 0 again, and must not
-mix with saved elements. Used by `state.tables.entry_table` in the owner's thread.
+mix with saved elements. Used by `state.tables.collection_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.segment_log import SegmentLog
-    from penstock.state.spill.cold_records import ColdHome, Taken
+    from penstock.state.spill.cold_records import LoadedRows, SpillStore
     from penstock.state.tables.entry_codec import EntryCodec
     from penstock.state.tables.entry_log import FrozenEntries
     from penstock.state.tables.entry_stamps import EntryStamps
 
 
 @dataclass(frozen=True, slots=True)
-class Warmed:
+class LoadedEntries:
     """The elements or entries that return to one slot."""
 
     slot: int
@@ -48,13 +48,13 @@ class Warmed:
 class ColdEntries:
     """The elements and entries of one state by key."""
 
-    def __init__(self, home: ColdHome, spec: RowSpec, codec: EntryCodec, *, lists: bool) -> None:
+    def __init__(self, spill_store: SpillStore, spec: RowSpec, codec: EntryCodec, *, lists: bool) -> None:
         """Start without cold keys."""
         self._spec = spec
         self._codec = codec
         self._entries, self._values, self._stamped = len(spec.entries), len(spec.values), spec.ttl
         self._lists = lists
-        self.records = ColdRecords(home, [field.type for field in (*spec.entries, *spec.stored)])
+        self.records = ColdRecords(spill_store, [field.type for field in (*spec.entries, *spec.stored)])
         #: Keys of lists that expired since the last freeze.
         self._expired: KeyIndex | None = None
 
@@ -86,29 +86,29 @@ class ColdEntries:
             columns.append(pa.array(times, pa.int64()))
         self.records.put(keys, slots, counts, columns)
 
-    def take(self, keys: KeyView, slots: I32) -> tuple[list[Warmed], int]:
+    def take(self, keys: KeyView, slots: I32) -> tuple[list[LoadedEntries], int]:
         """Return and remove the elements or entries of slots; also return the bytes of their strings."""
         taken = self.records.take(keys, slots)
-        return ([], 0) if taken is None else self._warmed(taken)
+        return ([], 0) if taken is None else self._loaded_entries(taken)
 
     def look_up(self, keys: KeyView, slots: I32, stamps: EntryStamps | None, most: int) -> list[tuple[Any, Any]]:
         """Return the first `most` live elements or entries of one key, without removing them."""
         taken = self.records.look_up(keys, slots)
         if taken is None:
             return []
-        ((found,), _) = self._warmed(taken)
+        ((found,), _) = self._loaded_entries(taken)
         alive = [True] * len(found.names) if stamps is None else [time > stamps.ttl.deadline for time in found.times]
         return list(islice(compress(zip(found.names, found.values, strict=True), alive), most))
 
-    def _warmed(self, taken: Taken) -> tuple[list[Warmed], int]:
+    def _loaded_entries(self, taken: LoadedRows) -> tuple[list[LoadedEntries], int]:
         columns = taken.columns[: self._entries + self._values]
         names = self._codec.decode_keys([plain_values(array) for array in columns[: self._entries]])
         values = self._codec.decode_values([plain_values(array) for array in columns[self._entries :]])
         times = taken.columns[-1].to_numpy().tolist() if self._stamped else []
         stops = np.cumsum(taken.counts)
-        cuts = zip(taken.slots.tolist(), (stops - taken.counts).tolist(), stops.tolist(), strict=True)
-        warmed = [Warmed(slot, names[a:b], values[a:b], times[a:b]) for slot, a, b in cuts]
-        return warmed, self._codec.text_bytes(columns)
+        edges = zip(taken.slots.tolist(), (stops - taken.counts).tolist(), stops.tolist(), strict=True)
+        reloaded = [LoadedEntries(slot, names[a:b], values[a:b], times[a:b]) for slot, a, b in edges]
+        return reloaded, self._codec.text_bytes(columns)
 
     def sweep(self, limit: int, deadline: int) -> None:
         """Remove expired records as `ColdRecords.sweep` does, and record the keys of expired lists."""

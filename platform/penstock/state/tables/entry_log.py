@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.state.log.entry_order import last_entries
-from penstock.state.log.segment_columns import DELETED
-from penstock.state.log.segment_rows import segment_table
+from penstock.state.log.segment_columns import DELETED, segment_table
+from penstock.state.log.segments import last_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

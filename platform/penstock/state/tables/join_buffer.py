@@ -1,15 +1,13 @@
-"""`TimedRows`: the buffer of a join side: rows by key and time, kept until the watermark passes them.
+"""`JoinBuffer`: rows of a join side by key and time, kept until the watermark passes them.
 
-Rows are in runs sorted by (slot, time), each about twice as large as the next. So a row is moved a few times, and a
-lookup is one binary search per run. A freeze keeps references to the rows added since the last one. Cleaned rows are
-one tombstone. With a spill area, runs that do not fit in memory become files (`state.spill.join_run_files`), which
-contain their keys, so that these can be evicted. Owned by one subtask thread; a frozen part may be encoded in any.
+Rows without a checkpoint are kept in order of arrival and frozen at a barrier.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,16 +16,12 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.state.keys.key_counts import KeyCounts
-from penstock.state.keys.run_keys import Keys, in_order
-from penstock.state.log.frozen import FrozenSource, FrozenTable
-from penstock.state.log.pending_segments import WaitingSegments
-from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW
-from penstock.state.log.segment_rows import rows_of
-from penstock.state.spill import join_run_files as timed_files
-from penstock.state.spill.join_run import Run
-from penstock.state.tables import join_added as timed_added
-from penstock.state.tables.join_added import Added, FrozenTimedRows
+from penstock.state.keys.queried_keys import KeyCounts
+from penstock.state.keys.run_keys import Keys, RunKeys, in_order
+from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
+from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW, rows_of
+from penstock.state.spill import join_runs
+from penstock.state.spill.join_runs import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,41 +29,140 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.log.row_spec import TimedSpec
-    from penstock.state.remote.remote_runs import RunTiers
-    from penstock.state.spill.join_spill import SpilledRows
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.row_spec import JoinRowSpec
+    from penstock.state.remote.remote_runs import RunStores
+    from penstock.state.spill.join_runs import RunFiles, SpilledRows
     from penstock.state.tables.key_space import KeySpace
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRows:
+    """Rows in order of arrival, numbered from `first`; keys are slots of the index or numbers of the file."""
+
+    slots: I32
+    times: I64
+    values: list[pa.Array]
+    first: int
+    #: The latest time of the rows.
+    last: int
+    spilled: SpilledRows | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes in memory."""
+        if self.spilled is not None:
+            return 0
+        return int(self.slots.nbytes + self.times.nbytes) + sum(int(value.nbytes) for value in self.values)
+
+    def renumbered(self, numbers: I32) -> AddedRows:
+        """Renumber slots: slot s becomes `numbers[s]`."""
+        if self.spilled is not None:
+            return self
+        return AddedRows(numbers[self.slots], self.times, self.values, self.first, self.last)
+
+
+@dataclass(frozen=True)
+class FrozenJoinRows:
+    """The rows added between two freezes."""
+
+    spec: JoinRowSpec
+    keys: KeyView
+    batches: tuple[AddedRows, ...]
+    cleaned: int
+
+    @cached_property
+    def memory_bytes(self) -> int:
+        """The bytes of the rows."""
+        return sum(piece.size for piece in self.batches)
+
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the rows that are not cleaned as columns of a segment, sorted by hash."""
+        parts = []
+        for piece in self.batches:
+            keys: Keys = self.keys if piece.spilled is None else piece.spilled.keys
+            kept = np.flatnonzero(piece.times > self.cleaned)
+            slots, chosen = piece.slots[kept], pa.array(kept)
+            numbers = (keys.hashes[slots], piece.times[kept], piece.first + kept)
+            parts.append((numbers, [*keys.gather(slots), *(value.take(chosen) for value in piece.values)]))
+        hashes, times, rows = (np.concatenate(part) for part in zip(*(numbers for numbers, _ in parts), strict=True))
+        order = np.argsort(hashes, kind="stable")
+        chosen = pa.array(order)
+        columns = [pa.concat_arrays(list(part)).take(chosen) for part in zip(*(c for _, c in parts), strict=True)]
+        key_columns = len(self.keys.schema)
+        arrays = [
+            pa.array(hashes[order]),
+            *columns[:key_columns],
+            pa.array(times[order]),
+            pa.array(rows[order]),
+            *columns[key_columns:],
+            pa.array(np.zeros(len(order), np.bool_)),
+            pa.array(np.arange(len(order))),
+        ]
+        yield pa.Table.from_arrays(arrays, schema=self.spec.segment_schema)
+
+
+def spilled_to_files(batches: list[AddedRows], keys: Keys, run_files: RunFiles, least: int) -> Iterator[AddedRows]:
+    """Write rows to files and yield them; groups of less than `least` bytes stay in memory."""
+    for group in _consecutive(batches, run_files.limits.added_file_bytes):
+        if group[0].spilled is not None or sum(piece.size for piece in group) < least:
+            yield from group
+            continue
+        columns = zip(*(piece.values for piece in group), strict=True)
+        own, numbers = RunKeys.of(keys, np.concatenate([piece.slots for piece in group]))
+        times = np.concatenate([piece.times for piece in group])
+        file = run_files.write(own, numbers, times, [pa.concat_arrays(list(parts)) for parts in columns])
+        file.release()
+        yield AddedRows(file.numbers, file.times, file.values, group[0].first, max(piece.last for piece in group), file)
+
+
+def _consecutive(batches: list[AddedRows], file_bytes: int) -> Iterator[list[AddedRows]]:
+    """Yield groups of consecutive batches, of about the size of a file; those already in a file stay alone."""
+    group: list[AddedRows] = []
+    size = 0
+    for piece in batches:
+        follows = group and group[-1].first + len(group[-1].slots) == piece.first and group[-1].spilled is None
+        if group and (not follows or piece.spilled is not None or size >= file_bytes):
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.size
+    if group:
+        yield group
+
 
 #: Largest merged run: the offsets of strings are 32 bits wide.
 _MOST_BYTES = 1 << 29
 
 
-class TimedRows:
+class JoinBuffer:
     """Rows by slot and time; the slots are those of the key index that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource, spec: TimedSpec, state: KeySpace, tiers: RunTiers | None = None) -> None:
-        """Start without rows; `load` adds restored ones. Without `tiers` all rows stay in memory."""
+    def __init__(
+        self, source: FrozenSource, spec: JoinRowSpec, state: KeySpace, stores: RunStores | None = None
+    ) -> None:
+        """Start without rows; `load` adds restored ones. Without `stores` all rows stay in memory."""
         self.source = source
         self._small_rows = source.limits.small_run_rows
         self.spec = spec
         self._state = state
-        self._area = None if tiers is None else tiers.local
+        self._run_files = None if stores is None else stores.local
         #: Files that were read, so their pages may be mapped.
-        self._looked_at: list[SpilledRows] = []
+        self._read_files: list[SpilledRows] = []
         source.memory = self
         self._runs: list[Run] = []
-        self._added: list[Added] = []
+        self._added: list[AddedRows] = []
         self._added_bytes = 0
-        self._remote = None if tiers is None or tiers.remote is None else tiers.remote.follow(self)
+        self._remote = None if stores is None or stores.remote is None else stores.remote.follow(self)
         self._next_row = 0 if self._remote is None else self._remote.below
         #: Callback that receives the times of rows fetched from the object store.
-        self.noted: Callable[[I64], None] = lambda _: None
+        self.on_fetched: Callable[[I64], None] = lambda _: None
         #: With the object store: (position in the log, first row number) of earlier freezes.
         self._frozen: list[tuple[int, int]] = []
         #: Rows up to this time are removed, some of them only from the results.
         self._cleaned = MIN_TIMESTAMP
         self._tombstone_at = MIN_TIMESTAMP
-        self._waiting = WaitingSegments(source)
+        self._pending = PendingSegments(source)
         self._merging: _Merging | None = None
         #: The number of the last group of files, and whether groups may have to be merged.
         self._groups, self._unmerged = 0, False
@@ -80,13 +173,13 @@ class TimedRows:
         """Add rows with times after the cleaned time; the table takes over the arrays."""
         if len(slots) == 0:
             return
-        added = Added(slots, times, values, self._next_row, int(times.max()))
+        added = AddedRows(slots, times, values, self._next_row, int(times.max()))
         self._added.append(added)
         self._added_bytes += added.size
         self._next_row += len(slots)
         self._put(slots, times, values)
 
-    def asked(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[Run, I64, I32]]:
+    def matching_runs(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[Run, I64, I32]]:
         """Yield the runs that may have rows of slots, each slot with its span of time (inclusive).
 
         Each run comes with the positions of the slots that it may have, and with their slots in the run.
@@ -109,7 +202,7 @@ class TimedRows:
     def runs(self, low: int, high: int) -> tuple[Run, ...]:
         """Return the runs that may have rows in a span of time (inclusive)."""
         found = tuple(run for run in self._every if run.low <= high and run.high >= low)
-        self._looked_at += [run.spilled for run in found if run.spilled is not None]
+        self._read_files += [run.spilled for run in found if run.spilled is not None]
         return found
 
     @property
@@ -124,7 +217,7 @@ class TimedRows:
         """
         parts, low = [], max(low, self._cleaned + 1)
         if self._remote is not None:
-            self._remote.bring(low, high, part)
+            self._remote.fetch_span(low, high, part)
         for run in self.runs(low, high):
             first, stop = 0, len(run.times)
             if run.spilled is not None:
@@ -138,13 +231,13 @@ class TimedRows:
         if len(parts) == 1 and parts[0][0].spilled is None:
             run, rows = parts[0]
             return run if len(rows) == len(run.times) else run.taken(rows)
-        return timed_files.joined([self._here(run, rows) for run, rows in parts]) if parts else None
+        return join_runs.joined([self._here(run, rows) for run, rows in parts]) if parts else None
 
     def _here(self, run: Run, rows: I64) -> tuple[I32, I64, list[pa.Array]]:
         """Return some rows of a run, with slots of the index."""
         slots, chosen = run.slots[rows], pa.array(rows)
         if run.spilled is not None:
-            slots = timed_files.slots_of(run.file.keys, slots, self._state.upsert)
+            slots = join_runs.slots_of(run.file.keys, slots, self._state.upsert)
         return slots, run.times[rows], [value.take(chosen) for value in run.values]
 
     def file_bytes(self, low: int, high: int) -> int:
@@ -158,14 +251,14 @@ class TimedRows:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the first `most` rows of one key, in order of time; see `state.store.StateTable`."""
-        view, slots, here = self._state.find(keys, hashes)
+        view, slots, in_memory = self._state.find(keys, hashes)
         if self._remote is not None:
             self._remote.ensure(hashes)
         found = []
         for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
             own = slots if run.spilled is None else run.file.keys.numbers_of(view, slots)
             mine = (run.slots == own[0]) & (run.times > self._cleaned)
-            if (here or run.spilled is not None) and mine.any():
+            if (in_memory or run.spilled is not None) and mine.any():
                 found.append(run.chosen(mine))
         times = np.concatenate([np.empty(0, np.int64), *(run.times for run in found)])
         order = np.argsort(times, kind="stable")[:most]
@@ -200,8 +293,8 @@ class TimedRows:
         self._cleaned = up_to
         if self._remote is not None:
             self._remote.clean(up_to)
-        if any(up_to >= run.look_at for run in self._runs):
-            left = (run.without(up_to) if up_to >= run.look_at else run for run in self._runs)
+        if any(up_to >= run.clean_at for run in self._runs):
+            left = (run.without(up_to) if up_to >= run.clean_at else run for run in self._runs)
             self._runs = [run for run in left if run is not None]
         gone = [piece for piece in self._added if piece.last <= up_to]
         if gone:
@@ -226,13 +319,13 @@ class TimedRows:
         if self._cleaned > self._tombstone_at:
             self._tombstone_at = self._cleaned
             log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._cleaned)
-        pieces = tuple(piece for piece in self._added if piece.last > self._cleaned)
+        batches = tuple(piece for piece in self._added if piece.last > self._cleaned)
         self._added, self._added_bytes = [], 0
-        if pieces:
-            self._waiting.add(FrozenTimedRows(self.spec, self._state.index.view(), pieces, self._cleaned), None)
+        if batches:
+            self._pending.add(FrozenJoinRows(self.spec, self._state.index.view(), batches, self._cleaned), None)
             if self._remote is not None:
-                self._frozen = [*self._undurable, (log.entries[-1].position, pieces[0].first)]
-        return self._waiting.frozen()
+                self._frozen = [*self._undurable, (log.entries[-1].position, batches[0].first)]
+        return self._pending.frozen()
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
         """Return True: rows are never overwritten, so that no copy is needed."""
@@ -253,7 +346,7 @@ class TimedRows:
     @property
     def memory_bytes(self) -> int:
         """The bytes of the rows in memory and of those waiting for an upload."""
-        return self.hot_bytes + self._waiting.memory_bytes
+        return self.hot_bytes + self._pending.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
@@ -262,9 +355,9 @@ class TimedRows:
 
     def close(self) -> None:
         """Drop waiting segments and all rows, so that no file is kept open."""
-        self._waiting.clear()
+        self._pending.clear()
         self._merging = None
-        self._runs, self._added, self._looked_at = [], [], []
+        self._runs, self._added, self._read_files = [], [], []
         self._added_bytes = 0
 
     # --- slots ------------------------------------------------------------------------------------------------------
@@ -290,8 +383,8 @@ class TimedRows:
 
     def spill(self, least: int = 0) -> None:
         """Write the rows in memory to files, if they take at least `least` bytes."""
-        area, keys = self._area, self._state.index.view()
-        if area is None or not 0 < max(least, 1) <= self.hot_bytes:
+        run_files, keys = self._run_files, self._state.index.view()
+        if run_files is None or not 0 < max(least, 1) <= self.hot_bytes:
             return
         self._groups += 1
         runs, self._runs = self._runs, []
@@ -299,32 +392,32 @@ class TimedRows:
             if run.spilled is not None:
                 self._runs.append(run)
             else:
-                self._runs += timed_files.in_files(run, keys, area, self._cleaned, self._groups)
-        self._added = list(timed_added.in_files(self._added, keys, area, least))
+                self._runs += join_runs.spilled_to_files(run, keys, run_files, self._cleaned, self._groups)
+        self._added = list(spilled_to_files(self._added, keys, run_files, least))
         self._added_bytes = sum(piece.size for piece in self._added)
         self._unmerged = True
-        self._looked_at += [run.spilled for run in self._runs if run.spilled is not None]
+        self._read_files += [run.spilled for run in self._runs if run.spilled is not None]
         self.release()
 
     def release(self) -> None:
         """Unmap the pages of files that were read."""
-        looked_at, self._looked_at = self._looked_at, []
-        for file in looked_at:
+        read_files, self._read_files = self._read_files, []
+        for file in read_files:
             file.release()
 
     def merge_some(self, piece: int) -> None:
         """Continue merging groups of files, by one file of about `piece` bytes, if there are too many."""
-        area = self._area
-        if area is not None and self._merging is None and self._unmerged:
-            inputs = timed_files.to_merge(self._runs, area.limits.fan)
+        run_files = self._run_files
+        if run_files is not None and self._merging is None and self._unmerged:
+            inputs = join_runs.to_merge(self._runs, run_files.limits.fan)
             self._unmerged = bool(inputs)
             if inputs:
                 self._groups += 1
-                files = timed_files.parts_of_time(inputs, piece, area.limits)
-                made = timed_files.merged(inputs, area, lambda: self._cleaned, files, self._groups)
+                files = join_runs.parts_of_time(inputs, piece, run_files.limits)
+                made = join_runs.merged(inputs, run_files, lambda: self._cleaned, files, self._groups)
                 self._merging = _Merging(inputs, made, [])
-        if self._merging is not None and not self._merging.go_on():
-            self._runs = self._merging.put_in(self._runs, self._cleaned)
+        if self._merging is not None and not self._merging.write_next():
+            self._runs = self._merging.replace_inputs(self._runs, self._cleaned)
             self._merging = None
 
     def _put(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
@@ -378,7 +471,7 @@ class _Merging:
     made: Iterator[Run | None]
     done: list[Run]
 
-    def go_on(self) -> bool:
+    def write_next(self) -> bool:
         """Write one more file; return whether more may follow."""
         for run in self.made:
             if run is not None:
@@ -387,7 +480,7 @@ class _Merging:
             return True
         return False
 
-    def put_in(self, runs: list[Run], cleaned: int) -> list[Run]:
+    def replace_inputs(self, runs: list[Run], cleaned: int) -> list[Run]:
         """Return runs with the merged files in place of their inputs."""
         old = {id(run) for run in self.inputs}
         place = next((at for at, run in enumerate(runs) if id(run) in old), 0)

@@ -1,18 +1,41 @@
-"""`KeySpace`: the shared keys of all states of an operator, as the tables use them.
-
-Implemented by `state.tables.row_state`. Called in the owner's thread.
-"""
+"""Protocols between `RowState` and its tables: the shared keys of an operator, and tables that use their slots."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyIndex, KeyView
     from penstock.state.remote.remote_keys import RemoteKeys
-    from penstock.state.spill.cold_records import ColdHome
+    from penstock.state.spill.cold_records import SpillStore
+
+
+class SlotTable(Protocol):
+    """A table that uses the slots of the key index."""
+
+    @property
+    def hot_bytes(self) -> int: ...
+
+    def mark_used(self, used: np.ndarray) -> None: ...
+
+    def renumber(self, numbers: I32) -> None: ...
+
+
+class ColdTable(SlotTable, Protocol):
+    """A table whose keys can be evicted: every table except the rows of a join."""
+
+    def save_changes(self, spill_store: SpillStore) -> None:
+        """Freeze the changes since the last freeze into a segment, so that only the table's rows refer to slots."""
+
+    def evict_keys(self, keys: KeyView, slots: I32) -> None:
+        """Move all state of these slots, in hash order, to the cold store."""
+
+    def load_keys(self, keys: KeyView, slots: I32) -> None:
+        """Load the state of these slots, which were just created, from the cold store."""
 
 
 class KeySpace(Protocol):
@@ -32,7 +55,7 @@ class KeySpace(Protocol):
         """Count memory after a part of a restore; slots may be renumbered by this call."""
 
     @property
-    def cold(self) -> ColdHome | None:
+    def cold(self) -> SpillStore | None:
         """The store of evicted keys; None: no key is evicted."""
 
     @property

@@ -17,15 +17,15 @@ import pyarrow as pa
 
 from penstock.core.errors import PenstockError
 from penstock.kernels.keys.key_columns import key_column
-from penstock.kernels.rows.row_kernels import number_slots
+from penstock.kernels.rows.row_order import number_slots
 from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
-from penstock.state.log.row_spec import TIMERS, RowSpec, TimedSpec
-from penstock.state.memory.recency import Recency
-from penstock.state.tables.entry_table import EntryTable
-from penstock.state.tables.join_buffer import TimedRows
+from penstock.state.log.row_spec import TIMERS, JoinRowSpec, RowSpec
+from penstock.state.memory.lru_eviction import EvictionPolicy
+from penstock.state.tables.collection_table import CollectionTable
+from penstock.state.tables.join_buffer import JoinBuffer
 from penstock.state.tables.timer_table import TimerTable
-from penstock.state.tables.value_table import RowTable
+from penstock.state.tables.value_table import ValueTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource
-    from penstock.state.log.migration import Migration
+    from penstock.state.log.row_spec import Migration
     from penstock.state.log.segment_columns import StateSpec
     from penstock.state.log.ttl import Ttl
-    from penstock.state.remote.remote_keys import KeyTiers
-    from penstock.state.remote.remote_runs import RunTiers
+    from penstock.state.remote.remote_keys import KeyStores
+    from penstock.state.remote.remote_runs import RunStores
     from penstock.state.tables.entry_codec import EntryCodec
-    from penstock.state.tables.slot_tables import ColdTable, SlotTable
+    from penstock.state.tables.key_space import ColdTable, SlotTable
 
 _CHUNK = 65_536
 #: Rows of joins are not spilled while they take less than one part in this many of the limit.
@@ -59,11 +59,11 @@ class RowState:
     def __init__(
         self,
         key_schema: pa.Schema,
-        recency: Recency,
+        recency: EvictionPolicy,
         declare: Declare,
         *,
-        keys: KeyTiers | None = None,
-        runs: RunTiers | None = None,
+        keys: KeyStores | None = None,
+        runs: RunStores | None = None,
     ) -> None:
         """Start without state; `recency` has the budget, the name of the holder and the limits.
 
@@ -71,21 +71,21 @@ class RowState:
         """
         self.cold = None if keys is None else keys.local
         self.remote = None if keys is None else keys.remote
-        self._recency = recency
+        self._policy = recency
         self._limits = recency.limits
         self.index = KeyIndex(key_schema)
         self._holder = recency.holder
         self._budget = recency.budget
         self._declare = declare
         self._runs = runs
-        self.far_rows = None if runs is None else runs.remote
+        self.remote_runs = None if runs is None else runs.remote
         #: Whether eviction is suspended.
         self.keeps_all = False
         self._tables: list[SlotTable] = []
         #: Those whose keys can be evicted.
         self._cold_tables: list[ColdTable] = []
-        self._timed: list[TimedRows] = []
-        self._expiring: list[RowTable | EntryTable] = []
+        self._join_buffers: list[JoinBuffer] = []
+        self._expiring: list[ValueTable | CollectionTable] = []
         self._numbers: I32 = np.zeros(0, np.int32)
         self._check_dead_at = self._limits.dead_keys
 
@@ -93,17 +93,17 @@ class RowState:
 
     def value(
         self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None, migration: Migration | None = None
-    ) -> RowTable:
+    ) -> ValueTable:
         """Declare a value by key; it is restored when this returns."""
         spec = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True, migration=self._named(migration))
 
-        def make(source: FrozenSource) -> RowTable:
+        def make(source: FrozenSource) -> ValueTable:
             # with the field ids of the restored snapshot
-            table = RowTable(source, source.spec if isinstance(source.spec, RowSpec) else spec, self, ttl)
+            table = ValueTable(source, source.spec if isinstance(source.spec, RowSpec) else spec, self, ttl)
             self._enter(table)
             return table
 
-        made: RowTable = self._declare(name, spec, make)
+        made: ValueTable = self._declare(name, spec, make)
         made.loaded()
         self._expiring += [made] if ttl is not None else []
         return made
@@ -117,7 +117,7 @@ class RowState:
         migration: Migration | None = None,
         *,
         lists: bool,
-    ) -> EntryTable:
+    ) -> CollectionTable:
         """Declare a list (whose one entry column is the index) or a map by key; it is restored when this returns.
 
         `fields` are the entry columns and the value's.
@@ -127,18 +127,18 @@ class RowState:
 
     def windows(
         self, name: str, fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]], codec: EntryCodec, shown: str
-    ) -> EntryTable:
+    ) -> CollectionTable:
         """Declare a map, as `entries` does, by windows of the definition `shown`; a restore needs the same one."""
         spec = RowSpec(self.index.schema, fields[1], fields[0], window=shown)
         return self._entries(name, spec, codec, None, lists=False)
 
-    def _entries(self, name: str, spec: RowSpec, codec: EntryCodec, ttl: Ttl | None, *, lists: bool) -> EntryTable:
-        def make(source: FrozenSource) -> EntryTable:
-            table = EntryTable(source, spec, self, codec, ttl, lists=lists)
+    def _entries(self, name: str, spec: RowSpec, codec: EntryCodec, ttl: Ttl | None, *, lists: bool) -> CollectionTable:
+        def make(source: FrozenSource) -> CollectionTable:
+            table = CollectionTable(source, spec, self, codec, ttl, lists=lists)
             self._enter(table)
             return table
 
-        made: EntryTable = self._declare(name, spec, make)
+        made: CollectionTable = self._declare(name, spec, make)
         made.loaded()
         self._expiring += [made] if ttl is not None else []
         return made
@@ -163,19 +163,19 @@ class RowState:
         made: TimerTable = self._declare(TIMERS + name, spec, make)
         return made
 
-    def timed_rows(
+    def join_buffer(
         self, name: str, values: tuple[pa.Field, ...], join: tuple[tuple[bytes, bytes], ...] = ()
-    ) -> TimedRows:
-        """Declare join rows by key and time (see `core.join_evolution`); they are restored when this returns."""
-        spec = TimedSpec(RowSpec(self.index.schema, values), join)
+    ) -> JoinBuffer:
+        """Declare join rows by key and time (see `core.evolution`); they are restored when this returns."""
+        spec = JoinRowSpec(RowSpec(self.index.schema, values), join)
 
-        def make(source: FrozenSource) -> TimedRows:
-            table = TimedRows(source, spec, self, self._runs)
+        def make(source: FrozenSource) -> JoinBuffer:
+            table = JoinBuffer(source, spec, self, self._runs)
             self._tables.append(table)
-            self._timed.append(table)
+            self._join_buffers.append(table)
             return table
 
-        made: TimedRows = self._declare(name, spec, make)
+        made: JoinBuffer = self._declare(name, spec, make)
         return made
 
     def _enter(self, table: ColdTable) -> None:
@@ -190,7 +190,7 @@ class RowState:
             return self.index.upsert(keys, hashes)
         known = self.index.count
         slots = self.index.upsert(keys, hashes)
-        self._recency.touch(slots, self.index.count)
+        self._policy.touch(slots, self.index.count)
         if self.index.count > known:
             view, new = self.index.view(), np.arange(known, self.index.count, dtype=np.int32)
             parts = [new] if self.remote is None else [new[some] for some in self.remote.parts(view.hashes[new])]
@@ -198,12 +198,12 @@ class RowState:
                 if self.remote is not None:
                     self.remote.ensure(view.hashes[part], self.index, known)
                 for table in self._cold_tables:
-                    table.bring_in(view, part)
+                    table.load_keys(view, part)
         return slots
 
     def most_keys(self, most: int) -> int:
         """Return how many keys, at most `most`, may enter memory before the next `settle`."""
-        return self._recency.at_once(most)
+        return self._policy.most_incoming(most)
 
     def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
         """Return the single key as a slot of a view, and whether it is in memory; changes no state."""
@@ -212,9 +212,9 @@ class RowState:
             return self.index.view(), found, True
         if self.remote is not None:
             self.remote.ensure(hashes, self.index, self.index.count)
-        asked = KeyIndex(self.index.schema)
-        slots = asked.upsert(keys, hashes).copy()
-        return asked.view(), slots, False
+        lookup_index = KeyIndex(self.index.schema)
+        slots = lookup_index.upsert(keys, hashes).copy()
+        return lookup_index.view(), slots, False
 
     def distinct(self, slots: I32) -> tuple[I32, I32]:
         """Return each row's number among the distinct slots, and these slots, in order of first appearance."""
@@ -223,7 +223,7 @@ class RowState:
         local, found = np.empty(len(slots), np.int32), np.empty(len(slots), np.int32)
         count = number_slots(slots, self._numbers, local, found)
         if self.cold is not None:
-            self._recency.touch(found[:count], self.index.count)
+            self._policy.touch(found[:count], self.index.count)
         return local, found[:count]
 
     def every_key(self) -> Iterator[I32]:
@@ -246,12 +246,12 @@ class RowState:
     @property
     def hot_bytes(self) -> int:
         """The bytes of keys, state and timers in memory."""
-        return self.key_bytes + sum(table.hot_bytes for table in self._timed)
+        return self.key_bytes + sum(table.hot_bytes for table in self._join_buffers)
 
     @property
     def key_bytes(self) -> int:
         """The bytes without the rows of joins."""
-        known = self.index.memory_bytes + int(self._numbers.nbytes) + self._recency.memory_bytes
+        known = self.index.memory_bytes + int(self._numbers.nbytes) + self._policy.memory_bytes
         return known + sum(table.hot_bytes for table in self._cold_tables)
 
     def settle(self) -> None:
@@ -265,7 +265,7 @@ class RowState:
         if self.index.count >= self._check_dead_at:
             self._drop_dead_keys()
         self._make_room()
-        if self._budget.exceeded and (self.cold is None or self._timed):
+        if self._budget.exceeded and (self.cold is None or self._join_buffers):
             budget = self._budget
             raise PenstockError(
                 f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
@@ -285,35 +285,35 @@ class RowState:
 
     def _make_room(self) -> None:
         """Evict keys down to the limit, report the usage, and spill join rows."""
-        if self.cold is not None and not self.keeps_all and self._recency.full(self.key_bytes, self.index.count):
-            for rows in self._timed:
+        if self.cold is not None and not self.keeps_all and self._policy.full(self.key_bytes, self.index.count):
+            for rows in self._join_buffers:
                 rows.spill()
             for table in self._cold_tables:
                 table.save_changes(self.cold)
             held, keys = self.key_bytes, -1
-            while self.index.count not in (0, keys) and self._recency.full(held, self.index.count):
+            while self.index.count not in (0, keys) and self._policy.full(held, self.index.count):
                 before, keys = held, self.index.count
                 self._evict()
                 held = self.key_bytes
-                self._recency.left(keys - self.index.count, before - held)
+                self._policy.left(keys - self.index.count, before - held)
         self._budget.report(self._holder, self.hot_bytes)
-        if self._runs is not None and self._timed:
+        if self._runs is not None and self._join_buffers:
             self._spill()
 
     def _spill(self) -> None:
         """Spill join rows to local files before memory is full, and continue merging files."""
         full = self._limits.spill_part * self._budget.share_of(self._holder)
-        rows = sum(table.hot_bytes for table in self._timed)
+        rows = sum(table.hot_bytes for table in self._join_buffers)
         # keys alone may fill memory: then wait until the rows fill files of a reasonable size
         if (self.hot_bytes > full and rows >= full / _LEAST_PART) or self._budget.exceeded:
-            for table in self._timed:
+            for table in self._join_buffers:
                 table.spill(self._limits.spilled_bytes)
             self._budget.report(self._holder, self.hot_bytes)
-        for table in self._timed:
+        for table in self._join_buffers:
             table.merge_some(self._together)
             table.release()
-        if self.far_rows is not None:
-            self.far_rows.settle()
+        if self.remote_runs is not None:
+            self.remote_runs.settle()
 
     @property
     def _together(self) -> int:
@@ -324,19 +324,19 @@ class RowState:
 
         Call `settle` between two of them.
         """
-        owned = next(iter(self._timed)).source.hash_range
-        held = sum(table.file_bytes(low, high) for table in self._timed)
-        held += 0 if self.far_rows is None else self.far_rows.far_bytes(low, high)
+        owned = next(iter(self._join_buffers)).source.hash_range
+        held = sum(table.file_bytes(low, high) for table in self._join_buffers)
+        held += 0 if self.remote_runs is None else self.remote_runs.remote_bytes(low, high)
         return even_parts(owned, 1 + held // self._together)
 
     def _evict(self) -> None:
         """Evict the least recently used keys."""
         count, view = self.index.count, self.index.view()
-        stays = self._recency.staying(count)
+        stays = self._policy.kept_mask(count)
         leaving = np.flatnonzero(~stays).astype(np.int32)
         leaving = leaving[np.argsort(view.hashes[leaving])]
         for cold in self._cold_tables:
-            cold.take_out(view, leaving)
+            cold.evict_keys(view, leaving)
         self._keep(np.flatnonzero(stays).astype(np.int32))
 
     def _drop_dead_keys(self) -> None:
@@ -367,4 +367,4 @@ class RowState:
         for table in self._tables:
             table.renumber(numbers)
         if self.cold is not None:
-            self._recency.moved(kept)
+            self._policy.moved(kept)

@@ -1,7 +1,5 @@
-"""`TimerTable`: timers by (key, time), each at most once; the state `__timers_<name>`.
+"""`TimerTable`: timers by (key, time), each at most once, with the log of changes since the last freeze.
 
-Registrations and deletions are appended to buckets of about a second. A bucket is resolved when it is due: sorted by
-(time, slot), and of equal entries the last counts. Fired timers are one tombstone per barrier, up to the time reached.
 Owned by one subtask thread; a frozen part may be encoded in any.
 """
 
@@ -14,24 +12,93 @@ import numpy as np
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.state.keys.key_counts import KeyCounts
-from penstock.state.log.frozen import FrozenSource, FrozenTable
-from penstock.state.log.pending_segments import WaitingSegments
-from penstock.state.log.segment_columns import DELETED, KEY_HASH, NAMESPACE
-from penstock.state.log.segment_rows import segment_table
+from penstock.state.keys.queried_keys import KeyCounts
+from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
+from penstock.state.log.segment_columns import DELETED, KEY_HASH, NAMESPACE, segment_table
 from penstock.state.remote.remote_timers import RemoteTimers
 from penstock.state.spill.cold_timers import ColdTimers
-from penstock.state.tables.timer_log import Changes, FrozenTimers, reduced
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.row_spec import RowSpec
-    from penstock.state.spill.cold_records import ColdHome
+    from penstock.state.spill.cold_records import SpillStore
     from penstock.state.tables.key_space import KeySpace
+
+
+@dataclass(frozen=True, slots=True)
+class TimerChanges:
+    """Registrations and deletions in order."""
+
+    slots: I32
+    times: I64
+    deleted: np.ndarray
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of the arrays."""
+        return int(self.slots.nbytes + self.times.nbytes + self.deleted.nbytes)
+
+
+def joined(parts: list[TimerChanges]) -> TimerChanges:
+    """Return the concatenated changes."""
+    if len(parts) == 1:
+        return parts[0]
+    return TimerChanges(
+        np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)]),
+        np.concatenate([np.empty(0, np.int64), *(p.times for p in parts)]),
+        np.concatenate([np.empty(0, np.bool_), *(p.deleted for p in parts)]),
+    )
+
+
+def reduced(parts: list[TimerChanges], fired_rows: int, fired: int) -> TimerChanges:
+    """Return the last change of every timer, without changes before `fired_rows` of timers fired up to `fired`."""
+    every = joined(parts)
+    open_still = every.times > fired
+    open_still[fired_rows:] = True
+    places = np.flatnonzero(open_still)
+    slots, times = every.slots[places], every.times[places]
+    order = np.lexsort((times, slots))
+    slots, times = slots[order], times[order]
+    last = np.ones(len(order), np.bool_)
+    last[:-1] = (slots[1:] != slots[:-1]) | (times[1:] != times[:-1])
+    kept = np.sort(places[order[last]])
+    return TimerChanges(every.slots[kept], every.times[kept], every.deleted[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenTimers:
+    """The changes between two freezes."""
+
+    spec: RowSpec
+    keys: KeyView
+    parts: tuple[TimerChanges, ...]
+    fired_rows: int
+    fired: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of the changes."""
+        return sum(part.memory_bytes for part in self.parts)
+
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the effective changes as columns of a segment, sorted by hash."""
+        changes = reduced(list(self.parts), self.fired_rows, self.fired)
+        order = np.argsort(self.keys.hashes[changes.slots], kind="stable")
+        yield segment_table(
+            self.spec,
+            self.keys,
+            changes.slots[order],
+            namespaces=changes.times[order],
+            values=(),
+            deleted=changes.deleted[order],
+        )
+
 
 #: Number of low bits in which times of a bucket may differ: 1.05 s of microseconds.
 _BUCKET_BITS = 20
@@ -88,23 +155,23 @@ class TimerTable:
         self._state = state
         source.memory = self
         self._buckets: dict[int, _Bucket] = {}
-        self._changes: list[Changes] = []
+        self._changes: list[TimerChanges] = []
         self._changed = 0
         self._reduce_at = source.limits.many_changes
         #: The number of changes before the last firing, and the time that it reached.
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
-        self._waiting = WaitingSegments(source)
+        self._pending = PendingSegments(source)
         self._cold = None if state.cold is None else ColdTimers(state.cold)
         self._remote: RemoteTimers | None = None
         if self._cold is not None and state.remote is not None:
-            self._remote = RemoteTimers(source, spec, self._waiting, self._cold, state.remote.reader)
+            self._remote = RemoteTimers(source, spec, self._pending, self._cold, state.remote.reader)
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
     def change(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
         """Register or delete timers, in order; registering an existing timer has no effect."""
         self._enter(slots, times, deleted)
-        self._changes.append(Changes(slots, times, deleted))
+        self._changes.append(TimerChanges(slots, times, deleted))
         self._changed += len(slots)
         if self._changed >= self._reduce_at:
             self._reduce()
@@ -112,8 +179,8 @@ class TimerTable:
     @property
     def size(self) -> int:
         """The number of timers, at most."""
-        near = sum(bucket.words for bucket in self._buckets.values()) + (0 if self._cold is None else self._cold.count)
-        return near if self._remote is None else near + self._remote.rows
+        local = sum(bucket.words for bucket in self._buckets.values()) + (0 if self._cold is None else self._cold.count)
+        return local if self._remote is None else local + self._remote.rows
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the next `most` timers of one key; see `state.store.StateTable`.
@@ -124,7 +191,7 @@ class TimerTable:
         view, slots, here = self._state.find(keys, hashes)
         times = set[int]() if self._cold is None else set(self._cold.look_up(view, slots, most))
         if self._remote is not None and len(times) < most:
-            times |= self._far_times(keys, hashes)
+            times |= self._remote_times(keys, hashes)
         for number in sorted(self._buckets) if here else ():
             if len(times) >= most and number << _BUCKET_BITS > sorted(times)[most - 1]:
                 break
@@ -135,7 +202,7 @@ class TimerTable:
         owners, none = np.repeat(slots, len(found)), np.zeros(len(found), np.int64)
         return segment_table(self.spec, view, owners, namespaces=found, values=(), deleted=none)
 
-    def _far_times(self, keys: KeyColumns, hashes: I64) -> set[int]:
+    def _remote_times(self, keys: KeyColumns, hashes: I64) -> set[int]:
         """Return the current times of one key's remote timers."""
         assert self._remote is not None  # noqa: S101 - callers check it
         index, slots, times = self._remote.look_up(int(hashes[0]))
@@ -176,11 +243,11 @@ class TimerTable:
         if self._remote is None:
             return self._take_here(until, limit)
         while True:
-            here = self._remote.here_until(until)
+            here = self._remote.local_until(until)
             found = self._take_here(here, limit)
             if found is not None or here >= until:
                 return found
-            self._remote.bring_next()
+            self._remote.fetch_next()
             self._forget_deleted()
 
     def _take_here(self, until: int, limit: int) -> tuple[I32, I64] | None:
@@ -213,7 +280,7 @@ class TimerTable:
             due = len(ready)
             if number == until >> _BUCKET_BITS:
                 due = int(np.searchsorted(ready, ((until & ((1 << _BUCKET_BITS) - 1)) + 1) << (_SLOT_BITS + 1)))
-            stop = _cut(ready[:due], room, alone=not taken)
+            stop = _take_count(ready[:due], room, alone=not taken)
             if stop:
                 taken.append((number, ready[:stop]))
                 room -= stop
@@ -233,9 +300,9 @@ class TimerTable:
     def freeze(self) -> FrozenTable:
         """Freeze the timers; those that fired since the last freeze become one tombstone."""
         self._freeze_changes(None)
-        return self._waiting.frozen()
+        return self._pending.frozen()
 
-    def _freeze_changes(self, home: ColdHome | None) -> None:
+    def _freeze_changes(self, spill_store: SpillStore | None) -> None:
         log = self.source.log
         if self._fired > MIN_TIMESTAMP:
             log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._fired)
@@ -243,7 +310,7 @@ class TimerTable:
             rows = FrozenTimers(
                 self.spec, self._state.index.view(), tuple(self._changes), self._fired_rows, self._fired
             )
-            self._waiting.add(rows, home)
+            self._pending.add(rows, spill_store)
         self._changes, self._changed, self._reduce_at = [], 0, self.source.limits.many_changes
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
 
@@ -265,7 +332,7 @@ class TimerTable:
     @property
     def memory_bytes(self) -> int:
         """The bytes of the timers in memory and of those waiting for an upload."""
-        return self.hot_bytes + self._waiting.memory_bytes
+        return self.hot_bytes + self._pending.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
@@ -274,15 +341,15 @@ class TimerTable:
 
     def close(self) -> None:
         """Drop waiting segments."""
-        self._waiting.clear()
+        self._pending.clear()
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 
-    def save_changes(self, home: ColdHome) -> None:
+    def save_changes(self, spill_store: SpillStore) -> None:
         """Freeze all unsaved changes into a segment."""
-        self._freeze_changes(home)
+        self._freeze_changes(spill_store)
 
-    def take_out(self, keys: KeyView, slots: I32) -> None:
+    def evict_keys(self, keys: KeyView, slots: I32) -> None:
         """Move the timers of slots to the cold store; all changes are frozen already."""
         if self._cold is None:
             return
@@ -295,17 +362,17 @@ class TimerTable:
             gone = leaving[owners]
             if gone.any():
                 times = (number << _BUCKET_BITS) + (words[gone] >> (_SLOT_BITS + 1))
-                self._leave(keys, owners[gone].astype(np.int32), times)
+                self._put_cold(keys, owners[gone].astype(np.int32), times)
                 bucket.keep(words[~gone])
                 if gone.all():
                     del self._buckets[number]
 
-    def _leave(self, keys: KeyView, slots: I32, times: I64) -> None:
+    def _put_cold(self, keys: KeyView, slots: I32, times: I64) -> None:
         assert self._cold is not None  # noqa: S101 - callers check it
-        near = np.ones(len(times), np.bool_) if self._remote is None else self._remote.near(times)
-        self._cold.put(keys, slots[near], times[near])
+        local = np.ones(len(times), np.bool_) if self._remote is None else self._remote.local(times)
+        self._cold.put(keys, slots[local], times[local])
 
-    def bring_in(self, keys: KeyView, slots: I32) -> None:
+    def load_keys(self, keys: KeyView, slots: I32) -> None:
         """Do nothing: timers are loaded when they are due."""
 
     # --- slots ------------------------------------------------------------------------------------------------------
@@ -324,7 +391,7 @@ class TimerTable:
             words = bucket.resolve()
             slots = numbers[(words >> 1) & _SLOT_MASK].astype(np.int64)
             bucket.keep((words & ~np.int64(_SLOT_MASK << 1)) | (slots << 1))
-        self._changes = [Changes(numbers[c.slots], c.times, c.deleted) for c in self._changes]
+        self._changes = [TimerChanges(numbers[c.slots], c.times, c.deleted) for c in self._changes]
 
     def _enter(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
         if len(slots) == 0:
@@ -359,7 +426,7 @@ class TimerTable:
         self._reduce_at = 2 * self._changed + self.source.limits.many_changes
 
 
-def _cut(words: I64, room: int, *, alone: bool) -> int:
+def _take_count(words: I64, room: int, *, alone: bool) -> int:
     """Return how many timers to take: all timers of a time, or none.
 
     Only a time that alone has more than `room` timers is split, and then taken alone. So no taken timer belongs to a

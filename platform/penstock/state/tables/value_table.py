@@ -1,4 +1,4 @@
-"""`RowTable`: one value by key, the state of a `ValueState`.
+"""`ValueTable`: one value by key, the state of a `ValueState`.
 
 It is a log of rows in memory: a write appends, `where` has the newest row of a slot, and no row is overwritten. So a
 freeze keeps references and copies no rows, regardless of their number. When the log is full, superseded rows that are
@@ -15,12 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.state.keys.key_counts import KeyCounts
-from penstock.state.log.frozen import FrozenSource, FrozenTable
-from penstock.state.log.pending_segments import WaitingSegments
-from penstock.state.log.segment_columns import DELETED, KEY_HASH
-from penstock.state.log.segment_rows import segment_table
-from penstock.state.spill.cold_records import ColdRecords, pieces
+from penstock.state.keys.queried_keys import KeyCounts
+from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
+from penstock.state.log.segment_columns import DELETED, KEY_HASH, segment_table
+from penstock.state.spill.cold_records import ColdRecords, slot_batches
 from penstock.state.tables.value_columns import FixedValues, column_of
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
-    from penstock.state.spill.cold_records import ColdHome
+    from penstock.state.spill.cold_records import SpillStore
     from penstock.state.tables.key_space import KeySpace
     from penstock.state.tables.value_columns import ValueColumn
 
@@ -41,7 +39,7 @@ class FrozenLog:
     """The rows appended between two freezes."""
 
     spec: RowSpec
-    table_of: RowTable
+    table_of: ValueTable
     keys: KeyView
     first: int
     slots: I32
@@ -78,7 +76,7 @@ def last_by_slot(slots: I32) -> I64:
     return np.sort(last[last >= 0])
 
 
-class RowTable:
+class ValueTable:
     """One value by slot; the slots are those of the key index that all states of an operator share."""
 
     def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace, ttl: Ttl | None = None) -> None:
@@ -102,10 +100,10 @@ class RowTable:
         #: Rows from this one on are not in a segment yet.
         self._dirty_from = 0
         self._where: I32 = np.full(rows, -1, np.int32)
-        self._waiting = WaitingSegments(source)
+        self._pending = PendingSegments(source)
         self._swept = 0
         if self._cold is not None and state.remote is not None:
-            state.remote.follow(source, spec, self._waiting, self._cold)
+            state.remote.follow(source, spec, self._pending, self._cold)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -125,9 +123,9 @@ class RowTable:
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the live value of one key, if it has one; see `state.store.StateTable`."""
         del most
-        view, slots, here = self._state.find(keys, hashes)
-        cold = None if here or self._cold is None else self._cold.look_up(view, slots)
-        rows = self.rows_of(slots) if here else np.full(1, -1, np.int32)
+        view, slots, in_memory = self._state.find(keys, hashes)
+        cold = None if in_memory or self._cold is None else self._cold.look_up(view, slots)
+        rows = self.rows_of(slots) if in_memory else np.full(1, -1, np.int32)
         values = self.arrays(rows) if rows[0] >= 0 else [] if cold is None else cold.columns
         if not values or (self.ttl is not None and values[-1][0].as_py() <= self.ttl.deadline):
             return self.spec.segment_schema.empty_table()
@@ -195,7 +193,7 @@ class RowTable:
         """Freeze the table, after a sweep of a part of it for expired values."""
         self.sweep(self._limits.freeze_sweep_keys)
         self._freeze_dirty(None)
-        return self._waiting.frozen()
+        return self._pending.frozen()
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
         """Return True: rows are never overwritten, so that no copy is needed."""
@@ -204,23 +202,23 @@ class RowTable:
 
     def load(self, table: pa.Table) -> None:
         """Add restored rows, newest last."""
-        self._load(table, anew=False)
+        self._load(table, unsaved=False)
         self._dirty_from = self._end
         self._state.settle_load()
 
-    def load_anew(self, table: pa.Table) -> None:
+    def load_unsaved(self, table: pa.Table) -> None:
         """Add restored rows that no segment has with the current columns, so that all of them are saved."""
-        self._load(table, anew=True)
+        self._load(table, unsaved=True)
         self._state.settle_load()
 
-    def _load(self, table: pa.Table, *, anew: bool) -> None:
+    def _load(self, table: pa.Table, *, unsaved: bool) -> None:
         batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
         slots = self._state.upsert(
             key_columns(batch, tuple(self.spec.key_schema.names)), batch.column(KEY_HASH).to_numpy()
         )
         self._fit_slots()
         deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
-        if anew:
+        if unsaved:
             self.clear(slots[deleted])
         self._where[slots[deleted]] = -1
         kept = np.flatnonzero(~deleted)
@@ -235,7 +233,7 @@ class RowTable:
     @property
     def memory_bytes(self) -> int:
         """The bytes of the rows in memory and of those waiting for an upload."""
-        return self.hot_bytes + self._waiting.memory_bytes
+        return self.hot_bytes + self._pending.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
@@ -244,9 +242,9 @@ class RowTable:
 
     def close(self) -> None:
         """Drop waiting segments."""
-        self._waiting.clear()
+        self._pending.clear()
 
-    def _freeze_dirty(self, home: ColdHome | None) -> None:
+    def _freeze_dirty(self, spill_store: SpillStore | None) -> None:
         part = slice(self._dirty_from, self._end)
         columns = tuple(copy.copy(column) for column in self._columns)
         rows = FrozenLog(
@@ -260,7 +258,7 @@ class RowTable:
             columns=columns,
         )
         if not rows.clean.all():
-            self._waiting.add(rows, home)
+            self._pending.add(rows, spill_store)
         self._dirty_from = self._end
 
     def holds(self, rows: I32) -> bool:
@@ -269,20 +267,20 @@ class RowTable:
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 
-    def save_changes(self, home: ColdHome) -> None:
+    def save_changes(self, spill_store: SpillStore) -> None:
         """Freeze all unsaved changes into a segment."""
-        self._freeze_dirty(home)
+        self._freeze_dirty(spill_store)
 
-    def take_out(self, keys: KeyView, slots: I32) -> None:
+    def evict_keys(self, keys: KeyView, slots: I32) -> None:
         """Move the values of slots to the cold store; all changes are frozen already."""
         if self._cold is None:
             return
         self._fit_slots()
-        for piece in pieces(slots[self._where[slots] >= 0], self._limits.evicted_keys):
+        for piece in slot_batches(slots[self._where[slots] >= 0], self._limits.evicted_keys):
             self._cold.put(keys, piece, np.ones(len(piece), np.int64), self.arrays(self._where[piece]))
             self._where[piece] = -1
 
-    def bring_in(self, keys: KeyView, slots: I32) -> None:
+    def load_keys(self, keys: KeyView, slots: I32) -> None:
         """Load the values of slots, which have none in memory, from the cold store."""
         taken = None if self._cold is None else self._cold.take(keys, slots)
         if taken is not None:
@@ -318,14 +316,14 @@ class RowTable:
     def _append(self, slots: I32, *, deleted: bool) -> int:
         self._fit_slots()
         if self._end + len(slots) > self._capacity:
-            self._leave_old_behind(len(slots))
+            self._compact(len(slots))
         first, self._end = self._end, self._end + len(slots)
         self._slots[first : self._end] = slots
         self._deleted[first : self._end] = deleted
         self._clean[first : self._end] = False
         return first
 
-    def _leave_old_behind(self, room: int) -> None:
+    def _compact(self, room: int) -> None:
         """Move the effective rows into new arrays, twice as large as needed."""
         kept = self._kept_rows()
         places = np.empty(self._end, np.int32)

@@ -1,9 +1,22 @@
-"""Protocol of work outside the subtasks' threads; implemented by `task.drive.threads` and by the simulator."""
+"""Calls out of and into a subtask's thread: background work, its slow calls, the mailbox.
+
+Implemented by `task.drive.threads` and by the simulator; `task.drive.subtask` owns the mailbox. The worker's
+metrics contain the calls that are slow at present.
+"""
 
 from __future__ import annotations
 
+import itertools
+import logging
+import threading
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+from penstock.core.clock import Clock
+from penstock.core.errors import PenstockError
+from penstock.rpc.messages import SlowCall
 
 #: Called with a result or an error, from any thread.
 Done = Callable[[Any, BaseException | None], object]
@@ -14,3 +27,114 @@ class Background(Protocol):
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
         """Run `work`, then call `done` with its result or error."""
+
+
+#: A call that takes longer is slow.
+SLOW_MS = 5_000
+
+
+@dataclass(slots=True)
+class _Call:
+    job_id: str
+    what: str
+    begun_ms: float
+    logged: bool = False
+
+
+class SlowCalls:
+    """The running calls of one worker; used from any thread."""
+
+    def __init__(self, clock: Clock, slow_ms: float = SLOW_MS) -> None:
+        """Start without calls."""
+        self._clock = clock
+        self._slow_ms = slow_ms
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, _Call] = {}
+
+    def watched(self, job_id: str, what: str, work: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the same work, registered as `what` while it runs."""
+
+        def run() -> Any:
+            call = _Call(job_id, what, self._clock.monotonic_ms())
+            with self._lock:
+                number = next(self._numbers)
+                self._calls[number] = call
+            try:
+                return work()
+            finally:
+                with self._lock:
+                    del self._calls[number]
+                if call.logged:
+                    seconds = (self._clock.monotonic_ms() - call.begun_ms) / 1000
+                    logging.getLogger(__name__).warning("slow call ended after %.1f s: %s", seconds, what)
+
+        return run
+
+    def slow(self) -> dict[str, tuple[SlowCall, ...]]:
+        """Return the calls that are slow now, by job, and log each once."""
+        now = self._clock.monotonic_ms()
+        with self._lock:
+            found = [(number, call) for number, call in self._calls.items() if now - call.begun_ms >= self._slow_ms]
+        by_job: dict[str, tuple[SlowCall, ...]] = {}
+        for number, call in found:
+            if not call.logged:
+                call.logged = True
+                logging.getLogger(__name__).warning(
+                    "slow call, %.1f s so far: %s", (now - call.begun_ms) / 1000, call.what
+                )
+            entry = SlowCall(number=number, what=call.what, for_ms=round(now - call.begun_ms))
+            by_job[call.job_id] = (*by_job.get(call.job_id, ()), entry)
+        return by_job
+
+
+#: Mails are triggers, completions and finished uploads: thousands of waiting ones mean that the subtask hangs.
+CAPACITY = 10_000
+
+#: A call for the subtask's thread.
+Mail = Callable[[], None]
+
+
+class MailboxFullError(PenstockError):
+    """The subtask has not read its mailbox for a long time."""
+
+
+class Mailbox:
+    """Thread-safe; `wake` is called, without a lock held, after each post."""
+
+    def __init__(self, wake: Callable[[], None], capacity: int = CAPACITY) -> None:
+        """Start empty and open."""
+        self._mails: deque[Mail] = deque()
+        self._lock = threading.Lock()
+        self._wake = wake
+        self._capacity = capacity
+        self._closed = False
+
+    def post(self, mail: Mail) -> bool:
+        """Append a mail; return False if the mailbox is closed and the mail was dropped.
+
+        Raises:
+            MailboxFullError: more than the capacity waits.
+        """
+        with self._lock:
+            if self._closed:
+                return False
+            if len(self._mails) >= self._capacity:
+                msg = f"{self._capacity} mails wait for one subtask"
+                raise MailboxFullError(msg, hint="a user function or a client call has not returned")
+            self._mails.append(mail)
+        self._wake()
+        return True
+
+    def take(self) -> Mail | None:
+        """Return the oldest mail, or None."""
+        if not self._mails:
+            return None
+        with self._lock:
+            return self._mails.popleft() if self._mails else None
+
+    def close(self) -> None:
+        """Drop the waiting mails and all later ones."""
+        with self._lock:
+            self._closed = True
+            self._mails.clear()

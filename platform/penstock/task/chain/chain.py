@@ -1,7 +1,7 @@
 """The operators of one subtask: each one's collector feeds the next, the last one's feeds the outgoing edges.
 
-Called by `task.drive.subtask` in the subtask's one thread. Side outputs go to the edges with their tag, from any
-operator of the chain.
+Also adds combiners to the edges and sets the layout of combined rows on the gate. Called by `task.drive.subtask` in
+the subtask's one thread.
 """
 
 from __future__ import annotations
@@ -15,12 +15,36 @@ from penstock.core.elements import MIN_TIMESTAMP, Barrier, Batch, Watermark, Wat
 from penstock.core.schema import schema_from_text
 from penstock.operators.operator import Collector, Operator, OperatorContext, OperatorMetrics, OperatorSnapshot
 from penstock.task.chain.hot_keys import HotKeys
-from penstock.task.chain.time_budget import TimeBudget
+from penstock.task.chain.operator_times import OperatorTimes
 
 if TYPE_CHECKING:
+    from penstock.config.settings import JobSettings
     from penstock.core.permits import CommitPermit
     from penstock.graph.job_graph import OperatorSpec
+    from penstock.network.input_gate import InputGate
     from penstock.network.output import ResultPartition
+
+
+def combine_outputs(outputs: Iterable[ResultPartition], settings: JobSettings) -> None:
+    """Add combiners where the receiver allows it and rows are distributed, or meet in the one subtask of all windows.
+
+    With any other single channel, combining would only repeat the receiver's work.
+    """
+    for output in outputs:
+        worth = len(output.channels) > 1 or output.spec.combine.get("of_all", False)
+        if output.spec.combine and worth and output.schema is not None and settings.combine != "off":
+            from penstock.operators.aggregates.combine import combiner_for
+
+            combiner = combiner_for(output.spec.combine, output.schema, settings)
+            if combiner is not None:
+                output.combine_with(combiner)
+
+
+def expect_combined(gate: InputGate | None, head: Any) -> None:
+    """Set the layout of combined rows on the gate, if the operator at the head of the chain accepts any."""
+    schema = getattr(head, "combined_schema", None)
+    if gate is not None and schema is not None:
+        gate.expect_combined(schema)
 
 
 @dataclass(slots=True)
@@ -41,10 +65,10 @@ class _NextCollector:
 
     __slots__ = ("_budget", "_edges", "_link", "_next", "_out", "_place")
 
-    def __init__(self, links: Sequence[ChainLink], place: int, out: Collector, edges: _EdgeCollector) -> None:
-        self._link = links[place - 1]
-        self._next = links[place]
-        self._place = place
+    def __init__(self, links: Sequence[ChainLink], index: int, out: Collector, edges: _EdgeCollector) -> None:
+        self._link = links[index - 1]
+        self._next = links[index]
+        self._place = index
         self._out = out
         self._edges = edges
         self._budget = edges.budget
@@ -55,7 +79,7 @@ class _NextCollector:
         self._next.records_in += rows
         before = self._budget.enter(self._place)
         if self._next.hot_keys is not None:
-            self._next.hot_keys.see(batch, 0)
+            self._next.hot_keys.observe(batch, 0)
         self._next.operator.process_batch(batch, 0, self._out)
         self._budget.enter(before)
 
@@ -76,7 +100,7 @@ class _EdgeCollector:
 
     __slots__ = ("_all", "_link", "_main", "_sides", "budget", "last_watermark")
 
-    def __init__(self, link: ChainLink, outputs: Sequence[ResultPartition], budget: TimeBudget) -> None:
+    def __init__(self, link: ChainLink, outputs: Sequence[ResultPartition], budget: OperatorTimes) -> None:
         self._link = link
         self.budget = budget
         self._all = tuple(outputs)
@@ -127,11 +151,11 @@ class Chain:
         for link in self.links:
             link.hot_keys = HotKeys(link.spec.config, clock) if link.spec.keyed else None
         #: Measures the time of each operator.
-        self.budget = TimeBudget(clock, [link.spec.uid for link in links])
+        self.budget = OperatorTimes(clock, [link.spec.uid for link in links])
         self._edges = _EdgeCollector(self.links[-1], outputs, self.budget)
         collectors: list[Collector] = [self._edges]
-        for place in range(len(self.links) - 1, 0, -1):
-            collectors.insert(0, _NextCollector(self.links, place, collectors[0], self._edges))
+        for index in range(len(self.links) - 1, 0, -1):
+            collectors.insert(0, _NextCollector(self.links, index, collectors[0], self._edges))
         self._collectors = tuple(collectors)
         self._head = self.links[0]
         self._head_out = collectors[0]
@@ -142,15 +166,15 @@ class Chain:
             link.operator for link in self.links if hasattr(type(link.operator), "available")
         )
         self._timed = self._with("process_time")
-        self._continuing = self._with("go_on")
+        self._continuing = self._with("emit_ready")
         #: Operators with back-pressure until they have emitted: they accept rows again without a checkpoint.
-        self._holding: tuple[Any, ...] = tuple(o for o in self._blocking if hasattr(type(o), "go_on"))
+        self._holding: tuple[Any, ...] = tuple(o for o in self._blocking if hasattr(type(o), "emit_ready"))
 
     def _with(self, hook: str) -> tuple[tuple[Any, Collector, int], ...]:
         """Return the operators that have a hook, each with its collector and index."""
         return tuple(
-            (link.operator, out, place)
-            for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
+            (link.operator, out, index)
+            for index, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
             if hasattr(type(link.operator), hook)
         )
 
@@ -159,19 +183,19 @@ class Chain:
 
         Each receives the columns that are used downstream of it, starting with those of the edges.
         """
-        behind = self._edges.columns
+        downstream = self._edges.columns
         for link, context in reversed(list(zip(self.links, contexts, strict=True))):
             self._opened.append(link)
             operator: Any = link.operator
             operator.open(context)
-            behind = operator.narrow(behind) if hasattr(type(operator), "narrow") else None
+            downstream = operator.required_columns(downstream) if hasattr(type(operator), "required_columns") else None
 
     def batch(self, batch: Batch, input_index: int) -> None:
         """Process rows of an input."""
         self._head.records_in += batch.num_rows
         self.budget.begin(0)
         if self._head.hot_keys is not None:
-            self._head.hot_keys.see(batch, input_index)
+            self._head.hot_keys.observe(batch, input_index)
         self._head.operator.process_batch(batch, input_index, self._head_out)
         self.budget.end()
 
@@ -194,11 +218,11 @@ class Chain:
         return emitted
 
     @property
-    def at_work(self) -> OperatorSpec | None:
+    def current_operator(self) -> OperatorSpec | None:
         """The operator that was running when the chain raised: in a call, or as the last one opened."""
-        place = self.budget.place
-        if place < len(self.links):
-            return self.links[place].spec
+        index = self.budget.index
+        if index < len(self.links):
+            return self.links[index].spec
         return self._opened[-1].spec if len(self._opened) < len(self.links) and self._opened else None
 
     @property
@@ -210,10 +234,10 @@ class Chain:
 
     def process_time(self, now_ms: int) -> None:
         """Fire the operators' timers up to processing time `now_ms`."""
-        for operator, out, place in self._timed:
+        for operator, out, index in self._timed:
             due = operator.next_timer_ms
             if due is not None and due <= now_ms:
-                self.budget.begin(place)
+                self.budget.begin(index)
                 operator.process_time(now_ms, out)
                 self.budget.end()
 
@@ -222,18 +246,18 @@ class Chain:
         """Whether an operator may emit rows without new input."""
         return bool(self._continuing)
 
-    def go_on(self, *, past_limits: bool) -> bool:
+    def emit_ready(self, *, past_limits: bool) -> bool:
         """Let operators emit completed rows if all downstream operators accept rows; return whether one did.
 
         `past_limits`: also into a sink at its limit, which only a checkpoint relieves (its barrier waits for the rows).
         """
         emitted = False
         needed = self._holding if past_limits else self._blocking
-        for operator, out, place in self._continuing:
-            behind = [link.operator for link in self.links[place + 1 :]]
-            if all(other.available for other in needed if any(other is o for o in behind)):
-                self.budget.begin(place)
-                emitted |= operator.go_on(out)
+        for operator, out, index in self._continuing:
+            downstream = [link.operator for link in self.links[index + 1 :]]
+            if all(other.available for other in needed if any(other is o for o in downstream)):
+                self.budget.begin(index)
+                emitted |= operator.emit_ready(out)
                 self.budget.end()
         return emitted
 
@@ -257,14 +281,14 @@ class Chain:
 
         Return False if one still holds rows; the caller then tries again.
         """
-        holders = {place: operator for operator, _, place in self._continuing}
+        holders = {index: operator for operator, _, index in self._continuing}
         while self._finished < len(self.links):
-            place = self._finished
-            if place in holders and holders[place].held:
+            index = self._finished
+            if index in holders and holders[index].has_pending_output:
                 return False
             self._finished += 1
-            self.budget.begin(place)
-            self.links[place].operator.finish(self._collectors[place])
+            self.budget.begin(index)
+            self.links[index].operator.finish(self._collectors[index])
             self.budget.end()
         return True
 
@@ -296,7 +320,7 @@ class Chain:
 
     @property
     def holding(self) -> bool:
-        """Whether an operator accepts no rows until it has emitted some (`go_on`)."""
+        """Whether an operator accepts no rows until it has emitted some (`emit_ready`)."""
         return not all(operator.available for operator in self._holding)
 
     @property

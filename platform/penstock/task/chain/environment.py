@@ -1,6 +1,6 @@
-"""The services of a worker (or the simulator) for its subtasks: clock, network, stores, background threads, reports.
+"""The services of a worker (or the simulator) for its subtasks, and each subtask's reports to its JobMaster.
 
-All access to the outside passes through this class, so that the simulator can drive the same subtasks.
+All access to the outside passes through these classes, so that the simulator can drive the same subtasks.
 """
 
 from __future__ import annotations
@@ -13,18 +13,100 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock
+from penstock.core.snapshot import CheckpointMetrics, SubtaskSnapshot
 from penstock.operators.registry import create_operator
-from penstock.rpc.messages import WorkerMessage
+from penstock.rpc.messages import (
+    CheckpointAck,
+    CheckpointDeclined,
+    InputEnded,
+    OutputPublished,
+    TaskState,
+    WorkerMessage,
+    WorkerReport,
+)
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.remote.remote_log import Gather, one_by_one
-from penstock.task.chain.background import Background
-from penstock.task.chain.slow_calls import SlowCalls
+from penstock.task.chain.background import Background, SlowCalls
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef
+    from penstock.graph.deployment import TaskDeployment
     from penstock.network.data_plane import DataPlane
     from penstock.operators.operator import Operator
     from penstock.task.chain.uploader import Uploader
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReports:
+    """The reports of one deployment of one subtask."""
+
+    deployment: TaskDeployment
+    send: Callable[[WorkerReport], None]
+
+    def state(self, state: str, error: str = "", detail: str = "", metrics: dict[str, float] | None = None) -> None:
+        """Report another state of the subtask; `metrics`: its last ones."""
+        execution = self.deployment.execution
+        self.send(
+            TaskState(
+                job_id=self.deployment.job_id,
+                vertex_id=execution.vertex_id,
+                subtask=execution.subtask,
+                attempt=execution.attempt,
+                state=state,
+                error=error,
+                detail=detail,
+                metrics=metrics or {},
+            )
+        )
+
+    def input_ended(self) -> None:
+        """Report that all input was processed and the operators have emitted the rest."""
+        execution = self.deployment.execution
+        self.send(
+            InputEnded(
+                job_id=self.deployment.job_id,
+                vertex_id=execution.vertex_id,
+                subtask=execution.subtask,
+                attempt=execution.attempt,
+            )
+        )
+
+    def published(self, ids: tuple[str, ...]) -> None:
+        """Report committables that are known to be published."""
+        if ids:
+            self.send(
+                OutputPublished(job_id=self.deployment.job_id, run_id=self.deployment.run_id, committable_ids=ids)
+            )
+
+    def acknowledged(self, checkpoint_id: int, snapshot: SubtaskSnapshot, metrics: CheckpointMetrics) -> None:
+        """Report that the subtask's part of a checkpoint is durable."""
+        self.send(
+            CheckpointAck(
+                job_id=self.deployment.job_id,
+                run_id=self.deployment.run_id,
+                generation=self.deployment.generation,
+                checkpoint_id=checkpoint_id,
+                attempt=self.deployment.execution.attempt,
+                snapshot=snapshot,
+                metrics=metrics,
+            )
+        )
+
+    def declined(self, checkpoint_id: int, reason: str) -> None:
+        """Report that the subtask cannot take part in a checkpoint."""
+        execution = self.deployment.execution
+        self.send(
+            CheckpointDeclined(
+                job_id=self.deployment.job_id,
+                run_id=self.deployment.run_id,
+                generation=self.deployment.generation,
+                checkpoint_id=checkpoint_id,
+                vertex_id=execution.vertex_id,
+                subtask=execution.subtask,
+                attempt=execution.attempt,
+                reason=reason,
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

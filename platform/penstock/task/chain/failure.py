@@ -10,15 +10,14 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import PenstockError
-from penstock.core.names import misuse
+from penstock.core.errors import PenstockError, misuse_hint
 from penstock.core.secrets import redact
 
 if TYPE_CHECKING:
     from penstock.graph.job_graph import OperatorSpec
 
 _ENGINE = str(Path(__file__).resolve().parents[2])
-_OURS = (_ENGINE, *(str(path) for path in map(Path, sysconfig.get_paths().values()) if path.name != "scripts"))
+_LIBRARY_ROOTS = (_ENGINE, *(str(path) for path in map(Path, sysconfig.get_paths().values()) if path.name != "scripts"))
 _CONNECTORS = "penstock_connectors"
 _MAX_DETAIL = 16_000
 _MAX_LINE = 2_000
@@ -27,7 +26,7 @@ _MAX_LINE = 2_000
 def describe(error: BaseException, operator: OperatorSpec | None = None) -> tuple[str, str]:
     """Return one line and the long text of an error; `operator` raised it."""
     user = user_frames(error)
-    text, hint = str(error), misuse(error) if user else ""
+    text, hint = str(error), misuse_hint(error) if user else ""
     if isinstance(error, PenstockError):
         text, hint = error.message, error.hint
     place = _place(error, operator)
@@ -61,19 +60,19 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        found = [frame for frame in traceback.extract_tb(current.__traceback__) if not is_ours(frame.filename)]
+        found = [frame for frame in traceback.extract_tb(current.__traceback__) if not is_library_code(frame.filename)]
         frames = found + frames
         current = current.__cause__ or current.__context__
     return frames
 
 
-def is_ours(filename: str) -> bool:
+def is_library_code(filename: str) -> bool:
     """Return whether a frame's file belongs to penstock, to Python or to an installed package, not to the user."""
     if filename.startswith("<frozen"):
         return True
     if filename.startswith("<"):
         return False
-    return str(Path(filename).resolve()).startswith(_OURS) or is_engine(filename)
+    return str(Path(filename).resolve()).startswith(_LIBRARY_ROOTS) or is_engine(filename)
 
 
 def is_engine(filename: str) -> bool:

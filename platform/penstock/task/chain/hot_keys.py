@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.metrics.top_keys import TopKeys
 from penstock.operators.aggregates.combine import cells_of
-from penstock.state.keys.key_text import json_value
+from penstock.state.keys.queried_keys import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,60 +25,60 @@ if TYPE_CHECKING:
 
 #: In this time about this many rows of an input are counted, some per batch: in all 0.5 % of a core at a million rows a
 #: second in batches of 4096.
-EVERY_MS = 500.0
+SAMPLE_INTERVAL_MS = 500.0
 SAMPLE_ROWS = 128
-_TOGETHER = 32
+_ROWS_PER_SAMPLE = 32
 #: Keys that are counted, and keys that are reported.
 KEPT_KEYS, SHOWN_KEYS = 256, 20
 #: Half-life of counts.
 HALF_LIFE_MS = 60_000.0
 #: Interval of decay.
-_FADE_MS = 5_000.0
+_DECAY_MS = 5_000.0
 
 
-class _Draw:
+class _RowSampler:
     """Draws a random one of every k rows of one input; k follows the rate."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed
-        self.every = 1
+        self.period = 1
         #: Rows so far of the current k, and the index of the drawn one.
-        self._come = self._drawn = 0
-        self._began_ms = self._seen = self._looked = 0.0
+        self._rows_in_period = self._sampled_index = 0
+        self._began_ms = self._seen = self._examined = 0.0
 
     def begin(self, now: float) -> None:
         """Recompute k from the rate since the last change, at most once per interval."""
         passed = now - self._began_ms
-        if passed >= EVERY_MS:
-            self._restart(int(self._seen * EVERY_MS / passed) * _TOGETHER // SAMPLE_ROWS)
-            self._began_ms, self._seen, self._looked = now, 0.0, 0.0
+        if passed >= SAMPLE_INTERVAL_MS:
+            self._restart(int(self._seen * SAMPLE_INTERVAL_MS / passed) * _ROWS_PER_SAMPLE // SAMPLE_ROWS)
+            self._began_ms, self._seen, self._examined = now, 0.0, 0.0
 
     def hits(self, rows: int) -> int:
         """Return the number of drawn rows among the next rows."""
         self._seen += rows
-        begun, end = self._come, self._come + rows
-        full, self._come = divmod(end, self.every)
+        begun, end = self._rows_in_period, self._rows_in_period + rows
+        full, self._rows_in_period = divmod(end, self.period)
         if not full:
-            return int(begun <= self._drawn < end)
-        found = int(begun <= self._drawn) + full - 1
-        self._drawn = self.chance(self.every)
-        return found + int(self._drawn < self._come)
+            return int(begun <= self._sampled_index < end)
+        found = int(begun <= self._sampled_index) + full - 1
+        self._sampled_index = self.chance(self.period)
+        return found + int(self._sampled_index < self._rows_in_period)
 
-    def looked(self, rows: int) -> None:
+    def examined(self, rows: int) -> None:
         """Count examined rows; draw fewer if the rate has increased."""
-        self._looked += rows
-        if self._looked > SAMPLE_ROWS:
-            self._looked = 0.0
-            self._restart(2 * self.every)
+        self._examined += rows
+        if self._examined > SAMPLE_ROWS:
+            self._examined = 0.0
+            self._restart(2 * self.period)
 
     def chance(self, below: int) -> int:
         """Return a number from 0 to `below` - 1, uniformly; the sequence is the same in every run."""
         self._state = (self._state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
         return (self._state >> 33) % below
 
-    def _restart(self, every: int) -> None:
-        self.every = max(1, every)
-        self._come, self._drawn = 0, self.chance(self.every)
+    def _restart(self, period: int) -> None:
+        self.period = max(1, period)
+        self._rows_in_period, self._sampled_index = 0, self.chance(self.period)
 
 
 class HotKeys:
@@ -87,29 +87,29 @@ class HotKeys:
     def __init__(self, config: Mapping[str, Any], clock: Clock) -> None:
         """`config` is the operator's: it names the key columns of its inputs."""
         self._keys = _keys_of(config)
-        self._draws = tuple(_Draw(number) for number in range(len(self._keys)))
+        self._samplers = tuple(_RowSampler(number) for number in range(len(self._keys)))
         self._clock = clock
         self._top: TopKeys[tuple[Any, ...]] = TopKeys(KEPT_KEYS)
-        self._faded_ms = clock.monotonic_ms()
+        self._decayed_ms = clock.monotonic_ms()
 
-    def see(self, batch: Batch, input_index: int) -> None:
+    def observe(self, batch: Batch, input_index: int) -> None:
         """Process a batch of input; count some of its rows if one of them is drawn."""
-        place = min(input_index, len(self._keys) - 1)
-        names, draw, rows = self._keys[place], self._draws[place], batch.data.num_rows
+        index = min(input_index, len(self._keys) - 1)
+        names, sampler, rows = self._keys[index], self._samplers[index], batch.data.num_rows
         if not names:
             return  # a broadcast stream: its rows have no key
         now = self._clock.monotonic_ms()
-        draw.begin(now)
-        hits = draw.hits(rows)
+        sampler.begin(now)
+        hits = sampler.hits(rows)
         if hits:
-            if now >= self._faded_ms + _FADE_MS:
-                self._fade(now)
-            weight = float(hits * draw.every)
-            draw.looked(self._look(batch, names, weight, draw))
+            if now >= self._decayed_ms + _DECAY_MS:
+                self._decay(now)
+            weight = float(hits * sampler.period)
+            sampler.examined(self._count_rows(batch, names, weight, sampler))
 
     def hottest(self) -> dict[str, Any]:
         """Return about the number of rows, and the keys with most of them: JSON values, too low by at most `error`."""
-        self._fade(self._clock.monotonic_ms())
+        self._decay(self._clock.monotonic_ms())
         names = next((names for names in self._keys if names), ())
         found = self._top.top(SHOWN_KEYS)
         return {
@@ -121,19 +121,19 @@ class HotKeys:
             ],
         }
 
-    def _fade(self, now: float) -> None:
-        self._top.fade(0.5 ** ((now - self._faded_ms) / HALF_LIFE_MS))
-        self._faded_ms = now
+    def _decay(self, now: float) -> None:
+        self._top.decay(0.5 ** ((now - self._decayed_ms) / HALF_LIFE_MS))
+        self._decayed_ms = now
 
-    def _look(self, batch: Batch, names: tuple[str, ...], weight: float, draw: _Draw) -> int:
+    def _count_rows(self, batch: Batch, names: tuple[str, ...], weight: float, sampler: _RowSampler) -> int:
         """Count some rows of a batch, with a total weight of `weight`; return their number."""
         data = batch.data
-        most = int(min(data.num_rows, SAMPLE_ROWS, _TOGETHER * weight / draw.every))
+        most = int(min(data.num_rows, SAMPLE_ROWS, _ROWS_PER_SAMPLE * weight / sampler.period))
         columns = [data.column(name) for name in names]
         chosen: slice | np.ndarray[Any, Any] = slice(None)
         if most < data.num_rows:
             step = data.num_rows / most
-            chosen = (np.arange(most) * step + draw.chance(1 << 20) / (1 << 20) * step).astype(np.int64)
+            chosen = (np.arange(most) * step + sampler.chance(1 << 20) / (1 << 20) * step).astype(np.int64)
             columns = [column.take(pa.array(chosen)) for column in columns]
         keys = zip(*(column.to_pylist() for column in columns), strict=True)
         counts: Counter[tuple[Any, ...]] = Counter()

@@ -59,7 +59,7 @@ class Uploader:
         limits: StateLimits = PRODUCTION,
         watched: Callable[[str, Callable[[], Any]], Callable[[], Any]] = lambda _, work: work,
     ) -> None:
-        """`prefix` is `<run>/<worker>`; numbers never repeat under one prefix; `watched`: of `task.chain.slow_calls`.
+        """`prefix` is `<run>/<worker>`; numbers never repeat under one prefix; `watched`: of `task.chain.background`.
 
         A request is rejected while more than `limits.queued_bytes` wait: the checkpoint is declined, the state is kept.
         """

@@ -1,7 +1,6 @@
-"""Barriers in a subtask: alignment of its channels, then the snapshot of the subtask; kept by `task.drive.subtask`.
+"""Barriers in a subtask: announcement by the JobMaster, alignment of its channels, then the snapshot.
 
-A drain's snapshot waits until no operator holds rows, such as those with running calls of an asynchronous function. The
-wait does not block: the subtask continues with its mails, and other subtasks of the thread with their rows.
+Kept by `task.drive.subtask`. A drain's snapshot waits, without blocking, until no operator holds rows.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.alignment import Abort, Alignment, AlignmentCommand, Block, Snapshot, Unblock
 from penstock.core.elements import Barrier, BarrierKind
-from penstock.task.checkpoint.announced import AnnouncedBarrier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +17,28 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.network.input_gate import InputGate
     from penstock.task.chain.chain import Chain
-    from penstock.task.chain.task_reports import TaskReports
+    from penstock.task.chain.environment import TaskReports
+
+
+class AnnouncedBarrier:
+    """The newest announced barrier; checkpoint ids only increase."""
+
+    def __init__(self) -> None:
+        """Start without an announcement."""
+        self._announced = self._resolved = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether the announced barrier has neither arrived nor been aborted."""
+        return self._announced > self._resolved
+
+    def announce(self, checkpoint_id: int) -> None:
+        """Announce a barrier that is on its way or has already arrived."""
+        self._announced = checkpoint_id
+
+    def resolve(self, checkpoint_id: int) -> None:
+        """Record the barrier's arrival or the checkpoint's abort; earlier barriers no longer arrive."""
+        self._resolved = max(self._resolved, checkpoint_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +53,7 @@ class Aligned:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _AlignmentStart:
     """The subtask's state when the first barrier arrived."""
 
     since_ms: float
@@ -53,18 +72,18 @@ class Barriers:
         self.alignment = Alignment(0 if gate is None else gate.channel_count)
         self._announced = AnnouncedBarrier()
         #: State at the first barrier of the running checkpoint.
-        self._waiting: _Waiting | None = None
+        self._alignment_start: _AlignmentStart | None = None
         #: A drain that waits for operators with rows: its barrier, its start, and bytes processed and buffered.
         self._draining: tuple[Barrier, float, tuple[int, int]] | None = None
         #: Takes the snapshot of the subtask and sends the barrier on.
-        self.cut: Callable[[Barrier, Aligned], None]
+        self.take_snapshot: Callable[[Barrier, Aligned], None]
 
     @property
-    def coming(self) -> bool:
+    def pending(self) -> bool:
         """Whether a barrier was announced, or waits for other channels or for rows."""
         if self._gate is None:
             return False
-        return self.alignment.running is not None or self._announced.coming or self._gate.barrier_waiting
+        return self.alignment.running is not None or self._announced.pending or self._gate.barrier_waiting
 
     @property
     def draining(self) -> bool:
@@ -79,30 +98,30 @@ class Barriers:
         """Start with a barrier that begins in this subtask."""
         self._complete(barrier)
 
-    def came(self, channel: int, barrier: Barrier) -> None:
+    def on_barrier(self, channel: int, barrier: Barrier) -> None:
         """Handle a barrier of a channel."""
-        if self._waiting is None:
-            self._waiting = self._now()
+        if self._alignment_start is None:
+            self._alignment_start = self._measure()
         self._execute(self.alignment.on_barrier(channel, barrier))
 
-    def ended(self, channel: int) -> None:
+    def on_end_of_input(self, channel: int) -> None:
         """Handle the end of a channel."""
         self._execute(self.alignment.on_end_of_input(channel))
 
-    def aborted(self, checkpoint_id: int) -> None:
+    def on_abort(self, checkpoint_id: int) -> None:
         """Handle the abort of a checkpoint."""
-        self._announced.over(checkpoint_id)
+        self._announced.resolve(checkpoint_id)
         if self._draining is not None and self._draining[0].checkpoint_id == checkpoint_id:
             self._draining = None
         if self._gate is not None:
             self._execute(self.alignment.on_abort(checkpoint_id))
 
-    def go_on(self) -> bool:
+    def drain_if_ready(self) -> bool:
         """Take the snapshot for a waiting drain if no operator holds rows; return whether it was taken."""
         if self._draining is None or not self._chain.finish():
             return False
-        (barrier, since, moved), self._draining = self._draining, None
-        self._cut(barrier, since, moved)
+        (barrier, since, byte_counts), self._draining = self._draining, None
+        self._take_snapshot(barrier, since, byte_counts)
         return True
 
     def _execute(self, commands: list[AlignmentCommand]) -> None:
@@ -115,27 +134,27 @@ class Barriers:
                     for channel in channels:
                         self._gate.unblock(channel)
                     if self.alignment.running is None:
-                        self._waiting = None
+                        self._alignment_start = None
                 case Snapshot(barrier):
                     self._complete(barrier)
                 case Abort(checkpoint_id, reason):
-                    self._waiting = self._now()
+                    self._alignment_start = self._measure()
                     self._reports.declined(checkpoint_id, reason)
 
     def _complete(self, barrier: Barrier) -> None:
         """Handle the end of alignment: all rows before the barrier were processed."""
-        now, buffered = self._now(), 0 if self._gate is None else self._gate.bytes_blocked
-        first, self._waiting = self._waiting or now, None
-        moved = now.bytes_in - first.bytes_in, buffered
+        now, buffered = self._measure(), 0 if self._gate is None else self._gate.bytes_blocked
+        first, self._alignment_start = self._alignment_start or now, None
+        byte_counts = now.bytes_in - first.bytes_in, buffered
         if barrier.kind is BarrierKind.DRAIN:
-            self._draining = barrier, first.since_ms, moved
-            self.go_on()
+            self._draining = barrier, first.since_ms, byte_counts
+            self.drain_if_ready()
         else:
-            self._cut(barrier, first.since_ms, moved)
+            self._take_snapshot(barrier, first.since_ms, byte_counts)
 
-    def _cut(self, barrier: Barrier, since_ms: float, moved: tuple[int, int]) -> None:
-        self._announced.over(barrier.checkpoint_id)
-        self.cut(barrier, Aligned(self._clock.monotonic_ms() - since_ms, *moved))
+    def _take_snapshot(self, barrier: Barrier, since_ms: float, byte_counts: tuple[int, int]) -> None:
+        self._announced.resolve(barrier.checkpoint_id)
+        self.take_snapshot(barrier, Aligned(self._clock.monotonic_ms() - since_ms, *byte_counts))
 
-    def _now(self) -> _Waiting:
-        return _Waiting(self._clock.monotonic_ms(), 0 if self._gate is None else self._gate.bytes_in)
+    def _measure(self) -> _AlignmentStart:
+        return _AlignmentStart(self._clock.monotonic_ms(), 0 if self._gate is None else self._gate.bytes_in)

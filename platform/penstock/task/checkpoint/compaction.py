@@ -1,7 +1,7 @@
-"""Runs background work of a subtask's keyed stores: compactions, and fetching remote state.
+"""Background work of a subtask's keyed stores: compactions, and prefetches of remote state.
 
-A compaction is merged in the background, uploaded, and handed back. The store allows one at a time. A failed compaction
-is dropped and counted; no other work depends on it.
+One compaction and one prefetch per store at a time; no other work depends on a failed one. Started by
+`task.drive.subtask`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,44 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.core.snapshot import FileRef
-from penstock.state.log.encoded_segment import EncodedSegment
-from penstock.task.chain.background import Background
-from penstock.task.chain.mailbox import Mail
+from penstock.state.log.segments import EncodedSegment
+from penstock.task.chain.background import Background, Mail
 from penstock.task.chain.uploader import Part, Uploader
-from penstock.task.checkpoint.prefetch import Prefetcher
 
 if TYPE_CHECKING:
-    from penstock.state.keyed import CompactionJob, KeyedStateStore
+    from penstock.state.keyed import CompactionJob, KeyedStateStore, PrefetchJob
+
+
+@dataclass(slots=True)
+class Prefetcher:
+    """The prefetches of one subtask; all calls and mails in its thread."""
+
+    background: Background
+    post: Callable[[Mail], object]
+    failures: int = 0
+    _running: set[int] = field(default_factory=set)
+
+    def start_due(self, stores: tuple[KeyedStateStore, ...]) -> None:
+        """Start the work that the stores offer."""
+        for index, store in enumerate(stores):
+            if index not in self._running:
+                self._next(index, store)
+
+    def _next(self, index: int, store: KeyedStateStore) -> None:
+        job = store.prefetch()
+        if job is None:
+            return
+        self._running.add(index)
+        self.background.submit(job.run, lambda _, error: self.post(lambda: self._end(index, store, job, error)))
+
+    def _end(self, index: int, store: KeyedStateStore, job: PrefetchJob, error: BaseException | None) -> None:
+        self._running.discard(index)
+        if error is None:
+            job.install()
+            self._next(index, store)
+        else:
+            self.failures += 1
+            logging.getLogger(__name__).warning("state could not be fetched in the background: %s", error)
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.keygroup import HashRange
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import FileRef, OperatorStateSnapshot
-from penstock.eventtime.watermarks import carried_over
+from penstock.eventtime.watermarks import initial_watermark
 from penstock.graph.deployment import OperatorRestore
 from penstock.operators.operator import OperatorContext
-from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.keyed import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 from penstock.task.chain.chain import Chain, ChainLink
 from penstock.task.chain.environment import TaskEnvironment
@@ -103,7 +103,7 @@ def restored_watermark(deployment: TaskDeployment) -> int:
         for state in restore.operator
         if state.name == INPUT_WATERMARK
         for item in state.items
-        if (watermark := carried_over(int(item))) != MIN_TIMESTAMP
+        if (watermark := initial_watermark(int(item))) != MIN_TIMESTAMP
     ]
     return min(found, default=MIN_TIMESTAMP)
 
@@ -165,7 +165,7 @@ def _context(
         input_schemas=schemas,
         keyed_state=store,
         restored=restore.operator,
-        held=restore.held,
+        uncommitted=restore.held,
         wake=services.wake,
         run_async=services.run_async,
         report_published=services.report_published,

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from penstock.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
+from penstock.checkpoint.manifest_log import Manifest, decode_manifest, encode_manifest
 from penstock.checkpoint.stores import checksum_of, join_uri, read_file
 from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment
-from penstock.state.log.encoded_segment import segment_of
-from penstock.state.log.segments import SegmentWriter, read_state
+from penstock.state.log.segments import SegmentWriter, read_state, segment_of
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import ObjectStore
-    from penstock.rpc.worker_commands import WriteSavepoint
+    from penstock.rpc.messages import WriteSavepoint
 
 #: Rows of one part; a state has at least one part per subtask that had rows.
 PART_ROWS = 1_000_000

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.core.snapshot import Committable
-    from penstock.rpc.worker_commands import ResolvePending
+    from penstock.rpc.messages import ResolvePending
     from penstock.task.chain.environment import TaskEnvironment
 
 
@@ -29,12 +29,12 @@ def resolve_pending(command: ResolvePending, environment: TaskEnvironment) -> tu
         StateMismatchError: a sink with uncommitted output is no longer in the job.
         ConnectorError: an external system cannot be reached, or reports that output is lost.
     """
-    owed: dict[str, list[Committable]] = {}
+    uncommitted: dict[str, list[Committable]] = {}
     for committable in command.committables:
-        owed.setdefault(committable.uid, []).append(committable)
-    unknown = sorted(set(owed) - set(command.sinks))
+        uncommitted.setdefault(committable.uid, []).append(committable)
+    unknown = sorted(set(uncommitted) - set(command.sinks))
     if unknown:
-        rows = sum(c.rows for uid in unknown for c in owed[uid])
+        rows = sum(c.rows for uid in unknown for c in uncommitted[uid])
         names = ", ".join(unknown)
         msg = f"{rows} rows of output are not yet published, but the job has no sink with uid {names} any more"
         raise StateMismatchError(msg, hint="start the old job once to publish them, or keep the sink's uid")
@@ -52,14 +52,14 @@ def resolve_pending(command: ResolvePending, environment: TaskEnvironment) -> tu
             attempt=0,
             clock=environment.clock,
         )
-        _check_delivery(uid, spec, owed.get(uid, ()))
+        _check_delivery(uid, spec, uncommitted.get(uid, ()))
         committer = factory.create_committer(spec, context)
         if committer is None:
-            if owed.get(uid):
+            if uncommitted.get(uid):
                 msg = f"sink {uid} has unpublished output, but its delivery mode {spec.delivery!r} publishes nothing"
                 raise StateMismatchError(msg, hint="keep the delivery mode until the pending output is published")
             continue
-        ordered = tuple(sorted(owed.get(uid, ()), key=lambda c: (c.run_id, c.subtask, c.checkpoint_id, c.id)))
+        ordered = tuple(sorted(uncommitted.get(uid, ()), key=lambda c: (c.run_id, c.subtask, c.checkpoint_id, c.id)))
         try:
             outcomes = committer.recover(
                 command.permit, command.prefixes.get(uid, ()), ordered, lambda ref: read_file(store, ref)
@@ -70,10 +70,10 @@ def resolve_pending(command: ResolvePending, environment: TaskEnvironment) -> tu
     return tuple(published)
 
 
-def _check_delivery(uid: str, spec: SinkSpec, owed: Sequence[Committable]) -> None:
+def _check_delivery(uid: str, spec: SinkSpec, uncommitted: Sequence[Committable]) -> None:
     """Reject output of the other exactly-once delivery: its committer would regard it as published, or fail."""
-    staged = {bool(committable.files) for committable in owed}
-    if owed and staged != {spec.delivery == "exactly-once"}:
-        rows = sum(committable.rows for committable in owed)
+    staged = {bool(committable.files) for committable in uncommitted}
+    if uncommitted and staged != {spec.delivery == "exactly-once"}:
+        rows = sum(committable.rows for committable in uncommitted)
         msg = f"sink {uid} has {rows} unpublished rows of another delivery mode than {spec.delivery!r}"
         raise StateMismatchError(msg, hint="keep the delivery mode until the pending output is published")

@@ -1,10 +1,10 @@
 """The snapshots of one subtask from barrier to ack, one after another.
 
-The synchronous part (freezing operators) is done when a `Cut` is passed in. Then frozen pages are copied in steps
-between batches; encoding and upload run in the background; in the subtask's thread the files are assigned to states and
-sinks, and the ack is sent. Checkpoints are completed strictly in order, so an ack is only sent when every earlier
-segment of the log is durable. A failed upload is repeated, up to a limit of count and time; then the checkpoint is
-declined, and its segments and staged output are offered again for the next checkpoint.
+The synchronous part (freezing operators) is done when a `SubtaskCheckpoint` is passed in. Then frozen pages are copied
+in steps between batches; encoding and upload run in the background; in the subtask's thread the files are assigned to
+states and sinks, and the ack is sent. Checkpoints are completed strictly in order, so an ack is only sent when every
+earlier segment of the log is durable. A failed upload is repeated, up to a limit of count and time; then the checkpoint
+is declined, and its segments and staged output are offered again for the next checkpoint.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from penstock.core.snapshot import (
 )
 from penstock.operators.operator import OperatorSnapshot, StagedOutput
 from penstock.state.keyed import FrozenState
-from penstock.state.log.encoded_segment import EncodedSegment
-from penstock.task.chain.background import Background
-from penstock.task.chain.mailbox import Mail
-from penstock.task.chain.task_reports import TaskReports
+from penstock.state.log.segments import EncodedSegment
+from penstock.task.chain.background import Background, Mail
+from penstock.task.chain.environment import TaskReports
 from penstock.task.chain.uploader import Part, Uploader
 from penstock.task.checkpoint.barriers import Aligned
 
@@ -43,14 +42,14 @@ _FIRST_RETRY_MS = 100.0
 
 
 @dataclass(slots=True)
-class Cut:
+class SubtaskCheckpoint:
     """One checkpoint in this subtask, from freeze to ack."""
 
     barrier: Barrier
     #: (operator, its synchronous part), in chain order.
     taken: tuple[tuple[Any, OperatorSnapshot], ...]
     #: States of the task (the input's watermark).
-    own: tuple[OperatorStateSnapshot, ...]
+    task_states: tuple[OperatorStateSnapshot, ...]
     finished: bool
     aligned: Aligned
     sync_ms: float
@@ -99,7 +98,7 @@ class SnapshotPipeline:
     def __init__(self, services: SnapshotServices) -> None:
         """Start without checkpoints."""
         self._services = services
-        self._cuts: deque[Cut] = deque()
+        self._checkpoints: deque[SubtaskCheckpoint] = deque()
         self._upload: _Upload | None = None
         self._encoding = False
         self._retry_at_ms: float | None = None
@@ -110,7 +109,7 @@ class SnapshotPipeline:
     @property
     def busy(self) -> bool:
         """Whether a checkpoint waits for its ack."""
-        return bool(self._cuts)
+        return bool(self._checkpoints)
 
     @property
     def next_deadline_ms(self) -> float | None:
@@ -120,59 +119,59 @@ class SnapshotPipeline:
     @property
     def memory_bytes(self) -> int:
         """Bytes held by frozen states."""
-        return sum(state.memory_bytes for cut in self._cuts for state in cut.frozen)
+        return sum(state.memory_bytes for checkpoint in self._checkpoints for state in checkpoint.frozen)
 
-    def start(self, cut: Cut) -> None:
+    def start(self, checkpoint: SubtaskCheckpoint) -> None:
         """Add a checkpoint whose synchronous part is done."""
-        cut.uncopied.extend(cut.frozen)
-        self._cuts.append(cut)
+        checkpoint.uncopied.extend(checkpoint.frozen)
+        self._checkpoints.append(checkpoint)
 
     def abort(self, checkpoint_id: int) -> None:
         """Send no ack for a checkpoint that will never complete; segments of the log are still written."""
-        for cut in self._cuts:
-            if cut.barrier.checkpoint_id == checkpoint_id:
-                cut.aborted = True
+        for checkpoint in self._checkpoints:
+            if checkpoint.barrier.checkpoint_id == checkpoint_id:
+                checkpoint.aborted = True
 
     def step(self) -> bool:
         """Copy some pages, or start the work that is due; return whether any was done (call again soon)."""
         # Pages of all checkpoints, not only the first: an uncopied page is copied at its next write.
-        for cut in self._cuts:
-            while cut.uncopied:
-                if not cut.uncopied[0].copy_pages(PAGES_PER_STEP):
+        for checkpoint in self._checkpoints:
+            while checkpoint.uncopied:
+                if not checkpoint.uncopied[0].copy_pages(PAGES_PER_STEP):
                     return True
-                cut.uncopied.popleft()
+                checkpoint.uncopied.popleft()
         if self._retry_at_ms is not None and self._services.clock.monotonic_ms() >= self._retry_at_ms:
             self._retry_at_ms = None
             self._write()
             return True
-        if self._cuts and self._upload is None and not self._encoding and not self._cuts[0].uncopied:
-            self._encode(self._cuts[0])
+        if self._checkpoints and self._upload is None and not self._encoding and not self._checkpoints[0].uncopied:
+            self._encode(self._checkpoints[0])
             return True
         return False
 
-    def _encode(self, cut: Cut) -> None:
+    def _encode(self, checkpoint: SubtaskCheckpoint) -> None:
         staged = [
             (operator, output)
-            for operator, snapshot in cut.taken
+            for operator, snapshot in checkpoint.taken
             for output in snapshot.staged
             if output.committable.id not in self._written
         ]
-        if not cut.frozen and not staged:
-            self._complete(cut, set())
+        if not checkpoint.frozen and not staged:
+            self._complete(checkpoint, set())
             return
         self._encoding = True
 
         def work() -> _Upload:
             return _Upload(
-                tuple((state, state.encode()) for state in cut.frozen),
+                tuple((state, state.encode()) for state in checkpoint.frozen),
                 tuple((operator, output, tuple(make() for make in output.chunks)) for operator, output in staged),
             )
 
         self._services.background.submit(
-            work, lambda upload, error: self._services.post(lambda: self._encoded(upload, error))
+            work, lambda upload, error: self._services.post(lambda: self._on_encoded(upload, error))
         )
 
-    def _encoded(self, upload: _Upload | None, error: BaseException | None) -> None:
+    def _on_encoded(self, upload: _Upload | None, error: BaseException | None) -> None:
         self._encoding = False
         if upload is None:
             # Encoding is engine code on local memory: an error in it fails the task.
@@ -185,10 +184,10 @@ class SnapshotPipeline:
         upload = self._upload
         upload.attempts += 1
         self._services.uploader.write(
-            upload.parts, lambda refs, error: self._services.post(lambda: self._wrote(upload, refs, error))
+            upload.parts, lambda refs, error: self._services.post(lambda: self._on_written(upload, refs, error))
         )
 
-    def _wrote(self, upload: _Upload, refs: tuple[FileRef, ...] | None, error: BaseException | None) -> None:
+    def _on_written(self, upload: _Upload, refs: tuple[FileRef, ...] | None, error: BaseException | None) -> None:
         if refs is None:
             self._failed(upload, error)
             return
@@ -204,7 +203,7 @@ class SnapshotPipeline:
             self._written[filled.id] = filled
             operator.staged_written(filled)
         self.last_durable_bytes = sum(ref.length for ref in refs)
-        self._complete(self._cuts[0], {ref.path for ref in refs})
+        self._complete(self._checkpoints[0], {ref.path for ref in refs})
 
     def _failed(self, upload: _Upload, error: BaseException | None) -> None:
         now = self._services.clock.monotonic_ms()
@@ -220,46 +219,53 @@ class SnapshotPipeline:
         self._upload = None
         for state, _ in upload.segments:
             state.failed()
-        cut = self._cuts.popleft()
-        if not cut.aborted:
+        checkpoint = self._checkpoints.popleft()
+        if not checkpoint.aborted:
             self._services.reports.declined(
-                cut.barrier.checkpoint_id, f"its files could not be written in {upload.attempts} attempts: {error}"
+                checkpoint.barrier.checkpoint_id,
+                f"its files could not be written in {upload.attempts} attempts: {error}",
             )
 
-    def _complete(self, cut: Cut, paths: set[str]) -> None:
-        self._cuts.popleft()
-        committables = self._committables(cut)
-        still_offered = {output.committable.id for later in self._cuts for _, s in later.taken for output in s.staged}
+    def _complete(self, checkpoint: SubtaskCheckpoint, paths: set[str]) -> None:
+        self._checkpoints.popleft()
+        committables = self._committables(checkpoint)
+        still_offered = {
+            output.committable.id for later in self._checkpoints for _, s in later.taken for output in s.staged
+        }
         self._written = {key: value for key, value in self._written.items() if key in still_offered}
-        if cut.aborted:
+        if checkpoint.aborted:
             return
         services = self._services
         execution = services.reports.deployment.execution
-        keyed = tuple(state.snapshot() for state in cut.frozen)
+        keyed = tuple(state.snapshot() for state in checkpoint.frozen)
         snapshot = SubtaskSnapshot(
             vertex_id=execution.vertex_id,
             subtask=execution.subtask,
             keyed=keyed,
-            operator=cut.own + tuple(state for _, taken in cut.taken for state in taken.operator),
+            operator=checkpoint.task_states + tuple(state for _, taken in checkpoint.taken for state in taken.operator),
             committables=committables,
-            finished=cut.finished,
+            finished=checkpoint.finished,
         )
         metrics = CheckpointMetrics(
-            alignment_ms=cut.aligned.ms,
-            sync_ms=cut.sync_ms,
-            async_ms=services.clock.monotonic_ms() - cut.begun_ms,
+            alignment_ms=checkpoint.aligned.ms,
+            sync_ms=checkpoint.sync_ms,
+            async_ms=services.clock.monotonic_ms() - checkpoint.begun_ms,
             state_bytes=sum(segment.file.length for state in keyed for segment in state.segments),
             new_bytes=self.last_durable_bytes if paths else 0,
-            processed_bytes=cut.aligned.processed_bytes,
-            buffered_bytes=cut.aligned.buffered_bytes,
+            processed_bytes=checkpoint.aligned.processed_bytes,
+            buffered_bytes=checkpoint.aligned.buffered_bytes,
         )
-        evidence = {"checkpoint": cut.barrier.checkpoint_id, "subtask": execution}
+        evidence = {"checkpoint": checkpoint.barrier.checkpoint_id, "subtask": execution}
         failpoints.hit("task.before_ack", **evidence)
-        services.reports.acknowledged(cut.barrier.checkpoint_id, snapshot, metrics)
+        services.reports.acknowledged(checkpoint.barrier.checkpoint_id, snapshot, metrics)
         failpoints.hit("task.after_ack", **evidence)
 
-    def _committables(self, cut: Cut) -> tuple[Committable, ...]:
+    def _committables(self, checkpoint: SubtaskCheckpoint) -> tuple[Committable, ...]:
         """Return all uncommitted output of the checkpoint: durable before it, or written since."""
-        owed = [committable for _, taken in cut.taken for committable in taken.committables]
-        owed += [self._written[output.committable.id] for _, taken in cut.taken for output in taken.staged]
-        return tuple(sorted(owed, key=lambda committable: (committable.uid, committable.checkpoint_id, committable.id)))
+        uncommitted = [committable for _, taken in checkpoint.taken for committable in taken.committables]
+        uncommitted += [
+            self._written[output.committable.id] for _, taken in checkpoint.taken for output in taken.staged
+        ]
+        return tuple(
+            sorted(uncommitted, key=lambda committable: (committable.uid, committable.checkpoint_id, committable.id))
+        )

@@ -1,4 +1,4 @@
-"""`RowPieces`: limits the rows that a chain with row functions receives at a time, by the measured time of a row.
+"""`BatchSizer`: limits the rows that a chain with row functions receives at a time, by the measured time of a row.
 
 A batch of a full buffer has tens of thousands of rows: as Python objects they exceed the CPU cache, and all other work
 of the thread (mails, flushes, the other subtasks) waits until the last row is done. So such chains receive batches of
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.elements import Batch
-from penstock.task.drive.poll_sizer import PollRows, columns_alone
+from penstock.task.drive.source_polling import PollSizer, is_columnar
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
@@ -27,7 +27,7 @@ LEAST_ROWS = 64
 #: with a larger one, which must take less than this share of the time in proportion to rows.
 _FEWER_HELP, _MORE_HELP, _MORE = 0.75, 0.5, 4
 #: Parts until another size is tried again after a trial without effect.
-_CONTENT = 256
+_PARTS_UNTIL_TRIAL = 256
 _ROW_KINDS = frozenset(
     {
         "map",
@@ -43,10 +43,10 @@ _ROW_KINDS = frozenset(
         "key_selector",
     }
 )
-_BEFORE = frozenset({"source", "project"})
+_KINDS_BEFORE = frozenset({"source", "project"})
 
 
-class RowPieces:
+class BatchSizer:
     """Feeds the head of a chain; at most one batch waits."""
 
     def __init__(self, chain: Chain, operators: Sequence[OperatorSpec], clock: Clock) -> None:
@@ -54,9 +54,11 @@ class RowPieces:
         self._chain = chain
         self._clock = clock
         kinds = [operator.kind for operator in operators]
-        self._cuts = feeds_rows(kinds)
+        self._splits = feeds_rows(kinds)
         #: Chooses the rows requested from a source; None: the source chooses.
-        self._asks: RowPieces | PollRows | None = self if self._cuts else PollRows() if columns_alone(kinds) else None
+        self._poll_sizer: BatchSizer | PollSizer | None = (
+            self if self._splits else PollSizer() if is_columnar(kinds) else None
+        )
         self._rest: Batch | None = None
         self._input_index = 0
         #: Rows of the next part.
@@ -64,7 +66,7 @@ class RowPieces:
         #: Rows and time of the last part, if the next one has another size for comparison.
         self._trial: tuple[int, float] | None = None
         #: Accepted time of a part until the next trial.
-        self._settled_ms, self._content = 0.0, 0
+        self._settled_ms, self._parts_until_trial = 0.0, 0
 
     @property
     def waiting(self) -> bool:
@@ -73,40 +75,40 @@ class RowPieces:
 
     def feed(self, batch: Batch, input_index: int) -> None:
         """Feed a batch, or its first part."""
-        if self._cuts:
+        if self._splits:
             self._rest, self._input_index = batch, input_index
-            self.go_on()
+            self.feed_next()
         else:
             self._chain.batch(batch, input_index)
 
-    def go_on(self) -> None:
+    def feed_next(self) -> None:
         """Feed the next part of the batch."""
         batch = self._rest
         if batch is None:
             return
         rows = self.rows
         if batch.num_rows > rows:
-            piece, self._rest = Batch(batch.data.slice(0, rows)), Batch(batch.data.slice(rows))
+            part, self._rest = Batch(batch.data.slice(0, rows)), Batch(batch.data.slice(rows))
         else:
-            piece, self._rest = batch, None
+            part, self._rest = batch, None
         begun = self._clock.monotonic_ms()
-        self._chain.batch(piece, self._input_index)
-        self.took(piece.num_rows, self._clock.monotonic_ms() - begun)
+        self._chain.batch(part, self._input_index)
+        self.measured(part.num_rows, self._clock.monotonic_ms() - begun)
 
     def poll(self) -> bool:
         """Let the source at the head emit a batch; return whether it did."""
-        asks = self._asks
-        if asks is None:
+        sizer = self._poll_sizer
+        if sizer is None:
             return self._chain.poll(backpressured=False)
         link = self._chain.links[0]
         source: Any = link.operator
-        source.poll_rows = asks.rows
+        source.poll_rows = sizer.rows
         before, begun = link.records_out, self._clock.monotonic_ms()
-        gave = self._chain.poll(backpressured=False)
-        asks.took(link.records_out - before, self._clock.monotonic_ms() - begun)
-        return gave
+        emitted = self._chain.poll(backpressured=False)
+        sizer.measured(link.records_out - before, self._clock.monotonic_ms() - begun)
+        return emitted
 
-    def took(self, rows: int, took: float) -> None:
+    def measured(self, rows: int, measured: float) -> None:
         """Adapt the size to the time of a part.
 
         The time may be a fixed cost per part (a slow sink, a poll): then fewer rows only increase the cost of each.
@@ -116,28 +118,28 @@ class RowPieces:
         trial, self._trial = self._trial, None
         if trial is not None and rows != trial[0]:
             before, then = trial
-            if took > then * (_FEWER_HELP if rows < before else _MORE_HELP * rows / before):
+            if measured > then * (_FEWER_HELP if rows < before else _MORE_HELP * rows / before):
                 self._settle(before, then)
                 return
             if before < rows < MOST_ROWS:
-                self._try(rows, took, _MORE * rows)
+                self._try(rows, measured, _MORE * rows)
                 return
-        if self._content and TARGET_MS < took <= 2 * self._settled_ms:
-            self._content -= 1
-        elif took > TARGET_MS:
-            self._try(rows, took, round(rows * TARGET_MS / took) if rows > LEAST_ROWS else _MORE * rows)
-        elif took < _FEWER_HELP * TARGET_MS and rows >= self.rows:
-            self.rows = MOST_ROWS if took <= 0 else min(MOST_ROWS, round(rows * TARGET_MS / took))
+        if self._parts_until_trial and TARGET_MS < measured <= 2 * self._settled_ms:
+            self._parts_until_trial -= 1
+        elif measured > TARGET_MS:
+            self._try(rows, measured, round(rows * TARGET_MS / measured) if rows > LEAST_ROWS else _MORE * rows)
+        elif measured < _FEWER_HELP * TARGET_MS and rows >= self.rows:
+            self.rows = MOST_ROWS if measured <= 0 else min(MOST_ROWS, round(rows * TARGET_MS / measured))
 
-    def _try(self, rows: int, took: float, other: int) -> None:
-        self._trial = (rows, took)
+    def _try(self, rows: int, measured: float, other: int) -> None:
+        self._trial = (rows, measured)
         self.rows = min(MOST_ROWS, max(LEAST_ROWS, other))
 
-    def _settle(self, rows: int, took: float) -> None:
-        self.rows, self._settled_ms, self._content = rows, took, _CONTENT
+    def _settle(self, rows: int, measured: float) -> None:
+        self.rows, self._settled_ms, self._parts_until_trial = rows, measured, _PARTS_UNTIL_TRIAL
 
 
 def feeds_rows(kinds: Sequence[str]) -> bool:
     """Return whether a row function receives the chain's input rows, and no function takes whole batches."""
     first = next((index for index, kind in enumerate(kinds) if kind in _ROW_KINDS), None)
-    return first is not None and _BEFORE.issuperset(kinds[:first]) and "map_batches" not in kinds
+    return first is not None and _KINDS_BEFORE.issuperset(kinds[:first]) and "map_batches" not in kinds

@@ -16,8 +16,7 @@ from penstock.checkpoint.stores import join_uri, read_file
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import FileRef
 from penstock.graph.deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
-from penstock.rpc.messages import PendingResolved, SavepointWritten, WorkerMetrics
-from penstock.rpc.worker_commands import (
+from penstock.rpc.messages import (
     AlignWatermarks,
     AskSubtask,
     AssignSplits,
@@ -28,26 +27,28 @@ from penstock.rpc.worker_commands import (
     DeployTasks,
     FinishTasks,
     LeaseRenewed,
+    PendingResolved,
     ResolvePending,
+    SavepointWritten,
     TriggerCheckpoint,
     WorkerCommand,
+    WorkerMetrics,
     WriteSavepoint,
 )
-from penstock.task.chain.environment import JobServices
+from penstock.task.chain.environment import JobServices, TaskReports
 from penstock.task.chain.failure import describe
-from penstock.task.chain.task_reports import TaskReports
 from penstock.task.chain.uploader import Uploader
 from penstock.task.checkpoint.restore import keeps_keyed_state
 from penstock.task.checkpoint.savepoint_copy import write_savepoint
 from penstock.task.checkpoint.sink_recovery import resolve_pending
-from penstock.task.drive.state_queries import NOT_RUNNING, OpenQuestions
+from penstock.task.drive.state_queries import NOT_RUNNING, OpenQueries
 from penstock.task.drive.subtask import Subtask
 
 if TYPE_CHECKING:
     from penstock.task.chain.environment import TaskEnvironment
 
 
-class Seat(Protocol):
+class SubtaskLoop(Protocol):
     """A place in a thread (or in the simulator's schedule) for one subtask."""
 
     def wake(self) -> None:
@@ -60,7 +61,7 @@ class Seat(Protocol):
 class TaskDriver(Protocol):
     """Assigns seats to subtasks."""
 
-    def seat(self, deployment: TaskDeployment) -> Seat:
+    def loop(self, deployment: TaskDeployment) -> SubtaskLoop:
         """Return a seat; subtasks with Python functions share one thread, each other one has a separate thread."""
 
 
@@ -69,14 +70,14 @@ class _Job:
     """The subtasks and services of one job in this worker."""
 
     generation: int
-    questions: OpenQuestions
+    queries: OpenQueries
     run_id: str = ""
     subtasks: list[Subtask] = field(default_factory=list)
     released: bool = False
 
     @property
-    def over(self) -> bool:
-        return all(subtask.over for subtask in self.subtasks)
+    def has_ended(self) -> bool:
+        return all(subtask.has_ended for subtask in self.subtasks)
 
 
 class TaskRuntime:
@@ -91,7 +92,7 @@ class TaskRuntime:
         self._peers: dict[str, bytes] = {}
         self._uploaders: dict[tuple[str, str], tuple[Uploader, Callable[[FileRef], bytes]]] = {}
         #: Jobs with slow calls at the last request for metrics.
-        self._told_slow: set[str] = set()
+        self._reported_slow: set[str] = set()
         #: Numbers of checkpoint objects, unique in the life of this worker.
         self._object_numbers = itertools.count(1)
 
@@ -108,17 +109,17 @@ class TaskRuntime:
                 self._trigger(command)
             case CheckpointCompleted():
                 permit = command.permit
-                for subtask in self._of(permit.job_id, permit.run_id, permit.generation):
+                for subtask in self._live_subtasks(permit.job_id, permit.run_id, permit.generation):
                     subtask.complete(command)
             case CheckpointAborted():
-                for subtask in self._of(command.job_id, command.run_id, None):
+                for subtask in self._live_subtasks(command.job_id, command.run_id, None):
                     subtask.abort(command)
             case AssignSplits():
                 self._assign(command)
             case AlignWatermarks():
                 self._align(command)
             case FinishTasks():
-                for subtask in self._of(command.job_id, None, None):
+                for subtask in self._live_subtasks(command.job_id, None, None):
                     subtask.finish()
             case ResolvePending():
                 self._resolve(command)
@@ -133,21 +134,21 @@ class TaskRuntime:
         """Return the latest metrics of all subtasks, one message per job; `worker` are those of the process."""
         found, own = [], self._environment.worker_id
         slow = self._environment.slow_calls.slow()
-        self._told_slow = {job_id for job_id in self._told_slow if job_id not in slow}
+        self._reported_slow = {job_id for job_id in self._reported_slow if job_id not in slow}
         # a job whose slow calls have ended is reported once more, even if it has no subtask here yet
-        for job_id in {**self._jobs, **slow, **dict.fromkeys(self._told_slow)}:
+        for job_id in {**self._jobs, **slow, **dict.fromkeys(self._reported_slow)}:
             subtasks = self._jobs[job_id].subtasks if job_id in self._jobs else []
             tasks = {subtask.metric_name: subtask.metrics.latest for subtask in subtasks if subtask.metrics.latest}
             calls = slow.get(job_id, ())
-            if tasks or calls or job_id in self._told_slow:
+            if tasks or calls or job_id in self._reported_slow:
                 found.append(WorkerMetrics(worker_id=own, job_id=job_id, tasks=tasks, worker=worker, slow=calls))
-        self._told_slow = set(slow)
+        self._reported_slow = set(slow)
         return found
 
     def release_ended(self) -> None:
         """Free the channels of jobs whose subtasks in this worker have all ended."""
         for job_id, job in self._jobs.items():
-            if job.subtasks and job.over and not job.released:
+            if job.subtasks and job.has_ended and not job.released:
                 job.released = True
                 self._environment.network.release(job_id)
 
@@ -156,7 +157,7 @@ class TaskRuntime:
         """Return all subtasks of this worker."""
         return tuple(subtask for job in self._jobs.values() for subtask in job.subtasks)
 
-    def _of(self, job_id: str, run_id: str | None, generation: int | None) -> list[Subtask]:
+    def _live_subtasks(self, job_id: str, run_id: str | None, generation: int | None) -> list[Subtask]:
         """Return the live subtasks that a message addresses: none if its run or generation is not the present one."""
         job = self._jobs.get(job_id)
         if job is None or (run_id is not None and run_id != job.run_id):
@@ -165,7 +166,7 @@ class TaskRuntime:
             return []
         if generation is not None:
             job.generation = generation
-        return [subtask for subtask in job.subtasks if not subtask.over]
+        return [subtask for subtask in job.subtasks if not subtask.has_ended]
 
     # --- deploy and cancel -------------------------------------------------------------------------------------------
 
@@ -175,23 +176,23 @@ class TaskRuntime:
         job = self._jobs.get(command.job_id)
         if job is not None and command.generation < job.generation:
             return
-        if job is not None and not job.over:
+        if job is not None and not job.has_ended:
             self._refuse(deployments, f"worker {self._environment.worker_id} still runs an earlier attempt of this job")
             return
         self._environment.network.release(command.job_id)
-        questions = OpenQuestions(self._environment.clock, self._environment.report)
-        job = _Job(command.generation, questions, deployments[0].run_id if deployments else "")
+        queries = OpenQueries(self._environment.clock, self._environment.report)
+        job = _Job(command.generation, queries, deployments[0].run_id if deployments else "")
         self._jobs[command.job_id] = job
-        sharers = sum(keeps_keyed_state(deployment) for deployment in deployments)
-        seats: list[Seat] = []
+        stateful_subtasks = sum(keeps_keyed_state(deployment) for deployment in deployments)
+        loops: list[SubtaskLoop] = []
         made: list[Subtask] = []
         try:
             peers = None if table is None else decode_peers(table)
             for deployment in [with_channels(planned, peers) for planned in deployments]:
-                seat = self._driver.seat(deployment)
-                services = self._services_of(deployment, sharers)
-                made.append(Subtask(deployment, self._environment, services, seat.wake))
-                seats.append(seat)
+                loop = self._driver.loop(deployment)
+                services = self._services_of(deployment, stateful_subtasks)
+                made.append(Subtask(deployment, self._environment, services, loop.wake))
+                loops.append(loop)
         except Exception as error:  # noqa: BLE001 - reported as the failure of all tasks of this deployment
             self._environment.network.release(command.job_id)
             self._refuse(deployments, *describe(error))
@@ -200,10 +201,10 @@ class TaskRuntime:
         for subtask in made:
             subtask.reports.state("DEPLOYING")
         self._environment.network.start_channels(command.job_id)
-        for seat, subtask in zip(seats, made, strict=True):
-            seat.run(subtask)
+        for loop, subtask in zip(loops, made, strict=True):
+            loop.run(subtask)
 
-    def _services_of(self, deployment: TaskDeployment, sharers: int) -> JobServices:
+    def _services_of(self, deployment: TaskDeployment, stateful_subtasks: int) -> JobServices:
         """Return the uploader and the verified reader of a job's folder, shared by its subtasks here."""
         root = deployment.settings.checkpoint_root
         folder = join_uri(root, deployment.job_name)
@@ -222,7 +223,7 @@ class TaskRuntime:
             )
             self._uploaders = {key: (uploader, lambda ref: read_file(store, ref))}
         uploader, read = self._uploaders[key]
-        share = self._environment.managed_memory_bytes // max(1, sharers)
+        share = self._environment.managed_memory_bytes // max(1, stateful_subtasks)
         return JobServices(uploader=uploader, read_file=read, managed_memory_bytes=share)
 
     def _refuse(self, deployments: list[TaskDeployment], error: str, detail: str = "") -> None:
@@ -230,42 +231,42 @@ class TaskRuntime:
             TaskReports(deployment, self._environment.report).state("FAILED", error, detail)
 
     def _cancel(self, job_id: str) -> None:
-        for subtask in self._of(job_id, None, None):
+        for subtask in self._live_subtasks(job_id, None, None):
             subtask.cancel()
 
     # --- checkpoints and splits --------------------------------------------------------------------------------------
 
     def _trigger(self, command: TriggerCheckpoint) -> None:
-        for subtask in self._of(command.job_id, command.run_id, command.generation):
+        for subtask in self._live_subtasks(command.job_id, command.run_id, command.generation):
             if subtask.is_source:
                 subtask.trigger(command.checkpoint_id, BarrierKind(command.kind))
             else:
                 subtask.expect(command.checkpoint_id)
 
     def _assign(self, command: AssignSplits) -> None:
-        for subtask in self._of(command.job_id, None, None):
+        for subtask in self._live_subtasks(command.job_id, None, None):
             execution = subtask.deployment.execution
             if (execution.vertex_id, execution.subtask, execution.attempt) == (
                 command.vertex_id,
                 command.subtask,
                 command.attempt,
             ):
-                _tell_source(subtask, lambda source: source.add_splits(command.splits, no_more=command.no_more))
+                _call_source(subtask, lambda source: source.add_splits(command.splits, no_more=command.no_more))
 
     def _align(self, command: AlignWatermarks) -> None:
-        for subtask in self._of(command.job_id, None, None):
+        for subtask in self._live_subtasks(command.job_id, None, None):
             limit = command.limits.get(subtask.metric_name)
             if limit is not None and subtask.deployment.execution.attempt == command.attempt:
-                _tell_source(subtask, operator.methodcaller("align", limit))
+                _call_source(subtask, operator.methodcaller("align", limit))
 
-    def _ask(self, question: AskSubtask) -> None:
-        job = self._jobs.get(question.job_id)
-        questions = OpenQuestions(self._environment.clock, self._environment.report) if job is None else job.questions
-        for subtask in self._of(question.job_id, None, None):
-            if subtask.metric_name == f"{question.vertex_id}/{question.subtask}":
-                questions.ask(subtask, question)
+    def _ask(self, query: AskSubtask) -> None:
+        job = self._jobs.get(query.job_id)
+        queries = OpenQueries(self._environment.clock, self._environment.report) if job is None else job.queries
+        for subtask in self._live_subtasks(query.job_id, None, None):
+            if subtask.metric_name == f"{query.vertex_id}/{query.subtask}":
+                queries.ask(subtask, query)
                 return
-        questions.refuse(question, NOT_RUNNING)
+        queries.refuse(query, NOT_RUNNING)
 
     # --- work beside the subtasks ------------------------------------------------------------------------------------
 
@@ -304,6 +305,6 @@ class TaskRuntime:
         environment.blocking.submit(work, done)
 
 
-def _tell_source(subtask: Subtask, call: Callable[[Any], None]) -> None:
+def _call_source(subtask: Subtask, call: Callable[[Any], None]) -> None:
     """Call the source at the head of a subtask, in the subtask's thread."""
-    subtask.inside(lambda chain, _: call(chain.links[0].operator))
+    subtask.run_in_mailbox(lambda chain, _: call(chain.links[0].operator))

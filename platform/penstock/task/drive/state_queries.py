@@ -1,7 +1,6 @@
-"""Queries of a running subtask's state: one key, a list of keys, sizes, its hottest keys.
+"""Queries of a running subtask: one key, a list of keys, state sizes, hot keys, watermarks by split.
 
-`OpenQuestions` is called by `task.drive.runtime`; answers are made in the subtask's thread between two elements. They
-show the operators' current state, which is not yet in a checkpoint, as Flink's queryable state does (read uncommitted).
+`OpenQueries` is called by `task.drive.runtime`; answers are made in the subtask's thread between two elements.
 """
 
 from __future__ import annotations
@@ -10,31 +9,73 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.errors import NotFoundError, PenstockError, UsageError, did_you_mean
 from penstock.core.keygroup import HashRange, key_group_of, key_groups_of, subtask_of
-from penstock.core.names import near
+from penstock.eventtime.split_watermarks import SplitWatermarks
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.rpc.messages import SubtaskAnswer
-from penstock.state.keys.key_counts import HASH, ROWS
-from penstock.state.keys.key_text import json_value, parse_key
+from penstock.state.keys.queried_keys import HASH, ROWS, json_value, parse_key
 from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
+from penstock.task.chain.background import MailboxFullError
 from penstock.task.chain.failure import describe
-from penstock.task.chain.mailbox import MailboxFullError
-from penstock.task.drive.watermark_report import watermarks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from penstock.core.clock import Clock
+    from penstock.eventtime.split_watermarks import SplitProgress
     from penstock.graph.deployment import TaskDeployment
-    from penstock.rpc.worker_commands import AskSubtask
+    from penstock.rpc.messages import AskSubtask
     from penstock.state.store import KeyedState, StateTable
     from penstock.task.chain.chain import Chain
     from penstock.task.drive.subtask import Subtask
 
+#: Number of splits that an answer names, those with the lowest watermarks.
+MOST_SPLITS = 20
+
+
+def watermarks_of(deployment: TaskDeployment, chain: Chain) -> list[dict[str, Any]]:
+    """Return the watermark (ms) of each operator that makes one, and its splits with the lowest ones, lowest first.
+
+    A split that is neither idle nor finished holds the watermark back; watermarks are None before the first one.
+    """
+    found = []
+    for link in chain.links:
+        marks = getattr(link.operator, "split_watermarks", None)
+        if isinstance(marks, SplitWatermarks):
+            splits = sorted(marks.progress, key=lambda s: (s.finished, s.idle, s.watermark, s.split_id))
+            found.append(
+                {
+                    "uid": link.spec.uid,
+                    "subtask": deployment.execution.subtask,
+                    "watermark": _ms(marks.combined),
+                    "idle": marks.idle,
+                    "count": len(splits),
+                    "splits": [_split(split) for split in splits[:MOST_SPLITS]],
+                }
+            )
+    return found
+
+
+def _split(split: SplitProgress) -> dict[str, Any]:
+    return {
+        "id": split.split_id,
+        "watermark": _ms(split.watermark),
+        "idle": split.idle,
+        "finished": split.finished,
+        "standing-ms": int(split.stalled_ms),
+        "quiet-ms": int(split.quiet_ms),
+    }
+
+
+def _ms(watermark: int) -> int | None:
+    return None if watermark == MIN_TIMESTAMP else watermark // 1000
+
+
 #: Columns that only locate a row in the files.
-_PLACE = (KEY_HASH, DELETED, SEQ)
+_LOCATION_COLUMNS = (KEY_HASH, DELETED, SEQ)
 #: Number of key groups that a listing names, the largest ones.
 _LARGEST = 5
 #: Maximum number of key-group figures of a state, over all its subtasks: beyond it, groups share a figure.
@@ -46,7 +87,7 @@ NOT_RUNNING = "the subtask does not run"
 _BUSY = f"{MOST_WAITING} queries wait for the subtask already; repeat the query later"
 
 
-class OpenQuestions:
+class OpenQueries:
     """Queries in the mailboxes of one job's subtasks, limited so that the job's mails find room."""
 
     def __init__(self, clock: Clock, send: Callable[[SubtaskAnswer], None]) -> None:
@@ -54,38 +95,38 @@ class OpenQuestions:
         self._clock, self._send = clock, send
         self._waiting: dict[str, set[object]] = {}
 
-    def ask(self, subtask: Subtask, question: AskSubtask) -> None:
+    def ask(self, subtask: Subtask, query: AskSubtask) -> None:
         """Queue a query in the subtask, or answer at once why it is rejected; called by one thread.
 
         A query that is processed only after `wait_ms` is not answered, because its client no longer waits.
         """
         waiting = self._waiting.setdefault(subtask.metric_name, set())
         if len(waiting) >= MOST_WAITING:
-            self.refuse(question, _BUSY)
+            self.refuse(query, _BUSY)
             return
-        mark, latest = object(), self._clock.monotonic_ms() + question.wait_ms
+        mark, latest = object(), self._clock.monotonic_ms() + query.wait_ms
 
         def look(chain: Chain, stores: Iterable[KeyedState]) -> None:
             waiting.discard(mark)
             if self._clock.monotonic_ms() <= latest:
-                answer(question, (subtask.deployment, self._send), chain, stores)
+                answer(query, (subtask.deployment, self._send), chain, stores)
 
         waiting.add(mark)
         try:
-            problem = "" if subtask.inside(look) else NOT_RUNNING
+            problem = "" if subtask.run_in_mailbox(look) else NOT_RUNNING
         except MailboxFullError as error:
             problem = str(error)
         if problem:
             waiting.discard(mark)
-            self.refuse(question, problem)
+            self.refuse(query, problem)
 
-    def refuse(self, question: AskSubtask, problem: str) -> None:
+    def refuse(self, query: AskSubtask, problem: str) -> None:
         """Answer with the reason why a query is rejected."""
-        self._send(SubtaskAnswer(job_id=question.job_id, request_id=question.request_id, error=problem))
+        self._send(SubtaskAnswer(job_id=query.job_id, request_id=query.request_id, error=problem))
 
 
 def answer(
-    question: AskSubtask,
+    query: AskSubtask,
     of: tuple[TaskDeployment, Callable[[SubtaskAnswer], None]],
     chain: Chain,
     stores: Iterable[KeyedState],
@@ -98,13 +139,13 @@ def answer(
     found: dict[str, Any] = {}
     error = kind = ""
     try:
-        if question.what == "state":
-            found = _rows(question, deployment, stores)
-        elif question.what == "keys":
-            found = _keys(question, deployment, stores)
-        elif question.what == "states":
+        if query.what == "state":
+            found = _rows(query, deployment, stores)
+        elif query.what == "keys":
+            found = _keys(query, deployment, stores)
+        elif query.what == "states":
             found = {"states": _listing(deployment, stores)}
-        elif question.what == "watermarks":
+        elif query.what == "watermarks":
             found = {"watermarks": watermarks_of(deployment, chain)}
         else:
             found = {"hot-keys": _hot_keys(deployment, chain)}
@@ -112,7 +153,7 @@ def answer(
         error, kind = str(problem), _kind(problem)
     except Exception as problem:  # noqa: BLE001 - a query must not end the subtask
         error = describe(problem)[0]
-    send(SubtaskAnswer(job_id=question.job_id, request_id=question.request_id, answer=found, error=error, kind=kind))
+    send(SubtaskAnswer(job_id=query.job_id, request_id=query.request_id, answer=found, error=error, kind=kind))
 
 
 def _kind(problem: PenstockError) -> str:
@@ -121,34 +162,34 @@ def _kind(problem: PenstockError) -> str:
     return "usage" if isinstance(problem, UsageError) else ""
 
 
-def _rows(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedState]) -> dict[str, Any]:
+def _rows(query: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedState]) -> dict[str, Any]:
     """Return the rows of one key, or the subtask that has them."""
-    table = _table(question, stores)
+    table = _table(query, stores)
     schema = table.source.spec.segment_schema
     keyed = pa.schema([pa.field(f.name, f.type) for f in schema if int(f.metadata[b"id"]) in KEY_IDS])
-    key = parse_key(question.key, keyed)
+    key = parse_key(query.key, keyed)
     columns = key_columns(key, tuple(keyed.names))
     hashes = hash_key_columns(columns, 1)
     groups = deployment.settings.key_groups
     group = key_group_of(int(hashes[0]), groups)
     owner = subtask_of(group, deployment.parallelism, groups)
-    place = {"key": _json_rows(pa.table(key))[0], "key-group": group, "subtask": owner}
+    location = {"key": _json_rows(pa.table(key))[0], "key-group": group, "subtask": owner}
     if owner != deployment.execution.subtask:
-        return place
-    rows = table.look_up(columns, hashes, question.most + 1)
-    shown = [field for field in schema if field.name not in _PLACE and field.name not in keyed.names]
+        return location
+    rows = table.look_up(columns, hashes, query.most + 1)
+    shown = [field for field in schema if field.name not in _LOCATION_COLUMNS and field.name not in keyed.names]
     return {
-        **place,
+        **location,
         "schema": [{"name": field.name, "type": str(field.type)} for field in shown],
-        "rows": _json_rows(rows.select([field.name for field in shown]).slice(0, question.most)),
-        "more": rows.num_rows > question.most,
+        "rows": _json_rows(rows.select([field.name for field in shown]).slice(0, query.most)),
+        "more": rows.num_rows > query.most,
     }
 
 
-def _keys(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedState]) -> dict[str, Any]:
+def _keys(query: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedState]) -> dict[str, Any]:
     """Return the first keys with rows in memory in the requested hash range; with the last hash if there are more."""
-    counts, groups = _table(question, stores).counts(), deployment.settings.key_groups
-    page, more = counts.page(HashRange(*question.between), question.most)
+    counts, groups = _table(query, stores).counts(), deployment.settings.key_groups
+    page, more = counts.page(HashRange(*query.between), query.most)
     hashes, rows = page[HASH].to_pylist(), page[ROWS].to_pylist()
     keys = _json_rows(page.drop_columns([HASH, ROWS]))
     found = [
@@ -158,15 +199,15 @@ def _keys(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[Key
     return {"keys": found, "next": hashes[-1] if more else None}
 
 
-def _table(question: AskSubtask, stores: Iterable[KeyedState]) -> StateTable:
-    store = next((store for store in stores if store.uid == question.uid), None)
+def _table(query: AskSubtask, stores: Iterable[KeyedState]) -> StateTable:
+    store = next((store for store in stores if store.uid == query.uid), None)
     if store is None:
-        msg = f"operator {question.uid!r} keeps no state by key"
+        msg = f"operator {query.uid!r} keeps no state by key"
         raise NotFoundError(msg, hint="`penstock show JOB --state` lists what there is")
-    table = store.tables.get(question.state)
+    table = store.tables.get(query.state)
     if table is None:
-        msg = f"{question.uid!r} has no state {question.state!r}"
-        raise NotFoundError(msg, hint=near(question.state, list(store.tables)))
+        msg = f"{query.uid!r} has no state {query.state!r}"
+        raise NotFoundError(msg, hint=did_you_mean(query.state, list(store.tables)))
     return table
 
 

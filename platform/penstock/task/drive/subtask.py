@@ -1,12 +1,11 @@
-"""One subtask: mails, due flushes, an element, in steps that never block; driven by `drive.threads` or the simulator.
+"""One subtask: mails, due flushes, an element, in steps that never block, and the result of a step.
 
-The life of a subtask: made with its channels (DEPLOYING), opened in its thread (INITIALIZING), RUNNING until it is
-finished, cancelled or fails. After the end of its input it continues to pass barriers until the JobMaster reports that
-the final checkpoint is published.
+Driven by `task.drive.threads` or the simulator.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,14 +23,14 @@ from penstock.core.elements import (
     WatermarkStatus,
 )
 from penstock.eventtime.watermarks import WatermarkMerger
-from penstock.rpc.worker_commands import CheckpointAborted, CheckpointCompleted
+from penstock.rpc.messages import CheckpointAborted, CheckpointCompleted
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import close_stores
-from penstock.task.chain.combining import combine_outputs, expect_combined
+from penstock.task.chain.background import Mailbox
+from penstock.task.chain.chain import combine_outputs, expect_combined
+from penstock.task.chain.environment import TaskReports
 from penstock.task.chain.failure import describe
-from penstock.task.chain.log_scope import TaskScope
-from penstock.task.chain.mailbox import Mailbox
-from penstock.task.chain.task_reports import TaskReports
+from penstock.task.chain.operator_times import TaskScope
 from penstock.task.checkpoint.barriers import Aligned, Barriers
 from penstock.task.checkpoint.compaction import Compactor
 from penstock.task.checkpoint.restore import (
@@ -41,10 +40,9 @@ from penstock.task.checkpoint.restore import (
     open_chain,
     restored_watermark,
 )
-from penstock.task.checkpoint.snapshot_pipeline import Cut, SnapshotPipeline, SnapshotServices
-from penstock.task.drive.batch_sizer import RowPieces
-from penstock.task.drive.source_pacing import SourcePacing
-from penstock.task.drive.step import StepResult
+from penstock.task.checkpoint.snapshot_pipeline import SnapshotPipeline, SnapshotServices, SubtaskCheckpoint
+from penstock.task.drive.batch_sizer import BatchSizer
+from penstock.task.drive.source_polling import SourcePacing
 from penstock.task.drive.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
 
 if TYPE_CHECKING:
@@ -53,6 +51,15 @@ if TYPE_CHECKING:
     from penstock.state.store import KeyedState
     from penstock.task.chain.chain import Chain
     from penstock.task.chain.environment import JobServices, TaskEnvironment
+
+
+class StepResult(enum.Enum):
+    """The next call: at once (BUSY), after a wake-up or deadline, or never (DONE)."""
+
+    BUSY = "busy"
+    IDLE = "idle"
+    BACKPRESSURED = "backpressured"
+    DONE = "done"
 
 
 class Subtask:
@@ -68,16 +75,16 @@ class Subtask:
         """Make channels and chain; operators are not opened."""
         self.deployment, self._environment, self._services = deployment, environment, services
         self._clock = environment.clock
-        self._quota = MemoryBudget(services.managed_memory_bytes)
+        self._memory_budget = MemoryBudget(services.managed_memory_bytes)
         self._wake = wake
         self.reports = TaskReports(deployment, environment.report)
         self.mailbox = Mailbox(wake)
         self._gate = environment.network.create_gate(deployment, wake)
         self._outputs = list(environment.network.create_outputs(deployment, wake))
         self._chain = build_chain(deployment, environment, self._outputs)
-        self._pieces = RowPieces(self._chain, deployment.operators, self._clock)
+        self._batch_sizer = BatchSizer(self._chain, deployment.operators, self._clock)
         self._barriers = Barriers(self._gate, self._chain, self._clock, self.reports)
-        self._barriers.cut = self._cut
+        self._barriers.take_snapshot = self._take_snapshot
         self._log_scope = TaskScope(deployment, self._chain.budget)
         channels = self._gate.channel_count if self._gate is not None else 0
         self._watermarks = WatermarkMerger(channels, restored_watermark(deployment))
@@ -92,10 +99,12 @@ class Subtask:
             )
         )
         self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
-        self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain, self._compactor, self._quota)
-        self._opened = self._silent = self._finishing = False
+        self.metrics = SubtaskMetrics(
+            self._clock, self._gate, self._outputs, self._chain, self._compactor, self._memory_budget
+        )
+        self._opened = self._source_suspended = self._finishing = False
         self._input_ended = self._output_ended = False
-        self.over = False
+        self.has_ended = False
         self.final_state = ""
         self._pacing = SourcePacing(deployment.settings.buffer_timeout_ms, sends=bool(self._outputs))
 
@@ -128,7 +137,7 @@ class Subtask:
         """Handle a checkpoint that will never complete."""
         self.mailbox.post(lambda: self._abort(message.checkpoint_id))
 
-    def inside(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> bool:
+    def run_in_mailbox(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> bool:
         """Call with the chain and its keyed state, in the subtask's thread, between elements; False: it has ended."""
         return self.mailbox.post(lambda: call(self._chain, self._stores))
 
@@ -144,7 +153,7 @@ class Subtask:
 
     def step(self) -> StepResult:
         """Do one bounded unit of work; a failure ends the subtask and is reported, never raised."""
-        if self.over:
+        if self.has_ended:
             return StepResult.DONE
         logs.enter(self._log_scope)
         try:
@@ -152,7 +161,7 @@ class Subtask:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
             self._fail(error)
             return StepResult.DONE
-        if self.over:
+        if self.has_ended:
             return StepResult.DONE
         self.metrics.enter({StepResult.IDLE: IDLE, StepResult.BACKPRESSURED: BACK_PRESSURED}.get(result, BUSY))
         return result
@@ -163,11 +172,11 @@ class Subtask:
         times += [t for output in self._outputs if (t := output.next_deadline_ms) is not None]
         if self._pipeline.next_deadline_ms is not None:
             times.append(self._pipeline.next_deadline_ms)
-        if self._gate is None and not self._input_ended and not self._silent:
+        if self._gate is None and not self._input_ended and not self._source_suspended:
             times.append(self._pacing.next_ms)
         timer = self._chain.next_timer_ms
         # the output wakes the subtask when it has room again
-        if timer is not None and not self._barriers.draining and self._may_take_rows():
+        if timer is not None and not self._barriers.draining and self._accepts_rows():
             times.append(self._clock.monotonic_ms() + max(0.0, timer - self._clock.now_ms()))
         return min(times)
 
@@ -192,7 +201,7 @@ class Subtask:
         if self._chain.continues and self._go_on():
             return StepResult.BUSY
         if self._barriers.draining:
-            return StepResult.BUSY if self._barriers.go_on() or copied else StepResult.IDLE
+            return StepResult.BUSY if self._barriers.drain_if_ready() or copied else StepResult.IDLE
         if self._input_ended and not self._output_ended and self._chain.continues:  # not after the last barrier
             self._end_input()
         moved = self._take_input(now)
@@ -202,13 +211,13 @@ class Subtask:
         if not all(output.available for output in self._outputs):
             return False
         last = self._input_ended or self._barriers.draining
-        return self._chain.go_on(past_limits=last or (not self._chain.available and self._barriers.coming))
+        return self._chain.emit_ready(past_limits=last or (not self._chain.available and self._barriers.pending))
 
     def _take_input(self, now: float) -> StepResult:
-        if not self._may_take_rows():
+        if not self._accepts_rows():
             if self._gate is None:
                 self._chain.poll(backpressured=True)
-                self._pacing.blocked(now)
+                self._pacing.record_blocked(now)
             return StepResult.BACKPRESSURED
         timer = self._chain.next_timer_ms
         if timer is not None and timer <= (wall := self._clock.now_ms()):
@@ -216,9 +225,9 @@ class Subtask:
             self._chain.process_time(wall)
         if self._gate is None:
             return self._poll_source(now)
-        if self._pieces.waiting:
+        if self._batch_sizer.waiting:
             self.metrics.enter(BUSY)
-            self._pieces.go_on()
+            self._batch_sizer.feed_next()
             return StepResult.BUSY
         polled = self._gate.poll()
         if polled is None:
@@ -227,49 +236,49 @@ class Subtask:
         self._process(*polled)
         return StepResult.BUSY
 
-    def _may_take_rows(self) -> bool:
+    def _accepts_rows(self) -> bool:
         if not all(output.available for output in self._outputs):
             return False
         if not self._chain.available:
             # A sink at its limit accepts no rows, but barriers must pass; an operator that holds rows emits some first.
-            return self._barriers.coming and not self._chain.holding
+            return self._barriers.pending and not self._chain.holding
         # Frozen pages count: while a snapshot exceeds the budget, further writes would only copy more of them.
-        held = self._quota.used_bytes + self._pipeline.memory_bytes if self._pipeline.busy else 0
-        return held <= self._quota.limit_bytes
+        held = self._memory_budget.used_bytes + self._pipeline.memory_bytes if self._pipeline.busy else 0
+        return held <= self._memory_budget.limit_bytes
 
     def _poll_source(self, now: float) -> StepResult:
-        if self._silent or self._input_ended:
+        if self._source_suspended or self._input_ended:
             return StepResult.IDLE
         link = self._chain.links[0]
         source: Any = link.operator
         if source.finished:
             self._end_input()
             return StepResult.BUSY
-        if self._pacing.lingers(now):
+        if self._pacing.is_too_early(now):
             return StepResult.IDLE
         self.metrics.enter(BUSY)
         before = link.records_out
-        if self._pieces.poll() or source.finished:
-            self._pacing.gave(now, link.records_out - before, drained=source.drained)
+        if self._batch_sizer.poll() or source.finished:
+            self._pacing.record_rows(now, link.records_out - before, drained=source.drained)
             return StepResult.BUSY
-        self._pacing.gave_nothing(now)
+        self._pacing.record_empty_poll(now)
         return StepResult.IDLE
 
     def _process(self, channel: int, element: StreamElement) -> None:
         assert self._gate is not None  # noqa: S101 - elements come from a gate
         match element:
             case Batch():
-                self._pieces.feed(element, self._gate.input_index_of(channel))
+                self._batch_sizer.feed(element, self._gate.input_index_of(channel))
             case Watermark():
                 self._advance(self._watermarks.update(channel, element.timestamp))
             case WatermarkStatus():
                 self._change_status(channel, idle=element.idle)
             case Barrier():
-                self._barriers.came(channel, element)
+                self._barriers.on_barrier(channel, element)
             case EndOfInput():
                 self._change_status(channel, idle=False)
                 self._advance(self._watermarks.update(channel, MAX_TIMESTAMP))
-                self._barriers.ended(channel)
+                self._barriers.on_end_of_input(channel)
                 if self._barriers.alignment.all_ended and not self._input_ended:
                     self._end_input()
 
@@ -298,26 +307,28 @@ class Subtask:
     def _trigger(self, barrier: Barrier) -> None:
         if self._gate is not None:
             return
-        if barrier.kind.ends_job and not self._silent:
-            self._silent = True
+        if barrier.kind.ends_job and not self._source_suspended:
+            self._source_suspended = True
             source: Any = self._chain.links[0].operator
             source.suspend()
             if barrier.kind is BarrierKind.DRAIN and not self._input_ended:
                 self._chain.emit_watermark(Watermark(MAX_TIMESTAMP))
         self._barriers.begin(barrier)
 
-    def _cut(self, barrier: Barrier, aligned: Aligned) -> None:
+    def _take_snapshot(self, barrier: Barrier, aligned: Aligned) -> None:
         """Freeze, send the barrier on, pass the rest to the pipeline."""
         begun = self._clock.monotonic_ms()
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         for output in self._outputs:
             output.barrier(barrier)
-        own = input_watermark_state(self.deployment, self._watermarks.combined) if self._gate is not None else ()
+        task_states = (
+            input_watermark_state(self.deployment, self._watermarks.combined) if self._gate is not None else ()
+        )
         self._pipeline.start(
-            Cut(
+            SubtaskCheckpoint(
                 barrier=barrier,
                 taken=tuple(zip((link.operator for link in self._chain.links), taken, strict=True)),
-                own=own,
+                task_states=task_states,
                 finished=self._output_ended,
                 aligned=aligned,
                 sync_ms=self._clock.monotonic_ms() - begun,
@@ -327,7 +338,7 @@ class Subtask:
         self._compactor.start_due(self._stores)
 
     def _abort(self, checkpoint_id: int) -> None:
-        self._barriers.aborted(checkpoint_id)
+        self._barriers.on_abort(checkpoint_id)
         self._pipeline.abort(checkpoint_id)
         self._chain.notify_aborted(checkpoint_id)
 
@@ -341,7 +352,7 @@ class Subtask:
             run_async=self._run_async,
             report_published=self.reports.published,
             read_file=self._services.read_file,
-            budget=self._quota,
+            budget=self._memory_budget,
         )
         self._stores = open_chain(self._chain, self.deployment, self._environment, services)
         self._compactor.start_due(self._stores)
@@ -363,14 +374,14 @@ class Subtask:
         return StepResult.DONE
 
     def _fail(self, error: BaseException) -> None:
-        line, detail = describe(error, self._chain.at_work)
+        line, detail = describe(error, self._chain.current_operator)
         logging.getLogger(__name__).error("subtask %s failed: %s", self.metric_name, detail or line)
         self._end("FAILED", line, detail)
 
     def _end(self, state: str, error: str = "", detail: str = "") -> None:
-        if self.over:
+        if self.has_ended:
             return
-        self.over = True
+        self.has_ended = True
         self.final_state = state
         self.mailbox.close()
         metrics = self.metrics.read() if state == "FINISHED" else {}

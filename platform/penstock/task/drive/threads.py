@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
-from penstock.task.drive.step import StepResult
-from penstock.task.drive.subtask import Subtask
+from penstock.task.drive.subtask import StepResult, Subtask
 
 if TYPE_CHECKING:
     from penstock.graph.deployment import TaskDeployment
@@ -29,7 +28,7 @@ _MIN_WAIT_MS = 0.1
 #: Maximum number of waiting background tasks.
 _BACKGROUND_QUEUE = 10_000
 #: Fewer reads than this are done by the calling thread.
-_WORTH_THREADS = 2
+_MIN_PARALLEL = 2
 
 
 class RunLoop:
@@ -43,10 +42,10 @@ class RunLoop:
         self._lock = threading.Lock()
         self._incoming: list[Subtask] = []
         self._running = False
-        #: For the sampler (`task.drive.sampler`), from any thread: the thread, its subtasks, the one that steps.
+        #: For the sampler (`task.drive.stack_sampler`), from any thread: the thread, its subtasks, the one that steps.
         self.thread: threading.Thread | None = None
-        self.seated: tuple[Subtask, ...] = ()
-        self.at_work: Subtask | None = None
+        self.subtasks: tuple[Subtask, ...] = ()
+        self.current_subtask: Subtask | None = None
 
     def wake(self) -> None:
         """Let the loop check its subtasks; callable from any thread, cheap if the loop is awake."""
@@ -72,22 +71,22 @@ class RunLoop:
                 if self._incoming:
                     subtasks += self._incoming
                     self._incoming.clear()
-                    self.seated = tuple(subtasks)
+                    self.subtasks = tuple(subtasks)
                 if not subtasks:
                     self._running = False
-                    self.seated = ()
+                    self.subtasks = ()
                     return
             results = [self._step(subtask) for subtask in subtasks]
-            self.at_work = None
+            self.current_subtask = None
             if StepResult.DONE in results:
-                subtasks = [subtask for subtask in subtasks if not subtask.over]
-                self.seated = tuple(subtasks)
+                subtasks = [subtask for subtask in subtasks if not subtask.has_ended]
+                self.subtasks = tuple(subtasks)
                 continue
             if StepResult.BUSY not in results:
                 self._wait(subtasks)
 
     def _step(self, subtask: Subtask) -> StepResult:
-        self.at_work = subtask
+        self.current_subtask = subtask
         return subtask.step()
 
     def _wait(self, subtasks: list[Subtask]) -> None:
@@ -106,7 +105,7 @@ class ThreadDriver:
         self._python = RunLoop("ps-python", clock)
         self._loops: weakref.WeakSet[RunLoop] = weakref.WeakSet((self._python,))
 
-    def seat(self, deployment: TaskDeployment) -> RunLoop:
+    def loop(self, deployment: TaskDeployment) -> RunLoop:
         """Return the shared loop for chains with Python functions, a separate loop for any other."""
         if any(operator.python for operator in deployment.operators):
             return self._python
@@ -178,11 +177,11 @@ class ParallelReads:
 
     def __call__(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
         """Return the result of each task, in order; raise the error of the first failed one."""
-        if len(work) < _WORTH_THREADS:
-            return [piece() for piece in work]
+        if len(work) < _MIN_PARALLEL:
+            return [task() for task in work]
         ended: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
-        for number, piece in enumerate(work):
-            self._background.submit(piece, lambda result, error, n=number: ended.put((n, result, error)))  # type: ignore[misc]
+        for number, task in enumerate(work):
+            self._background.submit(task, lambda result, error, n=number: ended.put((n, result, error)))  # type: ignore[misc]
         found = sorted((ended.get() for _ in work), key=lambda end: end[0])
         for _, _, error in found:
             if error is not None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.checkpoint.log import ManifestLog
-from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.manifest_log import Manifest, ManifestLog
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.config.settings import JobSettings
 from penstock.connector.sink import SinkSpec
@@ -26,13 +25,12 @@ from penstock.core.rand import SeededRand
 from penstock.graph.deployment import TaskDeployment, decode_deployment, needs_peers
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
 from penstock.jobmanager.deploy.job_status import JobStatus
-from penstock.jobmanager.deploy.restore_decision import JobIdentity
+from penstock.jobmanager.deploy.log_entries import JobIdentity
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
-from penstock.rpc import worker_commands as orders
 
 if TYPE_CHECKING:
     from penstock.graph.job_graph import Partitioner
@@ -127,15 +125,15 @@ class _World:
             case cmd.DiscoverSplits(uid, epoch):
                 splits = tuple({"id": f"s-{i}"} for i in range(self.graph.vertices[0].parallelism))
                 post(ev.SplitsDiscovered(uid, epoch, splits))
-            case cmd.SendToWorkers(_, worker_ids, orders.DeployPeers() as message):
+            case cmd.SendToWorkers(_, worker_ids, msg.DeployPeers() as message):
                 self.sent_bytes += len(message.table)
                 self._told.update(worker_ids)
-            case cmd.SendToWorker(worker_id, orders.DeployTasks() as message):
+            case cmd.SendToWorker(worker_id, msg.DeployTasks() as message):
                 began = self._clock.monotonic_ms()
                 self.sent_bytes += sum(map(len, message.tasks))
                 self._run(worker_id, [decode_deployment(data) for data in message.tasks])
                 self.workers_ms += self._clock.monotonic_ms() - began
-            case cmd.SendToWorker(_, orders.AssignSplits()):
+            case cmd.SendToWorker(_, msg.AssignSplits()):
                 self.assigned += 1
 
     def _run(self, worker_id: str, tasks: list[TaskDeployment]) -> None:

@@ -1,0 +1,278 @@
+"""The records of the HA store: leader, jobs with their newest upgrade, and the event log of each leader.
+
+Used by the dispatcher in a store thread; a new leader recovers all jobs from them. Records are written by compare-
+and-set and carry the leader's generation, so a superseded leader cannot overwrite them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+
+from penstock.checkpoint.store import ObjectStore
+from penstock.core.errors import LeadershipLostError, StorageError
+from penstock.core.event_log import Entry
+from penstock.core.rand import Rand
+from penstock.core.secrets import redact
+
+#: `cut`: the old version runs until its checkpoint is taken; `trial`: the new one runs and may be rolled back. The
+#: others are ends: `completed`, `rolled-back` (the old version runs again), `refused` (it was never replaced), `kept`
+#: (the new version did not become healthy but keeps running, as the user chose).
+UpgradePhase = Literal["cut", "trial", "completed", "rolled-back", "refused", "kept"]
+
+
+class UpgradePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of an upgrade, and its criteria of health."""
+
+    #: Start from a checkpoint instead of a stop with a savepoint: nothing is copied, and output stops for less time.
+    from_checkpoint: bool = False
+    #: Path for the savepoint.
+    target: str = ""
+    #: Checkpoints the new version has to complete.
+    checkpoints: int = 3
+    #: Restarts that the new version may take meanwhile.
+    max_restarts: int = 0
+    #: The new version has to be healthy by then; counted from its start, across JobManager restarts.
+    deadline_ms: int = 300_000
+    #: Healthy only when the user confirms it.
+    confirm: bool = False
+    #: Roll back when it is not healthy.
+    rollback: bool = True
+    #: Sinks (uids) that cannot withhold output: after a rollback, their output of the trial stays and is written again.
+    accept: tuple[str, ...] = ()
+    #: State that the new version does not restore: `uid` or `uid/state`.
+    allow_non_restored_state: tuple[str, ...] = ()
+    #: Use the parallelism of the running version, not that of the new file.
+    keep_parallelism: bool = True
+
+
+class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest upgrade of a job."""
+
+    token: str
+    phase: UpgradePhase
+    policy: UpgradePolicy
+    #: Of the new version.
+    run_id: str
+    #: Of the old version, after a rollback.
+    back_run_id: str
+    #: The version that does not run now (`graph.job_graph.encode_graph`); empty at the end.
+    other: bytes = b""
+    #: Sequence of the checkpoint both versions start from; 0 before it was taken.
+    base: int = 0
+    #: The savepoint, when there is one.
+    savepoint: str = ""
+    #: Wall time at which the present phase ends.
+    deadline_ms: int = 0
+    #: Uid -> subtasks of the running version, of the new version's file, and of the new version as it runs, if these
+    #: differ.
+    parallelism: dict[str, tuple[int, int, int]] = {}
+    #: Why it did not end as `completed`.
+    reason: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Return whether nothing is left to do."""
+        return self.phase not in ("cut", "trial")
+
+
+_MAX_RACES = 1000
+_CLUSTER_KEY = "cluster.json"
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A submitted job."""
+
+    job_id: str
+    name: str
+    run_id: str
+    token: str
+    submitted_ms: int
+    #: `graph.job_graph.encode_graph`.
+    graph: bytes
+    #: SHA-256 of `graph`, hexadecimal; empty in records of older versions.
+    graph_sha256: str = ""
+    #: Start options, in the dispatcher's format.
+    options: dict[str, str | bool | tuple[str, ...]] = {}
+    #: Flink's terminal job state, empty while the job is not terminal.
+    ended: str = ""
+    ended_ms: int = -1
+    error: str = ""
+    generation: int = 0
+    #: Id of the rescale request that led to this definition of the job.
+    rescale_token: str = ""
+    #: Id of the request that stopped the job, and the path of its savepoint.
+    stop_token: str = ""
+    stop_uri: str = ""
+    #: The newest upgrade.
+    upgrade: UpgradeRecord | None = None
+
+
+class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The leader of one generation."""
+
+    generation: int
+    jobmanager_id: str
+    pid: int
+    address: str = ""
+    since_ms: int = 0
+
+
+def cluster_id(store: ObjectStore, rand: Rand) -> str:
+    """Return the id of this HA root, created at the first call; lease holders are named by it across restarts."""
+    store.put_if_absent(_CLUSTER_KEY, msgspec.json.encode({"cluster_id": rand.token()}))
+    found: str = msgspec.json.decode(store.read(_CLUSTER_KEY), type=dict[str, str])["cluster_id"]
+    return found
+
+
+def become_leader(store: ObjectStore, record: LeaderRecord) -> LeaderRecord:
+    """Take the next generation; from then on writes of older leaders are refused."""
+    generation = newest_generation(store)
+    for _ in range(_MAX_RACES):
+        generation += 1
+        mine = msgspec.structs.replace(record, generation=generation)
+        key = _leader_key(generation)
+        if store.put_if_absent(key, msgspec.json.encode(mine)):
+            return mine
+        # a put with an unknown outcome that is repeated finds its own record
+        if msgspec.json.decode(store.read(key), type=LeaderRecord) == mine:
+            return mine
+    msg = f"the JobManager could not become the leader in {store.uri}: its generation was taken in every attempt"
+    raise StorageError(msg, hint="start fewer JobManagers at the same time")
+
+
+def newest_generation(store: ObjectStore) -> int:
+    """Return the newest leader generation, 0 when there was none."""
+    names = (key.removeprefix("leader/").removesuffix(".json") for key in store.list("leader/"))
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def check_leading(store: ObjectStore, generation: int) -> None:
+    """Raise LeadershipLostError when a newer generation exists."""
+    newest = newest_generation(store)
+    if newest > generation:
+        msg = f"a JobManager of generation {newest} has taken over from generation {generation} in {store.uri}"
+        raise LeadershipLostError(msg, hint="this process steps down and changes nothing")
+
+
+def write_record(store: ObjectStore, record: JobRecord) -> None:
+    """Write a job's record.
+
+    Raises:
+        LeadershipLostError: a newer leader has written it.
+    """
+    record = msgspec.structs.replace(record, graph_sha256=hashlib.sha256(record.graph).hexdigest())
+    key, data = _job_key(record.job_id), msgspec.json.encode(record)
+    for _ in range(_MAX_RACES):
+        if store.put_if_absent(key, data):
+            return
+        present, etag = store.read_with_etag(key)
+        if present == data:
+            return
+        if msgspec.json.decode(present, type=JobRecord).generation > record.generation:
+            msg = f"a newer leader owns job {record.job_id}"
+            raise LeadershipLostError(msg, hint="this process steps down")
+        if store.put_if_match(key, data, etag):
+            return
+    msg = f"the record of job {record.job_id} changed during every attempt to write it"
+    raise StorageError(msg, hint="several JobManagers compete for the same HA root: give each its own")
+
+
+def read_records(store: ObjectStore, generation: int = 0) -> tuple[JobRecord, ...]:
+    """Return all job records, oldest first.
+
+    With `generation`, records of jobs that have not ended are taken over by that leader. From then on, writes of an
+    older leader are refused, also those it had begun.
+
+    Raises:
+        LeadershipLostError: a newer leader owns one.
+        StorageError: one cannot be decoded; names it.
+    """
+    found = []
+    for key in store.list("jobs/"):
+        try:
+            record = _take_over(store, key, generation)
+        except FileNotFoundError:
+            continue  # deleted by another leader
+        except msgspec.MsgspecError as error:
+            msg = f"job record {store.uri}/{key} is damaged: {error}"
+            raise StorageError(msg, hint="move it away to start without that job") from error
+        if record.graph_sha256 not in {"", hashlib.sha256(record.graph).hexdigest()}:
+            msg = f"the job graph in {store.uri}/{key} differs from the submitted one: its SHA-256 has changed"
+            raise StorageError(msg, hint="move the record away to start without that job")
+        found.append(msgspec.structs.replace(record, graph_sha256=""))
+    return tuple(sorted(found, key=lambda record: (record.submitted_ms, record.job_id)))
+
+
+def _take_over(store: ObjectStore, key: str, generation: int) -> JobRecord:
+    for _ in range(_MAX_RACES):
+        present, etag = store.read_with_etag(key)
+        record = msgspec.json.decode(present, type=JobRecord)
+        if not generation or record.ended or record.generation == generation:
+            return record
+        if record.generation > generation:
+            msg = f"a newer leader owns job {record.job_id}"
+            raise LeadershipLostError(msg, hint="this process steps down")
+        mine = msgspec.structs.replace(record, generation=generation)
+        if store.put_if_match(key, msgspec.json.encode(mine), etag):
+            return mine
+    msg = f"{store.uri}/{key} changed during every attempt to take it over"
+    raise StorageError(msg, hint="several JobManagers compete for the same HA root: give each its own")
+
+
+def delete_record(store: ObjectStore, job_id: str) -> None:
+    """Delete the record of a job that has ended."""
+    store.delete(_job_key(job_id))
+
+
+def _job_key(job_id: str) -> str:
+    return f"jobs/{job_id}.json"
+
+
+def _leader_key(generation: int) -> str:
+    return f"leader/{generation:012d}.json"
+
+
+#: Number of leaders whose event logs are kept for a job.
+RETAINED_LEADERS = 20
+
+
+def write_event_log(store: ObjectStore, job_id: str, generation: int, entries: Iterable[Entry]) -> None:
+    """Write the event log of the leader of `generation`, replacing its earlier version."""
+    records = [replace(entry, text=redact(entry.text), generation=generation) for entry in entries]
+    store.put(_key(job_id, generation), msgspec.json.encode(records))
+
+
+def read_event_logs(store: ObjectStore, job_id: str, except_generation: int = 0) -> tuple[Entry, ...]:
+    """Return the entries of all leaders except that of generation `except_generation`, ordered by generation.
+
+    Raises:
+        StorageError: a file cannot be decoded; names it.
+    """
+    records: list[Entry] = []
+    for key in store.list(_key(job_id)):
+        if key == _key(job_id, except_generation):
+            continue
+        try:
+            records += msgspec.json.decode(store.read(key), type=list[Entry])
+        except FileNotFoundError:
+            continue  # deleted meanwhile
+        except msgspec.MsgspecError as error:
+            msg = f"the event log {store.uri}/{key} is damaged: {error}"
+            raise StorageError(msg, hint="delete it; no job needs it") from error
+    return tuple(records)
+
+
+def prune_event_logs(store: ObjectStore, job_id: str, keep: int = RETAINED_LEADERS) -> None:
+    """Delete the event logs of all leaders but the last `keep`; 0 deletes all."""
+    keys = store.list(_key(job_id))
+    for key in keys[: max(0, len(keys) - keep)]:
+        store.delete(key)
+
+
+def _key(job_id: str, generation: int | None = None) -> str:
+    return f"stories/{job_id}/" + ("" if generation is None else f"{generation:012d}.json")

@@ -1,0 +1,120 @@
+"""Eviction policy of a table: the LRU clock of its slots, when it is full, and which keys stay in memory.
+
+Used by row state, session tables and cold panes in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+
+if TYPE_CHECKING:
+    from penstock.kernels.compiler.compile import I32
+    from penstock.state.memory.budget import MemoryBudget
+
+#: Largest call number that fits the array's type.
+_CALLS = (1 << 32) - 1
+
+
+class LruClock:
+    """The number of the last call that used each slot; 0: never."""
+
+    def __init__(self, most_calls: int = _CALLS) -> None:
+        """Start without slots; after `most_calls` calls the clock is renumbered in the same order."""
+        self._most_calls = most_calls
+        self._calls = np.zeros(0, np.uint32)
+        self._call = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the array."""
+        return int(self._calls.nbytes)
+
+    def fit(self, count: int) -> None:
+        """Make room for `count` slots."""
+        if count > len(self._calls):
+            wider = np.zeros(max(count, 2 * len(self._calls)), np.uint32)
+            wider[: len(self._calls)] = self._calls
+            self._calls = wider
+
+    def touch(self, slots: I32, count: int) -> None:
+        """Mark `slots` as used by this call; the table has `count` slots."""
+        self.fit(count)
+        if self._call >= self._most_calls:
+            distinct, numbers = np.unique(self._calls, return_inverse=True)
+            self._calls = (numbers + (distinct[0] > 0)).astype(np.uint32)
+            self._call = len(distinct)
+        self._call += 1
+        self._calls[slots] = self._call
+
+    def latest(self, count: int, part: int) -> np.ndarray:
+        """Return a mask of the most recently used of `count` (> 0) slots: at most one in `part`."""
+        self.fit(count)
+        calls = self._calls[:count]
+        place = min(count - 1, count - count // part)
+        return np.asarray(calls > np.partition(calls, place)[place])
+
+    def moved(self, kept: I32) -> None:
+        """Adopt a compacted numbering: the slots `kept`, in this order."""
+        self._calls = self._calls[kept]
+
+
+_HOT = 2
+#: Keys that enter memory together may take one part in this many of an even share.
+_INCOMING = 8
+
+
+def exceeds_share(budget: MemoryBudget, holder: str, hot_bytes: int) -> bool:
+    """Return whether `hot_bytes` exceeds the part of the holder's share that memory may take."""
+    return hot_bytes * _HOT > budget.share_of(holder)
+
+
+@dataclass(slots=True)
+class EvictionPolicy:
+    """The last use of each slot, and the limits for keys in memory."""
+
+    budget: MemoryBudget
+    holder: str
+    limits: StateLimits = PRODUCTION
+    _lru: LruClock = field(default_factory=LruClock)
+    #: Average bytes of an evicted key; 0: none was evicted yet.
+    _key_bytes: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of the LRU clock."""
+        return self._lru.nbytes
+
+    def touch(self, slots: I32, count: int) -> None:
+        """Mark `slots` as used now; the table has `count` slots."""
+        self._lru.touch(slots, count)
+
+    def full(self, hot_bytes: int, keys: int) -> bool:
+        """Return whether `hot_bytes` or `keys` exceeds its limit."""
+        return keys > self.limits.hot_keys or exceeds_share(self.budget, self.holder, hot_bytes)
+
+    def kept_mask(self, count: int) -> np.ndarray:
+        """Return a mask of the slots that stay in memory: the most recently used ones of `count`."""
+        return self._lru.latest(count, self.limits.kept_keys_part)
+
+    def left(self, keys: int, freed_bytes: int) -> None:
+        """Record that `keys` keys were evicted, which freed `freed_bytes`."""
+        if keys:
+            # the evicted keys may be small while large ones remain, so the average falls slowly
+            self._key_bytes = max(1, freed_bytes // keys, self._key_bytes // 2)
+
+    def most_incoming(self, most: int) -> int:
+        """Return how many keys, from 1 to `most`, may enter memory before the next eviction check."""
+        most = min(most, self.limits.incoming_keys)
+        if not self._key_bytes:
+            return most
+        room = self.budget.share_of(self.holder) // _INCOMING
+        return max(1, min(most, room // self._key_bytes))
+
+    def moved(self, kept: I32) -> None:
+        """Adopt a compacted numbering: the slots `kept`, in this order."""
+        self._lru.moved(kept)

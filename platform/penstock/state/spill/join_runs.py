@@ -1,0 +1,390 @@
+"""Runs of join rows in order of (slot, time), in memory or in mapped local files, with range lookups and merges.
+
+Used by `state.tables.join_buffer`, remote state and the join operators.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.errors import StorageError
+from penstock.kernels.rows.join_kernels import find_ranges, write_pairs
+from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.run_keys import RunKeys, columns_of
+from penstock.state.memory.limits import PRODUCTION, StateLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.keys.run_keys import Keys
+
+_ALIGNED = 64
+#: Smallest file, while the disk has room; it takes several runs.
+_FILE = 64 << 20
+#: A new file takes one part in this many of the bytes written before, so that few files are open.
+_LARGER = 8
+_HINTS = {
+    errno.EMFILE: "raise the TaskManager's limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the host's limit of open files (fs.file-max)",
+    errno.ENOMEM: "raise the host's limit of mapped files (vm.max_map_count)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpilledRows:
+    """The columns of a run in a file: each row's key number, time and values."""
+
+    keys: RunKeys
+    numbers: I32
+    times: I64
+    values: list[pa.Array]
+    mapped: mmap.mmap
+    #: Offset in the file.
+    at: int
+    length: int
+
+    def release(self) -> None:
+        """Release the memory of pages that were read; they are read again on demand."""
+        self.mapped.madvise(mmap.MADV_DONTNEED, self.at, self.length)
+
+
+class _File:
+    """A file to which runs are appended."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        handle, name = tempfile.mkstemp(dir=folder)
+        try:
+            Path(name).unlink()
+            os.truncate(handle, size)
+            self.mapped = mmap.mmap(handle, size)  # duplicates the descriptor, and closes the duplicate
+        except BaseException:
+            os.close(handle)
+            raise
+        self._handle, self._size, self._end = handle, size, 0
+
+    def close(self) -> None:
+        """Close the file for writing."""
+        os.close(self._handle)
+
+    def has_room(self, size: int) -> bool:
+        """Return whether `size` more bytes fit."""
+        return self._end + size <= self._size
+
+    def write(self, data: memoryview) -> int:
+        """Append data and return its offset."""
+        at, done = self._end, 0
+        while done < len(data):
+            done += os.pwrite(self._handle, data[done:], at + done)
+        self._end = at + -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
+        return at
+
+
+class RunFiles:
+    """The spill folder of a subtask."""
+
+    def __init__(
+        self, folder: Path, least: int = _FILE, larger: int = _LARGER, *, limits: StateLimits = PRODUCTION
+    ) -> None:
+        """Prepare to write to `folder`, which is created with the first rows.
+
+        A file takes at least `least` bytes, and one part in `larger` of the bytes written before.
+        """
+        self._folder, self._least, self._larger = folder, least, larger
+        self._file: _File | None = None
+        self._written = 0
+        self.limits = limits
+
+    def close(self) -> None:
+        """Stop writing; runs that are in use keep their files."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def __del__(self) -> None:
+        """Close the area if its owner has not done so."""
+        self.close()
+
+    def write(self, keys: RunKeys, numbers: I32, times: I64, values: Sequence[pa.Array]) -> SpilledRows:
+        """Write rows, at least one, and return them as mapped columns; `numbers` are those of their keys.
+
+        Raises:
+            StorageError: the disk is full or broken.
+        """
+        packed = io.BytesIO()
+        places = []
+        for array in (numbers, times, keys.hashes):
+            packed.seek(_aligned(packed.tell()))
+            places.append(packed.tell())
+            packed.write(np.ascontiguousarray(array).data)
+        tables = [_Columns.write(packed, columns) for columns in (keys.arrays, values)]
+        mapped, at = self._placed(packed.getbuffer())
+        length = packed.tell()
+        found, rows = memoryview(mapped)[at : at + length], len(numbers)
+        hashes = np.frombuffer(found, np.int64, len(keys.hashes), places[2])
+        return SpilledRows(
+            RunKeys(keys.schema, hashes, tables[0].read(found)),
+            np.frombuffer(found, np.int32, rows, places[0]),
+            np.frombuffer(found, np.int64, rows, places[1]),
+            tables[1].read(found),
+            mapped,
+            at,
+            length,
+        )
+
+    def _placed(self, data: memoryview) -> tuple[mmap.mmap, int]:
+        try:
+            if self._file is None or not self._file.has_room(len(data)):
+                self.close()
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._file = _File(self._folder, max(self._least, self._written // self._larger, len(data)))
+            self._written += len(data)
+            return self._file.mapped, self._file.write(data)
+        except OSError as error:
+            msg = f"rows cannot be spilled to {self._folder}: {error}"
+            hint = _HINTS.get(error.errno or 0, "free space on the TaskManager's local disk")
+            raise StorageError(msg, hint=hint) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Offsets of columns in the bytes of a run; empty if there are no columns."""
+
+    first: int
+    stop: int
+
+    @classmethod
+    def write(cls, packed: io.BytesIO, columns: Sequence[pa.Array]) -> _Columns:
+        """Append columns of the same length."""
+        packed.seek(_aligned(packed.tell()))
+        first = packed.tell()
+        if columns:
+            batch = pa.record_batch(list(columns), names=[str(place) for place in range(len(columns))])
+            with pa.ipc.new_stream(packed, batch.schema) as writer:
+                writer.write_batch(batch)
+        return cls(first, packed.tell())
+
+    def read(self, data: memoryview) -> list[pa.Array]:
+        """Return the columns at these offsets, without a copy."""
+        if self.first == self.stop:
+            return []
+        with pa.ipc.open_stream(pa.py_buffer(data[self.first : self.stop])) as reader:
+            return list(reader.read_next_batch().columns)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+@dataclass(slots=True)
+class Run:
+    """Rows in order of (slot, time), within a span of time."""
+
+    slots: I32
+    times: I64
+    values: list[pa.Array]
+    #: Bytes in memory; those of a file do not count.
+    size: int
+    low: int
+    high: int
+    spilled: SpilledRows | None = None
+    #: For runs in files: the number of the group they were written in.
+    group: int = 0
+    #: For runs of rows that this attempt received: all of their row numbers are below this, those of later runs are
+    #: not.
+    stop: int = 0
+
+    @classmethod
+    def of(cls, slots: I32, times: I64, values: list[pa.Array]) -> Run:
+        """Sort rows into a run."""
+        order = _order(slots, times)
+        chosen = pa.array(order)
+        return cls.ordered(slots[order], times[order], [value.take(chosen) for value in values])
+
+    @classmethod
+    def ordered(cls, slots: I32, times: I64, values: list[pa.Array]) -> Run:
+        """Make a run of sorted rows."""
+        size = int(slots.nbytes + times.nbytes) + sum(int(value.nbytes) for value in values)
+        return cls(slots, times, values, size, int(times.min()), int(times.max()))
+
+    @property
+    def file(self) -> SpilledRows:
+        """The file of a run that has one."""
+        assert self.spilled is not None  # noqa: S101 - callers check `spilled`
+        return self.spilled
+
+    @property
+    def length(self) -> int:
+        """The bytes of the file."""
+        return 0 if self.spilled is None else self.spilled.length
+
+    @property
+    def clean_at(self) -> int:
+        """The time at which to clean next: the middle of the times, or the last time of a file."""
+        return self.high if self.spilled is not None else self.low + (self.high - self.low) // 2
+
+    def without(self, cleaned: int) -> Run | None:
+        """Return the run without cleaned rows; a file is kept or dropped as a unit."""
+        if self.spilled is not None:
+            return self if self.high > cleaned else None
+        kept = self.times > cleaned
+        if kept.all():
+            return self
+        if not kept.any():
+            return None
+        return self.chosen(kept)
+
+    def chosen(self, kept: np.ndarray) -> Run:
+        """Return the selected rows, at least one."""
+        return self.taken(np.flatnonzero(kept))
+
+    def taken(self, rows: I64) -> Run:
+        """Return the rows at these ascending positions, at least one."""
+        chosen = pa.array(rows)
+        made = Run.ordered(self.slots[rows], self.times[rows], [value.take(chosen) for value in self.values])
+        made.stop = self.stop
+        return made
+
+    def ranges(self, slots: I32, lows: I64, highs: I64) -> tuple[I64, I64]:
+        """Return the first position and the number of rows of each requested slot in its span (inclusive)."""
+        ranges = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
+        find_ranges((self.slots, self.times), slots, (lows, highs), ranges)
+        return ranges
+
+    def pairs(self, slots: I32, lows: I64, highs: I64, most: int = PRODUCTION.join_pairs) -> Iterator[tuple[I32, I32]]:
+        """Yield (request, position in this run) of all rows of a requested slot in its span, `most` at a time."""
+        ranges = self.ranges(slots, lows, highs)
+        total, state = int(ranges[1].sum()), np.zeros(2, np.int64)
+        while total > 0:
+            room = min(total, most)
+            probes, found = np.empty(room, np.int32), np.empty(room, np.int32)
+            total -= int(write_pairs(ranges, state, (probes, found)))
+            yield probes, found
+
+
+def _order(slots: I32, times: I64) -> I64:
+    """Return the order of (slot, time); both in one word if they fit, which merges sorted parts in one pass."""
+    low, span = int(times.min()), int(times.max()) - int(times.min())
+    bits = span.bit_length()
+    if bits + int(slots.max()).bit_length() < 63:
+        return np.argsort((slots.astype(np.int64) << bits) | (times - low), kind="stable")
+    return np.lexsort((times, slots))
+
+
+def spilled_to_files(run: Run, keys: Keys, run_files: RunFiles, cleaned: int, group: int) -> Iterator[Run]:
+    """Write the rows of a run in memory, except cleaned ones, to files of one group, and yield the new runs."""
+    for low, high in spans(run.low, run.high, _files_of(run.size, run_files.limits)):
+        inside = (run.times >= max(low, cleaned + 1)) & (run.times <= high)
+        if inside.any():
+            yield written(run.chosen(inside), keys, run_files, group)
+
+
+def written(run: Run, keys: Keys, run_files: RunFiles, group: int) -> Run:
+    """Write the rows of a run in memory to a file and return the run of it."""
+    own, numbers = RunKeys.of(keys, run.slots)
+    ordered = Run.of(numbers, run.times, run.values)
+    file = run_files.write(own, ordered.slots, ordered.times, ordered.values)
+    return Run(file.numbers, file.times, file.values, 0, run.low, run.high, file, group, run.stop)
+
+
+def spans(low: int, high: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last time of `parts` parts of a span of time; fewer if it is too short."""
+    width = (high - low) // parts + 1
+    for first in range(low, high + 1, width):
+        yield first, min(first + width - 1, high)
+
+
+def slots_of(keys: RunKeys, numbers: I32, upsert: Callable[[KeyColumns, I64], I32]) -> I32:
+    """Return the slots of a file's rows in an index; `upsert` finds or creates those of keys."""
+    distinct, places = np.unique(numbers, return_inverse=True)
+    found: I32 = upsert(columns_of(keys, distinct), keys.hashes[distinct])[places]
+    return found
+
+
+def to_merge(runs: list[Run], fan: int) -> list[Run]:
+    """Return the runs of neighbouring groups to merge, none much larger than the newer ones together.
+
+    Empty when there are fewer than `fan` groups.
+    """
+    groups: list[list[Run]] = []
+    for run in runs:
+        if run.spilled is None:
+            continue
+        if groups and groups[-1][0].group == run.group:
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    sizes = [sum(run.length for run in group) for group in groups]
+    for last in range(len(groups), fan - 1, -1):
+        first, together = last - 1, sizes[last - 1]
+        while first > 0 and sizes[first - 1] <= 2 * together:
+            first -= 1
+            together += sizes[first]
+        if last - first >= fan:
+            return [run for group in groups[first:last] for run in group]
+    return []
+
+
+def merged(
+    runs: list[Run], run_files: RunFiles, cleaned: Callable[[], int], files: int, group: int
+) -> Iterator[Run | None]:
+    """Merge runs in files into one group of `files` files, and yield the new runs; None for an empty file.
+
+    For one key and time, rows of earlier runs come first.
+    """
+    low, high = max(min(run.low for run in runs), cleaned() + 1), max(run.high for run in runs)
+    for first, last in spans(low, high, files):
+        index, parts = KeyIndex(runs[0].file.keys.schema), []
+        for run in runs:
+            if run.low > last or run.high < first:
+                continue
+            rows = np.flatnonzero((run.times >= max(first, cleaned() + 1)) & (run.times <= last))
+            if len(rows):
+                slots, chosen = slots_of(run.file.keys, run.slots[rows], index.upsert), pa.array(rows)
+                parts.append((slots, run.times[rows], [value.take(chosen) for value in run.values]))
+        for run in runs:
+            run.file.release()
+        if not parts:
+            yield None
+            continue
+        made = joined(parts)
+        made.stop = max(run.stop for run in runs)
+        yield written(made, index.view(), run_files, group)
+
+
+def halved(runs: list[Run], run_files: RunFiles, cleaned: int) -> list[Run]:
+    """Return runs in files, with the newest merged until each is over twice as large as the next, or large."""
+    runs, most = list(runs), run_files.limits.halved_bytes  # merging needs several times their size
+    while len(runs) > 1 and runs[-2].length <= min(2 * runs[-1].length, most - runs[-1].length):
+        last = [runs.pop(), runs.pop()]
+        runs += [run for run in merged(last[::-1], run_files, lambda: cleaned, 1, 0) if run is not None]
+    return runs
+
+
+def parts_of_time(runs: list[Run], piece: int, limits: StateLimits) -> int:
+    """Return the number of files of about `piece` bytes for a merge: enough that some are dropped early."""
+    size = sum(run.length for run in runs)
+    return max(size // piece, _files_of(size, limits))
+
+
+def _files_of(size: int, limits: StateLimits) -> int:
+    """Return the number of files, by time, for `size` bytes: few, and none of them small."""
+    return max(1, min(limits.run_splits, size // max(1, limits.spilled_bytes)))
+
+
+def joined(parts: list[tuple[I32, I64, list[pa.Array]]]) -> Run:
+    """Return (slots, times, values) of one index as one run; equal ones keep the order of the parts."""
+    slots, times, values = zip(*parts, strict=True)
+    columns = [pa.concat_arrays(list(column)) for column in zip(*values, strict=True)]
+    return Run.of(np.concatenate(slots), np.concatenate(times), columns)

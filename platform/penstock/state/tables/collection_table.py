@@ -1,0 +1,390 @@
+"""`CollectionTable`: a list or a map by key, the state of a `ListState` or `MapState`.
+
+Functions use Python lists and dicts, one for each slot that has elements, kept between batches: repeated reads need no
+decoding. Changes are written to a log as columns after every batch, so a barrier has nothing left to encode. Owned by
+one subtask thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.kernels.keys.key_columns import key_columns
+from penstock.state.keys.queried_keys import KeyCounts
+from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
+from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
+from penstock.state.spill.cold_records import slot_batches
+from penstock.state.tables.entry_codec import alive_entries, entry_rows, restored_entries
+from penstock.state.tables.entry_cold import ColdEntries
+from penstock.state.tables.entry_log import EntryLog
+from penstock.state.tables.entry_stamps import EntryStamps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
+    from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.row_spec import RowSpec
+    from penstock.state.log.ttl import Ttl
+    from penstock.state.spill.cold_records import SpillStore
+    from penstock.state.tables.entry_codec import EntryCodec
+    from penstock.state.tables.key_space import KeySpace
+
+#: Bytes of an empty list or dict with the capacity for the first few elements.
+_CONTAINER_BYTES = 200
+#: Bytes of a place in a list; of a place in a dict with the free capacity.
+_LIST_PLACE, _DICT_PLACE = 10, 80
+#: A sweep for expired values checks one slot of a list or map per this many slots.
+_SWEEP_PART = 8
+
+
+class CollectionTable:
+    """Lists or maps by slot; the slots are those of the key index that all states of an operator share."""
+
+    def __init__(
+        self,
+        source: FrozenSource,
+        spec: RowSpec,
+        state: KeySpace,
+        codec: EntryCodec,
+        ttl: Ttl | None = None,
+        *,
+        lists: bool,
+    ) -> None:
+        """Create an empty table; `load` fills it during a restore, `loaded` ends the restore."""
+        self.source = source
+        source.ttl = ttl
+        #: With a time-to-live: the times of last access.
+        self.stamps = None if ttl is None else EntryStamps(ttl, lists=lists)
+        self._swept = 0
+        self.spec = spec
+        self.lists = lists
+        self._state = state
+        self._codec = codec
+        source.memory = self
+        self._log = EntryLog(spec, source.log)
+        self._cold = None if state.cold is None else ColdEntries(state.cold, spec, codec, lists=lists)
+        #: During a restore: a list is a dict by index.
+        self._loading = True
+        self._limits = source.limits
+        first = self._limits.first_slots
+        self._held: list[Any] = [None] * first
+        self._lengths: I32 = np.zeros(first, np.int32)
+        #: For a list: the index after its last element; it restarts only when no element is left anywhere.
+        self._ends: I64 = np.zeros(first if lists else 0, np.int64)
+        self._containers = self._entries = self._text = 0
+        #: Strings are measured again at this size: double the last result, plus a constant.
+        self._measure_at = self._limits.measured_bytes
+        self._pending = PendingSegments(source)
+        if self._cold is not None and state.remote is not None:
+            state.remote.follow(source, spec, self._pending, self._cold.records)
+
+    # --- entries ----------------------------------------------------------------------------------------------------
+
+    def containers(self, slots: I32) -> list[Any]:
+        """Return the list or dict of every slot, None if it has none; the function changes them in place.
+
+        Expired elements and entries are removed first, unless they may still be read: then call `remove_expired` later.
+        """
+        self._fit_slots()
+        if self.stamps is not None and not self.stamps.ttl.return_expired:
+            self.remove_expired(slots)
+        return [self._held[slot] for slot in slots.tolist()]
+
+    def ends(self, slots: I32) -> I64:
+        """Return the next index of the lists of slots."""
+        self._fit_slots()
+        return self._ends[slots]
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the first `most` live elements or entries of one key; see `state.store.StateTable`."""
+        view, slots, in_memory = self._state.find(keys, hashes)
+        self._fit_slots()
+        container, found = self._held[int(slots[0])] if in_memory else None, list[tuple[Any, Any]]()
+        if container:
+            expired = [] if self.stamps is None else self.stamps.expired(int(slots[0]))
+            first = int(self._ends[slots[0]]) - len(container) if self.lists else 0
+            found = alive_entries(container, first, expired, most)
+        elif not in_memory and self._cold is not None:
+            found = self._cold.look_up(view, slots, self.stamps, most)
+        return entry_rows(self.spec, self._codec, view.gather(slots), found)
+
+    def counts(self) -> KeyCounts:
+        """Return how many elements or entries every key has."""
+        hashes = self._state.index.hashes
+        self._fit_slots()
+        return KeyCounts(hashes, self._lengths[: len(hashes)], ((self._state.index.view(), len(hashes)),))
+
+    def changed(self, slots: I32, containers: Sequence[Any]) -> None:
+        """Set the lists or dicts of the slots; empty ones are dropped."""
+        lengths = np.fromiter(map(len, containers), np.int32, len(containers))
+        for slot, container in zip(slots.tolist(), containers, strict=True):
+            self._held[slot] = container or None
+        before = self._lengths[slots]
+        self._entries += int(lengths.sum(dtype=np.int64)) - int(before.sum(dtype=np.int64))
+        self._containers += int(np.count_nonzero(lengths)) - int(np.count_nonzero(before))
+        self._lengths[slots] = lengths
+
+    def clear(self, slots: I32) -> None:
+        """Record that the slots were cleared, before their new entries."""
+        self._log.clear(slots)
+
+    def remove(self, slots: I32, entries: Sequence[pa.Array]) -> None:
+        """Record that an entry of each of the slots was removed."""
+        self._log.remove(slots, entries)
+
+    def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:
+        """Record a new or changed entry of each of the slots."""
+        if self.stamps is not None:
+            values = [*values, pa.array(np.full(len(slots), self.stamps.ttl.clock.now))]
+        self._log.put(slots, entries, values)
+        self._text += self._codec.text_bytes([*entries, *values])
+        if self._text > self._measure_at:
+            self._measure()
+
+    def remove_expired(self, slots: I32) -> None:
+        """Remove the expired elements and entries of these distinct slots."""
+        stamps = self.stamps
+        if stamps is None:
+            return
+        whole, owners, keys = [], [], []
+        touched = []
+        for slot in slots.tolist():
+            expired = stamps.expired(slot)
+            if not expired:
+                continue
+            container = self._held[slot]
+            touched.append(slot)
+            if len(expired) == len(container):
+                whole.append(slot)
+            else:
+                owners += [slot] * len(expired)
+                first = int(self._ends[slot]) - len(container) if self.lists else 0
+                keys += [first + place for place in expired] if self.lists else expired
+            stamps.forget(slot, expired)
+            if self.lists:
+                del container[: len(expired)]
+            else:
+                for key in expired:
+                    del container[key]
+        if touched:
+            self.clear(np.array(whole, np.int32))
+            if keys:
+                self.remove(np.array(owners, np.int32), self._codec.encode_keys(keys))
+            self.changed(np.array(touched, np.int32), [self._held[slot] for slot in touched])
+
+    def sweep(self, limit: int) -> None:
+        """Check the next slots, in turn, and remove expired elements and entries; `limit` is divided by a constant."""
+        if self.stamps is None:
+            return
+        self._fit_slots()
+        count = self._state.index.count
+        first = self._swept if self._swept < count else 0
+        self._swept = min(first + max(1, limit // _SWEEP_PART), count)
+        self.remove_expired((np.flatnonzero(self._lengths[first : self._swept]) + first).astype(np.int32))
+        if self._cold is not None:
+            self._cold.sweep(1 + limit // self._limits.cold_sweep_part, self.stamps.ttl.deadline)
+
+    def set_ends(self, slots: I32, ends: I64) -> None:
+        """Set the indices of the next elements of these lists."""
+        self._ends[slots] = ends
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table, after a sweep of a part of it for expired elements and entries."""
+        self.sweep(self._limits.freeze_sweep_keys)
+        self._freeze_changes(None)
+        return self._pending.frozen()
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Return True: changes are never overwritten, so that no copy is needed."""
+        del limit, up_to
+        return True
+
+    def load(self, table: pa.Table, *, unsaved: bool = False) -> None:
+        """Add restored rows, newest last; until `loaded` a list is a dict by index.
+
+        The flag says that no segment has them with the current columns, so that all of them have to be saved.
+        """
+        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+        keys = key_columns(batch, tuple(self.spec.key_schema.names))
+        slots = self._state.upsert(keys, batch.column(KEY_HASH).to_numpy())
+        self._fit_slots()
+        rows = restored_entries(batch, self.spec, self._codec)
+        if self.lists:
+            np.maximum.at(self._ends, slots, rows.entries[0].fill_null(-1).to_numpy() + 1)
+        times = None if self.stamps is None else self._times(batch)
+        if unsaved:
+            access = [] if times is None else [pa.array(times, pa.int64())]
+            stored = [*(batch.column(name) for name in self.spec.value_names), *access]
+            self._log.add(slots.copy(), [*rows.entries, *stored], rows.deleted)  # the slots array is reused
+        self._apply(slots, rows.names, rows.values, rows.deleted, times)
+        self._text += rows.text_bytes
+        self._state.settle_load()
+
+    def _times(self, batch: pa.RecordBatch) -> list[int]:
+        """Return the times of last access; deletions have the lowest time."""
+        assert self.stamps is not None  # noqa: S101 - callers check `stamps`
+        times = batch.column(LAST_ACCESS).fill_null(MIN_TIMESTAMP).to_numpy()
+        found: list[int] = self.stamps.ttl.clock.restored(times).tolist()
+        return found
+
+    def _apply(
+        self, slots: I32, keys: list[Any], values: list[Any], deleted: np.ndarray, times: list[int] | None
+    ) -> None:
+        """Apply rows, one slot at a time."""
+        cuts = np.flatnonzero(np.diff(slots)) + 1
+        firsts, stops = [0, *cuts.tolist()], [*cuts.tolist(), len(slots)]
+        some_deleted = np.logical_or.reduceat(deleted, firsts).tolist()
+        owners, containers = slots[firsts], []
+        for slot, first, stop, some in zip(owners.tolist(), firsts, stops, some_deleted, strict=True):
+            container = self._held[slot]
+            if container is None:
+                container = self._held[slot] = {}
+            if not some:
+                container.update(zip(keys[first:stop], values[first:stop], strict=True))
+            else:
+                for place in range(first, stop):
+                    if not deleted[place]:
+                        container[keys[place]] = values[place]
+                    elif keys[place] is None:
+                        container.clear()
+                    else:
+                        container.pop(keys[place], None)
+            containers.append(container)
+            if self.stamps is not None and times is not None:
+                stamps = self.stamps.load(slot)
+                stamps.update(zip(keys[first:stop], times[first:stop], strict=True))
+                for gone in [key for key in stamps if key not in container] if some else ():
+                    del stamps[gone]
+        # if two keys share a hash, a slot may occur twice: its last container counts
+        last = dict(zip(owners.tolist(), containers, strict=True))
+        self.changed(np.fromiter(last, np.int32, len(last)), list(last.values()))
+
+    def loaded(self) -> None:
+        """Finish a restore: convert dicts by index to lists."""
+        self._loading = False
+        if self.lists:
+            for slot in np.flatnonzero(self._lengths).tolist():
+                by_index = sorted(self._held[slot].items())
+                self._held[slot] = [value for _, value in by_index]
+                self._ends[slot] = by_index[-1][0] + 1  # elements before a clearing do not count
+        if self.stamps is not None:
+            self.stamps.loaded()
+            self.remove_expired(np.flatnonzero(self._lengths).astype(np.int32))
+        if self._text > self._measure_at:
+            self._measure()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of objects and changes in memory, and of those waiting for an upload."""
+        return self.hot_bytes + self._pending.memory_bytes
+
+    @property
+    def hot_bytes(self) -> int:
+        """The bytes of the objects in CPython, and of the changes in memory."""
+        place = _LIST_PLACE if self.lists else _DICT_PLACE
+        if self.stamps is not None:
+            place *= 2
+        objects = self._containers * _CONTAINER_BYTES + self._entries * (place + self._codec.object_bytes)
+        expired = 0 if self._cold is None else self._cold.memory_bytes
+        return objects + self._text + self._log.nbytes + expired + 20 * len(self._held)
+
+    def close(self) -> None:
+        """Drop all objects and waiting segments."""
+        self._pending.clear()
+        self._held = []
+
+    def _freeze_changes(self, spill_store: SpillStore | None) -> None:
+        if self._cold is not None:
+            self._pending.add(self._cold.freeze_expired(self.source.log), spill_store)
+        self._pending.add(self._log.freeze(self._state.index.view()), spill_store)
+
+    # --- eviction ---------------------------------------------------------------------------------------------------
+
+    def save_changes(self, spill_store: SpillStore) -> None:
+        """Freeze all unsaved changes into a segment."""
+        self._freeze_changes(spill_store)
+
+    def evict_keys(self, keys: KeyView, slots: I32) -> None:
+        """Move the lists or dicts of slots to the cold store; all changes are frozen already."""
+        if self._cold is None:
+            return
+        self._fit_slots()
+        for piece in slot_batches(slots[self._lengths[slots] > 0], self._limits.evicted_keys):
+            lengths = self._lengths[piece]
+            firsts = self._ends[piece] - lengths if self.lists else lengths
+            held = [self._held[slot] for slot in piece.tolist()]
+            self._cold.put(keys, piece, zip(held, firsts.tolist(), strict=True), self.stamps)
+            self._text -= self._text * int(lengths.sum()) // self._entries
+            self.changed(piece, [()] * len(piece))
+
+    def load_keys(self, keys: KeyView, slots: I32) -> None:
+        """Load the lists or dicts of slots, which have none in memory, from the cold store."""
+        self._fit_slots()
+        reloaded, text = ([], 0) if self._cold is None else self._cold.take(keys, slots)
+        if not reloaded:
+            return
+        as_lists = self.lists and not self._loading
+        for found in reloaded:
+            if self.lists:
+                self._ends[found.slot] = found.names[-1] + 1
+            if self.stamps is not None:
+                self.stamps.put(
+                    found.slot, found.times if as_lists else dict(zip(found.names, found.times, strict=True))
+                )
+        containers = [f.values if as_lists else dict(zip(f.names, f.values, strict=True)) for f in reloaded]
+        self.changed(np.array([found.slot for found in reloaded], np.int32), containers)
+        self._text += text
+
+    # --- slots ------------------------------------------------------------------------------------------------------
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have elements or unsaved changes."""
+        self._fit_slots()
+        used |= self._lengths[: len(used)] > 0
+        self._log.mark_used(used)
+
+    def renumber(self, numbers: I32) -> None:
+        """Renumber slots: slot s becomes `numbers[s]`; numbers of unused slots are negative."""
+        self._fit_slots()
+        old = np.flatnonzero(numbers >= 0)
+        new = numbers[old]
+        size = max(self._limits.first_slots, 2 * len(old))
+        held: list[Any] = [None] * size
+        for source, target in zip(old.tolist(), new.tolist(), strict=True):
+            held[target] = self._held[source]
+        self._lengths = _moved(self._lengths, old, new, size)
+        if self.lists:
+            self._ends = _moved(self._ends, old, new, size)
+        self._held = held
+        if self.stamps is not None:
+            self.stamps.renumber(numbers)
+        self._log.renumber(numbers)
+
+    def _fit_slots(self) -> None:
+        count, size = self._state.index.count, len(self._held)
+        if count > size:
+            wider = max(count, 2 * size)
+            self._held += [None] * (wider - size)
+            every = np.arange(size)
+            self._lengths = _moved(self._lengths, every, every, wider)
+            if self.lists:
+                self._ends = _moved(self._ends, every, every, wider)
+
+    def _measure(self) -> None:
+        """Measure the strings again, without those that were replaced."""
+        self._text = sum(self._codec.measured(container) for container in self._held if container)
+        self._measure_at = 2 * self._text + self._limits.measured_bytes
+
+
+def _moved(array: np.ndarray, old: np.ndarray, new: np.ndarray, size: int) -> np.ndarray:
+    moved = np.zeros(size, array.dtype)
+    moved[new] = array[old]
+    return moved
