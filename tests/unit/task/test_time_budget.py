@@ -90,6 +90,23 @@ def test_what_is_emitted_outside_of_a_call_counts_and_the_pause_before_does_not(
     assert times(chain) == [1000, 1100, 1]
 
 
+def test_an_operator_is_at_work_while_it_is_opened():
+    """It may start calls then, of the rows that were under way: their log lines name it."""
+    clock, seen = HalfClock(), []
+
+    class Opened(Slow):
+        def open(self, context):
+            clock.advance(self.before)
+            seen.append((context, chain.budget.index))
+
+    chain = chain_of(clock, Opened(clock, 3), Opened(clock, 10))
+    chain._edges._all = chain._edges._main = ()
+    chain.open(["first", "second"])
+    assert seen == [("second", 1), ("first", 0)]
+    assert times(chain) == [3, 10, 0]
+    assert chain.budget.index == chain.budget.output + 1
+
+
 def test_the_cpu_clock_is_read_seldom():
     clock = HalfClock()
     chain = chain_of(clock, Slow(clock, 0.01), Slow(clock, 0.03))

@@ -184,10 +184,12 @@ class Chain:
         Each receives the columns that are used downstream of it, starting with those of the edges.
         """
         downstream = self._edges.columns
-        for link, context in reversed(list(zip(self.links, contexts, strict=True))):
+        for index, (link, context) in reversed(list(enumerate(zip(self.links, contexts, strict=True)))):
             self._opened.append(link)
             operator: Any = link.operator
+            self.budget.begin(index)  # logs of `open`, and of calls that it starts, name the operator
             operator.open(context)
+            self.budget.end()
             downstream = operator.required_columns(downstream) if hasattr(type(operator), "required_columns") else None
 
     def batch(self, batch: Batch, input_index: int) -> None:
