@@ -13,7 +13,7 @@ from penstock.operators.process.state_binding import RenewingListState, Renewing
 from penstock.operators.rows.user_functions import UserFunctionError
 from penstock.task.chain.failure import describe
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "functions-and-state.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "functions-and-state.md").read_text(encoding="utf-8")
 VALUE = {"value", "update", "clear"}
 LIST = {"append", "extend", "get", "set", "clear"}
 MAP = {"get", "put", "update", "remove", "pop", "clear", "keys", "values", "items"}

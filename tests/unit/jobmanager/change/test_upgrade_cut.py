@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.unit.jobmanager.test_upgrade import ask, assert_exact, cut_of, phase, running, successor
+from tests.unit.jobmanager.change.test_upgrade import ask, assert_exact, cut_of, phase, running, successor
 
 from penstock.jobmanager.change.upgrading import Phase
 from penstock.jobmanager.messages import events as ev

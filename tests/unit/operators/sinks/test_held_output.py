@@ -1,7 +1,7 @@
 """Output of a run on trial: held by its sink, over restarts too, within the same limits, and published in order."""
 
 import msgspec
-from tests.unit.operators.test_sink import checkpoint, ids, opened, outside, permit
+from tests.unit.operators.sinks.test_sink import checkpoint, ids, opened, outside, permit
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import Barrier

@@ -18,7 +18,7 @@ from tests.support.sizes import given
 import penstock as ps
 from penstock.core.errors import PenstockError, StateMismatchError, UsageError
 
-FORMAT = Path(__file__).parents[3] / "docs/reference/snapshot-format.md"
+FORMAT = Path(__file__).parents[4] / "docs/reference/snapshot-format.md"
 
 
 class Out(NamedTuple):
