@@ -54,7 +54,7 @@ class BatchSizer:
         self._chain = chain
         self._clock = clock
         kinds = [operator.kind for operator in operators]
-        self._splits = feeds_rows(kinds)
+        self._splits = feeds_rows(operators)
         #: Chooses the rows requested from a source; None: the source chooses.
         self._poll_sizer: BatchSizer | PollSizer | None = (
             self if self._splits else PollSizer() if is_columnar(kinds) else None
@@ -139,7 +139,19 @@ class BatchSizer:
         self.rows, self._settled_ms, self._parts_until_trial = rows, measured, _PARTS_UNTIL_TRIAL
 
 
-def feeds_rows(kinds: Sequence[str]) -> bool:
-    """Return whether a row function receives the chain's input rows, and no function takes whole batches."""
-    first = next((index for index, kind in enumerate(kinds) if kind in _ROW_KINDS), None)
-    return first is not None and _KINDS_BEFORE.issuperset(kinds[:first]) and "map_batches" not in kinds
+def feeds_rows(operators: Sequence[OperatorSpec]) -> bool:
+    """Return whether the chain takes its input row by row: in a row function, or for exact watermarks.
+
+    A function of whole batches anywhere in the chain gets them whole, unless exact watermarks split them anyway.
+    """
+    kinds = [operator.kind for operator in operators]
+    rowwise = (kind in _ROW_KINDS or _is_exact(operator) for kind, operator in zip(kinds, operators, strict=True))
+    first = next((index for index, is_rowwise in enumerate(rowwise) if is_rowwise), None)
+    if first is None or not _KINDS_BEFORE.issuperset(kinds[:first]):
+        return False
+    return _is_exact(operators[first]) or "map_batches" not in kinds
+
+
+def _is_exact(operator: OperatorSpec) -> bool:
+    """Whether the operator emits a watermark after each row that raises it."""
+    return bool((operator.config.get("watermarks") or {}).get("exact"))

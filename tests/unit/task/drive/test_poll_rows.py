@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.core.clock import ManualClock
+from penstock.graph.job_graph import OperatorSpec
 from penstock.task.drive.batch_sizer import BatchSizer
 from penstock.task.drive.source_polling import LEAST_ROWS, MOST_ROWS, TARGET_MS, PollSizer, is_columnar
 
@@ -65,8 +66,8 @@ def test_the_source_is_asked_for_them():
         clock.advance(measured)
         return True
 
-    kinds = [SimpleNamespace(kind=kind) for kind in ("source", "project", "sink")]
-    pieces = BatchSizer(SimpleNamespace(links=[link], poll=poll), kinds, clock)
+    operators = [OperatorSpec(uid=kind, name=kind, kind=kind) for kind in ("source", "project", "sink")]
+    pieces = BatchSizer(SimpleNamespace(links=[link], poll=poll), operators, clock)
     measured = 1.0
     assert pieces.poll()
     measured = 100.0

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch
+from penstock.graph.job_graph import OperatorSpec
 from penstock.task.drive.batch_sizer import LEAST_ROWS, MOST_ROWS, TARGET_MS, BatchSizer, feeds_rows
 from penstock.task.drive.subtask import StepResult
 
@@ -34,10 +35,19 @@ class Chain:
         return True
 
 
+def operators_of(kinds):
+    """`kind` or `kind exact`, which emits a watermark after each row that raises it."""
+    names = [kind.partition(" ") for kind in kinds]
+    return [
+        OperatorSpec(uid="o", name="o", kind=kind, config={"watermarks": {"exact": bool(exact)}})
+        for kind, _, exact in names
+    ]
+
+
 def pieces_of(*kinds, ms=0.0):
     clock = ManualClock()
     chain = Chain(clock, ms)
-    return chain, BatchSizer(chain, [SimpleNamespace(kind=kind) for kind in kinds], clock)
+    return chain, BatchSizer(chain, operators_of(kinds), clock)
 
 
 def feed(pieces, count):
@@ -111,6 +121,13 @@ def test_a_source_in_front_of_row_functions_is_asked_for_a_piece():
     assert chain.asked == [LEAST_ROWS, 200, 200]
 
 
+def test_a_source_with_exact_watermarks_is_asked_for_a_piece():
+    """Its rows go one by one: one poll of tens of thousands would take seconds, without a figure of what was read."""
+    chain, pieces = pieces_of("source exact", "window_aggregate", ms=0.05)
+    assert all(pieces.poll() for _ in range(3))
+    assert chain.asked == [LEAST_ROWS, 200, 200]
+
+
 @pytest.mark.parametrize(
     ("kinds", "cuts"),
     [
@@ -121,10 +138,12 @@ def test_a_source_in_front_of_row_functions_is_asked_for_a_piece():
         (["map_batches", "map"], False),
         (["map", "map_batches"], False),
         (["project", "sink"], False),
+        (["project", "assign_watermarks exact", "map_batches"], True),
+        (["assign_watermarks", "sink"], False),
     ],
 )
 def test_only_rows_on_their_way_to_a_row_function_are_cut(kinds, cuts):
-    assert feeds_rows(kinds) is cuts
+    assert feeds_rows(operators_of(kinds)) is cuts
     chain, pieces = pieces_of(*kinds)
     feed(pieces, 10_000)
     assert (len(chain.seen) > 1) is cuts
@@ -135,7 +154,7 @@ def test_a_barrier_behind_a_batch_waits_for_all_its_pieces_and_mails_do_not(worl
     w.deploy()
     w.settle()
     sink = w.subtasks("sink")[0]
-    sink._batch_sizer = BatchSizer(sink._chain, [SimpleNamespace(kind="map")], w.clock)
+    sink._batch_sizer = BatchSizer(sink._chain, operators_of(["map"]), w.clock)
     w.sources[0].script.append(batch_of(*range(LEAST_ROWS + 5)))
     while w.subtasks("source")[0].step() is StepResult.BUSY:
         pass
