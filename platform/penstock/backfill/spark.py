@@ -133,7 +133,7 @@ def _slots_of(session: SparkSession, parts: int) -> list[int]:
 
 
 def _of_part_marker(name: str) -> Any:
-    """Return a column of `wire.nudges`."""
+    """Return a column of `stages.part_markers`."""
     known = {PART: F.col("id"), TIME: F.lit(MIN_TIMESTAMP), EDGE: F.lit(NO_EDGE)}
     return known.get(name, F.lit(0) if name in ORDER else F.lit(None))
 

@@ -1,6 +1,6 @@
 """Decides how many TaskManagers a cluster should have: enough for waiting jobs, within bounds; a pure decider.
 
-Called by `spark_taskmanagers` once a second; `cli.start.spark_options` creates the bounds.
+Called by `spark_cluster` once a second; `cli.start.spark_options` creates the bounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`ps.migrate`: a user-defined function that converts state values of an older version of the job to the present type.
 
-Declared with `migrate=` of `ps.value_state`, `list_state` and `map_state`; `table_migration` builds the function that
-the state's table runs when it is restored.
+Declared with `migrate=` of `ps.value_state`, `list_state` and `map_state`; `state_binding.migration_of` builds the
+function that the state's table runs when it is restored.
 """
 
 from __future__ import annotations

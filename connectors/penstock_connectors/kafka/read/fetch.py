@@ -1,7 +1,7 @@
 """Getting messages of assigned partitions as columns: the contract of `fetch_fast` and `fetch_plain`.
 
-`fetch_choice` opens one of them. One test suite holds for both. Called by `reader` from the subtask's thread; no call
-blocks.
+`reader.open_fetcher` opens one of them. One test suite holds for both. Called by `reader` from the subtask's thread; no
+call blocks.
 """
 
 from __future__ import annotations

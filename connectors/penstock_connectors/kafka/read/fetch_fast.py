@@ -1,7 +1,7 @@
 """The compiled fetcher: librdkafka's queue -> message structs -> Arrow buffers, without a Python object per message.
 
-Chosen by `fetch_choice`. Waking: librdkafka writes a byte into a pipe when its queue becomes non-empty; one thread
-waits on the other end and calls `wake`, if the last fetch found nothing.
+Chosen by `reader.open_fetcher`. Waking: librdkafka writes a byte into a pipe when its queue becomes non-empty; one
+thread waits on the other end and calls `wake`, if the last fetch found nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The plain fetcher: confluent-kafka's message objects, one Python object per message.
 
-Chosen by `fetch_choice` where librdkafka's C interface cannot be used. A thread consumes into a queue of few batches
-and calls `wake`; the subtask's thread only takes from that queue.
+Chosen by `reader.open_fetcher` where librdkafka's C interface cannot be used. A thread consumes into a queue of few
+batches and calls `wake`; the subtask's thread only takes from that queue.
 """
 
 from __future__ import annotations

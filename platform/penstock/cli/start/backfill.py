@@ -91,7 +91,7 @@ def parse_until(text: str) -> dict[str, Any]:
 
 
 def parse_cut_over(text: str | None) -> dict[str, Any]:
-    """Parse `--cut-over` into the argument of `backfill.histories.Cut`; raises UsageError."""
+    """Parse `--cut-over` into the argument of `backfill.histories.HistoryBounds`; raises UsageError."""
     return {} if text is None else _position(text, "--cut-over", _CUT_OVER)
 
 

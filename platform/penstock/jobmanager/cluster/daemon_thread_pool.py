@@ -1,6 +1,6 @@
 """A few threads for calls that may hang; the event loop's default pool stays free for leases and records.
 
-Used for stores that users name (`savepoint_target`, `savepoint_disposal`, `enumerators`) and for event logs. A hanging
+Used for stores that users name (`savepoint_folders`, `enumerators`) and for event logs. A hanging
 call blocks its thread, but neither its caller nor the end of the process.
 """
 

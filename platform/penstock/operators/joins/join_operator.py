@@ -196,7 +196,7 @@ class JoinState:
             self.rows.settle()
 
     def fetch_until(self, up_to: int) -> None:
-        """Fetch the rows up to a time from the object store, if any are there (`TimedRows.noted`)."""
+        """Fetch the rows up to a time from the object store, if any are there (`RemoteRuns.on_fetched`)."""
         if self.rows.remote_runs is not None:
             self.rows.remote_runs.fetch_until(up_to)
 

@@ -1,6 +1,6 @@
 """Handles of list and map states, bound to their tables; changes are written once per batch.
 
-Called by `penstock.operators.process.keyed_process`, as `process_values` is for values.
+Called by `penstock.operators.process.keyed_process`, as `state_binding` is for values.
 """
 
 from __future__ import annotations

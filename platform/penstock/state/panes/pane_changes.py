@@ -117,7 +117,7 @@ _PART_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class FrozenCold:
-    """Rows of a file that is no longer written, each key once (`frozen.FrozenContent`, `frozen.InPieces`)."""
+    """Rows of a file that is no longer written, each key once (`frozen.FrozenContent`, `frozen.BatchedContent`)."""
 
     spec: PaneTableSpec
     rows: FileRows

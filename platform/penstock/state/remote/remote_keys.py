@@ -185,7 +185,7 @@ class RemoteKeys:
         return self._fetch_ranges
 
     def parts(self, hashes: I64) -> list[I64]:
-        """Return the positions of hashes in groups to request together; see `Pieces.parts`."""
+        """Return the positions of hashes in groups to request together; see `FetchRanges.parts`."""
         return self.fetch_ranges.parts(hashes, together(self.fetch_ranges, self._logs, self._limits.fetched_rows))
 
     def ensure(self, hashes: I64, index: KeyIndex, known: int) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class UndurableRows(Protocol):
-    """Changed rows of one table that are not in the object store yet (`pane_changes.Changes`)."""
+    """Changed rows of one table that are not in the object store yet (`pane_changes.PaneChanges`)."""
 
     def frozen_within(self, position: int, ranges: Sequence[HashRange]) -> Iterable[pa.Table]:
         """Return the rows frozen at a position in some hash ranges, as columns of a segment."""

@@ -45,7 +45,7 @@ _ROW_BYTES = 128
 
 
 class JoinTable(Protocol):
-    """The join side's own rows, and properties of all its rows (`join_buffer.TimedRows`)."""
+    """The join side's own rows, and properties of all its rows (`join_buffer.JoinBuffer`)."""
 
     @property
     def source(self) -> FrozenSource:

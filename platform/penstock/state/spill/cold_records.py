@@ -297,7 +297,7 @@ class ColdRecords:
     def sweep(self, limit: int, deadline: int) -> list[bytes]:
         """Check the next `limit` keys, in turn, and remove those whose rows were all last accessed by `deadline`.
 
-        The time of last access is the last column. Return the removed keys in the form of `cold_keys`.
+        The time of last access is the last column. Return the removed keys as records.
         """
         if self.count == 0:
             return []

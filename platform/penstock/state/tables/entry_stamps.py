@@ -1,7 +1,7 @@
 """Times of last access of list elements and map entries, by slot.
 
 For a list there is a list of times, for a dict a dict of times. Both are in time order, so expired elements and entries
-are at the front. Owned by an `EntryTable` that has a time-to-live.
+are at the front. Owned by a `CollectionTable` that has a time-to-live.
 """
 
 from __future__ import annotations

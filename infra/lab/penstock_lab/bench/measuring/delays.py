@@ -1,6 +1,7 @@
 """Latency figures from the records of sink and paced source: counts, percentiles, the processed rate.
 
-Called by `measure` for every run with stamps (`BenchOptions.rate`); `half_load` combines two such runs.
+Called by `measure` for every run with stamps (`BenchOptions.rate`); `comparisons.measure_latency` combines two such
+runs.
 """
 
 from __future__ import annotations
