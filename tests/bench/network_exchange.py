@@ -23,7 +23,8 @@ from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
 from penstock.core.elements import Batch, EndOfInput, Watermark
 from penstock.core.schema import schema_to_text
-from penstock.graph.deployment import (
+from penstock.graph.job_graph import Forward, KeyGroup
+from penstock.graph.task_deployment import (
     ChannelId,
     ExecutionId,
     InputChannelSpec,
@@ -32,7 +33,6 @@ from penstock.graph.deployment import (
     OutputSpec,
     TaskDeployment,
 )
-from penstock.graph.job_graph import Forward, KeyGroup
 from penstock.network.connection import WorkerNetwork
 
 SCHEMA = pa.schema(

@@ -65,7 +65,7 @@ orders = env.from_source(
     DatagenSource(splits=1, users={users}, rows_per_second={rate}),
     watermarks=ps.WatermarkStrategy.monotonic(timestamp="ts"), uid="orders",
 ).set_parallelism(1)
-(source.key_by("user_id").process(Count()).uid("count"){step}
+(orders.key_by("user_id").process(Count()).uid("count"){step}
        .sink_to(FileSink({output!r}), uid="out"))
 env.execute({name!r})
 """

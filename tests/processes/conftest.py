@@ -19,8 +19,8 @@ from penstock.connector.source import SourceSpec
 from penstock.core.clock import SystemClock
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
-from penstock.graph.deployment import ExecutionId, TaskDeployment, encode_deployment
 from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.task_deployment import ExecutionId, TaskDeployment, encode_deployment
 from penstock.rpc.messages import (
     DeployTasks,
     FromWorker,

@@ -10,7 +10,8 @@ from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark, WatermarkStatus
 from penstock.core.schema import schema_to_text
-from penstock.graph.deployment import (
+from penstock.graph.job_graph import KeyGroup
+from penstock.graph.task_deployment import (
     ChannelId,
     ExecutionId,
     InputChannelSpec,
@@ -19,9 +20,8 @@ from penstock.graph.deployment import (
     OutputSpec,
     TaskDeployment,
 )
-from penstock.graph.job_graph import KeyGroup
-from penstock.network.memory import MemoryNetwork, MemoryTransport
 from penstock.network.output import SplitKernels
+from penstock.network.simulated_network import MemoryNetwork, MemoryTransport
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
 TEXT = schema_to_text(SCHEMA)

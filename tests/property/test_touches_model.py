@@ -21,7 +21,7 @@ def test_the_last_ones_stay_whatever_the_number_of_calls(steps, calls):
             ages = sorted(times.get(slot, 0) for slot in range(count))
             bar = ages[min(count - 1, count - count // step)]
             stays = [slot for slot in range(count) if times.get(slot, 0) > bar]
-            assert np.flatnonzero(kept.latest(count, step)).tolist() == stays
+            assert np.flatnonzero(kept.most_recent_mask(count, step)).tolist() == stays
             if stays:
                 kept.moved(np.array(stays, np.int32))
                 times, count = {new: times[old] for new, old in enumerate(stays)}, len(stays)
@@ -32,4 +32,4 @@ def test_more_calls_than_a_number_holds():
     kept.touch(np.arange(4, dtype=np.int32), 4)
     kept._call = (1 << 32) - 1
     kept.touch(np.array([2], np.int32), 4)
-    assert kept.latest(4, 2).tolist() == [False, False, True, False]
+    assert kept.most_recent_mask(4, 2).tolist() == [False, False, True, False]

@@ -12,8 +12,8 @@ from penstock.connector.source import PollResult, SourceBatch, SourceSpec, Sourc
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch
 from penstock.core.schema import schema_from_text, schema_to_text
-from penstock.graph.deployment import ChannelId, OutputChannelSpec, OutputSpec
 from penstock.graph.job_graph import Forward
+from penstock.graph.task_deployment import ChannelId, OutputChannelSpec, OutputSpec
 from penstock.network.output import OutputOptions, ResultPartition
 from penstock.operators.registry import create_operator
 from penstock.task.chain.chain import Chain, ChainLink

@@ -21,7 +21,7 @@ from penstock.core.event_log import EventLog
 from penstock.core.rand import SeededRand
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.deploy.deployment import source_spec
-from penstock.jobmanager.deploy.log_entries import JobIdentity
+from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.jobs.job_store import JobStore, StartOptions
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages import commands as cmd

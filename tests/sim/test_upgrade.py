@@ -15,7 +15,7 @@ from tests.sim.world import World
 
 from penstock.checkpoint import recovery
 from penstock.jobmanager.checkpoints.checkpointing import WithheldOutput
-from penstock.jobmanager.deploy import log_entries as recover
+from penstock.jobmanager.deploy import job_log as recover
 
 
 def upgraded(seed: int, swarm: Swarm, *, wrong: bool, from_checkpoint: bool, at: tuple[float, ...] = (150,)) -> World:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.network.memory import MemoryNetwork
+from penstock.network.simulated_network import MemoryNetwork
 from penstock.rpc import messages as msg
 from penstock.task.chain.background import SlowCalls
 from penstock.task.chain.environment import TaskEnvironment
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.sim.leader import Leader
     from tests.sim.world import World
 
-    from penstock.graph.deployment import TaskDeployment
+    from penstock.graph.task_deployment import TaskDeployment
     from penstock.task.drive.subtask import Subtask
 
 

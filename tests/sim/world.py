@@ -31,7 +31,7 @@ from penstock.jobmanager.change.steps import Step
 from penstock.jobmanager.jobs.job_store import StartOptions
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
-from penstock.network.memory import MemoryTransport, WorkerPair
+from penstock.network.simulated_network import MemoryTransport, WorkerPair
 
 _MAX_STEPS = 40_000
 _MAX_MS = 120_000.0

@@ -16,7 +16,7 @@ MAX_FILE_BYTES, MAX_TOTAL_BYTES = 200_000, 20_000_000
 # modules entered from outside Python's imports: the command line and the provider's entry point
 ENTRY_POINTS = {"penstock.cli.main", "penstock_airflow.get_provider_info", "penstock_airflow.plugin"}
 # the network without sockets is for the simulator
-FOR_TESTS = {"penstock.network.memory"}
+FOR_TESTS = {"penstock.network.simulated_network"}
 
 
 def functions(path):

@@ -166,7 +166,7 @@ class KafkaSourceFactory:
         begin: dict[str, Any] | None = None,
     ) -> tuple[HistorySplit, ...]:
         """Return the partitions up to a position, which is an offset; see `HistoryFactory`."""
-        from penstock_connectors.kafka.read.kafka_enumerator import history
+        from penstock_connectors.kafka.read.history import history
 
         return history(spec.config, until, piece_rows, begin)
 

@@ -27,8 +27,8 @@ from penstock.core.errors import UsageError
 from penstock.core.rand import SystemRand
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, SubtaskSnapshot
-from penstock.graph.deployment import ExecutionId, InputSpec, TaskDeployment
 from penstock.graph.job_graph import KeyGroup, OperatorSpec
+from penstock.graph.task_deployment import ExecutionId, InputSpec, TaskDeployment
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.rows.key_group_split import split_by_key_group
 from penstock.operators.process.keyed_process import KeyedProcessOperator

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import CheckpointMetrics, SubtaskSnapshot
-from penstock.graph.deployment import ExecutionId
+from penstock.graph.task_deployment import ExecutionId
 
 #: Delay before a failed final checkpoint is tried again.
 _FINAL_RETRY_MS = 1_000

@@ -1,6 +1,6 @@
 """The recovery plan, and which runs of a log are on trial: pure decisions over the entries of the manifest log.
 
-Called by `jobmanager.deploy.log_entries` at every start and restart. It never chooses a checkpoint older than
+Called by `jobmanager.deploy.job_log` at every start and restart. It never chooses a checkpoint older than
 output that may have been published.
 """
 

@@ -12,7 +12,9 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from penstock.core.keygroup import ALL_HASHES, HashRange, hash_range_of
-from penstock.graph.deployment import (
+from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex
+from penstock.graph.restore_plan import RestorePlan
+from penstock.graph.task_deployment import (
     AllToAll,
     ChannelId,
     ExecutionId,
@@ -23,8 +25,6 @@ from penstock.graph.deployment import (
     PeerTable,
     TaskDeployment,
 )
-from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex
-from penstock.graph.restore_plan import RestorePlan
 
 #: (vertex id, subtask) -> worker id.
 Placement = Mapping[tuple[str, int], str]

@@ -23,10 +23,10 @@ from penstock.core.snapshot import (
     SubtaskSnapshot,
     Tombstone,
 )
-from penstock.graph.deployment import OperatorRestore
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.state_check import is_dropped, restorable_states
 from penstock.graph.state_redistribution import TASK_STATE_PREFIX, redistribute
+from penstock.graph.task_deployment import OperatorRestore
 
 
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.core.clock import Clock
-    from penstock.graph.deployment import ChannelId, TaskDeployment
+    from penstock.graph.task_deployment import ChannelId, TaskDeployment
     from penstock.network.data_plane import Wake
     from penstock.network.output import SplitKernels
     from penstock.network.subpartition import Subpartition

@@ -25,7 +25,7 @@ from penstock.network.sockets import Acceptor, HostResolver, Listener, address_t
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
-    from penstock.graph.deployment import TaskDeployment
+    from penstock.graph.task_deployment import TaskDeployment
     from penstock.network.data_plane import ConnectionLost, Wake
     from penstock.network.input_gate import InputGate
     from penstock.network.output import ResultPartition

@@ -1,8 +1,8 @@
 """Credit-based flow control in bytes, both sides, pure: a sender spends what a receiver has granted.
 
-A receiver returns credit once a quarter of a channel's exclusive bytes has been consumed: small messages share one
-answer. A message costs its size, but never more than the rest of the exclusive bytes: so the largest message passes
-once everything before it has been consumed, although less than a quarter is still to be returned.
+A receiver returns credit once a quarter of a channel's exclusive bytes has been consumed, so that small messages share
+one answer. The cost of a message is its size, at most the exclusive bytes less that quarter. So an empty channel can
+always send one message, whatever its size.
 
 `subpartition` owns a `SenderCredit`, `input_gate` a `GateCredit`. Invariants: the floating bytes held by channels plus
 those in the pool are constant; per channel, credit at the sender (or on its way) plus queued cost plus
@@ -13,6 +13,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.config.settings import JobSettings
+
+#: Credit that the channels of a wide edge divide at each end: their number is the square of the parallelism.
+EDGE_BYTES = 16 << 20
+_MIN_EXCLUSIVE_BYTES = 64 << 10
+
+
+def exclusive_bytes(settings: JobSettings, width: int = 1) -> int:
+    """Return the exclusive credit of every channel of an edge, the same at both ends.
+
+    `width`: the most channels of the edge that one subtask has (`OutputSpec.width`).
+    """
+    most = max(1, settings.exclusive_buffers) * max(1, settings.buffer_size_bytes)
+    return min(most, max(EDGE_BYTES // max(1, width), _MIN_EXCLUSIVE_BYTES))
 
 
 def _return_threshold(exclusive: int) -> int:

@@ -21,7 +21,7 @@ from penstock.core.errors import PenstockError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from penstock.graph.deployment import ChannelId
+    from penstock.graph.task_deployment import ChannelId
 
 PROTOCOL_VERSION = 3
 #: Largest payload of one frame: the time for which one channel can hold up the others.

@@ -16,13 +16,12 @@ import pyarrow as pa
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, StreamElement, Watermark
 from penstock.core.schema import schema_from_text
-from penstock.network.credit import GateCredit
-from penstock.network.output import exclusive_bytes
+from penstock.network.credit import GateCredit, exclusive_bytes
 from penstock.network.subpartition import CombinedRows, ConnectionLostError
 
 if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
-    from penstock.graph.deployment import InputChannelSpec, InputSpec
+    from penstock.graph.task_deployment import InputChannelSpec, InputSpec
     from penstock.network.subpartition import Outgoing
 
 _Grants = list[tuple[Callable[[int], None], int]]

@@ -16,12 +16,13 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import schema_from_text
 from penstock.core.views import plain_schema
 from penstock.graph.job_graph import Broadcast, Forward, KeyGroup, Partitioner, Rebalance
-from penstock.network.subpartition import ChannelLimits, PartitionBudget, Subpartition
+from penstock.network.credit import exclusive_bytes
+from penstock.network.subpartition import ChannelLimits, PartitionBackpressure, Subpartition
 
 if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
     from penstock.core.clock import Clock
-    from penstock.graph.deployment import OutputSpec
+    from penstock.graph.task_deployment import OutputSpec
 
 #: Rows for one channel.
 Slice = tuple[int, "pa.RecordBatch"]
@@ -142,20 +143,6 @@ def compiled_kernels() -> SplitKernels:
 _MIN_SPLIT_BYTES = 64 << 10
 
 
-#: Credit that the channels of a wide edge divide at each end: their number is the square of the parallelism.
-EDGE_BYTES = 16 << 20
-_MIN_EXCLUSIVE_BYTES = 64 << 10
-
-
-def exclusive_bytes(settings: JobSettings, width: int = 1) -> int:
-    """Return the exclusive credit of every channel of an edge, the same at both ends.
-
-    `width`: the most channels of the edge that one subtask has (`OutputSpec.width`).
-    """
-    most = max(1, settings.exclusive_buffers) * max(1, settings.buffer_size_bytes)
-    return min(most, max(EDGE_BYTES // max(1, width), _MIN_EXCLUSIVE_BYTES))
-
-
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
     """The parameters of a partition besides its edge."""
@@ -186,7 +173,7 @@ class ResultPartition:
         self.spec = spec
         self.schema = schema_from_text(spec.schema) if spec.schema else None
         self._clock = options.clock
-        self._budget = PartitionBudget(options.on_available)
+        self._budget = PartitionBackpressure(options.on_available)
         exclusive = exclusive_bytes(settings, spec.width)
         limits = ChannelLimits(
             buffer_size_bytes=min(max(1, settings.buffer_size_bytes), exclusive),

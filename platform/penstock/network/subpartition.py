@@ -60,7 +60,7 @@ class ChannelLimits:
         return max(gathered, (last_flush_ms + timeout) // grid * grid)
 
 
-class PartitionBudget:
+class PartitionBackpressure:
     """Lock and back-pressure state shared by the channels of one partition."""
 
     def __init__(self, on_available: Callable[[], None] | None = None) -> None:
@@ -101,7 +101,7 @@ class Outgoing(NamedTuple):
 class Subpartition:
     """The queue of one channel."""
 
-    def __init__(self, limits: ChannelLimits, budget: PartitionBudget) -> None:
+    def __init__(self, limits: ChannelLimits, budget: PartitionBackpressure) -> None:
         """Start closed: nothing leaves before the receiver's first grant."""
         self._limits = limits
         self._budget = budget

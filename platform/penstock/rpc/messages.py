@@ -19,7 +19,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class DeployTasks(Message, frozen=True, kw_only=True):
-    """Start these subtasks (`graph.deployment.encode_deployment`) in this worker, with their channels first."""
+    """Start these subtasks (`graph.task_deployment.encode_deployment`) in this worker, with their channels first."""
 
     job_id: str
     generation: int
@@ -30,7 +30,7 @@ class DeployPeers(Message, frozen=True, kw_only=True):
     """Addresses of the other subtasks, for the following `DeployTasks`; the same for all workers of a TaskManager."""
 
     job_id: str
-    #: `graph.deployment.encode_peers` bytes.
+    #: `graph.task_deployment.encode_peers` bytes.
     table: bytes
 
 

@@ -15,15 +15,15 @@ from penstock.state.remote.remote_keys import KeyStores, RemoteKeys
 from penstock.state.remote.remote_log import Reader
 from penstock.state.remote.remote_panes import RemotePaneLog, RemotePanes
 from penstock.state.remote.remote_runs import RemoteRuns, RunStores
-from penstock.state.spill.cold_file import FileRows
-from penstock.state.spill.cold_panes import StoreRows
+from penstock.state.spill.cold_file import ColdFileStore
+from penstock.state.spill.cold_panes import SortedColdStore
 from penstock.state.spill.cold_records import SpillStore
 from penstock.state.spill.join_runs import RunFiles
 
 if TYPE_CHECKING:
     from penstock.state.keyed import KeyedStateRequest
     from penstock.state.log.frozen import FrozenSource
-    from penstock.state.spill.cold_panes import ColdRows, ColdStore
+    from penstock.state.spill.cold_panes import ColdPaneStore, ColdStore
 
 #: RocksDB's cache and memtables get one part in this many of the managed memory, hot tables the rest.
 _COLD_SHARE = 4
@@ -36,11 +36,11 @@ class StateBackend:
         """Open nothing yet."""
         self._request = request
         self._share = request.settings.managed_memory_bytes // _COLD_SHARE
-        self._opened: list[ColdRows | SpillStore | RunFiles | RemoteRuns] = []
+        self._opened: list[ColdPaneStore | SpillStore | RunFiles | RemoteRuns] = []
         #: The remote states, for prefetches.
         self.remote: list[RemotePanes | RemoteKeys | RemoteRuns] = []
 
-    def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdRows | None:
+    def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdPaneStore | None:
         """Return the cold side of a pane table; None: all rows stay in memory.
 
         Raises:
@@ -52,16 +52,16 @@ class StateBackend:
             spec = source.spec
         if backend == "hashmap":
             return None
-        rows: ColdRows
+        rows: ColdPaneStore
         if backend == "remote":
             rows = self._remote_rows(source, spec)
             self.remote.append(rows)
         elif _fits_file(spec):
             request = self._request
-            rows = FileRows(spec, request.hash_range, request.directory, self._share, request.limits)
+            rows = ColdFileStore(spec, request.hash_range, request.directory, self._share, request.limits)
             rows.expect(source.log.rows)
         else:
-            rows = StoreRows(spec, self._open_store(source.state))
+            rows = SortedColdStore(spec, self._open_store(source.state))
         self._opened.append(rows)
         return rows
 
@@ -128,7 +128,7 @@ class StateBackend:
                 spec, request.hash_range, request.directory, self._share, request.limits
             )
         else:
-            rows = StoreRows(spec, self._open_store(source.state))
+            rows = SortedColdStore(spec, self._open_store(source.state))
             local = StoreRegions(request.hash_range, rows, request.limits.regions)
         return RemotePanes(spec, segments, local, self._local_bytes)
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
     from penstock.state.panes.session_cold import SessionRule
-    from penstock.state.spill.cold_panes import ColdRows
+    from penstock.state.spill.cold_panes import ColdPaneStore
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -200,8 +200,8 @@ class KeyedState:
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
         keys = self._cold.keys(place) if evictable else None
-        recency = EvictionPolicy(request.budget, f"{request.writer}/{request.uid}", request.limits)
-        self._rows = RowState(key_schema, recency, self._declare, keys=keys, runs=self._cold.runs())
+        policy = EvictionPolicy(request.budget, f"{request.writer}/{request.uid}", request.limits)
+        self._rows = RowState(key_schema, policy, self._declare, keys=keys, runs=self._cold.runs())
         return self._rows
 
     @property
@@ -314,7 +314,7 @@ class KeyedState:
             self._restore(table, segments, saved.tombstones, migration)
         return table
 
-    def _context(self, cold: ColdRows | None) -> TableContext:
+    def _context(self, cold: ColdPaneStore | None) -> TableContext:
         request = self._request
         request.directory.mkdir(parents=True, exist_ok=True)
         return TableContext(request.budget, cold, request.directory)

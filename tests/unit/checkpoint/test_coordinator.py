@@ -16,7 +16,7 @@ from penstock.checkpoint.coordinator import (
 )
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import CheckpointMetrics, SubtaskSnapshot
-from penstock.graph.deployment import ExecutionId
+from penstock.graph.task_deployment import ExecutionId
 
 ALL = [ExecutionId("v", 0, 1), ExecutionId("v", 1, 1)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.connector.source import SourceSplit
 from penstock.core.errors import UsageError
-from penstock_connectors.kafka.read import kafka_enumerator as module
+from penstock_connectors.kafka.read import history as module
 
 ENDS = {"orders-0": 120, "orders-1": 90}
 

@@ -6,7 +6,7 @@ import pytest
 from documents import ROOT, rows
 
 PAGE = "docs/explanation/tour.md"
-PATHS = ("A record", "A checkpoint", "A failure", "A rescale")
+PATHS = ("A record", "A checkpoint", "A failure", "A rescale", "Where is it decided")
 
 
 def names_in(path):

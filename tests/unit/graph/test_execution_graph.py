@@ -6,7 +6,11 @@ import msgspec
 import pytest
 
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
-from penstock.graph.deployment import (
+from penstock.graph.execution_graph import PlanIds, peers_of, plan
+from penstock.graph.job_graph import regions, required_slots, slots_of
+from penstock.graph.restore_plan import RestorePlan
+from penstock.graph.stream_graph import Upstream
+from penstock.graph.task_deployment import (
     OperatorRestore,
     decode_deployment,
     decode_peers,
@@ -14,10 +18,6 @@ from penstock.graph.deployment import (
     encode_peers,
     with_channels,
 )
-from penstock.graph.execution_graph import PlanIds, peers_of, plan
-from penstock.graph.job_graph import regions, required_slots, slots_of
-from penstock.graph.restore_plan import RestorePlan
-from penstock.graph.stream_graph import Upstream
 
 IDS = PlanIds(job_id="j", run_id="r", generation=3, attempt=2, epoch=5)
 

@@ -17,8 +17,8 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import LeadershipLostError, StorageError
 from penstock.core.rand import SeededRand
 from penstock.core.snapshot import CheckpointMetrics, Committable, FileRef, OperatorStateSnapshot, SubtaskSnapshot
-from penstock.graph.deployment import decode_deployment
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
+from penstock.graph.task_deployment import decode_deployment
 from penstock.jobmanager.jobs.job_store import _with_trial
 from penstock.jobmanager.master.job_master import JobIdentity, JobMaster
 from penstock.jobmanager.messages import commands as cmd

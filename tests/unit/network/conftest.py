@@ -13,7 +13,8 @@ from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch, EndOfInput
 from penstock.core.schema import schema_to_text
-from penstock.graph.deployment import (
+from penstock.graph.job_graph import Forward
+from penstock.graph.task_deployment import (
     ChannelId,
     ExecutionId,
     InputChannelSpec,
@@ -22,9 +23,8 @@ from penstock.graph.deployment import (
     OutputSpec,
     TaskDeployment,
 )
-from penstock.graph.job_graph import Forward
-from penstock.network.memory import MemoryNetwork, MemoryTransport
 from penstock.network.output import SplitKernels
+from penstock.network.simulated_network import MemoryNetwork, MemoryTransport
 
 KEY = b"k" * 32
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])

@@ -13,7 +13,7 @@ from penstock.core.elements import (
     Watermark,
     WatermarkStatus,
 )
-from penstock.graph.deployment import ChannelId
+from penstock.graph.task_deployment import ChannelId
 from penstock.network.frame import (
     HEADER_BYTES,
     ChannelKey,

@@ -5,9 +5,9 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.core.schema import schema_to_text
-from penstock.graph.deployment import ChannelId, InputChannelSpec, InputSpec
+from penstock.graph.task_deployment import ChannelId, InputChannelSpec, InputSpec
+from penstock.network.credit import exclusive_bytes
 from penstock.network.input_gate import InputGate
-from penstock.network.output import exclusive_bytes
 from penstock.network.subpartition import ConnectionLostError, Outgoing
 
 

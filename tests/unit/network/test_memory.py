@@ -5,7 +5,7 @@ import pytest
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.graph.job_graph import KeyGroup
-from penstock.network.memory import WorkerPair
+from penstock.network.simulated_network import WorkerPair
 from penstock.network.subpartition import ConnectionLostError
 
 

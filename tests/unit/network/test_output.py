@@ -9,9 +9,10 @@ from penstock.core.clock import ManualClock
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark, WatermarkStatus
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
-from penstock.graph.deployment import ChannelId, OutputChannelSpec, OutputSpec
 from penstock.graph.job_graph import Broadcast, KeyGroup, Rebalance
-from penstock.network.output import OutputOptions, ResultPartition, exclusive_bytes
+from penstock.graph.task_deployment import ChannelId, OutputChannelSpec, OutputSpec
+from penstock.network.credit import exclusive_bytes
+from penstock.network.output import OutputOptions, ResultPartition
 
 
 def partition(net, partitioner, channels, **settings):

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark, WatermarkStatus
-from penstock.network.subpartition import ChannelLimits, ConnectionLostError, PartitionBudget, Subpartition
+from penstock.network.subpartition import ChannelLimits, ConnectionLostError, PartitionBackpressure, Subpartition
 
 IDLE, ACTIVE = WatermarkStatus(idle=True), WatermarkStatus(idle=False)
 
@@ -12,7 +12,7 @@ class Channel:
     """A subpartition with its receiver's side in the test's hand."""
 
     def __init__(self, net, timeout=100, size=100_000, credit=1 << 40, on_available=None):
-        self.budget = PartitionBudget(on_available)
+        self.budget = PartitionBackpressure(on_available)
         limits = ChannelLimits(buffer_size_bytes=size, buffer_timeout_ms=timeout, exclusive_bytes=2 * size)
         self.sub = Subpartition(limits, self.budget)
         self.calls = 0

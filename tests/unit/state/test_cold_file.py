@@ -16,7 +16,7 @@ from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.spill import cold_file as module
-from penstock.state.spill.cold_file import FileRows
+from penstock.state.spill.cold_file import ColdFileStore
 
 KEYS = pa.schema([pa.field("a", pa.int64()), pa.field("b", pa.int32())])
 SPEC = PaneTableSpec(KEYS, (AccumulatorSpec("total", "int64", "sum"),), single_pane=True)
@@ -30,7 +30,7 @@ class Table:
 
     def __init__(self, folder, owned=ALL_HASHES):
         self.index = KeyIndex(KEYS)
-        self.rows = FileRows(SPEC, owned, folder, self.memory, sizes())
+        self.rows = ColdFileStore(SPEC, owned, folder, self.memory, sizes())
 
     def slots(self, keys, hashes=None):
         batch = pa.RecordBatch.from_arrays(

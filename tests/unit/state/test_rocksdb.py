@@ -9,7 +9,7 @@ from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
-from penstock.state.spill.cold_panes import ColdPanes, StoreRows
+from penstock.state.spill.cold_panes import ColdPanes, SortedColdStore
 from penstock.state.spill.rocksdb import RocksStore
 
 
@@ -74,7 +74,7 @@ def test_keys_of_every_kind_are_encoded_and_decoded():
 
 def test_closed_panes_are_removed(store):
     spec = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))
-    cold = ColdPanes(StoreRows(spec, store))
+    cold = ColdPanes(SortedColdStore(spec, store))
     batch = pa.record_batch({"k": pa.array([1, 2, 3])})
     index = KeyIndex(batch.schema)
     slots = index.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()

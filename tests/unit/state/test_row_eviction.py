@@ -150,22 +150,22 @@ def test_due_timers_are_taken_in_order_and_a_time_is_not_taken_apart(tmp_path):
 
 
 def test_those_touched_last_stay():
-    recency = EvictionPolicy(MemoryBudget(1000), "me")
-    recency.touch(np.arange(10, dtype=np.int32), 10)
-    recency.touch(np.array([3, 4], np.int32), 10)
-    recency.touch(np.array([4, 11], np.int32), 12)
-    assert np.flatnonzero(recency.kept_mask(12)).tolist() == [3, 4, 11]
-    recency.moved(np.array([3, 4, 11], np.int32))
-    assert np.flatnonzero(recency.kept_mask(3)).tolist() == []
-    assert recency.full(501, 3)
-    assert not recency.full(500, 3)
+    policy = EvictionPolicy(MemoryBudget(1000), "me")
+    policy.touch(np.arange(10, dtype=np.int32), 10)
+    policy.touch(np.array([3, 4], np.int32), 10)
+    policy.touch(np.array([4, 11], np.int32), 12)
+    assert np.flatnonzero(policy.kept_mask(12)).tolist() == [3, 4, 11]
+    policy.moved(np.array([3, 4, 11], np.int32))
+    assert np.flatnonzero(policy.kept_mask(3)).tolist() == []
+    assert policy.full(501, 3)
+    assert not policy.full(500, 3)
 
 
 def test_keys_may_be_too_many_whatever_they_take():
-    recency = EvictionPolicy(MemoryBudget(1 << 30), "me", StateLimits(hot_keys=3, incoming_keys=2))
-    assert recency.full(0, 4)
-    assert not recency.full(0, 3)
-    assert recency.most_incoming(100) == 2
+    policy = EvictionPolicy(MemoryBudget(1 << 30), "me", StateLimits(hot_keys=3, incoming_keys=2))
+    assert policy.full(0, 4)
+    assert not policy.full(0, 3)
+    assert policy.most_incoming(100) == 2
 
 
 class World:

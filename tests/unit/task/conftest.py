@@ -18,7 +18,8 @@ from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.permits import CommitPermit
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot, Segment
-from penstock.graph.deployment import (
+from penstock.graph.job_graph import OperatorSpec, Rebalance
+from penstock.graph.task_deployment import (
     ChannelId,
     ExecutionId,
     InputChannelSpec,
@@ -28,8 +29,7 @@ from penstock.graph.deployment import (
     TaskDeployment,
     encode_deployment,
 )
-from penstock.graph.job_graph import OperatorSpec, Rebalance
-from penstock.network.memory import MemoryNetwork, MemoryTransport
+from penstock.network.simulated_network import MemoryNetwork, MemoryTransport
 from penstock.operators.operator import Operator, OperatorSnapshot, StagedOutput
 from penstock.rpc.messages import (
     CheckpointAborted,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.checkpoint.recovery import RecoveryPlan
-from penstock.jobmanager.change.rescaling import Phase, Rescaling, described
+from penstock.jobmanager.change.rescaling import RescalePhase, Rescaling, described
 from penstock.jobmanager.change.steps import AdoptDefinition, ChangeStep, Note, Step, StopForChange
 from penstock.jobmanager.change.upgrading import ChangeContext, Upgrading
 from penstock.jobmanager.messages import events as ev
@@ -28,17 +28,17 @@ class JobChange:
     @property
     def recording(self) -> bool:
         """Whether a pending record write may change the job: its end is not written before the answer."""
-        return self.rescaling.phase is Phase.RECORD or self.upgrading.recording
+        return self.rescaling.phase is RescalePhase.RECORD or self.upgrading.recording
 
     @property
     def unrecorded(self) -> bool:
         """Whether the job's next definition is still undecided."""
-        return self.rescaling.phase is Phase.RECORD or self.upgrading.unrecorded
+        return self.rescaling.phase is RescalePhase.RECORD or self.upgrading.unrecorded
 
     @property
     def waits_for_slots(self) -> bool:
         """Whether granted or refused slots belong to a rescale."""
-        return self.rescaling.phase is Phase.SLOTS
+        return self.rescaling.phase is RescalePhase.SLOTS
 
     def obstacle(self, request: ev.BarrierRequested) -> str:
         """Return why a user cannot have that checkpoint now; empty if the user can."""
@@ -75,15 +75,15 @@ class JobChange:
         for command in found:
             mine = self.upgrading.checkpoint_answered(command, job) if isinstance(command, OperationEnded) else None
             steps += [command] if mine is None else mine
-        if self.rescaling.phase is Phase.DECIDED:
+        if self.rescaling.phase is RescalePhase.DECIDED:
             steps.append(StopForChange("the job is being rescaled", self.rescaling.record()))
         return steps
 
     def decide(self, job: ChangeContext) -> list[ChangeStep]:
         """Return the steps that are due."""
         steps = self.upgrading.decide(job)
-        if request_id := self.rescaling.needs_checkpoint(job.held):
-            steps += job.checkpointing.join(request_id, job.now_ms)
+        if request_id := self.rescaling.begin_checkpoint(job.held):
+            steps += job.checkpointing.request_next_checkpoint(request_id, job.now_ms)
         return steps
 
     def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeStep]:

@@ -17,13 +17,13 @@ from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.restore_plan import assign_state
 from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
-from penstock.jobmanager.deploy.log_entries import JobIdentity
+from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.messages.commands import Command, OperationEnded, RecordRescale, ReleaseSlots, RequestSlots
 from penstock.jobmanager.messages.events import RescaleRequested
 from penstock.jobmanager.messages.placement import Slot
 
 
-class Phase(enum.Enum):
+class RescalePhase(enum.Enum):
     """The step that a rescale waits for."""
 
     SLOTS = "slots"
@@ -37,7 +37,7 @@ class Phase(enum.Enum):
 @dataclass(slots=True)
 class _Rescale:
     request: RescaleRequested
-    phase: Phase
+    phase: RescalePhase
     #: Slots in addition to those the job holds.
     extra: tuple[Slot, ...] = ()
 
@@ -52,7 +52,7 @@ class Rescaling:
         self.retry_soon = False
 
     @property
-    def phase(self) -> Phase | None:
+    def phase(self) -> RescalePhase | None:
         """The step that the rescale waits for; None without a rescale."""
         return self._current.phase if self._current is not None else None
 
@@ -73,26 +73,26 @@ class Rescaling:
         if obstacle:
             self.retry_soon = True
             return [OperationEnded(request.request_id, error=obstacle)]
-        self._current = _Rescale(request, Phase.SLOTS)
+        self._current = _Rescale(request, RescalePhase.SLOTS)
         missing = required_slots(request.graph) - held
         return [RequestSlots(missing, wait=False)] if missing > 0 else []
 
     def slots_granted(self, slots: Sequence[Slot]) -> bool:
         """Keep granted slots if the rescale waits for them; return whether it did."""
         current = self._current
-        if current is None or current.phase is not Phase.SLOTS:
+        if current is None or current.phase is not RescalePhase.SLOTS:
             return False
         current.extra += tuple(slots)
         return True
 
-    def needs_checkpoint(self, held: int) -> str:
+    def begin_checkpoint(self, held: int) -> str:
         """Return the request id of the checkpoint to take now, or an empty string."""
         current = self._current
-        if current is None or current.phase is not Phase.SLOTS:
+        if current is None or current.phase is not RescalePhase.SLOTS:
             return ""
         if held + len(current.extra) < required_slots(current.request.graph):
             return ""
-        current.phase = Phase.CHECKPOINT
+        current.phase = RescalePhase.CHECKPOINT
         return self._tag
 
     def checkpoint_answered(
@@ -112,13 +112,13 @@ class Rescaling:
         reason = mine.error or passing or _state_mismatch(current.request.graph, checkpointing.newest)
         if reason:
             return others + self.abandon(reason), f"abandoned: {reason}"
-        current.phase = Phase.DECIDED
+        current.phase = RescalePhase.DECIDED
         return others, f"from checkpoint {mine.checkpoint_id}: {described(current.request.graph)}"
 
     def record(self) -> RecordRescale:
         """Return the command that makes the rescale durable."""
         assert self._current is not None  # noqa: S101 - it was decided
-        self._current.phase = Phase.RECORD
+        self._current.phase = RescalePhase.RECORD
         request = self._current.request
         return RecordRescale(request.request_id, request.run_id, request.graph)
 
@@ -126,7 +126,7 @@ class Rescaling:
         """Switch to the new run; return its graph, its identity and the additional slots."""
         current = self._current
         assert current is not None  # noqa: S101 - answers `record`
-        current.phase = Phase.START
+        current.phase = RescalePhase.START
         # Start options of the previous run do not apply to the new one.
         own = JobIdentity(identity.job_id, current.request.run_id, identity.generation)
         extra, current.extra = current.extra, ()
@@ -142,7 +142,7 @@ class Rescaling:
 
     def halted(self, reason: str) -> list[Command]:
         """Abandon the rescale if the deployment ended before the checkpoint was complete."""
-        return self.abandon(reason) if self.phase in (Phase.SLOTS, Phase.CHECKPOINT) else []
+        return self.abandon(reason) if self.phase in (RescalePhase.SLOTS, RescalePhase.CHECKPOINT) else []
 
     def taskmanager_lost(self, taskmanager_id: str) -> list[Command]:
         """Drop the slots of a lost TaskManager that were kept for the rescale."""
@@ -155,7 +155,7 @@ class Rescaling:
     def running(self) -> list[Command]:
         """Complete the rescale if the job now runs with the new parallelism."""
         current = self._current
-        if current is None or current.phase is not Phase.START:
+        if current is None or current.phase is not RescalePhase.START:
             return []
         self._current = None
         return [OperationEnded(current.request.request_id)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand
 from penstock.jobmanager.deploy.failover import Cause
-from penstock.jobmanager.deploy.log_entries import JobIdentity
+from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.messages.commands import Command
 from penstock.jobmanager.messages.placement import Slot
 

@@ -24,7 +24,7 @@ from penstock.graph.state_check import check_states, require_fit
 from penstock.jobmanager.change.steps import AdoptDefinition, ChangeStep, Note, Step, StopForChange
 from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
 from penstock.jobmanager.deploy.deployment import publishing_sinks
-from penstock.jobmanager.deploy.log_entries import JobIdentity, release_entry
+from penstock.jobmanager.deploy.job_log import JobIdentity, release_entry
 from penstock.jobmanager.messages.commands import RESUME_HINT, AppendManifest, OperationEnded, ReadLog, RecordUpgrade
 from penstock.jobmanager.messages.events import UpgradeRequested
 
@@ -123,7 +123,7 @@ _STOP_TRIES = 2
 _CLOSING = (Step.FINISHING, Step.CANCELLING, Step.CLOSING, Step.DONE)
 
 
-class Phase(enum.Enum):
+class UpgradeStage(enum.Enum):
     """The step that an upgrade waits for."""
 
     #: The intent is being recorded.
@@ -175,9 +175,9 @@ class Upgrading:
     def __init__(self, record: UpgradeRecord | None = None) -> None:
         """Continue the upgrade that an earlier leader recorded."""
         self.record = record
-        self.phase: Phase | None = None
+        self.phase: UpgradeStage | None = None
         if record is not None and not record.ended:
-            self.phase = Phase.WAIT if record.phase == "cut" else Phase.TRIAL
+            self.phase = UpgradeStage.WAIT if record.phase == "cut" else UpgradeStage.TRIAL
         #: Whether the log was read: before, it is unknown whether an earlier leader took the checkpoint.
         self._log_known = False
         self._command: RecordUpgrade | None = None
@@ -221,13 +221,13 @@ class Upgrading:
             parallelism=request.parallelism,
         )
         self._begin()
-        self.phase = Phase.INTENT
+        self.phase = UpgradeStage.INTENT
         text = "a checkpoint" if request.policy.from_checkpoint else f"a savepoint at {request.uri}"
         return [Note("upgrade", f"requested, from {text}"), *self._send(RecordUpgrade(self.record))]
 
     def verdict_given(self, *, healthy: bool) -> list[ChangeStep]:
         """Take a user's verdict on the new version; ignored unless it is on trial."""
-        if self.phase is not Phase.TRIAL:
+        if self.phase is not UpgradeStage.TRIAL:
             return []
         self._verdict = healthy
         return [Note("upgrade", f"a user declared it {'healthy' if healthy else 'unhealthy'}")]
@@ -240,7 +240,7 @@ class Upgrading:
 
     def owns_checkpoint(self, checkpoint: Manifest) -> bool:
         """Return whether a final checkpoint is the upgrade's, requested under this or an earlier leader."""
-        if self.phase not in (Phase.WAIT, Phase.CHECKPOINT) or checkpoint.barrier != "stop":
+        if self.phase not in (UpgradeStage.WAIT, UpgradeStage.CHECKPOINT) or checkpoint.barrier != "stop":
             return False
         return (
             bool(checkpoint.note) and checkpoint.note == self._current_record().savepoint
@@ -251,7 +251,7 @@ class Upgrading:
         if self.record is None or self.phase is None or ended.request_id != self._tag:
             return None
         if ended.error:
-            return self._refuse(ended.error) if self.phase is Phase.CHECKPOINT else []
+            return self._refuse(ended.error) if self.phase is UpgradeStage.CHECKPOINT else []
         return [] if self.record.savepoint else self.checkpoint_taken(job.checkpointing.newest, job)
 
     def checkpoint_taken(self, checkpoint: Manifest, job: ChangeContext) -> list[ChangeStep]:
@@ -275,7 +275,7 @@ class Upgrading:
             other=encode_graph(job.graph),
             deadline_ms=job.now_ms + record.policy.deadline_ms,
         )
-        self.phase, self._last_error = Phase.SWITCH, ""
+        self.phase, self._last_error = UpgradeStage.SWITCH, ""
         command = RecordUpgrade(self.record, record.run_id, graph, trial)
         held = f", output of {', '.join(trial.held)} withheld" if trial.held else ""
         text = f"the new version takes over from checkpoint {checkpoint.checkpoint_id}{held}"
@@ -288,7 +288,7 @@ class Upgrading:
         """Count a checkpoint that is in the log."""
         self._stopped = self._stopped or self.owns_checkpoint(manifest)
         if (
-            self.phase is Phase.TRIAL
+            self.phase is UpgradeStage.TRIAL
             and manifest.kind == "checkpoint"
             and manifest.run_id == self._current_record().run_id
         ):
@@ -296,11 +296,11 @@ class Upgrading:
 
     def failed(self, error: str, *, final: bool) -> bool:
         """Record a failure, final if `final`; return whether the job must be rolled back instead of ending."""
-        if self._stopped and self.phase in (Phase.WAIT, Phase.CHECKPOINT):
+        if self._stopped and self.phase in (UpgradeStage.WAIT, UpgradeStage.CHECKPOINT):
             self._stop_failures += _STOP_TRIES if final else 1
             self._last_error = error
             return self._stop_failures >= _STOP_TRIES
-        if self.phase not in (Phase.TRIAL, Phase.RELEASE):
+        if self.phase not in (UpgradeStage.TRIAL, UpgradeStage.RELEASE):
             return False
         self.restarts += 1
         self._last_error, self._restarts_exhausted = error, self._restarts_exhausted or final
@@ -310,7 +310,7 @@ class Upgrading:
         """Handle the log of a deployment: an earlier leader may have released the run, or it ended on trial."""
         self._log_known = True
         if (
-            self.phase not in (Phase.TRIAL, Phase.RELEASE)
+            self.phase not in (UpgradeStage.TRIAL, UpgradeStage.RELEASE)
             or trial is None
             or not self._current_record().policy.rollback
         ):
@@ -326,9 +326,9 @@ class Upgrading:
             return []
         if self._retry_ms is not None:
             return self._retry(job) if job.now_ms >= self._retry_ms else []
-        if self.phase in (Phase.WAIT, Phase.CHECKPOINT):
+        if self.phase in (UpgradeStage.WAIT, UpgradeStage.CHECKPOINT):
             return self._resume_old(job) if self._stopped else self._wait(job)
-        return self._judge(job) if self.phase is Phase.TRIAL else []
+        return self._judge(job) if self.phase is UpgradeStage.TRIAL else []
 
     def _resume_old(self, job: ChangeContext) -> list[ChangeStep]:
         """Continue the old version as another run if the stop's savepoint cannot be written."""
@@ -341,16 +341,16 @@ class Upgrading:
 
     def _wait(self, job: ChangeContext) -> list[ChangeStep]:
         record = self._current_record()
-        if self.phase is not Phase.WAIT or not self._log_known:
+        if self.phase is not UpgradeStage.WAIT or not self._log_known:
             return []
         if job.now_ms >= record.deadline_ms:
             return self._refuse(f"no checkpoint could be taken in time: {job.obstacle}")
         if job.obstacle:
             return []
-        self.phase = Phase.CHECKPOINT
+        self.phase = UpgradeStage.CHECKPOINT
         if record.savepoint:
             return [*job.checkpointing.request(BarrierKind.STOP, self._tag, record.savepoint, job.now_ms)]
-        return [*job.checkpointing.join(self._tag, job.now_ms)]
+        return [*job.checkpointing.request_next_checkpoint(self._tag, job.now_ms)]
 
     def _judge(self, job: ChangeContext) -> list[ChangeStep]:
         record, healthy = self._current_record(), self._verdict
@@ -390,13 +390,13 @@ class Upgrading:
     # --- the ends --------------------------------------------------------------------------------------------------
 
     def _release(self, text: str, job: ChangeContext) -> list[ChangeStep]:
-        self.phase = Phase.RELEASE
+        self.phase = UpgradeStage.RELEASE
         entry = release_entry(job.graph, job.identity, self._current_record().base, job.now_ms)
         return [Note("upgrade", f"healthy: {text}; releasing its output"), AppendManifest(RELEASE_TAG, entry)]
 
     def released(self) -> list[ChangeStep]:
         """Handle the release that is in the log."""
-        if self.phase not in (Phase.TRIAL, Phase.RELEASE):
+        if self.phase not in (UpgradeStage.TRIAL, UpgradeStage.RELEASE):
             return []
         again: list[ChangeStep] = [ReadLog()] if self._input_ended else []
         self._input_ended = False
@@ -409,7 +409,7 @@ class Upgrading:
 
     def _report(self, phase: UpgradePhase, text: str, error: str = "") -> list[ChangeStep]:
         """Finish the upgrade with the running version kept; report and persist that."""
-        self.phase, self._retry_ms = Phase.REPORT, None
+        self.phase, self._retry_ms = UpgradeStage.REPORT, None
         self.record = msgspec.structs.replace(self._current_record(), phase=phase, other=b"", reason=error)
         self._reply = OperationEnded(self.record.token, uri=self.record.savepoint, error=error)
         return [Note("upgrade", f"{phase}: {text}"), *self._send(RecordUpgrade(self.record))]
@@ -421,7 +421,7 @@ class Upgrading:
         return self._report("kept", reason, f"the new version is unhealthy but kept, as requested: {reason}")
 
     def _roll_back(self, old: JobGraph, phase: UpgradePhase, reason: str) -> list[ChangeStep]:
-        self.phase = Phase.ROLLBACK
+        self.phase = UpgradeStage.ROLLBACK
         record = self._current_record()
         self.record = msgspec.structs.replace(
             record, phase=phase, other=b"", reason=f"the old version is running again: {reason}"
@@ -432,7 +432,7 @@ class Upgrading:
 
     def closed(self, reason: str) -> list[ChangeStep]:
         """End the upgrade with the job; fail its request if it is still open."""
-        open_ended = self.phase not in (None, Phase.REPORT)
+        open_ended = self.phase not in (None, UpgradeStage.REPORT)
         if self._retry_ms is not None:
             open_ended = open_ended or self._reply is not None
             self._command = self._reply = None  # it is not being written, and will not be
@@ -458,11 +458,11 @@ class Upgrading:
         if command is None:
             return []
         ended = self.phase is None
-        if self.phase is Phase.INTENT:
-            self.phase = Phase.WAIT
-        elif self.phase is Phase.SWITCH:
-            self.phase = Phase.TRIAL
-        elif self.phase in (Phase.ROLLBACK, Phase.REPORT):
+        if self.phase is UpgradeStage.INTENT:
+            self.phase = UpgradeStage.WAIT
+        elif self.phase is UpgradeStage.SWITCH:
+            self.phase = UpgradeStage.TRIAL
+        elif self.phase in (UpgradeStage.ROLLBACK, UpgradeStage.REPORT):
             self.phase = None
         if command.graph is None:
             return [reply] if reply is not None else []
@@ -486,8 +486,10 @@ class Upgrading:
         """Return the time at which `decide` is due without an event."""
         if self._retry_ms is not None:
             return self._retry_ms
-        waits = (self.phase is Phase.WAIT and self._log_known) or (self.phase is Phase.CHECKPOINT and self._stopped)
-        return self._current_record().deadline_ms if waits or self.phase is Phase.TRIAL else None
+        waits = (self.phase is UpgradeStage.WAIT and self._log_known) or (
+            self.phase is UpgradeStage.CHECKPOINT and self._stopped
+        )
+        return self._current_record().deadline_ms if waits or self.phase is UpgradeStage.TRIAL else None
 
     @property
     def checkpoints(self) -> int:
@@ -496,7 +498,7 @@ class Upgrading:
 
     def _retry(self, job: ChangeContext) -> list[ChangeStep]:
         self._retry_ms = None
-        if self.phase is Phase.RELEASE:
+        if self.phase is UpgradeStage.RELEASE:
             return self._release("retried", job)
         return [self._command] if self._command is not None else []
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock.checkpoint.coordinator import Ack, PendingCheckpoint
 from penstock.checkpoint.manifest_log import Manifest
-from penstock.graph.deployment import ExecutionId
+from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.messages.views import CheckpointsView, CheckpointView, RestoredView, SubtaskCheckpointView
 
 LIMIT = 100

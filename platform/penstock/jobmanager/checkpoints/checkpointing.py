@@ -28,10 +28,10 @@ from penstock.checkpoint.retention import Sweeper, plan_retention
 from penstock.core.elements import BarrierKind
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
-from penstock.graph.deployment import ExecutionId
+from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.checkpoints.checkpoint_history import CheckpointHistory
 from penstock.jobmanager.deploy.deployment import Deployment
-from penstock.jobmanager.deploy.log_entries import checkpoint_entry
+from penstock.jobmanager.deploy.job_log import checkpoint_entry
 from penstock.jobmanager.messages.commands import (
     RESUME_HINT,
     AppendManifest,
@@ -122,7 +122,7 @@ class FinalCheckpoint:
         return self.request_id or f"stop-{self.manifest.sequence}"
 
 
-def trigger(deployment: Deployment, pending: PendingCheckpoint) -> list[Command]:
+def trigger_commands(deployment: Deployment, pending: PendingCheckpoint) -> list[Command]:
     """Return the commands that make the sources emit the barrier."""
     message = TriggerCheckpoint(
         job_id=deployment.ids.job_id,
@@ -134,19 +134,19 @@ def trigger(deployment: Deployment, pending: PendingCheckpoint) -> list[Command]
     return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
 
 
-def completed(deployment: Deployment, permit: CommitPermit, held: tuple[str, ...]) -> list[Command]:
+def completed_commands(deployment: Deployment, permit: CommitPermit, held: tuple[str, ...]) -> list[Command]:
     """Return the commands that let all sinks publish except those in `held` (uids)."""
     message = CheckpointCompleted(permit=permit, held=held)
     return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
 
 
-def aborted(deployment: Deployment, checkpoint_id: int) -> list[Command]:
+def aborted_commands(deployment: Deployment, checkpoint_id: int) -> list[Command]:
     """Return the commands that tell all workers that a checkpoint is aborted."""
     message = CheckpointAborted(job_id=deployment.ids.job_id, run_id=deployment.ids.run_id, checkpoint_id=checkpoint_id)
     return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
 
 
-def copy(deployment: Deployment, manifest: Manifest, savepoint_id: str, uri: str) -> list[Command]:
+def copy_commands(deployment: Deployment, manifest: Manifest, savepoint_id: str, uri: str) -> list[Command]:
     """Return the command that makes a worker copy a checkpoint to `uri` as a savepoint."""
     message = WriteSavepoint(
         job_id=deployment.ids.job_id,
@@ -220,7 +220,7 @@ class Checkpointing:
         self._next_id = max(self._next_id, plan.next_checkpoint_id)
         self._manifests = plan.history
         self._withheld = WithheldOutput(plan)
-        self.resolved(plan.pending)
+        self.set_pending(plan.pending)
         known = plan.restored if plan.restored in plan.history else None
         self.pending_as_of = known.sequence if known is not None else 0
         self._published = set()
@@ -229,7 +229,7 @@ class Checkpointing:
             self.history.was_restored(plan.restored, now_ms, savepoint=plan.restored.sequence not in own)
         return [] if plan.finishing else self.close("the job failed before its last checkpoint was durable")
 
-    def resolved(self, pending: tuple[Committable, ...]) -> None:
+    def set_pending(self, pending: tuple[Committable, ...]) -> None:
         """All recovered output is committed except `pending` and output withheld by a trial."""
         self.pending = {c.id: c for c in (*pending, *self._withheld.restored)}
 
@@ -239,7 +239,7 @@ class Checkpointing:
         permit = self._withheld.permit
         if permit is None or self._deployment is None:
             return []
-        return completed(self._deployment, permit, ())
+        return completed_commands(self._deployment, permit, ())
 
     def start(self, now_ms: int) -> list[CheckpointCommand]:
         """Start the coordinator: all subtasks run and the sources have their splits."""
@@ -303,7 +303,7 @@ class Checkpointing:
         self._uris[request_id] = uri
         return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
 
-    def join(self, request_id: str, now_ms: int) -> list[CheckpointCommand]:
+    def request_next_checkpoint(self, request_id: str, now_ms: int) -> list[CheckpointCommand]:
         """Let a request be answered by the next checkpoint, also if it is already in progress."""
         assert self._coordinator is not None  # noqa: S101 - only a job without `busy` is asked
         return self._translate(self._coordinator.join(request_id, now_ms), now_ms)
@@ -402,7 +402,7 @@ class Checkpointing:
             commands += self._copy(manifest, current.request_id, uri)
         else:
             self._withheld.permit = entry.permit
-            commands += completed(self._running(), entry.permit, self._withheld.sinks)
+            commands += completed_commands(self._running(), entry.permit, self._withheld.sinks)
             if current.request_id and not current.kind.ends_job:
                 commands.append(OperationEnded(current.request_id, path, current.checkpoint_id))
         if current.label in _ENDING or current.final:
@@ -475,11 +475,11 @@ class Checkpointing:
 
     def _trigger(self, pending: PendingCheckpoint) -> list[CheckpointCommand]:
         self.history.triggered(pending)
-        return [*trigger(self._running(), pending)]
+        return [*trigger_commands(self._running(), pending)]
 
     def _abort(self, pending: PendingCheckpoint, reason: str, now_ms: int) -> list[CheckpointCommand]:
         self.history.aborted(pending.checkpoint_id, reason, now_ms)
-        commands: list[CheckpointCommand] = [*aborted(self._running(), pending.checkpoint_id)]
+        commands: list[CheckpointCommand] = [*aborted_commands(self._running(), pending.checkpoint_id)]
         if pending.appending and pending.kind.ends_job:
             # The append may have succeeded; the next deployment reads the log.
             self._undecided_stop = pending.request_id
@@ -497,7 +497,7 @@ class Checkpointing:
 
     def _copy(self, manifest: Manifest, savepoint_id: str, uri: str) -> list[CheckpointCommand]:
         self._copying[savepoint_id] = (manifest.checkpoint_id or 0, manifest.sequence)
-        return [*copy(self._running(), manifest, savepoint_id, uri)]
+        return [*copy_commands(self._running(), manifest, savepoint_id, uri)]
 
     def _retain(self, now_ms: int) -> list[CheckpointCommand]:
         retained = self._running().graph.settings.retained_checkpoints

@@ -1,12 +1,11 @@
 """One deployment of a job: from slots, workers and resolved output to all subtasks RUNNING; a pure decider.
 
-A member of `master.job_master`, created for every start and restart. `SplitAssigner` distributes a source's splits.
+A member of `master.job_master`, created for every start and restart. `split_assigner` distributes a source's splits.
 The order is fixed: manifest chosen, workers ready, pending output resolved, tasks deployed, all RUNNING, splits.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +17,11 @@ from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.connector.sink import SinkSpec
 from penstock.connector.source import SourceSpec
 from penstock.core.snapshot import Committable
-from penstock.graph.deployment import ExecutionId, encode_deployment, encode_peers
 from penstock.graph.execution_graph import Placement, PlanIds, peers_of, plan
 from penstock.graph.job_graph import JobGraph, OperatorSpec, required_slots
 from penstock.graph.restore_plan import RestorePlan
+from penstock.graph.task_deployment import ExecutionId, encode_deployment, encode_peers
+from penstock.jobmanager.deploy.split_assigner import SplitAssigner
 from penstock.jobmanager.messages.commands import (
     Command,
     DiscoverSplits,
@@ -32,74 +32,6 @@ from penstock.jobmanager.messages.commands import (
 )
 from penstock.jobmanager.messages.placement import Slot, place
 from penstock.rpc.messages import AssignSplits, DeployPeers, DeployTasks, PendingResolved, ResolvePending, WorkerCommand
-
-#: A split as builtin types, with at least an `id`.
-Split = dict[str, Any]
-
-
-class SplitAssigner:
-    """The splits of one source over `parallelism` subtasks."""
-
-    def __init__(self, parallelism: int, *, bounded: bool, restored: Iterable[Split] | None) -> None:
-        """Take the restored splits; with None (a first start) `complete` is False until the first discovery."""
-        self._bounded = bounded
-        self._owned: list[list[str]] = [[] for _ in range(parallelism)]
-        self._owner: dict[str, int] = {}
-        self.complete = restored is not None
-        self._unsent: dict[int, list[Split]] = {i: [] for i in range(parallelism)}
-        self._notified: set[int] = set()
-        if restored is not None:
-            self._add(restored)
-
-    @property
-    def known(self) -> frozenset[str]:
-        """Ids of all splits ever assigned."""
-        return frozenset(self._owner)
-
-    @property
-    def no_more(self) -> bool:
-        """Whether the source is bounded and all its splits are known."""
-        return self._bounded and self.complete
-
-    def discovered(self, splits: Iterable[Split]) -> None:
-        """Add the enumerator's answer; known ids are ignored."""
-        self._add(splits)
-        self.complete = True
-
-    def take(self) -> dict[int, tuple[tuple[Split, ...], bool]]:
-        """Return the assignments to send now: subtask -> (splits, whether these are the last ones).
-
-        Every subtask gets at least one assignment, even an empty one: only then does it know that it is idle or
-        finished.
-        """
-        if not self.complete:
-            return {}
-        messages: dict[int, tuple[tuple[Split, ...], bool]] = {}
-        for subtask, splits in self._unsent.items():
-            if splits or subtask not in self._notified:
-                messages[subtask] = (tuple(splits), self.no_more)
-                self._notified.add(subtask)
-        self._unsent = {subtask: [] for subtask in self._unsent}
-        return messages
-
-    def _add(self, splits: Iterable[Split]) -> None:
-        # Finished splits last: they cost nothing and must not affect the distribution of the live ones.
-        fresh = {s["id"]: s for s in splits if s["id"] not in self._owner}
-        fewest = [(len(owned), subtask) for subtask, owned in enumerate(self._owned)]
-        heapq.heapify(fewest)
-        for split in sorted(fresh.values(), key=lambda s: (bool(s.get("finished")), _order(s["id"]))):
-            owned, subtask = fewest[0]
-            heapq.heapreplace(fewest, (owned + 1, subtask))
-            self._owned[subtask].append(split["id"])
-            self._owner[split["id"]] = subtask
-            self._unsent[subtask].append(split)
-
-
-def _order(split_id: str) -> tuple[str, int]:
-    """Return a sort key that puts `topic-9` before `topic-10`."""
-    prefix, _, number = split_id.rpartition("-")
-    return (prefix, int(number)) if number.isdigit() else (split_id, 0)
-
 
 #: A start may take this long, plus the time to read its state at the rate below.
 START_TIMEOUT_MS = 600_000

@@ -20,7 +20,7 @@ from penstock.core.errors import UnansweredError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted, required_slots
 from penstock.graph.rescale import RescaleTo, keeping_parallelism
-from penstock.jobmanager.change.upgrading import Phase, Upgrading, require_upgradable
+from penstock.jobmanager.change.upgrading import UpgradeStage, Upgrading, require_upgradable
 from penstock.jobmanager.jobs import enumerators
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.job_driver import JobDriver
@@ -124,7 +124,12 @@ class ChangeRequests:
         """
         found = self._parts.find(job)
         upgrading = _upgrading(found)
-        if found.driver is None or upgrading is None or upgrading.record is None or upgrading.phase is not Phase.TRIAL:
+        if (
+            found.driver is None
+            or upgrading is None
+            or upgrading.record is None
+            or upgrading.phase is not UpgradeStage.TRIAL
+        ):
             msg = f"job {found.record.name!r} has no new version on trial"
             hint = "see `penstock upgrade JOB --status`; if the JobManager has just started, ask again"
             raise UsageError(msg, hint=hint)

@@ -22,7 +22,7 @@ from penstock.core.failpoints import FailpointError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
-from penstock.jobmanager.deploy.log_entries import JobIdentity
+from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.jobs.enumerators import Enumerators
 from penstock.jobmanager.jobs.job_store import JobStore
 from penstock.jobmanager.jobs.recorded_jobs import start_options_of

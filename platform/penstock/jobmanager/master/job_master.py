@@ -31,18 +31,18 @@ from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand, Che
 from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment
 from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, is_lost_connection
 from penstock.jobmanager.deploy.held_slots import HeldSlots
-from penstock.jobmanager.deploy.job_status import JobStatus, StatusMachine
-from penstock.jobmanager.deploy.log_entries import (
+from penstock.jobmanager.deploy.job_log import (
     JobIdentity,
     appended_text,
     end_entry,
     ended_as,
     events_of_earlier_leaders,
-    recover,
+    plan_restore,
     stop_of,
 )
+from penstock.jobmanager.deploy.job_status import JobStatus, StatusMachine
 from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
-from penstock.jobmanager.master.worker_reports import DeployedJob, SlowCallTracker, steps_of
+from penstock.jobmanager.master.worker_reports import DeployedJob, SlowCallTracker, handle_report
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.commands import RESUME_HINT, OperationEnded
@@ -141,7 +141,7 @@ class JobMaster:
         commands += self._intercept_answers(
             self._apply(self.job_change.decide(self._change_context(now_ms)), now_ms), now_ms
         )
-        commands += self._settle(now_ms)
+        commands += self._advance_step(now_ms)
         wake = self._next_wake()
         if wake is not None and wake != self._wake_ms:
             self._wake_ms = wake
@@ -195,7 +195,7 @@ class JobMaster:
         if ended := ended_as(event.entries, self.identity.run_id):
             return self._finish_ended_run(JobStatus(ended), event, now_ms)
         try:
-            recovered = recover(self.graph, self.identity, event, deployed_before=self._deployments > 1)
+            recovered = plan_restore(self.graph, self.identity, event, deployed_before=self._deployments > 1)
         except PenstockError as error:
             return self._fail(Failure(now_ms, f"{type(error).__name__}: {error}"), now_ms, Cause.PERMANENT)
         self._restart.resumed(recovered.plan.restored, self.identity.run_id)
@@ -231,7 +231,7 @@ class JobMaster:
             self.alignment,
             self.slow_call_tracker,
         )
-        return self._apply(steps_of(job, event.worker_id, event.report, now_ms), now_ms)
+        return self._apply(handle_report(job, event.worker_id, event.report, now_ms), now_ms)
 
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
         worker_id, deployment = lost.worker_id, self.deployment
@@ -324,7 +324,7 @@ class JobMaster:
         surplus = self._held.trim(self.deployment.needed)
         return [cmd.ReadLog(list_files=first), *surplus, *self.deployment.begin(self._held.slots)]
 
-    def _settle(self, now_ms: int) -> list[cmd.Command]:
+    def _advance_step(self, now_ms: int) -> list[cmd.Command]:
         """Take the steps whose conditions are met."""
         deployment, commands = self.deployment, list[cmd.Command]()
         if self.step is Step.WAITING and self._held.workers_exited(now_ms) and now_ms >= (self._deadline_ms or 0):

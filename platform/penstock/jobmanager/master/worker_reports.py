@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.graph.deployment import ExecutionId
+from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Note, Step, StoreMetrics
 from penstock.jobmanager.deploy.failover import cause_of
 from penstock.rpc import messages as msg
@@ -74,7 +74,7 @@ class DeployedJob:
     slow_call_tracker: SlowCallTracker
 
 
-def steps_of(job: DeployedJob, worker_id: str, report: msg.WorkerReport, now_ms: int) -> Sequence[ChangeStep]:
+def handle_report(job: DeployedJob, worker_id: str, report: msg.WorkerReport, now_ms: int) -> Sequence[ChangeStep]:
     """Return what follows from a report; nothing from a worker that is not of the present deployment."""
     deployment, checkpointing = job.deployment, job.checkpointing
     if worker_id not in deployment.workers:
@@ -118,6 +118,6 @@ def _task_state(job: DeployedJob, worker_id: str, report: msg.TaskState, now_ms:
 
 def _resolved(job: DeployedJob, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:
     commands, problem = job.deployment.pending_resolved(report)
-    job.checkpointing.resolved(job.deployment.pending)
+    job.checkpointing.set_pending(job.deployment.pending)
     note = Note("resolved", f"{len(report.published)} committables published before the start")
     return [note, *([Failed(Failure(now_ms, problem), cause_of(report.error))] if problem else commands)]

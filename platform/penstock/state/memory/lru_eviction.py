@@ -51,7 +51,7 @@ class LruClock:
         self._call += 1
         self._calls[slots] = self._call
 
-    def latest(self, count: int, part: int) -> np.ndarray:
+    def most_recent_mask(self, count: int, part: int) -> np.ndarray:
         """Return a mask of the most recently used of `count` (> 0) slots: at most one in `part`."""
         self.fit(count)
         calls = self._calls[:count]
@@ -99,9 +99,9 @@ class EvictionPolicy:
 
     def kept_mask(self, count: int) -> np.ndarray:
         """Return a mask of the slots that stay in memory: the most recently used ones of `count`."""
-        return self._lru.latest(count, self.limits.kept_keys_part)
+        return self._lru.most_recent_mask(count, self.limits.kept_keys_part)
 
-    def left(self, keys: int, freed_bytes: int) -> None:
+    def record_evicted(self, keys: int, freed_bytes: int) -> None:
         """Record that `keys` keys were evicted, which freed `freed_bytes`."""
         if keys:
             # the evicted keys may be small while large ones remain, so the average falls slowly

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.pane_memory import FrozenCells
     from penstock.state.log.frozen import FrozenContent, FrozenSource
     from penstock.state.panes.pane_eviction import MemoryBounds
-    from penstock.state.spill.cold_file import FileRows
+    from penstock.state.spill.cold_file import ColdFileStore
     from penstock.state.spill.cold_panes import ColdPanes
 
 
@@ -120,7 +120,7 @@ class FrozenCold:
     """Rows of a file that is no longer written, each key once (`frozen.FrozenContent`, `frozen.BatchedContent`)."""
 
     spec: PaneTableSpec
-    rows: FileRows
+    rows: ColdFileStore
     owned: HashRange
 
     @property
@@ -187,7 +187,7 @@ class PaneChanges:
         self._bounds = bounds
         self._pending: list[FrozenSegment] = []
         #: Changed rows that were evicted since the last freeze.
-        self._evicted: FileRows | None = None
+        self._evicted: ColdFileStore | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -232,7 +232,7 @@ class PaneChanges:
         """Keep a frozen segment on the local disk instead of in memory."""
         segment.spill(self._folder / f"{self._source.state}-{segment.position}.parquet")
 
-    def place(self, cold: ColdPanes) -> FileRows:
+    def place(self, cold: ColdPanes) -> ColdFileStore:
         """Return the file for changed rows that are evicted now."""
         if self._evicted is None:
             self._evicted = cold.for_changes()
@@ -266,4 +266,4 @@ class PaneChanges:
         if bounds is None:
             return None
         name = f"{self._source.uid}-{self._source.state}"
-        return EncodeResources(directory=self._folder, name=name, rows=bounds.encoded, budget=bounds.budget)
+        return EncodeResources(directory=self._folder, name=name, rows=bounds.encode_batch_rows, budget=bounds.budget)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
     from penstock.state.memory.budget import MemoryBudget
-    from penstock.state.spill.cold_file import FileRows
+    from penstock.state.spill.cold_file import ColdFileStore
     from penstock.state.spill.cold_panes import ColdPanes
 
 _HOT = (1, 3)
@@ -47,14 +47,14 @@ class MemoryBounds:
     limits: StateLimits = PRODUCTION
 
     @property
-    def piece(self) -> int:
+    def batch_rows(self) -> int:
         """The most rows to add or evict at a time."""
         return max(self.limits.piece_rows, self.budget.limit_bytes // _BYTES_PER_ROW)
 
     @property
-    def encoded(self) -> int:
+    def encode_batch_rows(self) -> int:
         """The most rows to encode at a time."""
-        return max(1, self.piece // _ENCODED_PART)
+        return max(1, self.batch_rows // _ENCODED_PART)
 
     @property
     def hot_bytes(self) -> int:
@@ -66,32 +66,32 @@ class MemoryBounds:
         count = hot.index.count
         if count > self.limits.hot_keys:
             return True
-        return count >= self.piece and hot.bytes_with(count + rows) + cold.memory_bytes > self.hot_bytes
+        return count >= self.batch_rows and hot.bytes_with(count + rows) + cold.memory_bytes > self.hot_bytes
 
-    def evict(self, hot: HotPanes, cold: ColdPanes, changes: FileRows) -> HotPanes:
+    def evict(self, hot: HotPanes, cold: ColdPanes, changes: ColdFileStore) -> HotPanes:
         """Move the least recently used keys to the cold file, and their changed rows also to `changes`.
 
         No page may be frozen and uncopied. Return the table of the remaining keys.
         """
         # a large eviction reads and writes less of the file per key
-        keep, keys = cold.recent(hot.index.count, self.limits.kept_rows_part), hot.index.view()
+        keep, keys = cold.most_recent_mask(hot.index.count, self.limits.kept_rows_part), hot.index.view()
         kept, leaving = (np.flatnonzero(chosen).astype(np.int32) for chosen in (keep, ~keep))
         words = hot.spec.width + len(keys.columns) + 4
-        beside = HotPanes(hot.spec, small=True).bytes_with(len(kept)) + self.piece * words * 8 * 2
+        beside = HotPanes(hot.spec, small=True).bytes_with(len(kept)) + self.batch_rows * words * 8 * 2
         self.budget.work(
-            f"{self.holder}/evict", max(beside, len(leaving) * _LEAVING_BYTES + self.piece * words * 8 * 4)
+            f"{self.holder}/evict", max(beside, len(leaving) * _LEAVING_BYTES + self.batch_rows * words * 8 * 4)
         )
         # in hash order, so that each batch is written to a separate stretch of the file
         self._write_out(hot, keys, leaving[hash_order(keys.hashes[leaving])], (cold, changes))
-        stays = hot.rebuilt_in_batches(kept, self.piece)
+        stays = hot.rebuilt_in_batches(kept, self.batch_rows)
         cold.moved(kept)
         self.budget.work(f"{self.holder}/evict", 0)
         return stays
 
-    def _write_out(self, hot: HotPanes, keys: KeyView, slots: I32, files: tuple[ColdPanes, FileRows]) -> None:
+    def _write_out(self, hot: HotPanes, keys: KeyView, slots: I32, files: tuple[ColdPanes, ColdFileStore]) -> None:
         cold, changes = files
-        for first in range(0, len(slots), self.piece):
-            rows = hot.rows_at(slots[first : first + self.piece])
+        for first in range(0, len(slots), self.batch_rows):
+            rows = hot.rows_at(slots[first : first + self.batch_rows])
             changed = (rows.cells[:, 0] & 1) == 1
             changes.put(keys, rows.chosen(changed))
             cold.put(keys, rows)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.log.frozen import FrozenSegment
     from penstock.state.memory.budget import MemoryBudget
-    from penstock.state.spill.cold_panes import ColdRows
+    from penstock.state.spill.cold_panes import ColdPaneStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class TableContext:
     """The context of a table: its budget, its cold store, its folder for spilled files."""
 
     budget: MemoryBudget
-    cold: ColdRows | None
+    cold: ColdPaneStore | None
     directory: Path
 
 
@@ -60,14 +60,14 @@ class PaneTable:
         self.spec = source.spec if isinstance(source.spec, PaneTableSpec) else spec
         self._context = context
         self._limits = source.limits
-        in_file = context.cold is not None and context.cold.in_file
-        self._hot = HotPanes(self.spec, small=in_file)
+        bounded_memory = context.cold is not None and context.cold.bounded_memory
+        self._hot = HotPanes(self.spec, small=bounded_memory)
         source.memory = self._hot.memory
         self._cold = None if context.cold is None else ColdPanes(context.cold)
         #: Bounds that the table always obeys, if its cold rows are in a file.
         bounds = MemoryBounds(context.budget, self._holder, self._limits)
-        self._bounds = bounds if in_file else None
-        encoding = bounds if in_file or self.spec.value_words else None
+        self._bounds = bounds if bounded_memory else None
+        encoding = bounds if bounded_memory or self.spec.value_words else None
         self._changes = PaneChanges(source, self.spec, context.directory, encoding)
         self._remote = context.cold if isinstance(context.cold, RemotePanes) else None
         if self._remote is not None:
@@ -82,7 +82,7 @@ class PaneTable:
     @property
     def most_rows(self) -> int:
         """The most rows to pass to a running table at a time; read it before each batch, as it changes."""
-        most = _MANY if self._bounds is None else self._bounds.piece
+        most = _MANY if self._bounds is None else self._bounds.batch_rows
         return most if self._remote is None else min(most, self._remote.next_rows())
 
     # --- rows -------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class PaneTable:
         overflowed = add_rows(self.spec, (self._hot.memory.cells, self._hot.memory.float_cells), cell, inputs)
         if overflowed is not None:
             raise overflow(overflowed)
-        self._settle()
+        self._check_memory()
 
     def merge(self, keys: KeyColumns, hashes: I64, panes: I64, cells: I64) -> None:
         """Add combined rows: one key, hash, pane start and cell each.
@@ -108,7 +108,7 @@ class PaneTable:
         cell = self._cells_of(keys, hashes, panes)
         if merge.merge_cells(self._hot.memory.cells, cell, cells, self.spec.ops):
             raise overflow("a sum of a window")
-        self._settle()
+        self._check_memory()
 
     @property
     def adds_in_one_pass(self) -> bool:
@@ -130,7 +130,7 @@ class PaneTable:
         counts = self._hot.memory.accumulate((slots, times), window, inputs, index.count)
         if counts.overflowed:
             raise overflow("a sum of a window")
-        self._settle()
+        self._check_memory()
         return counts.late, counts.out_of_range
 
     def panes(self) -> list[int]:
@@ -209,7 +209,7 @@ class PaneTable:
             if deleted.any():
                 self._cold.forget(self._hot.index.view(), slots[deleted], panes[deleted])
         self._hot.memory.put(slots, panes, cells, self._hot.index.count)
-        self._settle()
+        self._check_memory()
 
     @property
     def memory_bytes(self) -> int:
@@ -267,7 +267,7 @@ class PaneTable:
         """Return whether all rows are to be saved, to replace older ones."""
         return False
 
-    def _settle(self) -> None:
+    def _check_memory(self) -> None:
         self._report()
         if self._cold is not None:
             if self._is_full():
@@ -358,7 +358,7 @@ class PaneTable:
         self._hot.memory.copy_all_frozen()
         if segment is not None:
             self._changes.spill(segment)
-        keep, keys = self._cold.recent(self._hot.index.count), self._hot.index.view()
+        keep, keys = self._cold.most_recent_mask(self._hot.index.count), self._hot.index.view()
         rows = self._hot.memory.present()
         out = ~keep[rows.slots]
         self._cold.put(keys, rows.chosen(out))

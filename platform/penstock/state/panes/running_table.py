@@ -122,7 +122,7 @@ class RunningTable(PaneTable):
                 raise overflow(accumulator.name)
         self._answered = self.heap.pinned
         self._sweep(SWEEP)
-        self._settle()
+        self._check_memory()
         return words
 
     def keep(self, keys: KeyColumns, hashes: I64, order: I64, *, last: bool) -> U8:
@@ -138,7 +138,7 @@ class RunningTable(PaneTable):
         if self._ages is not None:
             self._ages.stamp(self._hot.memory, cell[kept.view(np.bool_)])
         self._sweep(SWEEP)
-        self._settle()
+        self._check_memory()
         return kept
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:

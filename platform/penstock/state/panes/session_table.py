@@ -200,7 +200,7 @@ class SessionTable(PaneTable):
         return (
             super().most_rows
             if self._cold_sessions is None
-            else MemoryBounds(self._context.budget, self._holder, self._limits).piece
+            else MemoryBounds(self._context.budget, self._holder, self._limits).batch_rows
         )
 
     def load_due(self, closed_to: int) -> tuple[I32, I64] | None:
@@ -211,7 +211,7 @@ class SessionTable(PaneTable):
         """
         due = None
         if self._cold_sessions is not None:
-            self._settle()
+            self._check_memory()
             due = self._cold_sessions.take_due(closed_to, self._policy.most_incoming(_DUE_KEYS))
         if self._fetches is not None:
             # keep fired sessions that are retained: the log does not say that they have fired
@@ -291,9 +291,9 @@ class SessionTable(PaneTable):
     def _hot_bytes(self) -> int:
         return super()._hot_bytes() + self._policy.memory_bytes
 
-    def _settle(self) -> None:
+    def _check_memory(self) -> None:
         if self._cold_sessions is None:
-            super()._settle()
+            super()._check_memory()
             return
         full = self._is_full()
         while self._hot.index.count and full:
@@ -301,7 +301,7 @@ class SessionTable(PaneTable):
             self._evict_keys(self._cold_sessions)
             held = self._hot_bytes()
             full = self._too_many(held)
-            self._policy.left(keys - self._hot.index.count, before - held)
+            self._policy.record_evicted(keys - self._hot.index.count, before - held)
         self._report()
 
     def _too_many(self, hot_bytes: int) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.spill.cold_file import FileRows
+from penstock.state.spill.cold_file import ColdFileStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.cold_panes import ColdRows, StoreRows
+    from penstock.state.spill.cold_panes import ColdPaneStore, SortedColdStore
 
 #: Approximate overhead of a row in a store, besides its cell: the key and the store's own data.
 _ROW_BYTES = 48
@@ -48,12 +48,12 @@ class Regions(Protocol):
         """Set the expected number of rows in all."""
 
     @property
-    def in_file(self) -> bool:
-        """See `cold_panes.ColdRows`, also for the methods below."""
+    def bounded_memory(self) -> bool:
+        """See `cold_panes.ColdPaneStore`, also for the methods below."""
 
     def rows_of(self, pane: int) -> int: ...
 
-    def for_changes(self) -> FileRows | None: ...
+    def for_changes(self) -> ColdFileStore | None: ...
 
     def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None: ...
 
@@ -71,7 +71,7 @@ class Regions(Protocol):
 class FileRegions:
     """One file per region, for tables of one pane with fixed-width keys and values."""
 
-    in_file = True
+    bounded_memory = True
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class FileRegions:
         """Start empty; at most about `memory_bytes` of the files are mapped between two calls."""
         self.ranges = even_parts(owned, limits.regions)
         share = max(_MAPPED_BYTES, memory_bytes // limits.regions)
-        self._files = [FileRows(spec, part, folder, share, limits) for part in self.ranges]
-        self._changes = FileRows(spec, owned, folder, memory_bytes, limits)
+        self._files = [ColdFileStore(spec, part, folder, share, limits) for part in self.ranges]
+        self._changes = ColdFileStore(spec, owned, folder, memory_bytes, limits)
         self._lows = np.array([part.low for part in self.ranges], np.int64)
 
     def disk_bytes(self, region: int) -> int:
@@ -105,7 +105,7 @@ class FileRegions:
         """Return the number of rows of the pane, at most."""
         return sum(file.rows_of(pane) for file in self._files)
 
-    def for_changes(self) -> FileRows:
+    def for_changes(self) -> ColdFileStore:
         """Return an empty file for changed rows that are evicted before the next barrier."""
         return self._changes.for_changes()
 
@@ -139,7 +139,7 @@ class FileRegions:
         for file in self._files:
             file.close()
 
-    def _split(self, hashes: I64) -> Iterator[tuple[FileRows, I64]]:
+    def _split(self, hashes: I64) -> Iterator[tuple[ColdFileStore, I64]]:
         """Yield the regions that have some of these hashes, and the positions of those hashes."""
         if len(hashes) == 0:
             return
@@ -154,15 +154,15 @@ class FileRegions:
 class StoreRegions:
     """One store of sorted bytes, for keys and values of any type and any number of panes."""
 
-    in_file = False
+    bounded_memory = False
 
-    def __init__(self, owned: HashRange, rows: StoreRows, regions: int) -> None:
+    def __init__(self, owned: HashRange, rows: SortedColdStore, regions: int) -> None:
         """Start with `regions` empty regions."""
         self.ranges = even_parts(owned, regions)
         self._rows = rows
         self._lows = np.array([part.low for part in self.ranges], np.int64)
         self._bytes = np.zeros(len(self.ranges), np.int64)
-        inner: ColdRows = rows
+        inner: ColdPaneStore = rows
         self.rows_of, self.for_changes = inner.rows_of, inner.for_changes
         self.fetch, self.forget = inner.fetch, inner.forget
         self.drop_below, self.scan, self.close = inner.drop_below, inner.scan, inner.close

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.state.memory.limits import StateLimits
     from penstock.state.remote.regions import Regions
     from penstock.state.remote.remote_log import Reader
-    from penstock.state.spill.cold_file import FileRows
+    from penstock.state.spill.cold_file import ColdFileStore
 
 
 class UndurableRows(Protocol):
@@ -129,7 +129,7 @@ _MANY_ROWS = 1 << 20
 
 
 class RemotePanes:
-    """The cold rows of one table (`cold_panes.ColdRows`), a part of which is on the local disk."""
+    """The cold rows of one table (`cold_panes.ColdPaneStore`), a part of which is on the local disk."""
 
     _changes: UndurableRows
 
@@ -161,9 +161,9 @@ class RemotePanes:
             ttl.clock.restored(self._segments.newest_access())
 
     @property
-    def in_file(self) -> bool:
+    def bounded_memory(self) -> bool:
         """Whether local rows are in files."""
-        return self._local.in_file
+        return self._local.bounded_memory
 
     @property
     def panes(self) -> list[int]:
@@ -188,7 +188,7 @@ class RemotePanes:
             return 0
         return self._local.rows_of(pane) + (0 if self.fetch_ranges.local.all() else self._segments.rows)
 
-    def for_changes(self) -> FileRows | None:
+    def for_changes(self) -> ColdFileStore | None:
         """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
         return self._local.for_changes()
 

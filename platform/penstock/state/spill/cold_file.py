@@ -185,10 +185,10 @@ class _File:
         self._map.madvise(mmap.MADV_DONTNEED)
 
 
-class FileRows:
-    """The cold rows of one table (`cold_panes.ColdRows`); its only pane starts at 0."""
+class ColdFileStore:
+    """The cold rows of one table (`cold_panes.ColdPaneStore`); its only pane starts at 0."""
 
-    in_file = True
+    bounded_memory = True
 
     def __init__(
         self,
@@ -228,9 +228,9 @@ class FileRows:
         """The bytes taken on the local disk."""
         return 0 if self._file is None else self._file.size
 
-    def for_changes(self) -> FileRows:
+    def for_changes(self) -> ColdFileStore:
         """Return an empty file for changed rows that are evicted before the next barrier."""
-        return FileRows(self._spec, self._owned, self._folder, self._memory_bytes, self._limits)
+        return ColdFileStore(self._spec, self._owned, self._folder, self._memory_bytes, self._limits)
 
     def fetch(
         self,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.state.cells.pane_memory import PaneCells
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.spill.cold_file import FileRows
+    from penstock.state.spill.cold_file import ColdFileStore
 
 #: Bytes of records that are packed at a time; packing needs several copies of them.
 _PIECE_BYTES = 1 << 20
@@ -110,11 +110,14 @@ class ColdStore(Protocol):
         """Close and remove the files."""
 
 
-class ColdRows(Protocol):
-    """The cold rows of one table: in a `ColdStore` (`StoreRows`) or in separate files (`cold_file.FileRows`)."""
+class ColdPaneStore(Protocol):
+    """The cold rows of one table.
+
+    In a `ColdStore` (`SortedColdStore`) or in separate files (`cold_file.ColdFileStore`).
+    """
 
     @property
-    def in_file(self) -> bool:
+    def bounded_memory(self) -> bool:
         """Whether the rows are in separate files, so that memory has a bound."""
 
     @property
@@ -124,7 +127,7 @@ class ColdRows(Protocol):
     def rows_of(self, pane: int) -> int:
         """Return the number of rows of the pane, at most."""
 
-    def for_changes(self) -> FileRows | None:
+    def for_changes(self) -> ColdFileStore | None:
         """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
 
     def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
@@ -149,10 +152,10 @@ class ColdRows(Protocol):
         """Close and remove the files."""
 
 
-class StoreRows:
+class SortedColdStore:
     """Cold rows in a store of sorted bytes, for keys and values of any type."""
 
-    in_file = False
+    bounded_memory = False
 
     def __init__(self, spec: PaneTableSpec, store: ColdStore) -> None:
         """Start without rows."""
@@ -240,7 +243,7 @@ class StoreRows:
 class ColdPanes:
     """The cold part of one table, and which slots may have rows in it."""
 
-    def __init__(self, rows: ColdRows) -> None:
+    def __init__(self, rows: ColdPaneStore) -> None:
         """Start without cold rows."""
         self._rows = rows
         self._maybe = np.zeros(0, np.uint8)
@@ -271,9 +274,9 @@ class ColdPanes:
         self._known = count
         self._lru.touch(slots, count)
 
-    def recent(self, count: int, part: int = 2) -> np.ndarray:
+    def most_recent_mask(self, count: int, part: int = 2) -> np.ndarray:
         """Return a mask of the slots to keep: the most recently used ones, at most one in `part`."""
-        return self._lru.latest(count, part)
+        return self._lru.most_recent_mask(count, part)
 
     def moved(self, kept: I32) -> None:
         """Adopt the numbering of a rebuilt table: only these slots, in this order."""
@@ -304,7 +307,7 @@ class ColdPanes:
             slot, place = np.zeros(1, np.int32), np.zeros(1, np.int64)
             self._rows.fetch(keys, (slot, np.array([pane], np.int64)), (cell, place), heap)
 
-    def for_changes(self) -> FileRows | None:
+    def for_changes(self) -> ColdFileStore | None:
         """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
         return self._rows.for_changes()
 

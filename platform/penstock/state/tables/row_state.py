@@ -59,23 +59,23 @@ class RowState:
     def __init__(
         self,
         key_schema: pa.Schema,
-        recency: EvictionPolicy,
+        policy: EvictionPolicy,
         declare: Declare,
         *,
         keys: KeyStores | None = None,
         runs: RunStores | None = None,
     ) -> None:
-        """Start without state; `recency` has the budget, the name of the holder and the limits.
+        """Start without state; `policy` has the budget, the name of the holder and the limits.
 
         Without `keys` all keys stay in memory, without `runs` all rows of joins.
         """
         self.cold = None if keys is None else keys.local
         self.remote = None if keys is None else keys.remote
-        self._policy = recency
-        self._limits = recency.limits
+        self._policy = policy
+        self._limits = policy.limits
         self.index = KeyIndex(key_schema)
-        self._holder = recency.holder
-        self._budget = recency.budget
+        self._holder = policy.holder
+        self._budget = policy.budget
         self._declare = declare
         self._runs = runs
         self.remote_runs = None if runs is None else runs.remote
@@ -295,7 +295,7 @@ class RowState:
                 before, keys = held, self.index.count
                 self._evict()
                 held = self.key_bytes
-                self._policy.left(keys - self.index.count, before - held)
+                self._policy.record_evicted(keys - self.index.count, before - held)
         self._budget.report(self._holder, self.hot_bytes)
         if self._runs is not None and self._join_buffers:
             self._spill()

@@ -63,7 +63,7 @@ class ChainLink:
 class _NextCollector:
     """Feeds the next operator of the chain."""
 
-    __slots__ = ("_budget", "_edges", "_link", "_next", "_out", "_place")
+    __slots__ = ("_edges", "_link", "_next", "_out", "_place", "_times")
 
     def __init__(self, links: Sequence[ChainLink], index: int, out: Collector, edges: _EdgeCollector) -> None:
         self._link = links[index - 1]
@@ -71,22 +71,22 @@ class _NextCollector:
         self._place = index
         self._out = out
         self._edges = edges
-        self._budget = edges.budget
+        self._times = edges.times
 
     def batch(self, batch: Batch) -> None:
         rows = batch.num_rows
         self._link.records_out += rows
         self._next.records_in += rows
-        before = self._budget.enter(self._place)
+        before = self._times.enter(self._place)
         if self._next.hot_keys is not None:
             self._next.hot_keys.observe(batch, 0)
         self._next.operator.process_batch(batch, 0, self._out)
-        self._budget.enter(before)
+        self._times.enter(before)
 
     def watermark(self, watermark: Watermark) -> None:
-        before = self._budget.enter(self._place)
+        before = self._times.enter(self._place)
         self._next.operator.process_watermark(watermark, self._out)
-        self._budget.enter(before)
+        self._times.enter(before)
 
     def status(self, status: WatermarkStatus) -> None:
         self._next.operator.process_status(status, self._out)
@@ -98,11 +98,11 @@ class _NextCollector:
 class _EdgeCollector:
     """Feeds the outgoing edges of the chain."""
 
-    __slots__ = ("_all", "_link", "_main", "_sides", "budget", "last_watermark")
+    __slots__ = ("_all", "_link", "_main", "_sides", "last_watermark", "times")
 
-    def __init__(self, link: ChainLink, outputs: Sequence[ResultPartition], budget: OperatorTimes) -> None:
+    def __init__(self, link: ChainLink, outputs: Sequence[ResultPartition], times: OperatorTimes) -> None:
         self._link = link
-        self.budget = budget
+        self.times = times
         self._all = tuple(outputs)
         self._main = tuple(output for output in outputs if output.spec.side_output is None)
         self._sides: dict[str, tuple[ResultPartition, ...]] = {}
@@ -119,27 +119,27 @@ class _EdgeCollector:
 
     def batch(self, batch: Batch) -> None:
         self._link.records_out += batch.num_rows
-        before = self.budget.enter(self.budget.output)
+        before = self.times.enter(self.times.output)
         for output in self._main:
             output.batch(batch)
-        self.budget.enter(before)
+        self.times.enter(before)
 
     def watermark(self, watermark: Watermark) -> None:
         self.last_watermark = watermark.timestamp
-        before = self.budget.enter(self.budget.output)
+        before = self.times.enter(self.times.output)
         for output in self._all:
             output.watermark(watermark)
-        self.budget.enter(before)
+        self.times.enter(before)
 
     def status(self, status: WatermarkStatus) -> None:
         for output in self._all:
             output.status(status)
 
     def side(self, tag: str, batch: Batch) -> None:
-        before = self.budget.enter(self.budget.output)
+        before = self.times.enter(self.times.output)
         for output in self._sides.get(tag, ()):
             output.batch(batch)
-        self.budget.enter(before)
+        self.times.enter(before)
 
 
 class Chain:
@@ -151,8 +151,8 @@ class Chain:
         for link in self.links:
             link.hot_keys = HotKeys(link.spec.config, clock) if link.spec.keyed else None
         #: Measures the time of each operator.
-        self.budget = OperatorTimes(clock, [link.spec.uid for link in links])
-        self._edges = _EdgeCollector(self.links[-1], outputs, self.budget)
+        self.times = OperatorTimes(clock, [link.spec.uid for link in links])
+        self._edges = _EdgeCollector(self.links[-1], outputs, self.times)
         collectors: list[Collector] = [self._edges]
         for index in range(len(self.links) - 1, 0, -1):
             collectors.insert(0, _NextCollector(self.links, index, collectors[0], self._edges))
@@ -187,25 +187,25 @@ class Chain:
         for index, (link, context) in reversed(list(enumerate(zip(self.links, contexts, strict=True)))):
             self._opened.append(link)
             operator: Any = link.operator
-            self.budget.begin(index)  # logs of `open`, and of calls that it starts, name the operator
+            self.times.begin(index)  # logs of `open`, and of calls that it starts, name the operator
             operator.open(context)
-            self.budget.end()
+            self.times.end()
             downstream = operator.required_columns(downstream) if hasattr(type(operator), "required_columns") else None
 
     def batch(self, batch: Batch, input_index: int) -> None:
         """Process rows of an input."""
         self._head.records_in += batch.num_rows
-        self.budget.begin(0)
+        self.times.begin(0)
         if self._head.hot_keys is not None:
             self._head.hot_keys.observe(batch, input_index)
         self._head.operator.process_batch(batch, input_index, self._head_out)
-        self.budget.end()
+        self.times.end()
 
     def watermark(self, watermark: Watermark) -> None:
         """Process the combined watermark of the input."""
-        self.budget.begin(0)
+        self.times.begin(0)
         self._head.operator.process_watermark(watermark, self._head_out)
-        self.budget.end()
+        self.times.end()
 
     def status(self, status: WatermarkStatus) -> None:
         """Process a change of the combined input to idle or active."""
@@ -214,15 +214,15 @@ class Chain:
     def poll(self, *, backpressured: bool) -> bool:
         """Let the source at the head emit a batch; return whether it did."""
         source: Any = self._head.operator
-        self.budget.begin(0)
+        self.times.begin(0)
         emitted = bool(source.poll(self._head_out, backpressured=backpressured))
-        self.budget.end()
+        self.times.end()
         return emitted
 
     @property
     def current_operator(self) -> OperatorSpec | None:
         """The operator that was running when the chain raised: in a call, or as the last one opened."""
-        index = self.budget.index
+        index = self.times.index
         if index < len(self.links):
             return self.links[index].spec
         return self._opened[-1].spec if len(self._opened) < len(self.links) and self._opened else None
@@ -239,9 +239,9 @@ class Chain:
         for operator, out, index in self._timed:
             due = operator.next_timer_ms
             if due is not None and due <= now_ms:
-                self.budget.begin(index)
+                self.times.begin(index)
                 operator.process_time(now_ms, out)
-                self.budget.end()
+                self.times.end()
 
     @property
     def continues(self) -> bool:
@@ -258,9 +258,9 @@ class Chain:
         for operator, out, index in self._continuing:
             downstream = [link.operator for link in self.links[index + 1 :]]
             if all(other.available for other in needed if any(other is o for o in downstream)):
-                self.budget.begin(index)
+                self.times.begin(index)
                 emitted |= operator.emit_ready(out)
-                self.budget.end()
+                self.times.end()
         return emitted
 
     def emit_watermark(self, watermark: Watermark) -> None:
@@ -289,9 +289,9 @@ class Chain:
             if index in holders and holders[index].has_pending_output:
                 return False
             self._finished += 1
-            self.budget.begin(index)
+            self.times.begin(index)
             self.links[index].operator.finish(self._collectors[index])
-            self.budget.end()
+            self.times.end()
         return True
 
     def notify_complete(self, permit: CommitPermit, held: Collection[str] = ()) -> None:

@@ -30,7 +30,7 @@ from penstock.task.chain.background import Background, SlowCalls
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef
-    from penstock.graph.deployment import TaskDeployment
+    from penstock.graph.task_deployment import TaskDeployment
     from penstock.network.data_plane import DataPlane
     from penstock.operators.operator import Operator
     from penstock.task.chain.uploader import Uploader

@@ -12,7 +12,7 @@ from penstock.core.clock import Clock
 
 if TYPE_CHECKING:
     from penstock.core.logs import Fields
-    from penstock.graph.deployment import TaskDeployment
+    from penstock.graph.task_deployment import TaskDeployment
 
 #: The index name for work on the outgoing edges: combining, splitting, encoding. No uid has this form.
 OUTPUT = "(output)"

@@ -17,7 +17,7 @@ from penstock.core.keygroup import HashRange
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import FileRef, OperatorStateSnapshot
 from penstock.eventtime.watermarks import initial_watermark
-from penstock.graph.deployment import OperatorRestore
+from penstock.graph.task_deployment import OperatorRestore
 from penstock.operators.operator import OperatorContext
 from penstock.state.keyed import KeyedStateRequest
 from penstock.state.store import open_keyed_state
@@ -27,7 +27,7 @@ from penstock.task.chain.environment import TaskEnvironment
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.graph.deployment import TaskDeployment
+    from penstock.graph.task_deployment import TaskDeployment
     from penstock.network.output import ResultPartition
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.store import KeyedState

@@ -119,7 +119,7 @@ class BatchSizer:
         if trial is not None and rows != trial[0]:
             before, then = trial
             if measured > then * (_FEWER_HELP if rows < before else _MORE_HELP * rows / before):
-                self._settle(before, then)
+                self._accept(before, then)
                 return
             if before < rows < MOST_ROWS:
                 self._try(rows, measured, _MORE * rows)
@@ -135,7 +135,7 @@ class BatchSizer:
         self._trial = (rows, measured)
         self.rows = min(MOST_ROWS, max(LEAST_ROWS, other))
 
-    def _settle(self, rows: int, measured: float) -> None:
+    def _accept(self, rows: int, measured: float) -> None:
         self.rows, self._settled_ms, self._parts_until_trial = rows, measured, _PARTS_UNTIL_TRIAL
 
 

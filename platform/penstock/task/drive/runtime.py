@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.checkpoint.stores import join_uri, read_file
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import FileRef
-from penstock.graph.deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
+from penstock.graph.task_deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
 from penstock.rpc.messages import (
     AlignWatermarks,
     AskSubtask,
@@ -88,7 +88,7 @@ class TaskRuntime:
         self._environment = environment
         self._driver = driver
         self._jobs: dict[str, _Job] = {}
-        #: The peers for the next deployment of a job: see `graph.deployment.encode_peers`.
+        #: The peers for the next deployment of a job: see `graph.task_deployment.encode_peers`.
         self._peers: dict[str, bytes] = {}
         self._uploaders: dict[tuple[str, str], tuple[Uploader, Callable[[FileRef], bytes]]] = {}
         #: Jobs with slow calls at the last request for metrics.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.core.clock import Clock
     from penstock.eventtime.split_watermarks import SplitProgress
-    from penstock.graph.deployment import TaskDeployment
+    from penstock.graph.task_deployment import TaskDeployment
     from penstock.rpc.messages import AskSubtask
     from penstock.state.store import KeyedState, StateTable
     from penstock.task.chain.chain import Chain

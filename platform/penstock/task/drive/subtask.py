@@ -46,7 +46,7 @@ from penstock.task.drive.source_polling import SourcePacing
 from penstock.task.drive.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
 
 if TYPE_CHECKING:
-    from penstock.graph.deployment import TaskDeployment
+    from penstock.graph.task_deployment import TaskDeployment
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
     from penstock.task.chain.chain import Chain
@@ -85,7 +85,7 @@ class Subtask:
         self._batch_sizer = BatchSizer(self._chain, deployment.operators, self._clock)
         self._barriers = Barriers(self._gate, self._chain, self._clock, self.reports)
         self._barriers.take_snapshot = self._take_snapshot
-        self._log_scope = TaskScope(deployment, self._chain.budget)
+        self._log_scope = TaskScope(deployment, self._chain.times)
         channels = self._gate.channel_count if self._gate is not None else 0
         self._watermarks = WatermarkMerger(channels, restored_watermark(deployment))
         self._stores: tuple[KeyedState, ...] = ()
@@ -198,7 +198,7 @@ class Subtask:
         copied = self._pipeline.step()
         if self._finishing:
             return self._try_finish()
-        if self._chain.continues and self._go_on():
+        if self._chain.continues and self._emit_held_rows():
             return StepResult.BUSY
         if self._barriers.draining:
             return StepResult.BUSY if self._barriers.drain_if_ready() or copied else StepResult.IDLE
@@ -207,7 +207,7 @@ class Subtask:
         moved = self._take_input(now)
         return StepResult.BUSY if copied and moved is not StepResult.BACKPRESSURED else moved
 
-    def _go_on(self) -> bool:
+    def _emit_held_rows(self) -> bool:
         if not all(output.available for output in self._outputs):
             return False
         last = self._input_ended or self._barriers.draining

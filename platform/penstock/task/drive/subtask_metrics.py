@@ -76,7 +76,7 @@ class SubtaskMetrics:
             "currentOutputWatermark": float(last // 1000),
             "numLateRecordsDropped": float(sum(link.metrics.late_records_dropped for link in links)),
             **self._group.read(),
-            **self._chain.budget.read(),
+            **self._chain.times.read(),
         }
         if self._memory.peak_bytes:
             values["managedMemoryUsed"] = float(self._memory.used_bytes)

@@ -19,7 +19,7 @@ from penstock.core.errors import PenstockError
 from penstock.task.drive.subtask import StepResult, Subtask
 
 if TYPE_CHECKING:
-    from penstock.graph.deployment import TaskDeployment
+    from penstock.graph.task_deployment import TaskDeployment
     from penstock.task.chain.background import Done
 
 #: Upper bound of each wait, in case a wake-up is lost.

@@ -8,7 +8,7 @@ from penstock.checkpoint.ha_records import UpgradePolicy
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import plan_recovery, runs_on_trial
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.change.upgrading import Phase
+from penstock.jobmanager.change.upgrading import UpgradeStage
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.messages import events as ev
 from penstock.rpc import messages as msg
@@ -72,7 +72,7 @@ def trying(world_of, graph_of, **options):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_healthy_version_takes_over_and_its_output_waits_for_the_verdict(world_of, graph_of, mode):
     world = trying(world_of, graph_of, from_checkpoint=MODES[mode])
-    assert phase(world) is Phase.TRIAL
+    assert phase(world) is UpgradeStage.TRIAL
     assert running(world)[0] == {"new-t"}
     assert running(world)[1] == {cut_of(world).checkpoint_id}
     world.pass_time(1200)
@@ -114,7 +114,7 @@ def test_restarts_within_the_limit_hold_the_output_of_earlier_attempts_too(world
     for _ in range(2):
         world.kill(next(iter(world.workers)))
         world.pass_time(1500)
-    assert phase(world) is Phase.TRIAL
+    assert phase(world) is UpgradeStage.TRIAL
     assert not published(world, "new-t")
     assert all(not c.id.startswith("out/new-t") for c in world.resolved[-1].committables)
     named = {c.id for c in world.manifests()[-1].pending}
@@ -140,7 +140,7 @@ def test_the_checkpoint_to_go_back_to_outlives_all_others(world_of, graph_of):
 def test_a_users_word_counts_at_once(world_of, graph_of, healthy, run):
     world = trying(world_of, graph_of, checkpoints=1, confirm=True)
     world.pass_time(5000)
-    assert phase(world) is Phase.TRIAL
+    assert phase(world) is UpgradeStage.TRIAL
     world.post(ev.UpgradeJudged(healthy))
     assert running(world)[0] == {run}
     assert (world.operations["t"].error == "") == healthy
@@ -150,7 +150,7 @@ def test_a_users_word_counts_at_once(world_of, graph_of, healthy, run):
 def test_neither_healthy_nor_failed_it_is_taken_back_at_the_deadline(world_of, graph_of):
     world = trying(world_of, graph_of, checkpoints=99, deadline_ms=4000)
     world.pass_time(3900)
-    assert phase(world) is Phase.TRIAL
+    assert phase(world) is UpgradeStage.TRIAL
     world.pass_time(200)
     assert "not healthy within 4 s: 4 of 99 checkpoints" in world.operations["t"].error
     assert running(world)[0] == {"back-t"}
@@ -218,7 +218,7 @@ def test_a_record_that_cannot_be_written_is_tried_again(world_of, graph_of):
     assert running(world)[0] == {"r"}
     world.record_error = ""
     world.pass_time(1500)
-    assert phase(world) is Phase.TRIAL
+    assert phase(world) is UpgradeStage.TRIAL
     world.record_error = "the store is down"
     world.post(ev.UpgradeJudged(healthy=False)).pass_time(2500)
     assert not world.workers

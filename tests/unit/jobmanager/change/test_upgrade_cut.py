@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.change.test_upgrade import ask, assert_exact, cut_of, phase, running, successor
 
-from penstock.jobmanager.change.upgrading import Phase
+from penstock.jobmanager.change.upgrading import UpgradeStage
 from penstock.jobmanager.messages import events as ev
 from penstock.rpc import messages as msg
 
@@ -26,7 +26,7 @@ def sealed_twice(world_of, graph_of, *, fingerprint, **options):
 @pytest.mark.parametrize("rollback", [True, False])
 def test_a_run_sealed_for_two_cuts_goes_on_from_the_recorded_one(world_of, graph_of, rollback):
     world = sealed_twice(world_of, graph_of, fingerprint="new", checkpoints=90, rollback=rollback)
-    assert (phase(world), world.terminal) == (Phase.TRIAL, None)
+    assert (phase(world), world.terminal) == (UpgradeStage.TRIAL, None)
     assert running(world) == ({"new-t"}, {cut_of(world).checkpoint_id})
     assert_exact(world)
 
@@ -105,7 +105,7 @@ def test_one_that_hangs_is_given_up_at_the_deadline(world_of, graph_of):
     world = world_of(graph_of()).start().pass_time(1500)
     world.deaf.add(msg.WriteSavepoint)
     world.post(ask(world.graph, deadline_ms=10_000)).pass_time(9900)
-    assert phase(world) is Phase.CHECKPOINT
+    assert phase(world) is UpgradeStage.CHECKPOINT
     world.pass_time(3000)
     assert "not in time" in world.operations["t"].error
     assert running(world)[0] == {"back-t"}
@@ -121,7 +121,7 @@ def test_the_next_upgrade_is_judged_by_itself_alone(world_of, graph_of, healthy)
     world.post(ev.UpgradeJudged(healthy)).pass_time(1500)
     assert phase(world) is None
     world.post(ask(world.graph, "u", checkpoints=2))
-    assert phase(world) is Phase.TRIAL
+    assert phase(world) is UpgradeStage.TRIAL
     assert (world.master.job_change.upgrading.restarts, world.master.job_change.upgrading.checkpoints) == (0, 0)
     world.pass_time(3000)
     assert world.operations["u"].error == ""
@@ -133,7 +133,7 @@ def test_a_failure_for_good_under_the_release_does_not_end_the_job(world_of, gra
     world.post(ask(world.graph, checkpoints=9)).pass_time(1500)
     world.append_error = "the store is down"
     world.post(ev.UpgradeJudged(healthy=True))
-    assert phase(world) is Phase.RELEASE
+    assert phase(world) is UpgradeStage.RELEASE
     world.kill(next(iter(world.workers)), "GraphError: no restart helps")
     world.pass_time(500)
     assert world.terminal is None

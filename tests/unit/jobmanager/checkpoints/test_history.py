@@ -11,7 +11,7 @@ from penstock.core.snapshot import (
     Segment,
     SubtaskSnapshot,
 )
-from penstock.graph.deployment import ExecutionId
+from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.checkpoints.checkpoint_history import CheckpointHistory
 from penstock.rest.flink import documents as flink_json
 

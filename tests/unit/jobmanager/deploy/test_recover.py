@@ -10,7 +10,7 @@ from penstock.checkpoint.manifest_log import LogEntry, Manifest
 from penstock.core.errors import StateMismatchError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
-from penstock.jobmanager.deploy.log_entries import JobIdentity, recover
+from penstock.jobmanager.deploy.job_log import JobIdentity, plan_restore
 from penstock.jobmanager.messages.events import LogRead
 
 PERMIT = CommitPermit(job_id=JOB, run_id="r2", generation=2, checkpoint_id=0, manifest_sequence=1)
@@ -52,9 +52,9 @@ def log_from(source: Manifest) -> LogRead:
 def test_state_of_an_operator_that_is_gone_is_left_behind_only_when_allowed():
     read = log_from(savepoint())
     with pytest.raises(StateMismatchError, match="no operator of that uid") as caught:
-        recover(make_graph(), ME, read, deployed_before=False)
+        plan_restore(make_graph(), ME, read, deployed_before=False)
     assert "--allow-non-restored-state" in caught.value.hint
-    recovered = recover(make_graph(), LEAVE, read, deployed_before=False)
+    recovered = plan_restore(make_graph(), LEAVE, read, deployed_before=False)
     assert recovered.restore is not None
     assert recovered.restore.restores == {}
     assert recovered.restore.checkpoint_id == 7
@@ -66,11 +66,11 @@ def test_names_are_of_the_savepoint_and_not_of_the_runs_own_checkpoints():
     (seal,) = log_from(source).entries
     read = LogRead(entries=(seal, LogEntry(manifest=own, permit=PERMIT)), source=source)
     with pytest.raises(StateMismatchError, match="no operator of that uid"):
-        recover(make_graph(), LEAVE, read, deployed_before=True)
+        plan_restore(make_graph(), LEAVE, read, deployed_before=True)
 
 
 def test_unpublished_output_is_never_left_behind():
     owed = Committable(id="c", uid="old-sink", run_id="r1", subtask=0, checkpoint_id=7, rows=3)
     source = msgspec.structs.replace(savepoint(), pending=(owed,))
     with pytest.raises(StateMismatchError, match="sink 'old-sink' has unpublished output"):
-        recover(make_graph(), LEAVE, log_from(source), deployed_before=False)
+        plan_restore(make_graph(), LEAVE, log_from(source), deployed_before=False)

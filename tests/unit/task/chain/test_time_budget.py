@@ -60,7 +60,7 @@ def chain_of(clock, *operators):
 
 
 def times(chain, metric="accumulatedBusyTimeMs"):
-    return [chain.budget.read()[f"operator/{name}/{metric}"] for name in (*[x.spec.uid for x in chain.links], OUTPUT)]
+    return [chain.times.read()[f"operator/{name}/{metric}"] for name in (*[x.spec.uid for x in chain.links], OUTPUT)]
 
 
 def rows():
@@ -97,14 +97,14 @@ def test_an_operator_is_at_work_while_it_is_opened():
     class Opened(Slow):
         def open(self, context):
             clock.advance(self.before)
-            seen.append((context, chain.budget.index))
+            seen.append((context, chain.times.index))
 
     chain = chain_of(clock, Opened(clock, 3), Opened(clock, 10))
     chain._edges._all = chain._edges._main = ()
     chain.open(["first", "second"])
     assert seen == [("second", 1), ("first", 0)]
     assert times(chain) == [3, 10, 0]
-    assert chain.budget.index == chain.budget.output + 1
+    assert chain.times.index == chain.times.output + 1
 
 
 def test_the_cpu_clock_is_read_seldom():

@@ -6,7 +6,14 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, BarrierKind, Watermark, WatermarkStatus
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.graph.deployment import AllToAll, InputSpec, OperatorRestore, PeerTable, encode_deployment, encode_peers
+from penstock.graph.task_deployment import (
+    AllToAll,
+    InputSpec,
+    OperatorRestore,
+    PeerTable,
+    encode_deployment,
+    encode_peers,
+)
 from penstock.rpc.messages import (
     AssignSplits,
     CancelTasks,

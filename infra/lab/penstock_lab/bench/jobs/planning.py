@@ -22,10 +22,10 @@ from penstock.connector.source import SourceSpec
 from penstock.core.clock import ManualClock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.core.rand import SeededRand
-from penstock.graph.deployment import TaskDeployment, decode_deployment, needs_peers
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
+from penstock.graph.task_deployment import TaskDeployment, decode_deployment, needs_peers
+from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.deploy.job_status import JobStatus
-from penstock.jobmanager.deploy.log_entries import JobIdentity
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev

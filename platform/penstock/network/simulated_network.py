@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from penstock.core.clock import Clock
-    from penstock.graph.deployment import TaskDeployment
+    from penstock.graph.task_deployment import TaskDeployment
     from penstock.network.data_plane import ConnectionLost, Wake
     from penstock.network.frame import ChannelKey
     from penstock.network.input_gate import InputGate

@@ -1,6 +1,6 @@
 """The job's use of its manifest log; pure.
 
-`recover` derives what a deployment restores; `ended_as` and `stop_of` tell how a run ended. The other functions
+`plan_restore` derives what a deployment restores; `ended_as` and `stop_of` tell how a run ended. The other functions
 build the leader's entries: checkpoints, releases, ends. Called by `master.job_master`, `checkpoints.checkpointing`
 and `change.upgrading`.
 """
@@ -45,7 +45,7 @@ class JobIdentity:
         return PlanIds(job_id=self.job_id, run_id=self.run_id, generation=self.generation, attempt=number, epoch=number)
 
 
-def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_before: bool) -> Recovered:
+def plan_restore(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_before: bool) -> Recovered:
     """Choose the manifest, assign its state, and list the runs whose transactions are fenced.
 
     Raises:
