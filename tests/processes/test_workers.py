@@ -195,7 +195,7 @@ async def test_requirements_are_installed_once_and_only_that_jobs_workers_see_th
         installs.append(requirements)
         return folder
 
-    monkeypatch.setattr("penstock.taskmanager.environments.install", install)
+    monkeypatch.setattr("penstock.taskmanager.environments.install_requirements", install)
     stage.start("with", requirements=("probe-library",))
     stage.start("without", slot=1)
     await stage.jobmanager.ready("with")
@@ -213,7 +213,7 @@ async def test_requirements_that_cannot_be_installed_are_one_line_and_the_slot_i
     def install(requirements, root, installer=None):
         raise RequirementsError("the job's requirements could not be installed: no such package")
 
-    monkeypatch.setattr("penstock.taskmanager.environments.install", install)
+    monkeypatch.setattr("penstock.taskmanager.environments.install_requirements", install)
     stage.start("w", requirements=("nonsense",))
     failed = await stage.jobmanager.until(lambda r: r if isinstance(r, WorkerStartFailed) else None)
     assert "no such package" in failed.error
