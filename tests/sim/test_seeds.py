@@ -1,4 +1,4 @@
-"""Simulated histories, 90 in the gate: exact output in each, and enough of every fault in all together."""
+"""Simulated histories, 120 in the gate: exact output in each, and enough of every fault in all together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.sim.scheduler import SimulationError
 from tests.sim.seeds import known_seeds, run_seed
 from tests.support.depth import depth, first_seed
 
-SEEDS, CHUNKS = {"fast": 40, "gate": 90, "nightly": 2000}[depth()], 8
+SEEDS, CHUNKS = {"fast": 40, "gate": 120, "nightly": 2000}[depth()], 8
 #: At least this often over 200 seeds; about half of what they have.
 LEAST = {
     "put-fails-before": 50,
