@@ -271,7 +271,7 @@ def _newest_checkpoint(entries: Sequence[LogEntry]) -> int:
 
 
 def _runs(entries: Sequence[LogEntry], since: int) -> tuple[tuple[str, str], ...]:
-    """Return the runs that may not be fenced: those that checkpoint `since` lists and those that wrote after it."""
+    """Return the runs that may still be unfenced: those that checkpoint `since` lists and those that wrote after it."""
     found: dict[tuple[str, str], None] = {}
     for entry in (e for e in entries if e.manifest.sequence >= since):
         for run in (*entry.manifest.runs, entry.manifest.run_id):

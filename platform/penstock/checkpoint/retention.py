@@ -48,8 +48,7 @@ def plan_retention(
 ) -> RetentionPlan:
     """Keep the newest `retained` checkpoints, anything newer, `pinned` entries (sequences) and entries that fence.
 
-    `in_use` are files that live attempts or uncommitted output still name; `abandoned` entries (sequences) are deleted
-    first.
+    `in_use` are the files of uncommitted output; `abandoned` entries (sequences) are deleted first.
     """
     checkpoints = [m.sequence for m in history if m.kind == "checkpoint" and m.sequence not in abandoned]
     oldest = checkpoints[-max(1, retained)] if len(checkpoints) >= max(1, retained) else -1

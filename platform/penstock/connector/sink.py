@@ -3,7 +3,7 @@
 Delivery modes: `exactly-once` (staged: rows are written with the checkpoint, published once its manifest exists),
 `exactly-once-2pc` (the open transaction is the prepared state), `at-least-once`, `none`. Called by
 `penstock.operators.sinks.sink_operator` (writer, committer) and `penstock.task.checkpoint.sink_recovery` (committer
-before a region is deployed).
+before a deployment).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Committer(Protocol):
     def recover(
         self, permit: CommitPermit, prefixes: tuple[str, ...], committables: tuple[Committable, ...], read: FileReader
     ) -> tuple[CommitOutcome, ...]:
-        """Fence and publish before a region is deployed.
+        """Fence and publish before the subtasks are deployed.
 
         Fence every transactional id under `prefixes`, read the markers, publish the uncommitted output.
 

@@ -1,8 +1,8 @@
 """Key groups: contiguous ranges of the signed 64-bit key hash, and the subtask that owns each range.
 
 Group of hash h among G groups: `(((h >> 32) + 2^31) * G) >> 32`. As groups are ranges of the *signed* hash, files
-sorted by hash can be split for any G. Called by the planner, the partitioner's compiled kernel, restore and the offline
-tools.
+sorted by hash can be split for any G. Called by the planner, restore and the offline tools. The compiled kernels that
+split batches repeat the formula (`kernels.rows.key_group_split`, `kernels.keys.hashing`).
 """
 
 from __future__ import annotations

@@ -1,17 +1,8 @@
-"""Permissions as objects.
-
-A `Generation` fences writes of a leader; a `CommitPermit` is required for a commit of a sink.
-"""
+"""The permission to commit output; a sink cannot commit without it."""
 
 from __future__ import annotations
 
 import msgspec
-
-
-class Generation(msgspec.Struct, frozen=True, order=True):
-    """A leader's generation; messages and writes with an older one are refused."""
-
-    number: int
 
 
 class CommitPermit(msgspec.Struct, frozen=True):

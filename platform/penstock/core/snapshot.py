@@ -64,7 +64,7 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyedStateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One keyed state of one subtask: base and all segments up to the barrier, oldest first, with its tombstones."""
+    """One keyed state of one subtask: all segments up to the barrier, oldest first, with its tombstones."""
 
     uid: str
     state: str

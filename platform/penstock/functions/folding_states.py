@@ -123,7 +123,7 @@ REDUCED = "reduced"
 
 
 class ReduceFunction(KeyedProcessFunction):
-    """Reduces each row into its key's and emits the result; made by `api.functions.process_functions.reduced`."""
+    """Reduces each row into its key's and emits the result; made by `KeyedStream.reduce`."""
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         """Make it of `function`, which takes the reduced row so far and the next row, and returns a row."""

@@ -1,7 +1,7 @@
 """The execution graph: a job graph times its parallelism, placed on workers.
 
 A pure planner that makes the deployment of each subtask. The scheduler decides where each subtask runs; ids come from
-the caller. Called by `penstock.jobmanager` at every deployment (of the whole job or of one region); the result travels
+the caller. Called by `penstock.jobmanager` at every deployment; the result travels
 in `rpc.messages.DeployTasks`.
 """
 

@@ -88,7 +88,7 @@ def _check(node: StreamNode, field: pa.Field) -> None:
 
 #: Columns that a window adds to its output; an input column of that name would be hidden.
 WINDOW_COLUMNS = ("window_start", "window_end")
-#: Key column types whose hash is the same here and in Spark (`penstock.kernels` and PROTOCOLS know the same list).
+#: Key column types whose hash is the same here and in Spark (`penstock.kernels` has the same list).
 KEY_TYPES = "int8-int64, uint8-uint32, bool, float32, float64, string, binary, date, timestamp, decimal128"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _NAME_RULE = "use letters, digits, '-', '_' and '.', at most 100, beginning with a letter or digit"

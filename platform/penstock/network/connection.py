@@ -80,7 +80,7 @@ class WorkerNetwork:
         trust: Trust = NO_TRUST,
         limits: NetworkLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Listen (`addresses.listeners`: `unix:<folder>`, `tcp:<host>:<port>`, or both) and start the thread."""
+        """Listen (`sockets.listeners`: `unix:<folder>`, `tcp:<host>:<port>`, or both) and start the thread."""
         self._worker_id, self._trust, self._limits = worker_id, trust, limits
         self._certificates = None if trust.tls is None else Certificates(trust.tls)
         self._clock, self._rand, self._resolver = clock, SystemRand(), HostResolver(clock)

@@ -1,7 +1,8 @@
 """The incoming side of one subtask: a queue per channel, fair polling, credit, and blocking for alignment.
 
-Carriers (`local`, `session`) call `connect`, `receive` and `fail` from any thread; the subtask's thread calls `poll`,
-`block`, `unblock`. `on_data` wakes the task when `poll` may return an element again after it has returned None.
+Carriers (`channel_table.LocalLink`, `session.Session`) call `connect`, `receive` and `fail` from any thread; the
+subtask's thread calls `poll`, `block`, `unblock`. `on_data` wakes the task when `poll` may return an element again
+after it has returned None.
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
     taskmanager_id: str
     sequence: int
-    #: Worker id -> bytes of memory it holds (`lineage.held_bytes`).
+    #: Worker id -> bytes of memory it holds (`process_control.unreclaimable_bytes`).
     worker_memory: dict[str, int] = msgspec.field(default_factory=dict)
     #: Resource usage of the process, with Flink's names.
     process: dict[str, float] = msgspec.field(default_factory=dict)

@@ -77,7 +77,7 @@ class FrozenState(Protocol):
         """Handle an abandoned upload: the segments stay in the log, and the next frozen state offers them again."""
 
     def snapshot(self) -> KeyedStateSnapshot:
-        """Return base and all segments up to the barrier. Only legal when all of them are durable."""
+        """Return all segments up to the barrier. Only legal when all of them are durable."""
 
     @property
     def memory_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Publishes staged output: one transaction per chunk, together with the marker; idempotent from any process.
 
 A sink subtask's committer thread calls `commit` once a checkpoint's manifest exists; the job calls `recover` before
-it deploys a region. Messages go to the client in rounds, because librdkafka polls without a pause while more
+it deploys the job. Messages go to the client in rounds, because librdkafka polls without a pause while more
 messages wait for an answer.
 """
 

@@ -1,6 +1,6 @@
 """Assigns subtasks to slots; pure. A slot holds at most one subtask of each vertex of its sharing group.
 
-Used by `jobmanager.master.job_master` when it plans a deployment; `graph.execution_graph` makes the plan.
+Used by `jobmanager.deploy.deployment` when it has its slots; `graph.execution_graph` makes the plan.
 """
 
 from __future__ import annotations

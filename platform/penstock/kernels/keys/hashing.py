@@ -241,7 +241,7 @@ def _find_first_place(table: Any, masks: Any, values: Any, slots: Any, block: An
 
 @kernel(i8(tuple_of(U64_OUT, I64_OUT), I64_IN, I32_OUT, I32_OUT, I64_OUT))
 def probe_integers(index: tuple[U64, I64], values: I64, slots: I32, created_by: I32, state: I64) -> Any:
-    """Do the work of `index.probe` with the keys themselves."""
+    """Do the work of `hash_index.probe` with the keys themselves."""
     table, slot_hashes = index
     mask = _U(len(table) - 1)
     masks = _masks(table)
@@ -325,7 +325,7 @@ def probe_dense(index: tuple[U64, I64, I32], values: I64, slots: I32, created_by
 
 @kernel(i8(I64_IN, I32_IN, I32_OUT, I64_OUT))
 def split_integers(values: I64, owners: I32, order: I32, offsets: I64) -> Any:
-    """Do the work of `split.split_rows` with the keys themselves."""
+    """Do the work of `key_group_split.split_rows` with the keys themselves."""
     n, groups, parallelism = len(values), len(owners), len(offsets) - 1
     targets = np.empty(n, np.int32)
     group = np.empty(_BLOCK, np.uint64)

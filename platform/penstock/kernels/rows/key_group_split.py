@@ -1,7 +1,7 @@
 """Splitting a batch by key group: one compiled pass from keys to an order, one copy, then slices without a copy.
 
-A compiled loop reorders columns of 8 bytes without nulls, Arrow the others. Called by the partitioner of keyed edges,
-and by restores that redistribute in-flight rows.
+A compiled loop reorders columns of 8 bytes without nulls, Arrow the others. Called by the partitioner of keyed edges
+and by the backfill.
 """
 
 from __future__ import annotations

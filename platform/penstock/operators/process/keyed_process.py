@@ -3,6 +3,8 @@
 Kinds `process`, `co_process` and `broadcast_process`.
 """
 
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -96,9 +98,6 @@ def bind_states(
         setattr(function, name, given)
         bound.append(made)
     return bound
-
-
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 
 _WATERMARK = "watermark"

@@ -3,6 +3,8 @@
 Elements are in memory, and saved per subtask as JSON items. The API reads the schema of a state here.
 """
 
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
 from __future__ import annotations
 
 import base64
@@ -168,9 +170,6 @@ def restore_all(bound: Sequence[BoundOperatorState], restored: Sequence[Operator
             raise StateMismatchError(msg, hint=f"declare it ({did_you_mean(part.name, by_name)}), or give a new uid")
     for name, state in by_name.items():
         state.restore([part for part in restored if part.name == name and part.items])
-
-
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 
 class PlainProcessOperator(Operator):

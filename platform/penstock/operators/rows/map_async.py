@@ -4,6 +4,8 @@ A checkpoint contains the input rows without a result. The order of output is de
 `operators.rows.async_queue`.
 """
 
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
 from __future__ import annotations
 
 import asyncio
@@ -142,9 +144,6 @@ class AsyncRunner:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-
-
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 
 #: Name of the state with the rows not yet emitted.

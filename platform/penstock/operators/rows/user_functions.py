@@ -3,6 +3,8 @@
 The payload is a cloudpickle of the function and its row types.
 """
 
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
 from __future__ import annotations
 
 import gc
@@ -44,9 +46,6 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 
 #: Limits of the one-line error: characters of the exception's text, and invalid fields of a row.
@@ -245,9 +244,6 @@ def takes_polars(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError, NameError):
         return False
     return bool(parameters) and parameters[0].annotation is pl.DataFrame
-
-
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 
 class KeySelectorOperator(FunctionOperator):

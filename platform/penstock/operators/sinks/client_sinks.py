@@ -3,6 +3,8 @@
 The client reads the files with `read_collected` and `read_first`.
 """
 
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
 from __future__ import annotations
 
 import contextlib
@@ -41,9 +43,6 @@ class PrintOperator(Operator):
 
 def _line(row: dict[str, Any]) -> str:
     return msgspec.json.encode(row, enc_hook=str).decode()
-
-
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
 
 _FILE = re.compile(r"rows-(\d+)-(\d+)\.arrow")

@@ -3,6 +3,8 @@
 Keeps the pending output of the subtask from barrier to publication.
 """
 
+# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -113,9 +115,6 @@ class PendingOutput:
         self._bytes += entry.committable.size_bytes
 
 
-# ruff: noqa: ARG002 - the protocol sets the parameters of hooks
-
-
 #: Upper bound of one staged chunk, which is published in one transaction.
 CHUNK_BYTES = 64 << 20
 
@@ -178,7 +177,7 @@ def chunk_bytes_of(context: OperatorContext, sink: SinkSpec) -> int:
 
 
 class SinkOperator(Operator):
-    """Writes to a connector's sink; the module docstring describes the modes."""
+    """Writes to a connector's sink in one of its delivery modes (`connector.sink`)."""
 
     def open(self, context: OperatorContext) -> None:
         self._context = context

@@ -46,7 +46,7 @@ class Migration:
     def rows(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
         """Convert rows with the snapshot's columns to the current columns; dropped rows become deletions.
 
-        A file that is older than the snapshot may have other columns; call `evolution.conform` first.
+        A file that is older than the snapshot may have other columns; call `evolution.conform_table` first.
         """
         saved = [table.schema.names[place] for place, field in enumerate(table.schema) if is_value(field)]
         deleted = table.column("__deleted").to_numpy(zero_copy_only=False).copy()

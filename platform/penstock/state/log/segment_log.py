@@ -1,4 +1,4 @@
-"""The log of one state of one subtask attempt: pure logic over positions (PROTOCOLS 3).
+"""The log of one state of one subtask attempt: pure logic over positions.
 
 A frozen segment belongs to the log, regardless of the checkpoint's outcome. A view (the content of an acknowledgement)
 is the base and all segments up to its barrier, with the tombstones of that moment. Compaction replaces a run of

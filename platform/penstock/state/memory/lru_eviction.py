@@ -52,7 +52,7 @@ class LruClock:
         self._calls[slots] = self._call
 
     def most_recent_mask(self, count: int, part: int) -> np.ndarray:
-        """Return a mask of the most recently used of `count` (> 0) slots: at most one in `part`."""
+        """Return a mask of the most recently used of `count` (> 0) slots: at most `count` / `part` of them."""
         self.fit(count)
         calls = self._calls[:count]
         place = min(count - 1, count - count // part)

@@ -1,6 +1,4 @@
-"""`RunningTable`.
-
-A pane table with one pane that never closes, for running aggregates and deduplication, with time-to-live.
+"""The state of running aggregates and deduplication: a pane table with one pane that never closes, and time-to-live.
 
 Owned by one subtask thread.
 """

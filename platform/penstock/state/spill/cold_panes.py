@@ -275,7 +275,7 @@ class ColdPanes:
         self._lru.touch(slots, count)
 
     def most_recent_mask(self, count: int, part: int = 2) -> np.ndarray:
-        """Return a mask of the slots to keep: the most recently used ones, at most one in `part`."""
+        """Return a mask of the slots to keep: the most recently used ones, at most `count` / `part`."""
         return self._lru.most_recent_mask(count, part)
 
     def moved(self, kept: I32) -> None:

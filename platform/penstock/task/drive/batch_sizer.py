@@ -23,8 +23,8 @@ MOST_ROWS = 4096
 #: Target time of a part of a batch; below this number of rows the overhead dominates.
 TARGET_MS = 10.0
 LEAST_ROWS = 64
-#: A part above the target time is compared with a smaller one, which must take at most this share of its time, or
-#: with a larger one, which must take less than this share of the time in proportion to rows.
+#: Another size is tried when a part takes too long. A smaller part is kept if it takes at most 75 % of the time, a
+#: larger one (by `_MORE`) if it takes less than 50 % of its time in proportion to rows.
 _FEWER_HELP, _MORE_HELP, _MORE = 0.75, 0.5, 4
 #: Parts until another size is tried again after a trial without effect.
 _PARTS_UNTIL_TRIAL = 256
