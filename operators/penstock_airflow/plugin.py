@@ -57,14 +57,14 @@ def _end(task_instance: Any) -> None:
 def _do(penstock_conn_id: str, when_killed: dict[str, Any]) -> None:
     from penstock.core.clock import SystemClock
     from penstock.core.errors import PenstockError
-    from penstock_airflow import kill_actions as deeds
+    from penstock_airflow import kill_actions
     from penstock_airflow.hooks.penstock import PenstockHook
 
-    action = deeds.decoded(when_killed)
+    action = kill_actions.decoded(when_killed)
     if action is None:
         return
     try:
-        PenstockHook(penstock_conn_id).run(lambda client: action.do(client, SystemClock(), deeds.PATIENT_MS))
+        PenstockHook(penstock_conn_id).run(lambda client: action.do(client, SystemClock(), kill_actions.PATIENT_MS))
     except (PenstockError, AirflowException):
         _LOG.exception("a user ended a waiting task, but the action %s failed", action)
     else:

@@ -101,9 +101,9 @@ class CommandOperator(PenstockOperator):
     def run_command(
         self, head: Sequence[str], *given: Given, tail: Sequence[str] = (), accepted_codes: Sequence[int] = ()
     ) -> dict[str, Any]:
-        """Run `penstock HEAD OPTIONS TAIL` to its end and return its result; `accepted_codes`.
+        """Run `penstock HEAD OPTIONS TAIL` to its end and return its result.
 
-        Exit codes with a result.
+        `accepted_codes`: exit codes with a result too.
 
         Raises:
             AirflowFailException: it is wrong, and another try would be.

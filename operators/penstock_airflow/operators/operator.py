@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
-from penstock_airflow import kill_actions as deeds
+from penstock_airflow import kill_actions
 from penstock_airflow.attempts import Attempts
 from penstock_airflow.conditions import Answer, Condition, encoded
 from penstock_airflow.hooks.penstock import PenstockHook
@@ -91,7 +91,7 @@ class PenstockOperator(BaseOperator):
                     question=encoded(question),
                     poll_seconds=self.poll_seconds,
                     deadline_ms=deadline_ms,
-                    when_killed=deeds.encoded(when_killed),
+                    when_killed=kill_actions.encoded(when_killed),
                 ),
                 method_name="execute_complete",
                 timeout=timedelta(seconds=self.timeout_seconds) + _GRACE,

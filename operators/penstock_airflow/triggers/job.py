@@ -14,7 +14,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
-from penstock_airflow import kill_actions as deeds
+from penstock_airflow import kill_actions
 from penstock_airflow.conditions import Answer, Condition, decoded
 from penstock_airflow.hooks.penstock import PenstockHook
 
@@ -23,7 +23,7 @@ class JobTrigger(BaseTrigger):
     """Fires once, with an `Answer` as JSON.
 
     `deadline_ms` is wall-clock time; 0: none. `when_killed` is the action when a user ends the waiting task (marked
-    failed or succeeded, cleared), from `deeds.encoded`; empty: none.
+    failed or succeeded, cleared), from `kill_actions.encoded`; empty: none.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class JobTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Handle that a user has ended the task."""
-        action = deeds.decoded(self.when_killed)
+        action = kill_actions.decoded(self.when_killed)
         if action is not None:
             self.log.info("the task was ended: %s", action)
             await PenstockHook(self.penstock_conn_id).arun(
-                lambda client: action.do(client, self.clock, deeds.PATIENT_MS)
+                lambda client: action.do(client, self.clock, kill_actions.PATIENT_MS)
             )
 
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from penstock.api.connectors import Source
     from penstock.graph.executor import JobHandle, JobResult
 
+__all__ = ["Environment", "set_default_executor", "use_executor"]
+
 _FIELDS = JobSettings.__struct_fields__
 #: Default folder of checkpoints, below the working directory.
 DEFAULT_CHECKPOINTS = ".penstock/checkpoints"
@@ -129,9 +131,6 @@ def _restart(value: RestartStrategy | str) -> dict[str, Any]:
     except msgspec.ValidationError as error:
         msg = f"ps.Environment: restart={value!r}: {error}"
         raise UsageError(msg, hint="use 'fixed-delay', 'exponential-delay', 'failure-rate', 'none'") from error
-
-
-__all__ = ["Environment", "set_default_executor", "use_executor"]
 
 
 class Environment:

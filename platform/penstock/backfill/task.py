@@ -82,7 +82,7 @@ class Feeding:
         self._one_stream = kind not in _TWO_INPUTS and all(s.equals(self._schemas[0]) for s in self._schemas)
 
     def feed(self, part: RowReceiver, batch: pa.RecordBatch) -> None:
-        """Feed rows of one part, sorted by `wire.ORDER`, then advance event time to just before the last row's."""
+        """Feed rows of one part, sorted by `stages.ORDER`, then advance event time to just before the last row's."""
         edges = batch.column(EDGE).to_numpy()
         batch = batch.slice(int(np.count_nonzero(edges == NO_EDGE)))  # these rows have the smallest time
         if not batch.num_rows:
@@ -330,7 +330,7 @@ def run_source(stage: Stage, number: int) -> Iterator[pa.RecordBatch]:
 
 
 def run_parts(stage: Stage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Process the rows of some parts, sorted by `wire.ORDER`; yield as `run_source`, part by part."""
+    """Process the rows of some parts, sorted by `stages.ORDER`; yield as `run_source`, part by part."""
     feeding = Feeding(stage)
     part: _Part | None = None
     try:

@@ -15,6 +15,14 @@ from penstock.checkpoint.manifest_log import LogEntry, Manifest
 from penstock.core.errors import StateMismatchError
 from penstock.core.snapshot import Committable, FileRef, SubtaskSnapshot
 
+#: Note of a seal that begins a new history: earlier entries are ignored.
+FRESH = "fresh"
+#: Note of a seal that continues from a savepoint: this prefix, then the URI.
+FROM = "from "
+_ENDING = frozenset({"stop", "drain", "final"})
+#: Ids that an earlier leader may have given to checkpoints that never completed; the log does not contain them.
+_UNSEEN_IDS = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -47,15 +55,6 @@ def runs_on_trial(live: Sequence[Manifest]) -> frozenset[str]:
 def counts_for(manifest: Manifest, run_id: str, trials: frozenset[str]) -> bool:
     """Return whether an entry counts for that run: seals always do, other entries of another run's trial never do."""
     return manifest.kind == "seal" or manifest.run_id == run_id or manifest.run_id not in trials
-
-
-#: Note of a seal that begins a new history: earlier entries are ignored.
-FRESH = "fresh"
-#: Note of a seal that continues from a savepoint: this prefix, then the URI.
-FROM = "from "
-_ENDING = frozenset({"stop", "drain", "final"})
-#: Ids that an earlier leader may have given to checkpoints that never completed; the log does not contain them.
-_UNSEEN_IDS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +148,8 @@ def plan_recovery(
     kept = abandoned | {entry.manifest.sequence for entry in history}
     restored = newest.manifest
     if trial is not None and trial.base == restored.sequence and restored.barrier in ("stop", "drain"):
-        restored, pending = (
-            without_pending_output(restored),
-            (),
-        )  # the other version published all its output before it was replaced
+        # the other version published all its output before it was replaced
+        restored, pending = without_pending_output(restored), ()
     return RecoveryPlan(
         restored,
         newest,

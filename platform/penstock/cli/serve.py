@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.logs import configure_logs
-from penstock.core.secrets import redact
+from penstock.core.secrets import redact, register_secret
 
 if TYPE_CHECKING:
     from penstock.config.security import Security
@@ -100,7 +100,6 @@ def taskmanager(options: dict[str, str]) -> int:
 def _security(folder: str, *, insecure: bool = False) -> Security:
     """Return the security of this process; remove the secret from the environment of its children."""
     from penstock.config.security import SECRET_VARIABLE, load_security, own_secret
-    from penstock.core.secrets import register_secret
 
     security = load_security(os.environ, folder, insecure=insecure)
     os.environ.pop(SECRET_VARIABLE, None)

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.api.job_file import planned
 from penstock.config.settings import parse_duration_ms
@@ -27,137 +27,13 @@ if TYPE_CHECKING:
     from penstock.client.rest_client import RestClient, UpgradeOptions
     from penstock.graph.job_graph import JobGraph
 
+#: Terminal states.
+TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
 _TRIGGER_ID = re.compile(r"[0-9a-f]{32}")
-
-
-def trigger_id_of(token: str) -> str:
-    """Return a user's token in the format of Flink's trigger ids: 32 hex digits."""
-    return token if _TRIGGER_ID.fullmatch(token) else hashlib.sha256(token.encode()).hexdigest()[:32]
-
-
-def await_operation(
-    send: Callable[[], object], status: Callable[[], dict[str, Any]], clock: Clock, limit_ms: float, poll_ms: float
-) -> dict[str, Any] | None:
-    """Send a request and poll its status; return the completed operation, or None after `limit_ms`.
-
-    Raises:
-        PenstockError: the request was refused. While no JobManager answers, this function waits.
-    """
-    deadline, sent = clock.monotonic_ms() + limit_ms, False
-    while clock.monotonic_ms() < deadline:
-        try:
-            if not sent:
-                send()
-                sent = True
-            answer = status()
-        except NotFoundError:
-            if not sent:
-                raise
-            sent = False  # a new JobManager without a record of the request: repeat it
-        except PenstockError as error:
-            if "no JobManager answers" not in error.message:
-                raise
-            clock.sleep_ms(poll_ms)
-        else:
-            if answer["status"]["id"] == "COMPLETED":
-                operation: dict[str, Any] = answer["operation"]
-                return operation
-            clock.sleep_ms(poll_ms)
-    return None
-
-
+_POLL_MS = 100.0
 _UPGRADE_POLL_MS = 200.0
 #: Grace period beyond the deadlines of checkpoint and trial: for starting, publishing, rolling back.
 _GRACE_MS = 900_000.0
-
-
-class RunningJob(Protocol):
-    """The running job that an upgrade replaces; implemented by `client.handle.JobHandle`."""
-
-    @property
-    def client(self) -> RestClient:
-        """The client of its cluster."""
-
-    @property
-    def job_id(self) -> str:
-        """The id of the job."""
-
-    @property
-    def name(self) -> str:
-        """The name of the job."""
-
-    @property
-    def clock(self) -> Clock:
-        """The clock for time-outs."""
-
-
-def request_upgrade(job: RunningJob, graph: JobGraph, token: str, options: UpgradeOptions) -> str:
-    """Ask for an upgrade and return the id of the request at once: the token, if one is given.
-
-    The graph is sent with the states that its operators declare, so that a misfit is refused before the
-    old version stops.
-
-    Raises:
-        PenstockError: the request was refused.
-    """
-    from penstock.snapshots.access.declared import with_states
-
-    sent = dict(options)
-    if sent.get("target"):
-        sent["target"] = _absolute_target(str(sent["target"]))
-    return job.client.upgrade(job.job_id, encode_graph(with_states(graph)), token=token, **sent)  # type: ignore[arg-type]
-
-
-def wait_for_upgrade(
-    job: RunningJob,
-    graph: JobGraph,
-    token: str,
-    on_poll: Callable[[dict[str, Any]], None] | None,
-    options: UpgradeOptions,
-) -> str:
-    """Wait until the new version is healthy; return the savepoint's URI (empty if from a checkpoint).
-
-    Raises:
-        PenstockError: it is unhealthy and the old version runs (or the new one is kept, as requested); or a timeout.
-    """
-    wait_ms = 2 * parse_duration_ms(str(options.get("deadline") or "5m"), "deadline") + _GRACE_MS
-    client, job_id = job.client, job.job_id
-
-    def status() -> dict[str, Any]:
-        answer = client.upgrade_status(job_id, token)
-        if on_poll is not None and answer["status"]["id"] != "COMPLETED":
-            on_poll(client.newest_upgrade(job_id))
-        return answer
-
-    operation = await_operation(
-        lambda: request_upgrade(job, graph, token, options), status, job.clock, wait_ms, _UPGRADE_POLL_MS
-    )
-    if operation is not None:
-        return _verdict(job.name, operation)
-    msg = f"the outcome of the upgrade of job {job.name} is unknown: none was reported within {wait_ms / 1000:.0f} s"
-    raise PenstockError(msg, hint="see what it does with `penstock story`")
-
-
-def _verdict(name: str, operation: dict[str, Any]) -> str:
-    if "failure-cause" in operation:
-        msg = f"job {name} was not upgraded: {operation['failure-cause'].get('stack-trace')}"
-        more = "see `penstock story`, and the new version's failures with `penstock show`"
-        raise PenstockError(msg, hint="" if msg.endswith(")") else more)
-    return str(operation.get("location", ""))
-
-
-def _absolute_target(uri: str) -> str:
-    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
-
-
-#: Terminal states.
-TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
-_POLL_MS = 100.0
-
-
-def absolute_uri(uri: str) -> str:
-    """Return a local folder as an absolute path, other URIs unchanged: the cluster has other working directories."""
-    return uri if not uri or "://" in uri else str(Path(uri).expanduser().absolute())
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,3 +220,99 @@ def _text(value: object) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def trigger_id_of(token: str) -> str:
+    """Return a user's token in the format of Flink's trigger ids: 32 hex digits."""
+    return token if _TRIGGER_ID.fullmatch(token) else hashlib.sha256(token.encode()).hexdigest()[:32]
+
+
+def await_operation(
+    send: Callable[[], object], status: Callable[[], dict[str, Any]], clock: Clock, limit_ms: float, poll_ms: float
+) -> dict[str, Any] | None:
+    """Send a request and poll its status; return the completed operation, or None after `limit_ms`.
+
+    Raises:
+        PenstockError: the request was refused. While no JobManager answers, this function waits.
+    """
+    deadline, sent = clock.monotonic_ms() + limit_ms, False
+    while clock.monotonic_ms() < deadline:
+        try:
+            if not sent:
+                send()
+                sent = True
+            answer = status()
+        except NotFoundError:
+            if not sent:
+                raise
+            sent = False  # a new JobManager without a record of the request: repeat it
+        except PenstockError as error:
+            if "no JobManager answers" not in error.message:
+                raise
+            clock.sleep_ms(poll_ms)
+        else:
+            if answer["status"]["id"] == "COMPLETED":
+                operation: dict[str, Any] = answer["operation"]
+                return operation
+            clock.sleep_ms(poll_ms)
+    return None
+
+
+def request_upgrade(job: JobHandle, graph: JobGraph, token: str, options: UpgradeOptions) -> str:
+    """Ask for an upgrade and return the id of the request at once: the token, if one is given.
+
+    The graph is sent with the states that its operators declare, so that a misfit is refused before the
+    old version stops.
+
+    Raises:
+        PenstockError: the request was refused.
+    """
+    from penstock.snapshots.access.declared import with_states
+
+    sent = dict(options)
+    if sent.get("target"):
+        sent["target"] = absolute_uri(str(sent["target"]))
+    return job.client.upgrade(job.job_id, encode_graph(with_states(graph)), token=token, **sent)  # type: ignore[arg-type]
+
+
+def wait_for_upgrade(
+    job: JobHandle,
+    graph: JobGraph,
+    token: str,
+    on_poll: Callable[[dict[str, Any]], None] | None,
+    options: UpgradeOptions,
+) -> str:
+    """Wait until the new version is healthy; return the savepoint's URI (empty if from a checkpoint).
+
+    Raises:
+        PenstockError: it is unhealthy and the old version runs (or the new one is kept, as requested); or a timeout.
+    """
+    wait_ms = 2 * parse_duration_ms(str(options.get("deadline") or "5m"), "deadline") + _GRACE_MS
+    client, job_id = job.client, job.job_id
+
+    def status() -> dict[str, Any]:
+        answer = client.upgrade_status(job_id, token)
+        if on_poll is not None and answer["status"]["id"] != "COMPLETED":
+            on_poll(client.newest_upgrade(job_id))
+        return answer
+
+    operation = await_operation(
+        lambda: request_upgrade(job, graph, token, options), status, job.clock, wait_ms, _UPGRADE_POLL_MS
+    )
+    if operation is not None:
+        return _verdict(job.name, operation)
+    msg = f"the outcome of the upgrade of job {job.name} is unknown: none was reported within {wait_ms / 1000:.0f} s"
+    raise PenstockError(msg, hint="see what it does with `penstock story`")
+
+
+def _verdict(name: str, operation: dict[str, Any]) -> str:
+    if "failure-cause" in operation:
+        msg = f"job {name} was not upgraded: {operation['failure-cause'].get('stack-trace')}"
+        more = "see `penstock story`, and the new version's failures with `penstock show`"
+        raise PenstockError(msg, hint="" if msg.endswith(")") else more)
+    return str(operation.get("location", ""))
+
+
+def absolute_uri(uri: str) -> str:
+    """Return a local folder as an absolute path, other URIs unchanged: the cluster has other working directories."""
+    return uri if not uri or "://" in uri else str(Path(uri).expanduser().absolute())

@@ -122,7 +122,7 @@ class TaskManagerLaunch:
 
 
 def launch_for(jobmanager: str, slots: int, secret: str, folder: str, *, insecure: bool) -> TaskManagerLaunch:
-    """Return the order for TaskManagers of a JobManager with a security folder (empty: none).
+    """Return the parameters of TaskManagers of a JobManager with a security folder (empty: none).
 
     Raises:
         UsageError: a file of the folder cannot be read.

@@ -24,7 +24,7 @@ from penstock.core.snapshot import (
     Tombstone,
 )
 from penstock.graph.job_graph import JobGraph
-from penstock.graph.state_check import is_dropped, restorable_states
+from penstock.graph.state_check import DROP_STATE_HINT, is_dropped, restorable_states
 from penstock.graph.state_redistribution import TASK_STATE_PREFIX, redistribute
 from penstock.graph.task_deployment import OperatorRestore
 
@@ -49,8 +49,8 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
         return max((sum(lengths) for lengths in held), default=0)
 
 
-class _SavedState(msgspec.Struct):
-    """The state of one uid."""
+class _UidState(msgspec.Struct):
+    """All state of one uid in a snapshot."""
 
     keyed: list[KeyedStateSnapshot] = []
     #: (old subtask, its state), in the order of subtasks.
@@ -156,28 +156,28 @@ def _keyed_part(
     return tuple(part for part in (clip_keyed(state, hashes) for state in states) if part is not None)
 
 
-def _by_uid(snapshots: Iterable[SubtaskSnapshot]) -> dict[str, _SavedState]:
-    held: dict[str, _SavedState] = {}
+def _by_uid(snapshots: Iterable[SubtaskSnapshot]) -> dict[str, _UidState]:
+    held: dict[str, _UidState] = {}
     subtasks = Counter(snapshot.vertex_id for snapshot in snapshots)
     for snapshot in sorted(snapshots, key=lambda s: (s.vertex_id, s.subtask)):
         for keyed in snapshot.keyed:
-            held.setdefault(keyed.uid, _SavedState()).keyed.append(keyed)
+            held.setdefault(keyed.uid, _UidState()).keyed.append(keyed)
         for operator in snapshot.operator:
-            left = held.setdefault(operator.uid, _SavedState())
+            left = held.setdefault(operator.uid, _UidState())
             left.operator.append((snapshot.subtask, operator))
             left.parallelism = subtasks[snapshot.vertex_id]
         for committable in snapshot.committables:
-            held.setdefault(committable.uid, _SavedState()).unpublished += 1
+            held.setdefault(committable.uid, _UidState()).unpublished += 1
     return held
 
 
-def _check_known(held: dict[str, _SavedState], known: set[str], allowed: Collection[str]) -> None:
+def _check_known(held: dict[str, _UidState], known: set[str], allowed: Collection[str]) -> None:
     for uid, left in sorted(held.items()):
         if uid in known or uid in allowed or left.is_task_state:
             continue
         what = "unpublished output" if left.unpublished else "state"
         msg = f"the snapshot holds {what} of {uid!r}, and the job has no operator of that uid"
-        way = f"give the operator its old uid back, or drop its state with --allow-non-restored-state {uid}"
+        way = f"give the operator its old uid back, or {DROP_STATE_HINT.format(uid)}"
         raise StateMismatchError(msg, hint=way)
 
 
@@ -197,7 +197,7 @@ def _check_disjoint(uid: str, states: Sequence[KeyedStateSnapshot]) -> None:
                 raise StateMismatchError(msg, hint="the manifest is damaged; restore an older one with --from")
 
 
-def _splits(held: dict[str, _SavedState], known: set[str]) -> dict[str, tuple[Any, ...]]:
+def _splits(held: dict[str, _UidState], known: set[str]) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
     for uid, left in held.items():
         items = tuple(item for _, state in left.operator if state.mode == "split" for item in state.items)

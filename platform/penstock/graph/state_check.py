@@ -35,25 +35,7 @@ if TYPE_CHECKING:
 Verdict = Literal["same", "migrates", "new", "dropped", "blocked"]
 #: The solution for a blocked state that may be dropped.
 DROP_STATE_HINT = "drop its state with --allow-non-restored-state {}"
-
-
-class StateVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one state."""
-
-    uid: str
-    #: Empty: the whole operator.
-    state: str = ""
-    verdict: Verdict
-    reason: str = ""
-    #: The solution for a blocked state.
-    way_out: str = ""
-
-    @property
-    def place(self) -> str:
-        """Return `uid/state`."""
-        return f"{self.uid}/{self.state}" if self.state else self.uid
-
-
+_KEY_IDS = range(101, 501)
 _WINDOWS = ("window_aggregate", "zoned_window", "window_rows", "processing_window", "session_aggregate")
 _JOINS = ("interval_join", "window_join", "window_rows_join", "temporal_join")
 _BROADCAST = "broadcast"
@@ -75,112 +57,21 @@ _RECOVERABLE = frozenset({"watermark"})
 _MODE_NAMES = {"list": "list by subtask", "union": "union"}
 
 
-def restorable_states(
-    operator: OperatorSpec, states: Sequence[tuple[int, OperatorStateSnapshot]], allowed: Collection[str]
-) -> list[tuple[int, OperatorStateSnapshot]]:
-    """Return the states of a snapshot that an operator restores; `allowed` names state that may be dropped.
+class StateVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one state."""
 
-    Raises:
-        StateMismatchError: a state is not empty, and the operator would ignore it.
-    """
-    kept = []
-    for subtask, state in states:
-        if state.name.startswith(TASK_STATE_PREFIX) or _restores(operator, state.name):
-            kept.append((subtask, state))
-        elif _has_rows([state]) and operator.uid not in allowed and f"{operator.uid}/{state.name}" not in allowed:
-            found = _ignored_state(operator, state.name)
-            raise StateMismatchError(found.reason, hint=found.way_out)
-    return kept
+    uid: str
+    #: Empty: the whole operator.
+    state: str = ""
+    verdict: Verdict
+    reason: str = ""
+    #: The solution for a blocked state.
+    way_out: str = ""
 
-
-def unkeyed_verdicts(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> list[StateVerdict]:
-    """Return the verdicts on one state of a snapshot; for broadcast state, one for each of its maps."""
-    if not _restores(operator, name):
-        if _has_rows(parts):
-            return [_ignored_state(operator, name)]
-        return [StateVerdict(uid=operator.uid, state=name, verdict="dropped", reason="it holds no rows")]
-    if operator.kind == _USER_FUNCTION:
-        return [_evolved_unkeyed(operator, name, parts)]
-    if name == _BROADCAST and operator.operator_states:
-        return [_broadcast(operator, item) for part in parts for item in part.items]
-    return [StateVerdict(uid=operator.uid, state=name, verdict="same")]
-
-
-def new_unkeyed_states(operator: OperatorSpec, held: Mapping[str, Sequence[OperatorStateSnapshot]]) -> list[str]:
-    """Return the user's non-keyed states that are not among those `held` (by name) in the snapshot."""
-    if not operator.operator_states:
-        return []
-    known = [*held, *(item["state"] for part in held.get(_BROADCAST, ()) for item in part.items)]
-    return [name for name in operator.operator_states if name not in known]
-
-
-def _restores(operator: OperatorSpec, name: str) -> bool:
-    return name in (
-        operator.operator_states if operator.kind == _USER_FUNCTION else _RESTORED_NAMES.get(operator.kind, ())
-    )
-
-
-def _has_rows(parts: Sequence[OperatorStateSnapshot]) -> bool:
-    return any(part.items and (part.name not in _RECOVERABLE or part.schema) for part in parts)
-
-
-def _ignored_state(operator: OperatorSpec, name: str) -> StateVerdict:
-    uid, way = operator.uid, DROP_STATE_HINT.format(f"{operator.uid}/{name}")
-    if operator.kind == _USER_FUNCTION:
-        reason = f"the snapshot holds operator state {name!r} of {uid!r}, which no longer declares it"
-        way = f"declare it again ({did_you_mean(name, operator.operator_states)}), or {way}"
-    else:
-        reason = f"the snapshot holds state {name!r} of {uid!r}, which is now {operator.kind}"
-        reason, way = f"{reason} and does not restore state of that name", f"give the operator a new uid, or {way}"
-    return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
-
-
-def _evolved_unkeyed(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> StateVerdict:
-    from penstock.core.schema import schema_from_text  # imports Pydantic, which the JobManager seldom needs
-
-    uid, wanted, changes = operator.uid, schema_from_text(operator.operator_states[name]), list[str]()
-    mode = (wanted.metadata or {}).get(MODE, b"").decode()
-    for saved in {(part.schema, part.mode) for part in parts if part.items}:
-        if saved[1] != mode:
-            reason = (
-                f"state {name!r} of {uid!r} was a {_MODE_NAMES.get(saved[1], saved[1])} and is a {_MODE_NAMES[mode]}"
-            )
-            way = "declare it as before, or give it another name"
-            return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
-        try:
-            changes += evolve(schema_from_text(saved[0]), wanted).changes
-        except StateMismatchError as error:
-            reason, way = f"state {name!r} of {uid!r}: {error.message}", error.hint or "give the operator a new uid"
-            return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
-    return StateVerdict(uid=uid, state=name, verdict="migrates" if changes else "same", reason="; ".join(changes))
-
-
-def _broadcast(operator: OperatorSpec, item: dict[str, Any]) -> StateVerdict:
-    """Judge one map of a broadcast state."""
-    import pyarrow as pa
-
-    from penstock.core.schema import schema_from_text
-
-    uid, name, declared = operator.uid, item["state"], operator.operator_states
-    if not item["rows"]:
-        verdict, reason = ("same", "") if name in declared else ("dropped", "it holds no rows")
-        return StateVerdict(uid=uid, state=name, verdict=verdict, reason=reason)  # type: ignore[arg-type]
-    way = "or give the operator a new uid"
-    if name not in declared:
-        reason = f"the snapshot holds broadcast state {name!r} of {uid!r}, which the function does not declare"
-        way = f"declare it ({did_you_mean(name, declared)}), {way}"
-        return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
-    saved = pa.ipc.open_stream(base64.b64decode(item["rows"])).schema
-    wanted = schema_from_text(declared[name])
-    if fits_by_name(saved, wanted):
-        return StateVerdict(uid=uid, state=name, verdict="same")
-    reason = f"broadcast state {name!r} of {uid!r} was saved with ({shown_by_name(saved)})"
-    reason = f"{reason}, the job keeps ({shown_by_name(wanted)})"
-    way = f"keep the fields of its keys and values, {way}"
-    return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
-
-
-_KEY_IDS = range(101, 501)
+    @property
+    def place(self) -> str:
+        """Return `uid/state`."""
+        return f"{self.uid}/{self.state}" if self.state else self.uid
 
 
 class _SavedState(msgspec.Struct):
@@ -393,3 +284,108 @@ def _check_names(allowed: Collection[str], found: Sequence[StateVerdict]) -> Non
 
 def _droppable(found: Sequence[StateVerdict]) -> list[str]:
     return [v.place for v in found if v.verdict == "dropped" or "--allow-non-restored-state" in v.way_out]
+
+
+def restorable_states(
+    operator: OperatorSpec, states: Sequence[tuple[int, OperatorStateSnapshot]], allowed: Collection[str]
+) -> list[tuple[int, OperatorStateSnapshot]]:
+    """Return the states of a snapshot that an operator restores; `allowed` names state that may be dropped.
+
+    Raises:
+        StateMismatchError: a state is not empty, and the operator would ignore it.
+    """
+    kept = []
+    for subtask, state in states:
+        if state.name.startswith(TASK_STATE_PREFIX) or _restores(operator, state.name):
+            kept.append((subtask, state))
+        elif _has_rows([state]) and operator.uid not in allowed and f"{operator.uid}/{state.name}" not in allowed:
+            found = _ignored_state(operator, state.name)
+            raise StateMismatchError(found.reason, hint=found.way_out)
+    return kept
+
+
+def unkeyed_verdicts(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> list[StateVerdict]:
+    """Return the verdicts on one state of a snapshot; for broadcast state, one for each of its maps."""
+    if not _restores(operator, name):
+        if _has_rows(parts):
+            return [_ignored_state(operator, name)]
+        return [StateVerdict(uid=operator.uid, state=name, verdict="dropped", reason="it holds no rows")]
+    if operator.kind == _USER_FUNCTION:
+        return [_evolved_unkeyed(operator, name, parts)]
+    if name == _BROADCAST and operator.operator_states:
+        return [_broadcast(operator, item) for part in parts for item in part.items]
+    return [StateVerdict(uid=operator.uid, state=name, verdict="same")]
+
+
+def new_unkeyed_states(operator: OperatorSpec, held: Mapping[str, Sequence[OperatorStateSnapshot]]) -> list[str]:
+    """Return the user's non-keyed states that are not among those `held` (by name) in the snapshot."""
+    if not operator.operator_states:
+        return []
+    known = [*held, *(item["state"] for part in held.get(_BROADCAST, ()) for item in part.items)]
+    return [name for name in operator.operator_states if name not in known]
+
+
+def _restores(operator: OperatorSpec, name: str) -> bool:
+    return name in (
+        operator.operator_states if operator.kind == _USER_FUNCTION else _RESTORED_NAMES.get(operator.kind, ())
+    )
+
+
+def _has_rows(parts: Sequence[OperatorStateSnapshot]) -> bool:
+    return any(part.items and (part.name not in _RECOVERABLE or part.schema) for part in parts)
+
+
+def _ignored_state(operator: OperatorSpec, name: str) -> StateVerdict:
+    uid, way = operator.uid, DROP_STATE_HINT.format(f"{operator.uid}/{name}")
+    if operator.kind == _USER_FUNCTION:
+        reason = f"the snapshot holds operator state {name!r} of {uid!r}, which no longer declares it"
+        way = f"declare it again ({did_you_mean(name, operator.operator_states)}), or {way}"
+    else:
+        reason = f"the snapshot holds state {name!r} of {uid!r}, which is now {operator.kind}"
+        reason, way = f"{reason} and does not restore state of that name", f"give the operator a new uid, or {way}"
+    return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+
+
+def _evolved_unkeyed(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> StateVerdict:
+    from penstock.core.schema import schema_from_text  # imports Pydantic, which the JobManager seldom needs
+
+    uid, wanted, changes = operator.uid, schema_from_text(operator.operator_states[name]), list[str]()
+    mode = (wanted.metadata or {}).get(MODE, b"").decode()
+    for saved in {(part.schema, part.mode) for part in parts if part.items}:
+        if saved[1] != mode:
+            reason = (
+                f"state {name!r} of {uid!r} was a {_MODE_NAMES.get(saved[1], saved[1])} and is a {_MODE_NAMES[mode]}"
+            )
+            way = "declare it as before, or give it another name"
+            return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+        try:
+            changes += evolve(schema_from_text(saved[0]), wanted).changes
+        except StateMismatchError as error:
+            reason, way = f"state {name!r} of {uid!r}: {error.message}", error.hint or "give the operator a new uid"
+            return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+    return StateVerdict(uid=uid, state=name, verdict="migrates" if changes else "same", reason="; ".join(changes))
+
+
+def _broadcast(operator: OperatorSpec, item: dict[str, Any]) -> StateVerdict:
+    """Judge one map of a broadcast state."""
+    import pyarrow as pa
+
+    from penstock.core.schema import schema_from_text
+
+    uid, name, declared = operator.uid, item["state"], operator.operator_states
+    if not item["rows"]:
+        verdict, reason = ("same", "") if name in declared else ("dropped", "it holds no rows")
+        return StateVerdict(uid=uid, state=name, verdict=verdict, reason=reason)  # type: ignore[arg-type]
+    way = "or give the operator a new uid"
+    if name not in declared:
+        reason = f"the snapshot holds broadcast state {name!r} of {uid!r}, which the function does not declare"
+        way = f"declare it ({did_you_mean(name, declared)}), {way}"
+        return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+    saved = pa.ipc.open_stream(base64.b64decode(item["rows"])).schema
+    wanted = schema_from_text(declared[name])
+    if fits_by_name(saved, wanted):
+        return StateVerdict(uid=uid, state=name, verdict="same")
+    reason = f"broadcast state {name!r} of {uid!r} was saved with ({shown_by_name(saved)})"
+    reason = f"{reason}, the job keeps ({shown_by_name(wanted)})"
+    way = f"keep the fields of its keys and values, {way}"
+    return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)

@@ -37,55 +37,8 @@ _REMOTE = frozenset(
     }
 )
 _BACKEND_HINT = "use state_backend='rocksdb' for this job"
-
-
-def check_backend(graph: StreamGraph, node: StreamNode) -> None:
-    """Check one operator.
-
-    Raises:
-        GraphError: the backend does not support its state; names the operator and another backend.
-    """
-    operator = node.operator
-    if graph.settings.state_backend != "remote" or not operator.keyed:
-        return
-    cannot = f"{node.label} cannot keep its state with state_backend='remote'"
-    if operator.kind not in _REMOTE:
-        only = "remote supports process functions, joins, running aggregates, deduplicate and windows"
-        raise GraphError(cannot, hint=f"{only}; {_BACKEND_HINT}")
-
-
 #: Kinds of operators that pass views on or convert them to plain columns.
 _TAKE = frozenset({"project", "sink", "collect", "print"})
-
-
-def check_views(graph: StreamGraph, node: StreamNode) -> None:
-    """Check one operator's input.
-
-    Raises:
-        GraphError: a column of it is a view; names the operator, the column and a solution.
-    """
-    from penstock.core.schema import schema_from_text  # imports Pydantic, which the JobManager seldom needs
-
-    for edge in graph.in_edges(node.id):
-        for field in schema_from_text(edge.schema) if edge.schema else ():
-            _check(node, field)
-
-
-def _check(node: StreamNode, field: pa.Field) -> None:
-    from penstock.core.views import holds_views, is_view
-
-    if not holds_views(field.type):
-        return
-    if not is_view(field.type):
-        msg = f"{node.label}: column {field.name!r} is {field.type}, which contains views"
-        raise GraphError(msg, hint="views work for whole columns only: let the source declare plain strings in it")
-    if node.operator.kind not in _TAKE:
-        kind = "String" if str(field.type) == "string_view" else "Binary"
-        way = f".with_columns(pl.col({field.name!r}).cast(pl.{kind}))"
-        msg = f"{node.label}: column {field.name!r} is {field.type}, a type that this operator does not accept"
-        raise GraphError(msg, hint=f"convert it to plain values first: {way}")
-
-
 #: Columns that a window adds to its output; an input column of that name would be hidden.
 WINDOW_COLUMNS = ("window_start", "window_end")
 #: Key column types whose hash is the same here and in Spark (`penstock.kernels` has the same list).
@@ -247,6 +200,49 @@ def _check_delivery(graph: StreamGraph) -> None:
         if delivery.startswith("exactly-once"):
             msg = f"{node.label} delivers {delivery}, but without checkpoints nothing would ever be published"
             raise GraphError(msg, hint="set ps.Environment(checkpoint_interval='5s'), or another delivery")
+
+
+def check_backend(graph: StreamGraph, node: StreamNode) -> None:
+    """Check one operator.
+
+    Raises:
+        GraphError: the backend does not support its state; names the operator and another backend.
+    """
+    operator = node.operator
+    if graph.settings.state_backend != "remote" or not operator.keyed:
+        return
+    cannot = f"{node.label} cannot keep its state with state_backend='remote'"
+    if operator.kind not in _REMOTE:
+        only = "remote supports process functions, joins, running aggregates, deduplicate and windows"
+        raise GraphError(cannot, hint=f"{only}; {_BACKEND_HINT}")
+
+
+def check_views(graph: StreamGraph, node: StreamNode) -> None:
+    """Check one operator's input.
+
+    Raises:
+        GraphError: a column of it is a view; names the operator, the column and a solution.
+    """
+    from penstock.core.schema import schema_from_text  # imports Pydantic, which the JobManager seldom needs
+
+    for edge in graph.in_edges(node.id):
+        for field in schema_from_text(edge.schema) if edge.schema else ():
+            _check(node, field)
+
+
+def _check(node: StreamNode, field: pa.Field) -> None:
+    from penstock.core.views import holds_views, is_view
+
+    if not holds_views(field.type):
+        return
+    if not is_view(field.type):
+        msg = f"{node.label}: column {field.name!r} is {field.type}, which contains views"
+        raise GraphError(msg, hint="views work for whole columns only: let the source declare plain strings in it")
+    if node.operator.kind not in _TAKE:
+        kind = "String" if str(field.type) == "string_view" else "Binary"
+        way = f".with_columns(pl.col({field.name!r}).cast(pl.{kind}))"
+        msg = f"{node.label}: column {field.name!r} is {field.type}, a type that this operator does not accept"
+        raise GraphError(msg, hint=f"convert it to plain values first: {way}")
 
 
 def _config(node: StreamNode, key: str) -> dict[str, Any]:

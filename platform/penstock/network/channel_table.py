@@ -1,6 +1,6 @@
 """The channels of one worker by job: makes gates and partitions, joins local ends, passes remote ends on.
 
-The part of a `DataPlane` that is the same over sockets (`connection`) and in memory (`memory`).
+The part of a `DataPlane` that is the same over sockets (`connection`) and in memory (`simulated_network`).
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ class WorkerNetwork:
         return Handshake(self._worker_id, self._trust.key, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)), expected)
 
     def _on_handshake_message(self, link: Link, message: Message) -> None:
-        """Handle a message of a connection whose greeting is not complete."""
+        """Handle a message of a connection whose handshake is not complete."""
         handshake = link.handshake
         try:
             answer = handshake.take(message)
@@ -377,7 +377,7 @@ class WorkerNetwork:
     def _lost(self, link: Link, reason: str, *, retry: bool = False) -> None:
         """Close a connection.
 
-        `retry`: if the greeting was not answered (the peer may have too many connections), dial again until the
+        `retry`: if the handshake was not answered (the peer may have too many connections), dial again until the
         deadline.
         """
         self._drop_link(link)

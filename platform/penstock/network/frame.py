@@ -83,7 +83,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
     worker_id: str
     version: int = PROTOCOL_VERSION
-    #: Proof of being a worker of the same job (`greeting`).
+    #: Proof of being a worker of the same job (`handshake`).
     proof: bytes = b""
     #: The nonce that the other end's proof must contain.
     nonce: bytes = b""

@@ -52,10 +52,10 @@ NO_TRUST = Trust()
 
 
 class Handshake:
-    """The greeting of one connection, from either end."""
+    """The handshake of one connection, from either end."""
 
     def __init__(self, worker_id: str, key: bytes, nonce: bytes, expected: str = "") -> None:
-        """Start a greeting with a fresh `nonce`; `expected` is the dialled worker, empty at the dialled end."""
+        """Start a handshake with a fresh `nonce`; `expected` is the dialled worker, empty at the dialled end."""
         self._worker_id, self._key, self._nonce = worker_id, key, nonce
         self._dialled = not expected
         #: The peer's name; before `done` only a claim.

@@ -79,6 +79,11 @@ def _item(low: int, high: int, watermark: int) -> dict[str, int]:
     return {"hash_low": low, "hash_high": high, "watermark": watermark}
 
 
+def saturating_minus(watermark: int, duration: int) -> int:
+    """Return `watermark - duration`, at least `MIN_TIMESTAMP`."""
+    return max(watermark - duration, MIN_TIMESTAMP)
+
+
 class LateRowReceiver(Protocol):
     """A receiver of late rows."""
 

@@ -142,7 +142,7 @@ class StagedCommitter:
         for name in by_id:
             self._producers.setdefault(name, _ProducerState())
         with ThreadPoolExecutor(_RECOVERY_THREADS, thread_name_prefix="kafka-publish") as pool:
-            work = [pool.submit(self._publish_by_id, permit, part, read) for part in by_id.values()]
+            work = [pool.submit(self._publish_all, permit, part, read) for part in by_id.values()]
             done = {outcome.committable_id: outcome for future in work for outcome in future.result()}
         return tuple(done[item.id] for item in ordered)
 
@@ -160,7 +160,7 @@ class StagedCommitter:
                 self._admin.close()
                 self._admin = None
 
-    def _publish_by_id(self, permit: CommitPermit, items: list[Committable], read: FileReader) -> list[CommitOutcome]:
+    def _publish_all(self, permit: CommitPermit, items: list[Committable], read: FileReader) -> list[CommitOutcome]:
         return [self._publish(permit, item, read) for item in items]
 
     def _publish(self, permit: CommitPermit, item: Committable, read: FileReader) -> CommitOutcome:

@@ -22,7 +22,7 @@ from penstock.cli.options import JsonOption, print_json, say
 from penstock.cli.running.jobs import get
 from penstock.cli.start.spark_options import SparkConfOption, needs_spark, spark_settings
 from penstock.cli.terminal import terminal
-from penstock.core.errors import UsageError
+from penstock.core.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from penstock.checkpoint.manifest_log import Manifest
@@ -88,142 +88,6 @@ AboveOption = Annotated[
     int | None,
     typer.Option(help=f"State size from which auto uses Spark; default: ${_ABOVE_VARIABLE}, else 1 GiB.", min=0),
 ]
-
-
-def repartition(
-    uri: UriArgument,
-    target: TargetArgument,
-    *,
-    key_groups: Annotated[int | None, typer.Option(help="Number of key groups; default: unchanged.")] = None,
-    engine: EngineOption = Where.auto,
-    master: MasterOption = None,
-    spark_above: AboveOption = None,
-    spark_conf: SparkConfOption = None,
-    checkpoint: CheckpointOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Rewrite a snapshot with a different number of key groups.
-
-    The result is a compacted savepoint. No cluster is needed.
-    """
-    from penstock.snapshots.rewrite.repartition import Run, run_sequentially
-    from penstock.snapshots.rewrite.repartition import repartition as rewrite
-
-    snapshot = opened(uri, checkpoint)
-    choice = _EngineChoice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
-    with choice.session(snapshot, local_fallback=True) as session:
-        run: Run = run_sequentially
-        if session is not None:
-            from penstock.snapshots.on_spark.spark_rewrite import on_spark
-
-            run = on_spark(session)
-        written = rewrite(snapshot, target, key_groups=key_groups, run=run)
-    _print_savepoint(written, json=json)
-
-
-def rekey(
-    uri: UriArgument,
-    target: TargetArgument,
-    *,
-    uid: Annotated[str, typer.Option(help="Operator whose state gets another key.")],
-    key: Annotated[list[str], typer.Option(help="Column of the new key: NAME or 'NAME=SQL'; repeat in order.")],
-    engine: EngineOption = Where.auto,
-    master: MasterOption = None,
-    spark_above: AboveOption = None,
-    spark_conf: SparkConfOption = None,
-    checkpoint: CheckpointOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Rewrite a snapshot with another key for an operator's state.
-
-    The result is a savepoint. No cluster is needed.
-    """
-    from penstock.snapshots.rewrite.rekey import Engine, InMemory
-    from penstock.snapshots.rewrite.rekey import rekey as rewrite
-
-    snapshot = opened(uri, checkpoint)
-    choice = _EngineChoice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
-    with choice.session(snapshot, local_fallback=False) as session:
-        worker: Engine = InMemory()
-        if session is not None:
-            from penstock.snapshots.on_spark.spark_rewrite import SparkRekey
-
-            worker = SparkRekey(session)
-        written = rewrite(snapshot, target, uid=uid, key=key, engine=worker)
-    _print_savepoint(written, json=json)
-
-
-@dataclass(frozen=True, slots=True)
-class _EngineChoice:
-    """The engine options of the command line."""
-
-    engine: Where
-    master: str | None
-    #: State size limit in bytes.
-    above: int | None
-    settings: dict[str, str]
-    #: Whether only JSON is printed.
-    quiet: bool
-
-    @contextlib.contextmanager
-    def session(self, snapshot: Snapshot, *, local_fallback: bool) -> Iterator[Any]:
-        """Open a Spark session if Spark is used; otherwise yield None.
-
-        With `local_fallback` this process can do the work for any size: it does so without Spark, unless Spark was
-        requested explicitly.
-
-        Raises:
-            UsageError: Spark or Java is missing, or Spark does not start.
-        """
-        if not self._uses_spark(snapshot) or not self._has_spark(local_fallback=local_fallback):
-            yield None
-            return
-        from penstock.snapshots.on_spark.spark_session import open_session
-        from penstock.snapshots.rewrite.repartition import state_bytes
-
-        where = self._named_master or _MASTER
-        if self.engine is Where.auto and not self.quiet:
-            size = f"{state_bytes(snapshot):,} bytes of state"
-            say(f"{size}: using Spark on {where} (--engine local: this process)")
-        with open_session(where, self.settings) as session:
-            yield session
-
-    @property
-    def _named_master(self) -> str:
-        return self.master or os.environ.get(_MASTER_VARIABLE, "")
-
-    def _uses_spark(self, snapshot: Snapshot) -> bool:
-        """Return whether to use Spark: requested, or the state files exceed the limit."""
-        from penstock.snapshots.rewrite.repartition import state_bytes
-
-        if self.engine is not Where.auto:
-            return self.engine is Where.spark
-        above, text = self.above, os.environ.get(_ABOVE_VARIABLE, "")
-        if above is None and text:
-            if not text.isdecimal():
-                raise UsageError(f"{_ABOVE_VARIABLE}={text!r} is not a number of bytes", hint="for example 1073741824")
-            above = int(text)
-        return state_bytes(snapshot) > (SPARK_ABOVE if above is None else above)
-
-    def _has_spark(self, *, local_fallback: bool) -> bool:
-        try:
-            with needs_spark("; --engine local works without it"):
-                from penstock.snapshots.on_spark.spark_session import require_java
-            require_java()
-        except UsageError as error:
-            if not local_fallback or self.engine is Where.spark or self._named_master:
-                raise
-            typer.echo(f"{error.message}: running in this process", err=True)
-            return False
-        return True
-
-
-def _print_savepoint(written: str, *, json: bool) -> None:
-    if json:
-        print_json(summary_of(opened(written)))
-    else:
-        say(f"savepoint written: {written}")
-
 
 commands = typer.Typer(
     help="Inspect snapshots and the state of running jobs.",
@@ -380,14 +244,146 @@ def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
         raise typer.Exit(1)
 
 
-commands.command("repartition")(repartition)
-commands.command("rekey")(rekey)
+@commands.command("repartition")
+def repartition(
+    uri: UriArgument,
+    target: TargetArgument,
+    *,
+    key_groups: Annotated[int | None, typer.Option(help="Number of key groups; default: unchanged.")] = None,
+    engine: EngineOption = Where.auto,
+    master: MasterOption = None,
+    spark_above: AboveOption = None,
+    spark_conf: SparkConfOption = None,
+    checkpoint: CheckpointOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Rewrite a snapshot with a different number of key groups.
+
+    The result is a compacted savepoint. No cluster is needed.
+    """
+    from penstock.snapshots.rewrite.repartition import Run, run_sequentially
+    from penstock.snapshots.rewrite.repartition import repartition as rewrite
+
+    snapshot = opened(uri, checkpoint)
+    choice = _EngineChoice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
+    with choice.session(snapshot, local_fallback=True) as session:
+        run: Run = run_sequentially
+        if session is not None:
+            from penstock.snapshots.on_spark.spark_rewrite import on_spark
+
+            run = on_spark(session)
+        written = rewrite(snapshot, target, key_groups=key_groups, run=run)
+    _print_savepoint(written, json=json)
+
+
+@commands.command("rekey")
+def rekey(
+    uri: UriArgument,
+    target: TargetArgument,
+    *,
+    uid: Annotated[str, typer.Option(help="Operator whose state gets another key.")],
+    key: Annotated[list[str], typer.Option(help="Column of the new key: NAME or 'NAME=SQL'; repeat in order.")],
+    engine: EngineOption = Where.auto,
+    master: MasterOption = None,
+    spark_above: AboveOption = None,
+    spark_conf: SparkConfOption = None,
+    checkpoint: CheckpointOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Rewrite a snapshot with another key for an operator's state.
+
+    The result is a savepoint. No cluster is needed.
+    """
+    from penstock.snapshots.rewrite.rekey import Engine, InMemory
+    from penstock.snapshots.rewrite.rekey import rekey as rewrite
+
+    snapshot = opened(uri, checkpoint)
+    choice = _EngineChoice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
+    with choice.session(snapshot, local_fallback=False) as session:
+        worker: Engine = InMemory()
+        if session is not None:
+            from penstock.snapshots.on_spark.spark_rewrite import SparkRekey
+
+            worker = SparkRekey(session)
+        written = rewrite(snapshot, target, uid=uid, key=key, engine=worker)
+    _print_savepoint(written, json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineChoice:
+    """The engine options of the command line."""
+
+    engine: Where
+    master: str | None
+    #: State size limit in bytes.
+    above: int | None
+    settings: dict[str, str]
+    #: Whether only JSON is printed.
+    quiet: bool
+
+    @contextlib.contextmanager
+    def session(self, snapshot: Snapshot, *, local_fallback: bool) -> Iterator[Any]:
+        """Open a Spark session if Spark is used; otherwise yield None.
+
+        With `local_fallback` this process can do the work for any size: it does so without Spark, unless Spark was
+        requested explicitly.
+
+        Raises:
+            UsageError: Spark or Java is missing, or Spark does not start.
+        """
+        if not self._uses_spark(snapshot) or not self._has_spark(local_fallback=local_fallback):
+            yield None
+            return
+        from penstock.snapshots.on_spark.spark_session import open_session
+        from penstock.snapshots.rewrite.repartition import state_bytes
+
+        where = self._named_master or _MASTER
+        if self.engine is Where.auto and not self.quiet:
+            size = f"{state_bytes(snapshot):,} bytes of state"
+            say(f"{size}: using Spark on {where} (--engine local: this process)")
+        with open_session(where, self.settings) as session:
+            yield session
+
+    @property
+    def _named_master(self) -> str:
+        return self.master or os.environ.get(_MASTER_VARIABLE, "")
+
+    def _uses_spark(self, snapshot: Snapshot) -> bool:
+        """Return whether to use Spark: requested, or the state files exceed the limit."""
+        from penstock.snapshots.rewrite.repartition import state_bytes
+
+        if self.engine is not Where.auto:
+            return self.engine is Where.spark
+        above, text = self.above, os.environ.get(_ABOVE_VARIABLE, "")
+        if above is None and text:
+            if not text.isdecimal():
+                raise UsageError(f"{_ABOVE_VARIABLE}={text!r} is not a number of bytes", hint="for example 1073741824")
+            above = int(text)
+        return state_bytes(snapshot) > (SPARK_ABOVE if above is None else above)
+
+    def _has_spark(self, *, local_fallback: bool) -> bool:
+        try:
+            with needs_spark("; --engine local works without it"):
+                from penstock.snapshots.on_spark.spark_session import require_java
+            require_java()
+        except UsageError as error:
+            if not local_fallback or self.engine is Where.spark or self._named_master:
+                raise
+            typer.echo(f"{error.message}: running in this process", err=True)
+            return False
+        return True
+
+
+def _print_savepoint(written: str, *, json: bool) -> None:
+    if json:
+        print_json(summary_of(opened(written)))
+    else:
+        say(f"savepoint written: {written}")
 
 
 def _listed(uri: str) -> list[dict[str, Any]]:
     from penstock.checkpoint.manifest_log import PREFIX, key_of
     from penstock.checkpoint.stores import join_uri, open_store
-    from penstock.core.errors import NotFoundError
     from penstock.snapshots.access import opening
 
     store = open_store(uri.rstrip("/"))

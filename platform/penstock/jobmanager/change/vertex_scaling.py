@@ -103,11 +103,11 @@ class ScalingTarget:
 
     @property
     def utilization(self) -> float:
-        """The share of time that the vertex would be busy at the wanted rate."""
+        """The share of time that the vertex would be busy at the target rate."""
         return self.target_rate / self.true_rate if self.true_rate else 0.0
 
     def sustained_share(self, parallelism: int, target: float) -> float:
-        """Return the share of the wanted rate that `parallelism` subtasks process at a utilization of `target`."""
+        """Return the share of the target rate that `parallelism` subtasks process at a utilization of `target`."""
         if not self.target_rate:
             return 1.0
         return min(1.0, self.true_rate / self.parallelism * parallelism * target / self.target_rate)

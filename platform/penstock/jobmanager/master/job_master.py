@@ -50,9 +50,15 @@ from penstock.jobmanager.messages.events import BarrierRequested, RescaleRequest
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 
-_MAX_WAIT_MS = 30_000
-
 UserRequest = BarrierRequested | RescaleRequested | UpgradeRequested
+
+#: Time for which a user's request waits for a job that is starting.
+_MAX_WAIT_MS = 30_000
+_EXIT_TIMEOUT_MS = 10_000
+_END_TAG = "end"
+#: Delay before a job that must not end starts again, although its restart strategy has given up.
+_FORCED_RESTART_DELAY_MS = 1_000
+_EXCEPTIONS = 50
 
 
 class WaitingRequests:
@@ -88,13 +94,6 @@ class WaitingRequests:
     def wake_ms(self) -> int | None:
         """Return the time at which the first request expires."""
         return min((until for _, until in self._waiting), default=None)
-
-
-_EXIT_TIMEOUT_MS = 10_000
-_END_TAG = "end"
-#: Delay before a job that must not end starts again, although its restart strategy has given up.
-_FORCED_RESTART_DELAY_MS = 1_000
-_EXCEPTIONS = 50
 
 
 class JobMaster:

@@ -211,7 +211,7 @@ def _order_of_two(targets: Any, order: Any, offsets: Any) -> Any:
 
 @njit
 def _masks(table: Any) -> Any:
-    """Return the masks of an entry as `index._masks`: slot + 1, the bit of displaced entries, bits of the hash."""
+    """Return the masks of an entry as `hash_index._masks`: slot + 1, the bit of displaced entries, bits of the hash."""
     mark = _U(len(table)) >> _ONE
     return mark - _ONE, mark, ~(_U(len(table)) - _ONE)
 

@@ -1,1 +1,1 @@
-"""Kernels that order rows, build rows and join them; called by state tables."""
+"""Kernels that order, filter, split and join rows; called by state tables, operators and the network."""

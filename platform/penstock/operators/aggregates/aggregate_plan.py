@@ -29,61 +29,10 @@ if TYPE_CHECKING:
 WORDS, _REGISTERS, _HIGHEST = 64, 512, 56
 #: Accumulators processed together, with one histogram each.
 _PIECE = 4096
-
-
-def estimates(words: I64) -> I64:
-    """Return the estimated number of distinct values for each row of words."""
-    rows = len(words)
-    found = np.empty(rows, np.int64)
-    for first in range(0, rows, _PIECE):
-        registers = np.ascontiguousarray(words[first : first + _PIECE]).view(np.uint8)
-        count = len(registers)
-        ranks = registers.astype(np.int64) + np.arange(count)[:, np.newaxis] * (_HIGHEST + 1)
-        histogram = np.bincount(ranks.reshape(-1), minlength=count * (_HIGHEST + 1)).reshape(count, -1)
-        found[first : first + count] = _estimate(histogram.astype(np.float64))
-    return found
-
-
-def _estimate(histogram: F64) -> I64:
-    size = float(_REGISTERS)
-    total = size * _tau(1.0 - histogram[:, _HIGHEST] / size)
-    for rank in range(_HIGHEST - 1, 0, -1):
-        total = 0.5 * (total + histogram[:, rank])
-    total += size * _sigma(histogram[:, 0] / size)
-    found: I64 = np.rint(size * size / (2.0 * np.log(2.0)) / total).astype(np.int64)
-    return found
-
-
-def _sigma(empty: F64) -> F64:
-    """Sum x^(2^k) 2^(k-1) over k from 1 on, and x: the share of empty registers; infinite if all are empty."""
-    power, factor, found = empty.copy(), 1.0, empty.copy()
-    power[empty >= 1.0] = 0.0
-    while True:
-        power *= power
-        before = found.copy()
-        found += power * factor
-        factor *= 2.0
-        if (found == before).all():
-            return np.where(empty >= 1.0, np.inf, found)
-
-
-def _tau(rest: F64) -> F64:
-    """Return the share of saturated registers."""
-    root, factor, found = rest.copy(), 1.0, 1.0 - rest
-    inside = (rest > 0.0) & (rest < 1.0)
-    while True:
-        root = np.sqrt(root)
-        before = found.copy()
-        factor *= 0.5
-        found -= np.where(inside, (1.0 - root) ** 2 * factor, 0.0)
-        if (found == before).all():
-            return np.where(inside, found / 3.0, 0.0)
-
-
-_NONE = np.zeros(0, np.uint8)
-#: Aggregates whose result is one of the values, so they take any type.
 _APPROXIMATE = "approx_count_distinct"
+#: Aggregates whose result is one of the values, so they take any type.
 _SELECTING = ("min", "max", "first", "last")
+_NONE = np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +246,52 @@ def _variance(moments: F64, fn: str) -> pa.Array:
     variance = np.maximum(squares, 0.0) / np.maximum(count - 1.0, 1.0)
     values = variance if fn == "var" else np.sqrt(variance)
     return fixed_to_arrow(np.ascontiguousarray(values).view(np.int64), (count >= 2).astype(np.uint8), pa.float64())
+
+
+def estimates(words: I64) -> I64:
+    """Return the estimated number of distinct values for each row of words."""
+    rows = len(words)
+    found = np.empty(rows, np.int64)
+    for first in range(0, rows, _PIECE):
+        registers = np.ascontiguousarray(words[first : first + _PIECE]).view(np.uint8)
+        count = len(registers)
+        ranks = registers.astype(np.int64) + np.arange(count)[:, np.newaxis] * (_HIGHEST + 1)
+        histogram = np.bincount(ranks.reshape(-1), minlength=count * (_HIGHEST + 1)).reshape(count, -1)
+        found[first : first + count] = _estimate(histogram.astype(np.float64))
+    return found
+
+
+def _estimate(histogram: F64) -> I64:
+    size = float(_REGISTERS)
+    total = size * _tau(1.0 - histogram[:, _HIGHEST] / size)
+    for rank in range(_HIGHEST - 1, 0, -1):
+        total = 0.5 * (total + histogram[:, rank])
+    total += size * _sigma(histogram[:, 0] / size)
+    found: I64 = np.rint(size * size / (2.0 * np.log(2.0)) / total).astype(np.int64)
+    return found
+
+
+def _sigma(empty: F64) -> F64:
+    """Sum x^(2^k) 2^(k-1) over k from 1 on, and x: the share of empty registers; infinite if all are empty."""
+    power, factor, found = empty.copy(), 1.0, empty.copy()
+    power[empty >= 1.0] = 0.0
+    while True:
+        power *= power
+        before = found.copy()
+        found += power * factor
+        factor *= 2.0
+        if (found == before).all():
+            return np.where(empty >= 1.0, np.inf, found)
+
+
+def _tau(rest: F64) -> F64:
+    """Return the share of saturated registers."""
+    root, factor, found = rest.copy(), 1.0, 1.0 - rest
+    inside = (rest > 0.0) & (rest < 1.0)
+    while True:
+        root = np.sqrt(root)
+        before = found.copy()
+        factor *= 0.5
+        found -= np.where(inside, (1.0 - root) ** 2 * factor, 0.0)
+        if (found == before).all():
+            return np.where(inside, found / 3.0, 0.0)

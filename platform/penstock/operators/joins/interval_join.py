@@ -13,15 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.joins.join_operator import (
-    JoinOperator,
-    JoinOutput,
-    JoinState,
-    OnTimeRows,
-    OutputQueue,
-    saturating_minus,
-)
+from penstock.operators.joins.join_operator import JoinOperator, JoinOutput, JoinState, OnTimeRows, OutputQueue
 from penstock.operators.joins.join_schema import is_outer, join_schema, parse_interval, parse_sides, validate_join
+from penstock.operators.lateness import saturating_minus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

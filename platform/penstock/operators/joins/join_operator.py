@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark, WatermarkStatus
+from penstock.core.elements import TS_COLUMN, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import GraphError, PenstockError
 from penstock.core.evolution import JOIN, UNMATCHED
 from penstock.core.snapshot import OperatorStateSnapshot
@@ -196,7 +196,7 @@ class JoinState:
             self.rows.settle()
 
     def fetch_until(self, up_to: int) -> None:
-        """Fetch the rows up to a time from the object store, if any are there (`RemoteRuns.on_fetched`)."""
+        """Fetch the rows up to a time from the object store, if any are there (`RemoteRuns.fetch_until`)."""
         if self.rows.remote_runs is not None:
             self.rows.remote_runs.fetch_until(up_to)
 
@@ -296,8 +296,3 @@ class JoinOperator(QueuedOutput, Operator, Protocol):
     def notify_complete(self, permit: CommitPermit) -> None:
         """Let the segments of the checkpoint be compacted."""
         self._state.completed(permit.checkpoint_id)
-
-
-def saturating_minus(watermark: int, distance: int) -> int:
-    """Return `watermark - distance`, which may be below all times."""
-    return max(MIN_TIMESTAMP, watermark - distance)

@@ -210,8 +210,8 @@ class WindowRowsJoinOperator(QueuedOutput, WindowRowsOperator):
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         """Join the windows that are over, then emit the watermark."""
-        trailing = _WatermarkDropper()
-        super().process_watermark(watermark, trailing)  # type: ignore[arg-type] # the collector type that this call uses
+        dropper = _WatermarkDropper()
+        super().process_watermark(watermark, dropper)  # type: ignore[arg-type] # the collector type that this call uses
         self._begin_output((watermark,), out)
 
     def process_status(self, status: WatermarkStatus, out: Collector) -> None:

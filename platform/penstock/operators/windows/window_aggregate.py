@@ -21,7 +21,7 @@ from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.aggregates.aggregate_plan import AggregatePlan
 from penstock.operators.aggregates.aggregate_schema import WindowConfig, output_schema, parse
 from penstock.operators.aggregates.combine import combined_schema, read_cells
-from penstock.operators.lateness import LateRows, RangeWatermarks
+from penstock.operators.lateness import LateRows, RangeWatermarks, saturating_minus
 from penstock.operators.operator import Operator, OperatorSnapshot
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from penstock.state.cells.hot_panes import Fired
     from penstock.state.keyed import KeyedStateStore
     from penstock.state.panes.pane_table import PaneTable
+
+_UNASSIGNED = MIN_TIMESTAMP
+_STATE = "panes"
+_WATERMARK = "watermark"
 
 
 class WindowSizes(Protocol):
@@ -81,11 +85,6 @@ def _cumulative(config: WindowSizes, pane: int, before: int, watermark: int) -> 
 def first_at_least(value: int, least: int, step: int) -> int:
     """Return the first of value, value + step... that is at least `least`."""
     return value if value >= least else value + -(-(least - value) // step) * step
-
-
-_UNASSIGNED = MIN_TIMESTAMP
-_STATE = "panes"
-_WATERMARK = "watermark"
 
 
 class WindowAggregateOperator(Operator):
@@ -247,12 +246,12 @@ class WindowAggregateOperator(Operator):
         """Return the time up to which all windows are over, after a rescale by row; for rows in no window."""
         low = self._watermarks.low
         if not self._watermarks.differ:
-            return _saturating_minus(low, self._config.allowed_lateness)
+            return saturating_minus(low, self._config.allowed_lateness)
         hashes = hash_key_columns(key_columns(data, self._config.key), data.num_rows)
-        closed = np.full(len(hashes), _saturating_minus(low, self._config.allowed_lateness), np.int64)
+        closed = np.full(len(hashes), saturating_minus(low, self._config.allowed_lateness), np.int64)
         for owned, watermark in self._watermarks.ahead():
             inside = (hashes >= owned.low) & (hashes <= owned.high)
-            closed[inside] = _saturating_minus(watermark, self._config.allowed_lateness)
+            closed[inside] = saturating_minus(watermark, self._config.allowed_lateness)
         return closed
 
     def _in_open_windows(self, data: pa.RecordBatch, hashes: I64) -> np.ndarray:
@@ -320,7 +319,7 @@ class WindowAggregateOperator(Operator):
         """Emit, for the keys of these rows, their windows that `watermark` has fired and not yet closed."""
         config = self._config
         changed_panes = np.unique(panes).tolist()
-        fired = self._due(changed_panes, max(watermark - config.allowed_lateness, MIN_TIMESTAMP), watermark)
+        fired = self._due(changed_panes, saturating_minus(watermark, config.allowed_lateness), watermark)
         every = self._table.panes()
         for window in fired:
             inside = (panes >= window.start) & (panes < window.end)
@@ -329,10 +328,6 @@ class WindowAggregateOperator(Operator):
             low, high = bisect_left(every, window.start), bisect_left(every, window.end)
             for piece in self._table.fire_keys(keys, hash_key_columns(keys, rows.num_rows), every[low:high]):
                 self._emit(piece, window, out)
-
-
-def _saturating_minus(watermark: int, lateness: int) -> int:
-    return max(watermark - lateness, MIN_TIMESTAMP)
 
 
 def _without_hash_ranges(piece: Fired, done: Iterable[Any]) -> Fired:

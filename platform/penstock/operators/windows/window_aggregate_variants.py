@@ -1,6 +1,4 @@
-"""The window operator with another time.
-
-Processing time (`processing_window`), or a zone's wall clock (`zoned_window`).
+"""The window operator over processing time (`processing_window`), or over a zone's wall clock (`zoned_window`).
 
 Both are subclasses of `WindowAggregateOperator`.
 """

@@ -149,7 +149,8 @@ def _missing(index: int) -> Json:
 
 #: Ratios above which Flink calls back-pressure low, and high.
 _LOW, _HIGH = 0.1, 0.5
-_MIN_WATERMARK_MS = -(1 << 63)
+#: Flink's watermark of a subtask that has received none.
+_NO_WATERMARK = -(1 << 63)
 _AGGREGATED = (
     "read-bytes", "write-bytes", "read-records", "write-records", "accumulated-backpressured-time",
     "accumulated-idle-time", "accumulated-busy-time",
@@ -270,7 +271,7 @@ def _level(ratio: float) -> str:
 
 
 def _watermark(view: SubtaskView) -> int:
-    return max(_MIN_WATERMARK_MS, int(view.metrics.get("currentInputWatermark", _MIN_WATERMARK_MS)))
+    return max(_NO_WATERMARK, int(view.metrics.get("currentInputWatermark", _NO_WATERMARK)))
 
 
 def _state_since(view: SubtaskView, state: str) -> int:

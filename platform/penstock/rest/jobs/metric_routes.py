@@ -202,8 +202,8 @@ class MetricCollector:
     def samples(self) -> list[Sample]:
         """Return all Prometheus samples of this process: its own, its jobs' and their tasks'."""
         own = {"host": self.dispatcher.cluster().jobmanager_id}
-        collector = self.jobmanager()
-        found = scope_samples(JOBMANAGER_SCOPE, _numbers(collector), own) + process_samples(_numbers(collector), own)
+        numbers = _numbers(self.jobmanager())
+        found = scope_samples(JOBMANAGER_SCOPE, numbers, own) + process_samples(numbers, own)
         for job in self.dispatcher.jobs():
             detail = self.dispatcher.detail(job.job_id)
             labels = {"job_id": job.job_id, "job_name": job.name}

@@ -1,1 +1,1 @@
-"""The application, its door, access rules and HTTP server; started by the JobManager's process."""
+"""The application, its guard, access rules and HTTP server; started by the JobManager's process."""

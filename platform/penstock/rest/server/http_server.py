@@ -108,10 +108,10 @@ async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int
         jobs = JobWatch(manager.dispatcher, SystemClock())
         watching.append(asyncio.create_task(jobs.run(ended)))
         security = config.security
-        door = Guard(FastApp(manager.dispatcher, SystemClock(), manager.shutdown, jobs), security, _log)
+        guard = Guard(FastApp(manager.dispatcher, SystemClock(), manager.shutdown, jobs), security, _log)
         # Named explicitly: uvicorn's search for faster loops and protocols imports a lot.
         settings = uvicorn.Config(
-            door,
+            guard,
             loop="none",
             http=_HeadTimeoutProtocol,
             ws="none",

@@ -1,6 +1,6 @@
 """One state of a savepoint, written by many tasks at once, each with some of the rows in any order.
 
-`plan_write` (driver) -> `write_part` (each task, perhaps several times) -> `finish` or `give_up` (driver). The
+`plan_write` (driver) -> `write_part` (each task, perhaps several times) -> `finish` or `abort_write` (driver). The
 target folder is a savepoint once its manifest exists. All files of one write have its token in their names, so
 files of failed attempts can be told apart and removed. Called by `on_spark.spark_writing`; nothing here depends on
 Spark.

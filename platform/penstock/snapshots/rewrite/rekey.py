@@ -179,9 +179,6 @@ def _batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-_PLACE = "__place"
-
-
 @dataclass(frozen=True, slots=True)
 class RekeyRequest:
     """The task: the states of one operator, and the columns of their new key."""
@@ -319,10 +316,10 @@ class InMemory:
         names = next(iter(olds.values())).columns
         known = pl.concat(olds.values()).unique().sort(names, nulls_last=True)
         keys = keys_of(known, work.key, work.where)
-        places, numbered = {}, known.with_row_index(_PLACE)
+        places, numbered = {}, known.with_row_index(_KEY_INDEX)
         for name, frame in olds.items():
             joined = frame.join(numbered, on=names, how="left", nulls_equal=True, maintain_order="left")
-            places[name] = joined[_PLACE].to_numpy()
+            places[name] = joined[_KEY_INDEX].to_numpy()
         # timers alone do no harm: each exists once in any case
         with_rows = [places[name] for name in places if not is_timers(name)]
         used = np.unique(np.concatenate([np.empty(0, np.int64), *with_rows]))

@@ -157,7 +157,7 @@ _MANY = 65_536
 
 
 class LoggedDueKeys:
-    """The timers of the keys of sessions; see `session_cold.DueKeys`."""
+    """The timers of the keys of sessions; see `DueKeys`."""
 
     _timers: TimerTable
 

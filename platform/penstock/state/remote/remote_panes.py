@@ -76,7 +76,7 @@ class RemotePaneLog:
         return self._log.newest_access()
 
     def split_points(self) -> I64:
-        """See `RemoteLog.cuts`."""
+        """See `RemoteLog.split_points`."""
         return self._log.split_points()
 
     def panes(self) -> set[int]:

@@ -163,7 +163,7 @@ class RemoteRuns:
         self._limit = limit_bytes
         self._sides: list[RemoteSide] = []
         self._fetch_ranges: FetchRanges | None = None
-        #: Fetch ranges for which the tables received the times of all rows (`JoinTable.noted`).
+        #: Fetch ranges for which the tables received the times of all rows (`JoinTable.on_fetched`).
         self._seen = np.empty(0, np.bool_)
         self.fetched_ranges = 0
         self.dropped_regions = 0

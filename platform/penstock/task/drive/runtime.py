@@ -59,10 +59,10 @@ class SubtaskLoop(Protocol):
 
 
 class TaskDriver(Protocol):
-    """Assigns seats to subtasks."""
+    """Assigns subtasks to loops."""
 
     def loop(self, deployment: TaskDeployment) -> SubtaskLoop:
-        """Return a seat; subtasks with Python functions share one thread, each other one has a separate thread."""
+        """Return a loop; subtasks with Python functions share one thread, each other one has a separate thread."""
 
 
 @dataclass(slots=True)

@@ -97,7 +97,7 @@ class RunLoop:
 
 
 class ThreadDriver:
-    """Seats for a worker's subtasks."""
+    """The loops of a worker's subtasks."""
 
     def __init__(self, clock: Clock) -> None:
         """Start without threads."""
@@ -115,7 +115,7 @@ class ThreadDriver:
 
     @property
     def loops(self) -> tuple[RunLoop, ...]:
-        """Return the loops in use; called by the control thread, which also assigns seats."""
+        """Return the loops in use; called by the control thread, which also assigns subtasks."""
         return tuple(self._loops)
 
 
