@@ -93,7 +93,7 @@ class Leader:
         rand = SeededRand(self.world.random.getrandbits(32))
         self.master = JobMaster(run.graph, identity, rand, self.world.clock.now_ms(), run.upgrade)
         self.master.checkpointing.sweeper = Sweeper(self.world.plan.sweep_grace_ms)
-        self.master.story = Story(lambda kind, text: self.world.scheduler.note(f"{self.owner} {kind}: {text}"))
+        self.master.event_log = Story(lambda kind, text: self.world.scheduler.note(f"{self.owner} {kind}: {text}"))
         self.ready = True
         self._renew()
         self.post(ev.Start())

@@ -76,16 +76,16 @@ class Refusing(MemoryStore):
 async def test_decisions_are_written_soon_and_a_store_that_refuses_costs_the_story_alone(caplog):
     store, master = MemoryStore(), Master(3)
     stories = EventLogs(store)
-    master.story.add(1, "deploy", "a")
+    master.event_log.add(1, "deploy", "a")
     stories.entries_added("j", master)
-    master.story.add(2, "failure", "b")
+    master.event_log.add(2, "failure", "b")
     stories.entries_added("j", master)
     assert store.list("stories/") == []
     await until(lambda: store.list("stories/"), "a written story")
     assert [e.text for e in read_event_logs(store, "j")] == ["a", "b"]
-    master.story.add(3, "checkpoint", "routine")
+    master.event_log.add(3, "checkpoint", "routine")
     stories.entries_added("j", master)
-    master.story.add(4, "restart", "c")
+    master.event_log.add(4, "restart", "c")
     stories.entries_added("j", master)
     await stories.close()
     assert [e.text for e in read_event_logs(store, "j")] == ["a", "b", "routine", "c"]
@@ -141,7 +141,7 @@ async def test_stories_of_a_store_that_hangs_take_no_thread_from_leases_and_reco
 async def test_while_a_write_hangs_no_others_gather(hanging):
     stories, master = EventLogs(hanging, SOON), Master(3)
     for n in range(30):
-        master.story.add(n, "failure", str(n))
+        master.event_log.add(n, "failure", str(n))
         stories.entries_added("j", master)
         if n == 0:
             await until(lambda: hanging.asked, "the first write, which hangs")
@@ -173,7 +173,7 @@ async def test_a_job_without_a_master_any_more_tells_what_this_leader_wrote_too(
     store, master = MemoryStore(), Master(3)
     write_event_log(store, "j", 2, [Entry(1, "deploy", "before")])
     stories = EventLogs(store)
-    master.story.add(2, "end", "mine")
+    master.event_log.add(2, "end", "mine")
     stories.entries_added("j", master)
     await stories.save("j", master)
     assert [e.text for e in await stories.of("j", master)] == ["before", "mine"]

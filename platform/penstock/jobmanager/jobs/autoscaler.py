@@ -137,7 +137,7 @@ class Autoscaler:
         entry = _log(watched.log, decision, now_ms)
         if entry.first_ms == now_ms and decision.kind in ("rescale", "not-worth"):
             would = "would do: " if watched.settings.dry_run and decision.kind == "rescale" else ""
-            master.story.add(now_ms, "autoscaler", would + decision.text)
+            master.event_log.add(now_ms, "autoscaler", would + decision.text)
         users_first = master.checkpointing.busy or master.checkpointing.savepoint_obstacle
         if decision.kind == "rescale" and not watched.settings.dry_run and not users_first:
             self._act(job, watched, entry, now_ms)

@@ -244,7 +244,7 @@ class JobDriver:
             await self._in_thread(self._parts.store.delete, command.sequences, command.files, command.emptied)
         except PenstockError as error:
             if self.master is not None:
-                self.master.story.add(self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}")
+                self.master.event_log.add(self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}")
 
     async def _record_rescale(self, command: cmd.RecordRescale) -> None:
         """Seal the new run in the log first, so that later leaders fence it; then write the record, which decides."""
@@ -295,7 +295,7 @@ class JobDriver:
                 return
             except PenstockError as error:
                 if self.master is not None:
-                    self.master.story.add(self._parts.clock.now_ms(), "lease", f"not renewed: {error}")
+                    self.master.event_log.add(self._parts.clock.now_ms(), "lease", f"not renewed: {error}")
 
     def _spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)

@@ -107,7 +107,7 @@ class JobMaster:
         self.identity = identity
         self.status = StatusMachine(now_ms)
         self.step = Step.IDLE
-        self.story = EventLog()
+        self.event_log = EventLog()
         self.failures: deque[Failure] = deque(maxlen=_EXCEPTIONS)
         self.checkpointing = Checkpointing(graph.settings.checkpoint_root)
         self.deployment: Deployment | None = None
@@ -190,7 +190,7 @@ class JobMaster:
         deployment = self.deployment
         if deployment is None or self.step is not Step.STARTING or deployment.recovered is not None:
             return []
-        self.story.earlier = self.story.earlier or events_of_earlier_leaders(event.entries, self.identity.generation)
+        self.event_log.earlier = self.event_log.earlier or events_of_earlier_leaders(event.entries, self.identity.generation)
         if ended := ended_as(event.entries, self.identity.run_id):
             return self._finish_ended_run(JobStatus(ended), event, now_ms)
         try:
@@ -201,7 +201,7 @@ class JobMaster:
         if event.files:
             named = [entry.manifest for entry in event.entries]
             self.checkpointing.sweeper.listed(event.files, named, now_ms)
-        self.story.add(now_ms, "recovery", recovered.text)
+        self.event_log.add(now_ms, "recovery", recovered.text)
         self._deadline_ms = now_ms + recovered.start_timeout_ms
         decided = self._apply(self.job_change.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
         if recovered.plan.finishing and recovered.plan.trial is not None and recovered.plan.trial.open:
@@ -252,7 +252,7 @@ class JobMaster:
         """Replace a lost-connection failure by its cause, the end of the worker at the other side."""
         if self.failures and is_lost_connection(self.failures[0].error, cause.worker_id):
             self.failures[0], self.error = cause, cause.error
-            self.story.add(cause.at_ms, "failure", f"cause: {cause.error}")
+            self.event_log.add(cause.at_ms, "failure", f"cause: {cause.error}")
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
         commands = self.job_change.rescaling.taskmanager_lost(taskmanager_id)
@@ -271,11 +271,11 @@ class JobMaster:
             return self._apply(self.job_change.release_answered(event, self._change_context(now_ms)), now_ms)
         if isinstance(event, ev.ManifestAppended):
             manifest = event.entry.manifest
-            self.story.add(now_ms, "checkpoint", appended_text(event.tag, manifest.sequence))
+            self.event_log.add(now_ms, "checkpoint", appended_text(event.tag, manifest.sequence))
             self.job_change.upgrading.checkpointed(manifest)
             self._restart.checkpointed()
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
-        self.story.add(now_ms, "checkpoint", f"{event.tag} could not be appended: {event.reason}")
+        self.event_log.add(now_ms, "checkpoint", f"{event.tag} could not be appended: {event.reason}")
         checkpoint_id = int(event.tag.rpartition(":")[2])
         return self._apply(self.checkpointing.append_failed(checkpoint_id, event.reason, now_ms), now_ms)
 
@@ -286,7 +286,7 @@ class JobMaster:
         if isinstance(event, ev.SplitsDiscovered):
             return deployment.discovered(event.uid, event.splits)
         text = f"source {event.uid!r} cannot list its splits: {event.error}"
-        self.story.add(now_ms, "discovery", text)
+        self.event_log.add(now_ms, "discovery", text)
         known = deployment.assigners[event.uid].complete
         return [] if known else self._fail(Failure(now_ms, text), now_ms, Cause.of(permanent=not self._ever_ran))
 
@@ -319,7 +319,7 @@ class JobMaster:
         self.deployment = Deployment(self.graph, self.identity.plan_ids(number), root)
         self.step, self._deadline_ms, self._changing = Step.STARTING, now_ms + START_TIMEOUT_MS, False
         self.metrics.clear()
-        self.story.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
+        self.event_log.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
         surplus = self._held.trim(self.deployment.needed)
         return [cmd.ReadLog(list_files=first), *surplus, *self.deployment.begin(self._held.slots)]
 
@@ -332,7 +332,7 @@ class JobMaster:
             if deployment.running and deployment.assigned:
                 self.step, self._ever_ran = Step.RUNNING, True
                 self.status.to(JobStatus.RUNNING, now_ms)
-                self.story.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
+                self.event_log.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
                 commands += self.job_change.rescaling.running()
                 commands += self._apply(self.checkpointing.start(now_ms), now_ms)
                 for request in self._waiting.take():
@@ -355,7 +355,7 @@ class JobMaster:
         ):
             self.status.to(self._end_state, now_ms)
             self.step = Step.DONE
-            self.story.add(now_ms, "end", self._end_state.value)
+            self.event_log.add(now_ms, "end", self._end_state.value)
             commands += [cmd.ReleaseSlots(), cmd.JobTerminal(self._end_state.value, self.error)]
         return commands
 
@@ -367,7 +367,7 @@ class JobMaster:
             failure = replace(failure, taskmanager_id=worker.slot.taskmanager_id)
         self.failures.appendleft(failure)
         self.error = failure.error
-        self.story.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())
+        self.event_log.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())
         commands = self._halt(failure.error, now_ms)
         delay = self._restart.on_failure(cause, now_ms, self._rand.fraction())
         if self.job_change.upgrading.failed(failure.error, final=delay is None):
@@ -380,7 +380,7 @@ class JobMaster:
         self.restarts += 1
         self.status.to(JobStatus.RESTARTING, now_ms)
         self.step, self._deadline_ms = Step.WAITING, now_ms + delay
-        self.story.add(now_ms, "restart", f"in {delay} ms")
+        self.event_log.add(now_ms, "restart", f"in {delay} ms")
         return commands
 
     def _halt(self, reason: str, now_ms: int) -> list[cmd.Command]:
@@ -398,7 +398,7 @@ class JobMaster:
     def _cancel(self, now_ms: int) -> list[cmd.Command]:
         if self.step in (Step.FINISHING, Step.CLOSING) or not self.status.to(JobStatus.CANCELLING, now_ms):
             return []
-        self.story.add(now_ms, "cancel", "requested by a user")
+        self.event_log.add(now_ms, "cancel", "requested by a user")
         commands = self.checkpointing.halt("the job was cancelled", now_ms)
         commands += self.job_change.halted("the job was cancelled") + self.job_change.closed("the job was cancelled")
         self.step, self._deadline_ms = Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS
@@ -450,7 +450,7 @@ class JobMaster:
 
     def _finish_ended_run(self, state: JobStatus, log: ev.LogRead, now_ms: int) -> list[cmd.Command]:
         """Finish a run whose end an earlier leader wrote to the log but not to the job record."""
-        self.story.add(now_ms, "recovery", f"the run has ended already: {state}")
+        self.event_log.add(now_ms, "recovery", f"the run has ended already: {state}")
         self.status.to({"CANCELED": JobStatus.CANCELLING, "FAILED": JobStatus.FAILING}.get(state, state), now_ms)
         self.step, self._end_state, self._end_written = Step.CLOSING, state, True
         stopped = self.checkpointing.stopped = stop_of(log.entries, self.identity.run_id)
@@ -462,7 +462,7 @@ class JobMaster:
         kind, uri = ev.barrier_of(event)
         if obstacle := self.job_change.obstacle(event):
             return [cmd.OperationEnded(event.request_id, error=obstacle)]
-        self.story.add(now_ms, "request", f"{kind} {uri}".strip())
+        self.event_log.add(now_ms, "request", f"{kind} {uri}".strip())
         return self._apply(self.checkpointing.request(kind, event.request_id, uri, now_ms), now_ms)
 
     def _apply(self, decided: Sequence[CheckpointCommand | ChangeStep], now_ms: int) -> list[cmd.Command]:
@@ -479,7 +479,7 @@ class JobMaster:
                 case JobCanFinish():
                     commands += self._finish(now_ms)
                 case Note(kind, text):
-                    self.story.add(now_ms, kind, text)
+                    self.event_log.add(now_ms, kind, text)
                 case StoreMetrics(tasks):
                     self.metrics.update(tasks)
                 case StopForChange():

@@ -65,7 +65,7 @@ class EventLogs:
         before, logged = self._logged.get(job_id, (0, 0))
         if (before, logged) != (generation, decided):
             self._logged[job_id] = generation, decided
-            for entry in master.story.since(logged if before == generation else 0):
+            for entry in master.event_log.since(logged if before == generation else 0):
                 _LOGGER.info("%s: %s", entry.kind, entry.text, extra=job_extra(job_id, master.graph.name))
         if job_id in self._due or self._written.get(job_id) == _state(master):
             return
@@ -87,7 +87,7 @@ class EventLogs:
                 return
             generation, decided = _state(master)
             try:
-                entries = master.story.entries()
+                entries = master.event_log.entries()
                 await self._writer.call(self._times.call_s, write_event_log, self._store, job_id, generation, entries)
                 if job_id not in self._written:
                     await self._writer.call(self._times.call_s, prune_event_logs, self._store, job_id)
@@ -106,8 +106,8 @@ class EventLogs:
                 self._reading[job_id, present] = reading
                 reading.add_done_callback(lambda _: self._reading.pop((job_id, present)))
             earlier = await asyncio.shield(self._reading[job_id, present])
-        story = () if master is None else master.story.entries()
-        log = () if master is None else master.story.earlier
+        story = () if master is None else master.event_log.entries()
+        log = () if master is None else master.event_log.earlier
         entries = merge_event_logs(earlier, log, story)
         return tuple(
             EventLogEntry(at_ms=e.at_ms, kind=e.kind, text=e.text, generation=e.generation or present) for e in entries
@@ -151,4 +151,4 @@ class EventLogs:
 
 
 def _state(master: JobMaster) -> tuple[int, int]:
-    return master.identity.generation, master.story.decided
+    return master.identity.generation, master.event_log.decided

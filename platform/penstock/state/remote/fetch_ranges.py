@@ -32,7 +32,7 @@ class BackgroundFetch(Generic[_Rows]):
 
     fetch_ranges: I64
     #: Number of times that the ranges had been split when this fetch was created.
-    cut: int
+    split_version: int
     read: Callable[[], _Rows]
     put: Callable[[BackgroundFetch[_Rows]], None]
     rows: _Rows | None = None
@@ -72,7 +72,7 @@ class FetchRanges:
         self._used = np.zeros(len(regions), np.int64)
         self._calls = 0
         #: Number of times that ranges were split, which changes their numbers.
-        self.cut = 0
+        self.split_version = 0
 
     @property
     def count(self) -> int:
@@ -123,7 +123,7 @@ class FetchRanges:
 
     def unrequested_of(self, fetched: BackgroundFetch[_Rows]) -> I64:
         """Return the fetched ranges that were not requested in the meantime; none if ranges were renumbered."""
-        if fetched.cut != self.cut:
+        if fetched.split_version != self.split_version:
             return np.empty(0, np.int64)
         unrequested: I64 = fetched.fetch_ranges[~self.requested[fetched.fetch_ranges]]
         return unrequested
@@ -168,4 +168,4 @@ class FetchRanges:
         gone, requested = np.zeros(len(lows), np.bool_), np.ones(len(lows), np.bool_)
         self.local = np.concatenate([self.local[:first], gone, self.local[stop:]])
         self.requested = np.concatenate([self.requested[:first], requested, self.requested[stop:]])
-        self.cut += 1
+        self.split_version += 1

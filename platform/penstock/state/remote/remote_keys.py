@@ -230,7 +230,7 @@ class RemoteKeys:
         def read() -> list[PackedRows | None]:
             return [state.packed(state.merged(rows()), None) for state, rows in reads]
 
-        return BackgroundFetch(some, self.fetch_ranges.cut, read, self.install)
+        return BackgroundFetch(some, self.fetch_ranges.split_version, read, self.install)
 
     def install(self, fetched: BackgroundFetch[list[PackedRows | None]]) -> None:
         """Store a background fetch, except for ranges that were requested in the meantime."""

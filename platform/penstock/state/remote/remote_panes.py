@@ -256,7 +256,7 @@ class RemotePanes:
             return None
         return BackgroundFetch(
             fetch_ranges,
-            self.fetch_ranges.cut,
+            self.fetch_ranges.split_version,
             self._segments.base(self.fetch_ranges.ranges(fetch_ranges)),
             self.install,
         )

@@ -86,7 +86,7 @@ def test_it_waits_looks_and_widens_what_is_at_its_limit_as_far_as_there_are_slot
     assert decision["vertices"]["work"] == {
         "name": "work", "parallelism": 1, "wanted": 3, "true-rate": 100.0, "wanted-rate": 200.0, "utilization": 2.0,
     }  # fmt: skip
-    assert [entry.kind for entry in stage.master.story.entries()] == ["autoscaler"]
+    assert [entry.kind for entry in stage.master.event_log.entries()] == ["autoscaler"]
     end(stage)
     stage.seconds(1)
     assert stage.log[1]["outcome"] == "done"
@@ -111,7 +111,7 @@ def test_a_dry_run_logs_one_entry_and_asks_for_nothing():
     decision = stage.log[0]
     assert (decision["kind"], decision["outcome"]) == ("rescale", "")
     assert decision["until"] - decision["at"] > 10_000
-    (told,) = stage.master.story.entries()
+    (told,) = stage.master.event_log.entries()
     assert told.text.startswith("would do: work 1 -> 3")
 
 
