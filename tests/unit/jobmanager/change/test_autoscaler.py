@@ -44,7 +44,7 @@ class Stage:
             job_change=SimpleNamespace(
                 rescaling=SimpleNamespace(phase=None, retry_soon=False), upgrading=SimpleNamespace(phase=None)
             ),
-            story=EventLog(),
+            event_log=EventLog(),
         )
         record = SimpleNamespace(job_id="1", name="j", ended="")
         self.job = SimpleNamespace(record=record, graph=graph, driver=SimpleNamespace(master=self.master))
