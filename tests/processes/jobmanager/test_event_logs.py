@@ -63,7 +63,7 @@ def test_stories_of_leaders_long_ago_are_deleted():
 
 class Master:
     def __init__(self, generation):
-        self.story = EventLog()
+        self.event_log = EventLog()
         self.graph = type("Graph", (), {"name": "orders"})
         self.identity = type("Identity", (), {"generation": generation})
 
