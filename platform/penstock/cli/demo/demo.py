@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.client.handle import JobHandle
     from penstock.client.local_cluster import LocalCluster
+    from penstock.graph.executor import JobResult
 
 
 TASKMANAGERS = 2
@@ -47,17 +48,19 @@ class Killer:
     killed: Callable[[int], None]
     cluster: LocalCluster | None = None
     kills: int = 0
-    summary: dict[str, Any] = field(default_factory=dict)
 
     def on_poll(self, handle: JobHandle, job: dict[str, Any]) -> None:
         """Check the job's progress; kill a worker when one is due."""
-        with contextlib.suppress(PenstockError):  # the JobManager is restarting: the next poll succeeds
-            self.summary = handle.client.summary(handle.job_id)
-        due = self.kills < KILLS and self.summary.get("source-records", 0) >= KILL_AFTER * self.events
-        if not due or job["state"] != "RUNNING" or self.summary.get("restarts", 0) < self.kills:
+        if self.kills == KILLS or job["state"] != "RUNNING":
+            return
+        try:
+            summary = handle.client.summary(handle.job_id)
+        except PenstockError:  # no answer in time: the next poll asks again
+            return
+        if summary["source-records"] < KILL_AFTER * self.events or summary["restarts"] < self.kills:
             return
         workers = handle.client.workers(handle.job_id)
-        if not workers or self.summary.get("checkpoints-completed", 0) <= self.kills:
+        if not workers or summary["checkpoints-completed"] <= self.kills:
             return
         victim = workers[self.kills % len(workers)]
         os.kill(int(victim["pid"]), signal.SIGKILL)
@@ -97,8 +100,8 @@ def demo(
         "missing": verdict.missing,
         "duplicated": verdict.duplicated,
         "wrong": verdict.wrong,
-        "restarts": int(result.get("restarts", 0)),
-        "checkpoints": int(result.get("checkpoints-completed", 0)),
+        "restarts": result.restarts,
+        "checkpoints": result.checkpoints,
         "seconds": round((clock.monotonic_ms() - started_ms) / 1000, 1),
     }
     _report(figures, exact=verdict.exact, as_json=json)
@@ -121,7 +124,7 @@ def _scenario(
     return FilesScenario(folder, events or 2_000_000)
 
 
-def _run(scenario: Scenario, progress: JobProgress) -> dict[str, Any]:
+def _run(scenario: Scenario, progress: JobProgress) -> JobResult:
     from penstock.api.environment import use_executor
 
     scenario.prepare()
@@ -146,11 +149,11 @@ def _run(scenario: Scenario, progress: JobProgress) -> dict[str, Any]:
         taskmanagers=TASKMANAGERS, on_poll=on_poll, on_started=on_started, environment=scenario.environment
     )
     with use_executor(executor, {}):
-        scenario.build().execute("order-totals")
+        result = scenario.build().execute("order-totals")
     if killer.kills < KILLS:
         msg = f"the job ended after {killer.kills} of {KILLS} kills: the demo is not conclusive"
         raise PenstockError(msg, hint="run it with more --events")
-    return killer.summary
+    return result
 
 
 def _report(figures: dict[str, Any], *, exact: bool, as_json: bool) -> None:

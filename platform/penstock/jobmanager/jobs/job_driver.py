@@ -244,7 +244,9 @@ class JobDriver:
             await self._in_thread(self._parts.store.delete, command.sequences, command.files, command.emptied)
         except PenstockError as error:
             if self.master is not None:
-                self.master.event_log.add(self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}")
+                self.master.event_log.add(
+                    self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}"
+                )
 
     async def _record_rescale(self, command: cmd.RecordRescale) -> None:
         """Seal the new run in the log first, so that later leaders fence it; then write the record, which decides."""

@@ -190,7 +190,9 @@ class JobMaster:
         deployment = self.deployment
         if deployment is None or self.step is not Step.STARTING or deployment.recovered is not None:
             return []
-        self.event_log.earlier = self.event_log.earlier or events_of_earlier_leaders(event.entries, self.identity.generation)
+        self.event_log.earlier = self.event_log.earlier or events_of_earlier_leaders(
+            event.entries, self.identity.generation
+        )
         if ended := ended_as(event.entries, self.identity.run_id):
             return self._finish_ended_run(JobStatus(ended), event, now_ms)
         try:

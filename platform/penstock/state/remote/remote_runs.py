@@ -246,7 +246,9 @@ class RemoteRuns:
             return None
         ranges = self.fetch_ranges.ranges(some)
         reads = [side.log.base(ranges) for side in self._sides]
-        return BackgroundFetch(some, self.fetch_ranges.split_version, lambda: [list(read()) for read in reads], self.install)
+        return BackgroundFetch(
+            some, self.fetch_ranges.split_version, lambda: [list(read()) for read in reads], self.install
+        )
 
     def install(self, fetched: BackgroundFetch[list[list[pa.Table]]]) -> None:
         """Store a background fetch, except for ranges that were requested in the meantime."""
