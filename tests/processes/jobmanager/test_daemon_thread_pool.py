@@ -75,10 +75,10 @@ async def test_a_call_that_nobody_waits_for_any_more_does_not_begin():
 def test_a_call_that_hangs_does_not_keep_the_process():
     program = """
 import asyncio, threading
-from penstock.jobmanager.cluster.daemon_thread_pool import SideThreads
+from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
 async def main():
     try:
-        await SideThreads("t", 1).call(0.1, threading.Event().wait)
+        await DaemonThreadPool("t", 1).call(0.1, threading.Event().wait)
     except TimeoutError:
         print("given up")
 asyncio.run(main())

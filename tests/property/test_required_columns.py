@@ -150,11 +150,11 @@ def test_a_filter_hands_on_no_time_that_no_one_looks_at():
         ("select", [pl.col("s")], SCHEMA, output_schema_of("select", [pl.col("s")], SCHEMA)),
     ]
     keeps, takes = opened(made)
-    assert takes.narrow(frozenset({"s"})) == {"s"}
-    assert keeps.narrow(frozenset({"s"})) == {"a", "s"}
+    assert takes.required_columns(frozenset({"s"})) == {"s"}
+    assert keeps.required_columns(frozenset({"s"})) == {"a", "s"}
 
 
 def test_a_select_looks_at_its_own_columns_whoever_is_behind():
     made = [("select", [pl.col("s")], SCHEMA, output_schema_of("select", [pl.col("s")], SCHEMA))]
     (takes,) = opened(made)
-    assert takes.narrow(None) == {"s", TS_COLUMN}
+    assert takes.required_columns(None) == {"s", TS_COLUMN}

@@ -37,10 +37,10 @@ def faults(*, keep):
 def test_a_worker_may_open_as_many_files_as_it_may_ask_for():
     program = """
 import resource
-from penstock.taskmanager.process_control import allow_descriptors
+from penstock.taskmanager.process_control import raise_descriptor_limit
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-allow_descriptors()
+raise_descriptor_limit()
 soft, after = resource.getrlimit(resource.RLIMIT_NOFILE)
 print(soft == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)), after == hard)
 """
