@@ -70,6 +70,10 @@ class StateMismatchError(PenstockError):
     """The snapshot's state does not fit the job's graph."""
 
 
+class StateTooLargeError(PenstockError):
+    """Keyed state exceeds the managed memory of its slot; the same input exceeds it again after a restart."""
+
+
 class JobFailedError(PenstockError):
     """The job ended FAILED; carries the cause of the last failure."""
 

@@ -20,6 +20,7 @@ _PERMANENT = (
     "BadRecordError",
     "FunctionLoadError",
     "StateMismatchError",
+    "StateTooLargeError",
     "SnapshotDamagedError",
     "LostTransactionError",
     "UndecidedOutputError",

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
-from penstock.core.errors import PenstockError
+from penstock.core.errors import StateTooLargeError
 from penstock.kernels.aggregates import merge
 from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
 from penstock.state.cells.hot_panes import Fired, HotPanes, canonical, overflow, table_to_rows
@@ -91,7 +91,8 @@ class PaneTable:
         """Add a batch: one key, hash and pane start per row, one input per accumulator (None: no input).
 
         Raises:
-            PenstockError: an integer sum overflows, or the state does not fit the managed memory (hashmap backend).
+            PenstockError: an integer sum overflows.
+            StateTooLargeError: the state does not fit the managed memory (hashmap backend).
         """
         cell = self._cells_of(keys, hashes, panes)
         overflowed = add_rows(self.spec, (self._hot.memory.cells, self._hot.memory.float_cells), cell, inputs)
@@ -280,7 +281,7 @@ class PaneTable:
         if budget.exceeded and self._hot.index.disable_dense_keys():
             self._report()
         if budget.exceeded:
-            raise PenstockError(
+            raise StateTooLargeError(
                 f"keyed state of {self.source.uid} needs {budget.used_bytes:,} bytes,"
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
                 hint="raise managed_memory_bytes or the parallelism, or set state_backend=rocksdb to use the disk",

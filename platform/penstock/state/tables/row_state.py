@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import StateTooLargeError
 from penstock.kernels.keys.key_columns import key_column
 from penstock.kernels.rows.row_order import number_slots
 from penstock.state.keys.hash_ranges import even_parts
@@ -258,7 +258,7 @@ class RowState:
         """Count memory after a batch; slots may be renumbered by this call.
 
         Raises:
-            PenstockError: the state does not fit the managed memory.
+            StateTooLargeError: the state does not fit the managed memory.
         """
         for table in self._expiring:
             table.sweep(self._limits.sweep_keys)
@@ -267,7 +267,7 @@ class RowState:
         self._make_room()
         if self._budget.exceeded and (self.cold is None or self._join_buffers):
             budget = self._budget
-            raise PenstockError(
+            raise StateTooLargeError(
                 f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
                 hint="raise managed_memory_bytes or the parallelism; with state_backend=rocksdb the keys of process "
