@@ -7,6 +7,7 @@ import pytest
 
 from penstock.connector.staging import encode_chunk
 from penstock.core.clock import ManualClock
+from penstock.core.errors import ConnectorError, UndecidedOutputError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, FileRef
 
@@ -70,6 +71,9 @@ class Admin:
         self.asked += 1
         return self.known
 
+    def close(self):
+        """Its connection may be dead."""
+
 
 @pytest.fixture
 def producer():
@@ -78,6 +82,7 @@ def producer():
 
 @pytest.fixture
 def committer(monkeypatch, producer):
+    monkeypatch.setattr(module, "TransactionAdmin", lambda _resolved: Admin())
     made = module.StagedCommitter(CONFIG, ManualClock(0), piece_rows=2)
     monkeypatch.setattr(made, "_learn_markers", lambda _items: None)
     monkeypatch.setattr(made, "_take_producer", lambda _name: producer)
@@ -112,6 +117,46 @@ def test_rows_that_cannot_be_encoded_leave_no_transaction_open(monkeypatch, comm
     assert outcome.resolution == "published"
     assert producer.committed == [f'{{"id":{i}}}' for i in range(5)]
     assert producer.calls[len(calls) :] == ["begin", "send", "send", "send", "flush", "mark", "commit"]
+
+
+def test_a_broker_that_is_away_before_the_first_publication_is_waited_for(monkeypatch, committer, producer):
+    """The producer of the first publication is made in the background: without an answer it fails there."""
+    attempts = []
+
+    def learn(_items):
+        attempts.append(committer._clock.monotonic_ms())
+        if len(attempts) == 1:
+            raise ProducerError("init_transactions: timed out", timed_out=True)
+        if len(attempts) < 20:
+            raise ConnectorError("Kafka cannot be reached")
+
+    monkeypatch.setattr(committer, "_learn_markers", learn)
+    (outcome,) = committer.commit(PERMIT, (OWED,), lambda file: file.inline)
+    assert outcome.resolution == "published"
+    assert len(attempts) == 20
+    assert attempts == sorted(set(attempts)), "no pause between two attempts"
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        (UndecidedOutputError("the marker may have expired"), 1),
+        (ProducerError("a newer attempt has taken over", fenced=True), 1),
+        (ProducerError("refused"), 1),
+        (ConnectorError("Kafka cannot be reached"), 100),
+    ],
+)
+def test_only_a_broker_without_an_answer_is_waited_for_and_not_for_ever(monkeypatch, committer, error, attempts):
+    seen = []
+
+    def learn(_items):
+        seen.append(error)
+        raise error
+
+    monkeypatch.setattr(committer, "_learn_markers", learn)
+    with pytest.raises(type(error), match=str(error.message)):
+        committer.commit(PERMIT, (OWED,), lambda file: file.inline)
+    assert len(seen) == 1 if attempts == 1 else len(seen) >= attempts
 
 
 def test_a_round_is_delivered_before_the_next_one_begins(monkeypatch, committer, producer):

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 from penstock.connector.sink import CommitOutcome, FileReader, Resolution
 from penstock.connector.staging import decode_chunk
 from penstock.core.clock import Clock
-from penstock.core.errors import ConnectorError
+from penstock.core.errors import ConnectorError, UndecidedOutputError
 from penstock.core.failpoints import hit
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
@@ -122,7 +122,7 @@ class StagedCommitter:
             ConnectorError: Kafka refused, or a newer attempt has taken over.
         """
         ordered = _in_order(committables)
-        self._learn_markers(ordered)
+        self._until_answered(lambda: self._learn_markers(ordered))
         return tuple(self._publish(permit, item, read) for item in ordered)
 
     def recover(
@@ -204,18 +204,38 @@ class StagedCommitter:
                 if state.producer is not None:
                     state.producer.close()
                     state.producer = None
-                answered = isinstance(error, ProducerError) and not error.timed_out
-                if not answered:
-                    self._disconnect()  # that connection may be dead too
-                waits = not answered and self._clock.monotonic_ms() - begun_ms < RETRY_LIMIT_MS
+                waits = self._waits(error, begun_ms)
                 if _is_permanent(error) or (attempt >= ATTEMPTS and not waits):
                     raise _at_target(error, item, topic) from error
-                self._clock.sleep_ms(min(100 * attempt, _LONGEST_PAUSE_MS))
+                self._pause(attempt)
             else:
                 state.marker = target
                 return 1
         msg = "unreachable: the last attempt returns or raises"
         raise AssertionError(msg)
+
+    def _until_answered(self, ask: Callable[[], None]) -> None:
+        """Repeat a call while Kafka does not answer."""
+        begun_ms = self._clock.monotonic_ms()
+        for attempt in itertools.count(1):
+            try:
+                ask()
+            except ConnectorError as error:
+                if _is_permanent(error) or not self._waits(error, begun_ms):
+                    raise
+                self._pause(attempt)
+            else:
+                return
+
+    def _waits(self, error: ConnectorError, begun_ms: float) -> bool:
+        """Return whether to repeat a call because Kafka has not answered it; connections, possibly dead, are closed."""
+        if isinstance(error, ProducerError) and not error.timed_out:
+            return False
+        self._disconnect()
+        return self._clock.monotonic_ms() - begun_ms < RETRY_LIMIT_MS
+
+    def _pause(self, attempt: int) -> None:
+        self._clock.sleep_ms(min(100 * attempt, _LONGEST_PAUSE_MS))
 
     def _fill(
         self, producer: MessageProducer, item: Committable, target: int, rows: list[pa.RecordBatch], *, prove: bool
@@ -343,7 +363,8 @@ class StagedCommitter:
 def _is_permanent(error: ConnectorError) -> bool:
     """Return whether another attempt would fail in the same way."""
     fenced = isinstance(error, ProducerError) and error.fenced
-    return fenced or isinstance(error, RecordTooLargeError) or "Unknown topic" in error.message
+    lasting = isinstance(error, RecordTooLargeError | UndecidedOutputError)
+    return fenced or lasting or "Unknown topic" in error.message
 
 
 def _at_target(error: ConnectorError, item: Committable, topic: str) -> ConnectorError:
