@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from tests.unit.rest.test_essential import Dispatcher
+from tests.unit.rest.test_fast_app import Dispatcher
 
 from penstock.core.clock import ManualClock
 from penstock.rest.server.app import create_app
