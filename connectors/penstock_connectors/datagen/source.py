@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.connector.source import SourceSpec
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
+from penstock.core.structs import prepare
 from penstock_connectors.generated import RowReader, SplitEnumerator, history
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.rows_per_second is None:
             return None
         return int(elapsed_ms / 1000 * (self.rows_per_second / self.pattern.splits))
+
+
+prepare(_Config)
 
 
 @dataclass(frozen=True, kw_only=True)

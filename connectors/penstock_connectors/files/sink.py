@@ -23,6 +23,7 @@ from penstock.core import failpoints
 from penstock.core.errors import ConnectorError, GraphError
 from penstock.core.rand import SystemRand
 from penstock.core.schema import schema_to_text
+from penstock.core.structs import prepare
 from penstock_connectors.formats.json_encode import encode_json
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     format: FileFormat
+
+
+prepare(_Config)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from penstock.connector.source import HistorySplit, PollResult, SourceBatch, Sou
 from penstock.connector.staging import dead_letters
 from penstock.core.errors import BadRecordError, ConnectorError, GraphError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_from_text, schema_to_text
+from penstock.core.structs import prepare
 from penstock_connectors.files.cursors import BLOCK_BYTES, open_cursor
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     format: FileFormat
     on_bad_record: OnBadRecord
+
+
+prepare(_Config)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from penstock.connector.sink import load_factory
 from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
 from penstock.core.errors import ConnectorError
 from penstock.core.schema import schema_from_text
+from penstock.core.structs import prepare
 from penstock.operators.rows.columns import conform
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ class TablePart(msgspec.Struct, frozen=True, kw_only=True):
     chunks: tuple[Chunk, ...]
     low: int = 0
     high: int = 0
+
+
+prepare(TableConfig, TablePart)
 
 
 def table_spec(config: TableConfig) -> SourceSpec:

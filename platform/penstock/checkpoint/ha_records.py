@@ -18,6 +18,7 @@ from penstock.core.errors import LeadershipLostError, StorageError
 from penstock.core.event_log import Entry
 from penstock.core.rand import Rand
 from penstock.core.secrets import redact
+from penstock.core.structs import prepare
 
 #: `cut`: the old version runs until its checkpoint is taken; `trial`: the new one runs and may be rolled back. The
 #: others are ends: `completed`, `rolled-back` (the old version runs again), `refused` (it was never replaced), `kept`
@@ -120,6 +121,9 @@ class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     address: str = ""
     since_ms: int = 0
+
+
+prepare(LeaderRecord, JobRecord)
 
 
 def cluster_id(store: ObjectStore, rand: Rand) -> str:

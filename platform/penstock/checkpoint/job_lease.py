@@ -17,6 +17,7 @@ from penstock.checkpoint.manifest_log import highest_generation
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, LeadershipLostError, StorageError
+from penstock.core.structs import prepare
 
 KEY = "lease.json"
 _MAX_RACES = 20
@@ -44,6 +45,9 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_ms: int
     released: bool = False
     renewals: int = 0
+
+
+prepare(LeaseRecord)
 
 
 def this_process(holder_id: str) -> LeaseHolder:

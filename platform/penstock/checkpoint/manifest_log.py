@@ -16,6 +16,7 @@ from penstock.core.errors import LeadershipLostError, SnapshotDamagedError, Stor
 from penstock.core.permits import CommitPermit
 from penstock.core.rand import Rand
 from penstock.core.snapshot import Committable, SubtaskSnapshot
+from penstock.core.structs import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     on_trial: bool = False
     #: Sinks whose output of this run may not be published yet; `pending` includes it.
     held: tuple[str, ...] = ()
+
+
+prepare(Manifest)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.core.errors import UsageError, did_you_mean
+from penstock.core.structs import prepare
 
 _HINT = "see the table of settings in the docs"
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
@@ -135,6 +136,9 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     requirements: tuple[str, ...] = ()
     #: Local folders put on the workers' import path (the job file's own folder).
     python_path: tuple[str, ...] = ()
+
+
+prepare(JobSettings)
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):

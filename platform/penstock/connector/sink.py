@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from penstock.core.snapshot import Committable, FileRef
+from penstock.core.structs import prepare
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +41,9 @@ class SinkSpec(msgspec.Struct, frozen=True, kw_only=True):
     preload: list[str] = []
     #: The target for messages: `topic totals at broker:9092`.
     place: str = ""
+
+
+prepare(SinkSpec)
 
 
 @dataclass(frozen=True, slots=True)

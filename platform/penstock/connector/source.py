@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from penstock.core.structs import prepare
+
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
@@ -47,6 +49,9 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     discovery_interval_ms: int | None = None
     #: Modules the workers' template imports before it forks, so that workers start at once; none may start a thread.
     preload: list[str] = []
+
+
+prepare(SourceSplit, SourceSpec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock.core.structs import prepare
+
 #: Kinds that repeat; kept apart so that they do not displace decisions.
 ROUTINE = frozenset({"checkpoint"})
 
@@ -23,6 +25,9 @@ class Entry:
     text: str
     #: Generation of the leader that decided it; 0: the present one.
     generation: int = 0
+
+
+prepare(Entry)
 
 
 class EventLog:

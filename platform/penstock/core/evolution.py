@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.core.errors import StateMismatchError
+from penstock.core.structs import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -288,6 +289,9 @@ class AggregatePart(msgspec.Struct, frozen=True):
     whole: bool = False
     #: The column that the state has if the aggregated column may be null, and must not have had.
     absent: str = ""
+
+
+prepare(AggregatePart)
 
 
 def aggregates_metadata(parts: Iterable[AggregatePart], window: str) -> dict[bytes, bytes]:

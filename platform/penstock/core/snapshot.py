@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
+from penstock.core.structs import prepare
 
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +121,9 @@ class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     committables: tuple[Committable, ...] = ()
     #: Whether the subtask had seen the end of all its input at the barrier.
     finished: bool = False
+
+
+prepare(KeyedStateSnapshot, OperatorStateSnapshot, Committable, SubtaskSnapshot)
 
 
 class CheckpointMetrics(msgspec.Struct, frozen=True, kw_only=True):

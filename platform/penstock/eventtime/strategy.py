@@ -12,6 +12,7 @@ import msgspec
 from penstock.config.settings import parse_duration_ms
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import GraphError
+from penstock.core.structs import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,6 +192,9 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
         if self.bound_ms < 0 or (self.idle_timeout_ms is not None and self.idle_timeout_ms <= 0):
             msg = "watermark strategy: the bound must not be negative and the idle time-out must be positive"
             raise GraphError(msg, hint="write for example bounded_out_of_orderness('5s', ...).with_idleness('30s')")
+
+
+prepare(WatermarkStrategy)
 
 
 def strategy_to_builtins(strategy: WatermarkStrategy | None) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.config.settings import JobSettings
 from penstock.core.errors import UsageError
+from penstock.core.structs import prepare
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
@@ -124,6 +125,9 @@ class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
     def out_edges(self, vertex_id: str) -> tuple[JobEdge, ...]:
         """Return the edges that begin at the vertex."""
         return tuple(e for e in self.edges if e.source == vertex_id)
+
+
+prepare(JobGraph)
 
 
 def encode_graph(graph: JobGraph) -> bytes:

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.config.settings import JobSettings
 from penstock.core.snapshot import Committable, KeyedStateSnapshot, OperatorStateSnapshot
+from penstock.core.structs import prepare
 from penstock.graph.job_graph import OperatorSpec, Partitioner
 
 
@@ -142,6 +143,9 @@ class PeerTable(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[tuple[str, str], ...]
     #: Vertex id -> index in `workers` of each of its subtasks.
     places: dict[str, tuple[int, ...]]
+
+
+prepare(TaskDeployment, PeerTable)
 
 
 def encode_peers(table: PeerTable) -> bytes:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from penstock.core.elements import Barrier, BarrierKind, EndOfInput, Watermark, WatermarkStatus
 from penstock.core.errors import PenstockError
+from penstock.core.structs import prepare
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -87,6 +88,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     proof: bytes = b""
     #: The nonce that the other end's proof must contain.
     nonce: bytes = b""
+
+
+prepare(Hello)
 
 
 class Message(NamedTuple):

@@ -15,6 +15,7 @@ import msgspec
 from penstock.connector.source import SourceSpec
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
+from penstock.core.structs import prepare
 from penstock_connectors.generated import RowReader, SplitEnumerator, history
 from penstock_lab.nexmark.events import SCHEMAS, EventMaker, Kind, NexmarkPattern
 from penstock_lab.nexmark.strings import Text
@@ -39,6 +40,9 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     events_per_second: int | None = None
     #: Folder for a mark when a reader makes its first row.
     marks: str = ""
+
+
+prepare(_Config)
 
 
 @dataclass(frozen=True, kw_only=True)

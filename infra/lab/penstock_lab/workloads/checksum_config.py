@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.core.structs import prepare
 from penstock_lab.workloads.marks import Timed
 
 Form = Literal["windows", "rows"]
@@ -21,3 +22,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cut_us: int
     timed: Timed = ""
     settle_ms: float = 0.0
+
+
+prepare(Config)

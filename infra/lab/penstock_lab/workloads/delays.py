@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.structs import prepare
 from penstock_lab.workloads.marks import DUE, WINDOW_END, Timed
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     wall_ms: float
     #: By split: maxima of event time (us), and when the row of each was due (us); both int64.
     progress: dict[str, tuple[bytes, bytes]] = {}
+
+
+prepare(Delays, Schedule)
 
 
 class DelayRecorder:

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.core.structs import prepare
+
 #: Column with the time a row was due, in microseconds of the host's monotonic clock.
 DUE = "due"
 #: Column with the end of a result's window.
@@ -50,6 +52,9 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     subtask: int
     at_ms: int
     sums: tuple[int, int, int, int]
+
+
+prepare(Published)
 
 
 def first_record(folder: str, subtask: int, now_ms: int) -> None:

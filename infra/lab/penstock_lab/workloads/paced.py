@@ -19,6 +19,7 @@ from penstock.connector.sink import load_factory
 from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_from_text, schema_to_text
+from penstock.core.structs import prepare
 from penstock_lab.workloads.delays import Schedule, leave_schedule
 from penstock_lab.workloads.marks import DUE
 
@@ -56,6 +57,9 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     stamp: bool
     time: str
     folder: str
+
+
+prepare(_Config)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import msgspec
 from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
+from penstock.core.structs import prepare
 from penstock_connectors.generated import SplitEnumerator
 from penstock_lab.workloads import marks
 
@@ -46,6 +47,9 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
         """Return the rows of one split: an even share, the remainder to the first splits."""
         share, rest = divmod(self.events, self.splits)
         return share + (1 if split < rest else 0)
+
+
+prepare(_Config)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StateMismatchError, StorageError
 from penstock.core.rand import Rand
+from penstock.core.structs import prepare
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.state_check import check_states, require_fit
 
@@ -42,6 +43,9 @@ class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     claim: bool = True
     accept_duplicates: bool = False
     allow_non_restored_state: tuple[str, ...] = ()
+
+
+prepare(StartOptions)
 
 
 class JobStore:

@@ -19,6 +19,7 @@ from penstock.checkpoint.stores import join_uri, open_store
 from penstock.core.errors import NotFoundError, PenstockError, SavepointInUseError, UsageError
 from penstock.core.rand import Rand
 from penstock.core.snapshot import FileRef
+from penstock.core.structs import prepare
 from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
 from penstock.jobmanager.jobs.known_jobs import KnownJob
 from penstock.jobmanager.jobs.operations import Operations
@@ -126,6 +127,9 @@ class _Claim(msgspec.Struct):
     """The fields of a claim that are read here."""
 
     job_folder: str = ""
+
+
+prepare(_Claim)
 
 
 class Disposals:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from penstock.core.structs import prepare
 from penstock.eventtime.windows import TimeWindow
 from penstock.functions.evictors import WindowElement
 from penstock.operators.rows.columns import without_ts
@@ -42,6 +43,9 @@ class BufferedWindow(msgspec.Struct, array_like=True):
     #: The trigger's timers.
     event: set[int] = set()
     processing: set[int] = set()
+
+
+prepare(BufferedWindow)
 
 
 class WindowIndex(dict[TimeWindow, BufferedWindow]):
