@@ -27,7 +27,7 @@ start)
     >"$data/servers.out" 2>"$data/servers.err" </dev/null &
   echo $! >"$pid_file"
   for _ in $(seq 1200); do
-    if [[ $(wc -l <"$data/servers.out") -ge 2 ]]; then
+    if [[ $(wc -l 2>/dev/null <"$data/servers.out" || echo 0) -ge 2 ]]; then
       cat "$data/servers.out"
       exit 0
     fi

@@ -113,6 +113,11 @@ JOBS = {
         "a timer's time is 1.5",
         "ctx.timestamp",
     ),
+    "a timer without on_timer": (
+        STATE.format(line="ctx.timers.event(ctx.timestamp or 1)"),
+        "the function has no on_timer",
+        "define on_timer",
+    ),
     "no env.execute": (
         "out(paid())\nenv.execute = lambda name: None",
         "without calling env.execute",

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def implausible_times(summary: dict[str, Any]) -> dict[str, str]:
     """Return, by source, a warning about implausible event times in a `RestClient.summary`."""
-    way = "if they are seconds, set timestamp_unit='s' on the source, or unit='s' on the watermark strategy"
+    way = (
+        "if they are seconds, declare the field as int and set unit='s' on the watermark strategy"
+        " (a KafkaSource also takes timestamp_unit='s')"
+    )
     return {
         uid: f"{found['rows']:,} rows of {uid} have event times before 1990, such as {_day(found['example'])}: {way}"
         for uid, found in summary.get("doubtful-times", {}).items()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import UsageError
-from penstock.functions.state_handles import PLAIN, Cells, Current, Declaration, TimerQueue
+from penstock.functions.state_handles import PLAIN, Cells, Current, Declaration, NoTimerQueue, TimerQueue
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
@@ -107,7 +107,9 @@ class Timers:
 
     __slots__ = ("_current", "_event", "_processing")
 
-    def __init__(self, current: Current, event: TimerQueue, processing: TimerQueue) -> None:
+    def __init__(
+        self, current: Current, event: TimerQueue | NoTimerQueue, processing: TimerQueue | NoTimerQueue
+    ) -> None:
         """Made by the operator."""
         self._current = current
         self._event = event

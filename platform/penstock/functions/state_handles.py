@@ -6,6 +6,7 @@ Used by the modules of states and by the operators that bind them.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -91,6 +92,30 @@ def declaration_of(state: Any) -> Declaration:
     """Return the declaration of a state."""
     declared: Declaration = state._declaration  # noqa: SLF001 - hidden from users only
     return declared
+
+
+class NoTimerQueue:
+    """The timers of a function without `on_timer`: none can be registered."""
+
+    def __init__(self) -> None:
+        """Make every time due, so that `Timers` calls `add_now`."""
+        self.horizon = math.inf
+        self.times: list[int] = []
+        self.places: list[int] = []
+
+    def add_now(self, time: int, place: int) -> None:  # noqa: ARG002 - the signature of `TimerQueue`
+        """Refuse the timer.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a timer is registered, and the function has no on_timer",
+            hint="define on_timer(self, timestamp, ctx) in the function",
+        )
+
+    def delete_now(self, time: int, place: int) -> None:
+        """Do nothing: there are no timers."""
 
 
 class TimerQueue:

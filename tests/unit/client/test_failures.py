@@ -83,7 +83,7 @@ def test_times_before_1990_are_told_once_with_the_settings(job):
     odd = summary(**{"doubtful-times": {"payments": {"rows": 1200, "example": 1_700_000_000}}})
     (line,) = watch.poll(job, odd)
     assert line.startswith("1,200 rows of payments have event times before 1990, such as 1970-01-20 16:13:20: if they ")
-    assert "timestamp_unit='s' on the source, or unit='s' on the watermark strategy" in line
+    assert "declare the field as int and set unit='s' on the watermark strategy" in line
     assert watch.poll(job, odd) == []
 
 

@@ -29,7 +29,7 @@ from penstock.functions.process_function import (
     Timers,
     output_time,
 )
-from penstock.functions.state_handles import Cells, Current, TimerQueue
+from penstock.functions.state_handles import Cells, Current, NoTimerQueue, TimerQueue
 from penstock.functions.state_ttl import ttl_of
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
@@ -166,7 +166,9 @@ class KeyedProcessOperator(Operator):
         self._event, self._processing = TimerQueue(), TimerQueue()
         self._event_table, self._processing_table = self._state.timers("event"), self._state.timers("processing")
         self._store.check_all_declared()
-        timers = Timers(self._current, self._event, self._processing)
+        handles_timers = type(function).on_timer not in _NO_TIMERS
+        queues = (self._event, self._processing) if handles_timers else (NoTimerQueue(), NoTimerQueue())
+        timers = Timers(self._current, *queues)
         self._keys = Cells(self._current)
         self._context = ProcessContext(self._keys, timers, context.clock, self._output.sides)
         marks = [item for s in context.restored if s.name == _WATERMARK for item in s.items]

@@ -306,7 +306,7 @@ def row_findings(summary: dict[str, Any]) -> list[Finding]:
         found.append(Finding("bad-records", WARN, f"{count:,} bad records in source {uid}", text, operator=uid))
     for uid, doubt in summary["doubtful-times"].items():
         title = f"{doubt['rows']:,} rows of {uid} have event times before 1990"
-        text = "If they are seconds, set timestamp_unit='s' on the source or unit='s' on the watermark strategy."
+        text = "If they are seconds, declare the field as int and set unit='s' on the watermark strategy."
         found.append(Finding("old-times", WARN, title, text, operator=uid))
     for name, count in summary["late-records"].items():
         text = "They arrived after the watermark. Increase the out-of-orderness bound, or keep them with .late_to(tag)."

@@ -235,6 +235,27 @@ class Wrong(ps.KeyedProcessFunction):
         if row.v == 6:
             yield Out(1, None, 2)
 
+    def on_timer(self, timestamp, ctx):
+        """No timer of this function gets so far."""
+
+
+class WithoutOnTimer(ps.KeyedProcessFunction):
+    def process(self, row, ctx) -> Iterator[Out]:
+        if row.v == 1:
+            ctx.timers.event(row.v)
+        if row.v == 2:
+            ctx.timers.processing(row.v)
+        ctx.timers.delete(7)
+        yield Out(row.k, "row", row.v)
+
+
+@pytest.mark.parametrize("v", [1, 2])
+def test_a_timer_that_nothing_handles_is_refused(world, v):
+    op = world.open(WithoutOnTimer())
+    assert [out[:3] for out in op.rows((1, 0, 1))] == [(1, "row", 0)]
+    with pytest.raises(UserFunctionError, match=r"the function has no on_timer \(define on_timer"):
+        op.rows((1, v, 1))
+
 
 def test_errors_name_the_line_of_the_function(world):
     with pytest.raises(
