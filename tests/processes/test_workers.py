@@ -216,6 +216,7 @@ async def test_requirements_that_cannot_be_installed_are_one_line_and_the_slot_i
     monkeypatch.setattr("penstock.taskmanager.environments.install_requirements", install)
     stage.start("w", requirements=("nonsense",))
     failed = await stage.jobmanager.until(lambda r: r if isinstance(r, WorkerStartFailed) else None)
+    assert failed.error.startswith("RequirementsError: ")
     assert "no such package" in failed.error
     stage.start("w2")
     await stage.jobmanager.ready("w2")

@@ -426,7 +426,8 @@ class Supervisor:
         except (PenstockError, OSError) as error:
             worker.exited(1)
             self._forget(worker)
-            self._start_failed(command.worker_id, str(error))
+            # the JobManager reads the class to tell lasting causes from others
+            self._start_failed(command.worker_id, f"{type(error).__name__}: {error}")
 
     def _start_failed(self, worker_id: str, error: str) -> None:
         self._log(f"worker {worker_id} could not be started: {error}")

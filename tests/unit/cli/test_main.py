@@ -44,6 +44,14 @@ def test_the_demo_of_a_wheel_starts_no_servers(monkeypatch, capsys, tmp_path):
     assert "give --bootstrap and --s3-endpoint" in capsys.readouterr().err
 
 
+def test_a_home_that_cannot_be_written_is_one_line(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "file" / "home"))
+    assert run("cluster", "start", monkeypatch=monkeypatch) == 2
+    told = capsys.readouterr().err
+    assert "home: Not a directory (set PENSTOCK_HOME to a writable folder)" in told
+
+
 def test_an_unknown_command_is_a_usage_error(monkeypatch, capsys):
     assert run("walk", monkeypatch=monkeypatch) == 2
     assert "No such command 'walk'" in capsys.readouterr().err

@@ -91,7 +91,11 @@ def start(
         msg = f"a cluster is already running ({record})"
         raise UsageError(msg, hint="stop it with `penstock cluster stop`")
     compile_kernels()  # here, where its progress is visible
-    home().mkdir(parents=True, exist_ok=True)
+    try:
+        home().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"cannot write the cluster's records to {home()}: {error.strerror}"
+        raise UsageError(msg, hint="set PENSTOCK_HOME to a writable folder") from error
     record.unlink(missing_ok=True)
     log = home() / "cluster.log"
     arguments = ["cluster", "serve", "--taskmanagers", taskmanagers, "--slots", str(slots)]

@@ -27,8 +27,8 @@ _PERMANENT = (
     "SinkOverflowError",
     "RecordTooLargeError",
 )
-#: Errors raised by a user function, or about its return value.
-_USER_CODE = ("UserFunctionError", "ColumnError")
+#: Errors raised by a user function, about its return value, or about the packages that it requires.
+_USER_CODE = ("UserFunctionError", "ColumnError", "RequirementsError")
 #: Error of a task that lost the connection to another worker.
 _CONNECTION_LOST = "ConnectionLostError"
 
