@@ -62,7 +62,8 @@ def plan_restore(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deploy
     other_version = log.source is restored or (plan.trial is not None and plan.trial.base == restored.sequence)
     if not other_version and restored.graph_fingerprint != graph.fingerprint:
         msg = f"job {graph.name!r} has changed since checkpoint {restored.checkpoint_id}"
-        raise StateMismatchError(msg, hint="restore it with --from <savepoint>, or discard its state with --fresh")
+        hint = "`penstock check` shows the changes; restore it with --from <savepoint>, or start over with --fresh"
+        raise StateMismatchError(msg, hint=hint)
     lost = sorted({c.uid for c in plan.pending} - set(publishing_sinks(graph)))
     if lost:
         msg = f"sink {lost[0]!r} has unpublished output, but the job has no exactly-once sink with that uid"
