@@ -1,7 +1,6 @@
 """Rows of joins beyond memory: in files, within the managed memory, and as they were after a restore."""
 
 import errno
-import gc
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +130,6 @@ def test_keys_of_the_same_hash_are_told_apart():
 
 
 def descriptors():
-    gc.collect()  # files of earlier tests
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
@@ -149,7 +147,7 @@ def test_runs_share_files_each_of_which_takes_a_descriptor(tmp_path):
     run_files.close()
     assert descriptors() <= before + 2
     del kept, file
-    assert descriptors() == before
+    assert descriptors() <= before, "garbage collection may close files of earlier tests meanwhile"
 
 
 def test_a_host_without_descriptors_left_is_an_error_that_says_so(tmp_path, monkeypatch):
