@@ -1,4 +1,4 @@
-"""What threads decode is prepared while its module is imported: msgspec prepares a type at its first use, unlocked."""
+"""Struct types that threads decode are prepared at import: msgspec prepares a type at its first use, without a lock."""
 
 import subprocess
 import sys

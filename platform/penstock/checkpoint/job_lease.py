@@ -19,7 +19,7 @@ from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, LeadershipLostError, StorageError
 from penstock.core.structs import prepare
 
-KEY = "lease.json"
+LEASE = "lease.json"
 _MAX_RACES = 20
 
 
@@ -89,20 +89,20 @@ class JobLease:
         """
         for _ in range(_MAX_RACES):
             try:
-                data, etag = self._store.read_with_etag(KEY)
+                data, etag = self._store.read_with_etag(LEASE)
             except FileNotFoundError:
                 wanted = self._next(job_id, highest_generation(self._store), 0)
-                if self._store.put_if_absent(KEY, msgspec.json.encode(wanted)):
+                if self._store.put_if_absent(LEASE, msgspec.json.encode(wanted)):
                     self._record = wanted
                     return wanted
                 continue
             held = msgspec.json.decode(data, type=LeaseRecord)
             self._refuse_held(held, take_over=take_over)
             wanted = self._next(job_id, held.generation, held.renewals)
-            if self._store.put_if_match(KEY, msgspec.json.encode(wanted), etag):
+            if self._store.put_if_match(LEASE, msgspec.json.encode(wanted), etag):
                 self._record = wanted
                 return wanted
-        msg = f"the lease {self._store.uri}/{KEY} changed during every attempt to take it"
+        msg = f"the lease {self._store.uri}/{LEASE} changed during every attempt to take it"
         raise StorageError(msg, hint="several processes compete for the same job: stop all but one")
 
     def renew(self) -> None:
@@ -129,9 +129,9 @@ class JobLease:
     def _swap(self, wanted: LeaseRecord) -> None:
         for _ in range(_MAX_RACES):
             try:
-                data, etag = self._store.read_with_etag(KEY)
+                data, etag = self._store.read_with_etag(LEASE)
             except FileNotFoundError as error:
-                msg = f"the lease {self._store.uri}/{KEY} is gone"
+                msg = f"the lease {self._store.uri}/{LEASE} is gone"
                 raise LeadershipLostError(
                     msg,
                     hint="the object was deleted: check which process or lifecycle rule deletes files in the "
@@ -139,12 +139,12 @@ class JobLease:
                 ) from error
             present = msgspec.json.decode(data, type=LeaseRecord)
             if present.generation != self.record.generation or present.holder != self._holder:
-                msg = f"job lease {self._store.uri}/{KEY} was taken over by {_describe_holder(present)}"
+                msg = f"job lease {self._store.uri}/{LEASE} was taken over by {_describe_holder(present)}"
                 raise LeadershipLostError(msg, hint="this process steps down")
-            if present == wanted or self._store.put_if_match(KEY, msgspec.json.encode(wanted), etag):
+            if present == wanted or self._store.put_if_match(LEASE, msgspec.json.encode(wanted), etag):
                 self._record = wanted
                 return
-        msg = f"the lease {self._store.uri}/{KEY} changed during every attempt to renew it"
+        msg = f"the lease {self._store.uri}/{LEASE} changed during every attempt to renew it"
         raise StorageError(msg, hint="several processes compete for the same job: stop all but one")
 
     def _next(self, job_id: str, generation: int, renewals: int) -> LeaseRecord:

@@ -82,6 +82,10 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 PREFIX = "manifests/"
+#: The manifest of a savepoint, in its folder.
+SAVEPOINT_MANIFEST = "manifest.json"
+#: Which job has taken over the savepoint or the job's history in this folder.
+CLAIM = "claimed.json"
 _ATTEMPTS = 4
 _FIRST_PAUSE_MS = 100.0
 _MAX_STEPS = 10_000

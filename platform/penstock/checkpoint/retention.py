@@ -1,4 +1,4 @@
-"""What is deleted: entries and files that retention gives up, and orphaned files that no manifest names; pure.
+"""Retention: which log entries and files to delete, and orphaned files that no manifest names; pure.
 
 Called by `jobmanager.checkpoints.checkpointing` only after its own append succeeded. Seals stay forever, as they
 refuse an old leader.

@@ -7,7 +7,7 @@ must stay small.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from typing import Any, NoReturn
 
@@ -51,7 +51,9 @@ class _Commands(TyperGroup):
     """Imports a command's module on demand."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the base class's signature
-        return [name for name in _COMMANDS if name != "bench" or _has_lab()]
+        from penstock.client.kernels import has_lab
+
+        return [name for name in _COMMANDS if name != "bench" or has_lab()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
@@ -73,13 +75,12 @@ def _command_module(name: str) -> Any:
     Raises:
         UsageError: the command is part of `penstock_lab`, which only a checkout has.
     """
-    if name.startswith("penstock_lab.") and not _has_lab():
-        raise UsageError("the benchmarks are not part of the installed package", hint=_CHECKOUT)
+    if name.startswith("penstock_lab."):
+        from penstock.client.kernels import has_lab
+
+        if not has_lab():
+            raise UsageError("the benchmarks are not part of the installed package", hint=_CHECKOUT)
     return importlib.import_module(name)
-
-
-def _has_lab() -> bool:
-    return importlib.util.find_spec("penstock_lab") is not None
 
 
 def _hide_negated_flags(command: Any) -> None:

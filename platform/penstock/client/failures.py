@@ -5,10 +5,10 @@ Used by `penstock run` (`cli.progress`) and by `client.executors`, which logs th
 
 from __future__ import annotations
 
-import datetime as dt
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.clock import utc_text
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ def implausible_times(summary: dict[str, Any]) -> dict[str, str]:
         " (a KafkaSource also takes timestamp_unit='s')"
     )
     return {
-        uid: f"{found['rows']:,} rows of {uid} have event times before 1990, such as {_day(found['example'])}: {way}"
+        uid: f"{found['rows']:,} rows of {uid} have event times before 1990,"
+        f" such as {utc_text(found['example'])}: {way}"
         for uid, found in summary.get("doubtful-times", {}).items()
     }
 
@@ -38,13 +39,8 @@ def resume_point(summary: dict[str, Any]) -> str:
     restored = summary.get("restored")
     if restored is None:
         return ""
-    taken = f"checkpoint {restored['id']}, taken {_day(restored['taken'])} UTC"
+    taken = f"checkpoint {restored['id']}, taken {utc_text(restored['taken'])} UTC"
     return f"savepoint {restored['uri']} ({taken})" if restored["uri"] else taken
-
-
-def _day(timestamp_ms: int) -> str:
-    moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=timestamp_ms)
-    return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
 class FailureWatch:

@@ -35,7 +35,12 @@ def kernel_modules(*, benchmarks: bool = False) -> tuple[str, ...]:
 
     usable = [name for name, needs in _CONNECTORS.items() if not needs or importlib.util.find_spec(needs) is not None]
     own = (f"penstock.kernels.{name}" for name in MODULES)
-    return (*own, *usable, *(_BENCHMARKS if benchmarks and importlib.util.find_spec("penstock_lab") else ()))
+    return (*own, *usable, *(_BENCHMARKS if benchmarks and has_lab() else ()))
+
+
+def has_lab() -> bool:
+    """Return whether the benchmarks and test servers are installed: in a checkout, not from a wheel."""
+    return importlib.util.find_spec("penstock_lab") is not None
 
 
 def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool = False) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from penstock.checkpoint.manifest_log import SAVEPOINT_MANIFEST
 from penstock.checkpoint.retention import files_of
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri, open_store
@@ -15,7 +16,7 @@ from penstock.client.rest_client import RestClient
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError, SavepointInUseError, UsageError
 from penstock.snapshots.access.content import watermark_of
-from penstock.snapshots.access.opening import RESERVATION, SAVEPOINT_MANIFEST, open_snapshot
+from penstock.snapshots.access.opening import RESERVATION, open_snapshot
 
 _POLL_MS = 100.0
 

@@ -5,6 +5,7 @@ Every driver receives a `Clock`; deciders receive plain `now` values. Tests and 
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from typing import Protocol
 
@@ -75,3 +76,9 @@ class ManualClock:
             msg = f"time cannot go back: advance({duration_ms})"
             raise ValueError(msg)
         self._elapsed_ms += duration_ms
+
+
+def utc_text(timestamp_ms: int) -> str:
+    """Return a time in milliseconds since the epoch as a person reads it in UTC: `2026-11-25 10:00:00`."""
+    moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=timestamp_ms)
+    return moment.strftime("%Y-%m-%d %H:%M:%S")

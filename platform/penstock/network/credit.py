@@ -2,7 +2,7 @@
 
 A receiver returns credit once a quarter of a channel's exclusive bytes has been consumed, so that small messages share
 one answer. The cost of a message is its size, at most the exclusive bytes less that quarter. So an empty channel can
-always send one message, whatever its size.
+always send one message of any size.
 
 `subpartition` owns a `SenderCredit`, `input_gate` a `GateCredit`. Invariants: the floating bytes held by channels plus
 those in the pool are constant; per channel, credit at the sender (or on its way) plus queued cost plus

@@ -1,4 +1,4 @@
-"""Who is at the other end of a control connection: the same local user, or a process that knows the cluster's secret.
+"""Authentication of control connections: the peer is the same local user, or proves that it knows the cluster's secret.
 
 `is_same_user` asks the kernel for the owner of a loopback socket; `rest.server.guard` uses it too. `TaskManagerEnd`
 and `JobManagerEnd` prove the secret to each other without sending it; no I/O.

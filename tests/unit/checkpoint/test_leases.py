@@ -74,7 +74,7 @@ def test_a_renewal_whose_answer_was_lost_is_no_loss(memory, clock):
     with pytest.raises(StorageError):
         lease.renew()
     lease.renew()
-    record = msgspec.json.decode(memory.read(job_lease.KEY), type=LeaseRecord)
+    record = msgspec.json.decode(memory.read(job_lease.LEASE), type=LeaseRecord)
     assert record.generation == 1
     assert not record.released
 

@@ -17,10 +17,9 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 
 from penstock.core.errors import ConnectorError
-from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, for_admin
+from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, PartitionId, for_admin
 
 T = TypeVar("T")
-PartitionId = tuple[str, int]
 _SPEC: Any = OffsetSpec  # its methods carry no types
 _NO_ANSWER = {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own names of its local errors
@@ -160,3 +159,9 @@ def _text_of(error: KafkaException) -> str:
 def _some(topics: Mapping[str, Any]) -> str:
     names = sorted(name for name in topics if not name.startswith("__"))
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def marker_retention_ms(resolved: Mapping[str, str]) -> int | None:
+    """Return how long the brokers keep a committed offset, which is the marker of a sink; None if they do not say."""
+    minutes = ClusterMetadata(resolved).broker_setting("offsets.retention.minutes")
+    return None if minutes is None else minutes * 60_000

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.core.errors import ConnectorError, UsageError
 
 if TYPE_CHECKING:
-    from penstock_connectors.kafka.client.metadata import ClusterMetadata, PartitionId
+    from penstock_connectors.kafka.client.metadata import ClusterMetadata
+    from penstock_connectors.kafka.client.properties import PartitionId
 
 _HINT = "use 'earliest', 'latest', 'group', {'timestamp': ...} or {(topic, partition): offset}"
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from penstock.core.errors import ConnectorError, UsageError
 
+#: Topic and partition.
+PartitionId = tuple[str, int]
 _REFERENCE = re.compile(r"\$\{ENV:([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_NAMES = frozenset({"sasl.oauthbearer.config", "sasl.jaas.config", "ssl.key.pem", "ssl_key", "ssl.keystore.pem"})
 _SECRET_ENDINGS = ("password", "secret", ".token", "passphrase")

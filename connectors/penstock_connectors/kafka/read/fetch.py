@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock_connectors.kafka.client.properties import for_consumer
+from penstock_connectors.kafka.client.properties import PartitionId, for_consumer
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-PartitionId = tuple[str, int]
 
 #: Limits of a reader's memory. A small queue needs the short back-off: the default of 1 s would leave the reader idle.
 READ_PROPERTIES: Mapping[str, str] = {

@@ -20,13 +20,13 @@ import pyarrow as pa
 from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.client import _kernels as kernels
 from penstock_connectors.kafka.client import librdkafka as lib
+from penstock_connectors.kafka.client.properties import PartitionId
 from penstock_connectors.kafka.read.fetch import (
     Envelope,
     Fetched,
     FetchProblem,
     FetchResult,
     FetchSettings,
-    PartitionId,
     client_properties,
 )
 

@@ -18,13 +18,13 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from penstock.core.errors import ConnectorError
+from penstock_connectors.kafka.client.properties import PartitionId
 from penstock_connectors.kafka.read.fetch import (
     Envelope,
     Fetched,
     FetchProblem,
     FetchResult,
     FetchSettings,
-    PartitionId,
     client_properties,
 )
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.connector.source import SourceSplit
-from penstock_connectors.kafka.client.metadata import ClusterMetadata, PartitionId
+from penstock_connectors.kafka.client.metadata import ClusterMetadata
 from penstock_connectors.kafka.client.positions import start_offsets, stop_offsets
-from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, resolve
+from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, PartitionId, resolve
 
 
 def split_id(topic: str, partition: int) -> str:

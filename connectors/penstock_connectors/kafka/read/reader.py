@@ -24,8 +24,8 @@ from penstock.core.schema import schema_from_text
 from penstock_connectors.formats.arrow_stream import decode_arrow
 from penstock_connectors.formats.decoded import Decoded
 from penstock_connectors.formats.json_decode import JsonDecoder
-from penstock_connectors.kafka.client.properties import resolve
-from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchSettings, PartitionId
+from penstock_connectors.kafka.client.properties import PartitionId, resolve
+from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchSettings
 
 
 def open_fetcher(settings: FetchSettings) -> Fetcher:

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from penstock.core.failpoints import hit
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
 from penstock_connectors.formats.arrow_stream import MAX_MESSAGE_ROWS
-from penstock_connectors.kafka.client.metadata import ClusterMetadata
+from penstock_connectors.kafka.client.metadata import marker_retention_ms
 from penstock_connectors.kafka.client.properties import resolve
 from penstock_connectors.kafka.write.payloads import encode
 from penstock_connectors.kafka.write.producer import (
@@ -329,13 +330,9 @@ class StagedCommitter:
                 by_id[name].producer = self._take_producer(name)
         with self._admin_lock:
             markers = admin.markers({item.marker_group: self._config["topic"] for item in unknown})
-        check_age(unknown, markers, self._clock.now_ms(), self._retention_ms)
+        check_age(unknown, markers, self._clock.now_ms(), partial(marker_retention_ms, self._resolved))
         for item in unknown:
             by_id[item.transactional_id].marker = markers.get(item.marker_group, -1)
-
-    def _retention_ms(self) -> int | None:
-        minutes = ClusterMetadata(self._resolved).broker_setting("offsets.retention.minutes")
-        return None if minutes is None else minutes * 60_000
 
     def _warn_of_repeats(self, permit: CommitPermit, ordered: Iterable[Committable]) -> None:
         ahead = {

@@ -6,6 +6,7 @@ EndTxn's refusals alone do not distinguish "committed before" from "lost"; the m
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from penstock.connector.sink import CommitOutcome, FileReader
@@ -14,7 +15,7 @@ from penstock.core.errors import LostTransactionError
 from penstock.core.failpoints import hit
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
-from penstock_connectors.kafka.client.metadata import ClusterMetadata
+from penstock_connectors.kafka.client.metadata import marker_retention_ms
 from penstock_connectors.kafka.client.properties import resolve
 from penstock_connectors.kafka.write.transactions import (
     NotEndableError,
@@ -126,7 +127,7 @@ class TransactionCommitter:
             markers = self._connect().markers({item.marker_group: self._config["topic"]}, stable=False)
             if markers.get(item.marker_group, -1) >= marker_of(item.checkpoint_id, 0):
                 return
-        check_age([item], markers, self._clock.now_ms(), self._retention_ms)
+        check_age([item], markers, self._clock.now_ms(), partial(marker_retention_ms, self._resolved))
         ended.lost.append((item, error, markers.get(item.marker_group, -1)))
 
     def _outcomes(self, committables: tuple[Committable, ...], ended: _Ended) -> tuple[CommitOutcome, ...]:
@@ -134,7 +135,7 @@ class TransactionCommitter:
         if ended.undecided:
             items = [item for item, _ in ended.undecided]
             markers = self._connect().markers({item.marker_group: self._config["topic"] for item in items})
-            check_age(items, markers, self._clock.now_ms(), self._retention_ms)
+            check_age(items, markers, self._clock.now_ms(), partial(marker_retention_ms, self._resolved))
             lost += [
                 (item, error, markers.get(item.marker_group, -1))
                 for item, error in ended.undecided
@@ -150,10 +151,6 @@ class TransactionCommitter:
             CommitOutcome(item.id, "published" if item.id in ended.committed else "already-published", item.rows)
             for item in committables
         )
-
-    def _retention_ms(self) -> int | None:
-        minutes = ClusterMetadata(self._resolved).broker_setting("offsets.retention.minutes")
-        return None if minutes is None else minutes * 60_000
 
     def _connect(self) -> TransactionAdmin:
         if self._admin is None:

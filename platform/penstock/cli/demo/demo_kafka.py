@@ -5,7 +5,6 @@ Starts or finds them, produces orders while the job runs, and reads the output b
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import threading
@@ -22,6 +21,7 @@ from penstock.cli.demo.demo_scenario import (
     Windows,
     expected_windows,
 )
+from penstock.client.kernels import has_lab
 from penstock.core.clock import SystemClock
 from penstock.core.errors import ConnectorError, PenstockError, UsageError
 
@@ -45,7 +45,7 @@ _BUCKET = "penstock-demo"
 
 def _servers() -> Any:
     """Return the package that starts Kafka and MinIO."""
-    if importlib.util.find_spec("penstock_lab") is None:
+    if not has_lab():
         raise UsageError(
             "the installed package starts no Kafka and no MinIO",
             hint="give --bootstrap and --s3-endpoint, or run the demo in a checkout of the repository",

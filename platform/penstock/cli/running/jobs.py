@@ -5,7 +5,6 @@ Also `penstock state get`, which reads the state of a running job.
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +24,7 @@ from penstock.cli.terminal import terminal
 from penstock.client.failures import next_attempt, resume_point
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
+from penstock.core.clock import utc_text
 from penstock.core.errors import PenstockError, UsageError
 
 #: A job whose tasks do not exit within 10 s is ended anyway.
@@ -44,7 +44,7 @@ def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> Non
     for job in jobs:
         running = f"{job['tasks'].get('running', 0)}/{job['tasks'].get('total', 0)}"
         state = f"{job['state']} (savepoint)" if job["stopped-with"] else job["state"]
-        table.add_row(job["name"], state, _when(job["start-time"]), running, str(job["restarts"]), job["jid"])
+        table.add_row(job["name"], state, utc_text(job["start-time"]), running, str(job["restarts"]), job["jid"])
     terminal().print(table)
 
 
@@ -74,7 +74,7 @@ def show(
         return
     console = terminal()
     console.print(
-        f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {_when(details['start-time'])}"
+        f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {utc_text(details['start-time'])}"
     )
     table = Table("vertex", "parallelism", "status", "rows in", "rows out", box=None)
     for vertex in details["vertices"]:
@@ -92,7 +92,7 @@ def show(
     text = f"checkpoints: {counts['completed']} completed, {counts['failed']} failed"
     if latest:
         text += (
-            f"; newest {latest['id']} at {_when(latest['latest_ack_timestamp'])}, {latest['end_to_end_duration']} ms"
+            f"; newest {latest['id']} at {utc_text(latest['latest_ack_timestamp'])}, {latest['end_to_end_duration']} ms"
         )
     console.print(text)
     for uid, count in summary["bad-records"].items():
@@ -101,7 +101,7 @@ def show(
         console.print(f"late rows dropped at {name}: {count:,}", markup=False)
     failed = (checkpoints["latest"] or {}).get("failed")
     if failed:
-        at = _when(failed["failure_timestamp"])
+        at = utc_text(failed["failure_timestamp"])
         console.print(f"last failed checkpoint: {failed['id']} at {at}: {failed['failure_message']}", markup=False)
     if start := resume_point(summary):
         console.print(f"last started from {start}; restarts: {summary['restarts']}", markup=False, soft_wrap=True)
@@ -120,7 +120,7 @@ def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str
         return []
     newest = entries[0]
     facts = [
-        f"at {_when(newest['timestamp'])}",
+        f"at {utc_text(newest['timestamp'])}",
         f"in {newest['taskName']}" if newest["taskName"] else "",
         f"restart {summary['restarts']}" if summary["restarts"] else "",
         next_attempt(summary),
@@ -195,7 +195,7 @@ def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption =
         if several and entry["generation"] != leader:
             leader = entry["generation"]
             say(f"--- JobManager, generation {leader}")
-        say(f"{_when(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
+        say(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
 
 
 def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
@@ -236,10 +236,6 @@ def _print_savepoint(job: JobHandle, uri: str, *, as_json: bool) -> None:
         print_json({"jobid": job.job_id, "name": job.name, "savepoint": uri})
     else:
         say(f"savepoint of {job.name}: {uri}")
-
-
-def _when(timestamp_ms: int) -> str:
-    return dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def rescale(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime as dt
 import enum
 import os
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from penstock.cli.options import JsonOption, print_json, say
 from penstock.cli.running.jobs import get
 from penstock.cli.start.spark_options import SparkConfOption, needs_spark, spark_settings
 from penstock.cli.terminal import terminal
+from penstock.core.clock import utc_text
 from penstock.core.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def list_snapshots(
     for row in found:
         cells = [row[name] for name in ("job", "kind", "sequence", "checkpoint")]
         figures = [f"{row['rows']:,}", f"{row['bytes']:,}"]
-        table.add_row(*map(str, cells), _when(row["created-ms"]), *figures, row["uri"])
+        table.add_row(*map(str, cells), utc_text(row["created-ms"]), *figures, row["uri"])
     terminal().print(table)
 
 
@@ -135,7 +135,7 @@ def show(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
         return
     console = terminal()
     console.print(
-        f"[bold]{head['job']}[/] {head['kind']} {head['checkpoint']}, taken {_when(head['created-ms'])},"
+        f"[bold]{head['job']}[/] {head['kind']} {head['checkpoint']}, taken {utc_text(head['created-ms'])},"
         f" {head['key-groups']} key groups, {head['pending-rows']:,} rows of unpublished output"
     )
     table = Table("uid", "state", "key", "value", "subtasks", "files", "rows", "bytes", box=None)
@@ -419,7 +419,3 @@ def _write(rows: Any, output: Path) -> None:
         msg = f"--output {output} has an unknown format"
         raise UsageError(msg, hint="use a .parquet or .csv file")
     say(f"{rows.height:,} rows written to {output}")
-
-
-def _when(timestamp_ms: int) -> str:
-    return dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")

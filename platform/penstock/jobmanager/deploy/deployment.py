@@ -170,11 +170,6 @@ class Deployment:
         late = [str(e.id) for e in self.executions.values() if e.state != "RUNNING"]
         return f"subtasks to run: {', '.join(late[:3])}" if late else "source splits"
 
-    def source_workers(self) -> list[str]:
-        """Return the workers that run source subtasks."""
-        sources = {vertex.id for vertex in self.graph.vertices if vertex.is_source}
-        return sorted({e.worker_id for e in self.executions.values() if e.id.vertex_id in sources})
-
     def any_worker(self) -> str:
         """Return a worker for work besides the tasks."""
         return next(w.worker_id for w in self.workers.values() if w.endpoint)

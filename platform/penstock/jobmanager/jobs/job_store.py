@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.checkpoint.job_lease import JobLease, LeaseHolder
-from penstock.checkpoint.manifest_log import LogEntry, Manifest, ManifestLog, decode_manifest
+from penstock.checkpoint.job_lease import LEASE, JobLease, LeaseHolder
+from penstock.checkpoint.manifest_log import CLAIM, SAVEPOINT_MANIFEST, LogEntry, Manifest, ManifestLog, decode_manifest
 from penstock.checkpoint.recovery import (
     FRESH,
     FROM,
@@ -31,8 +31,6 @@ from penstock.core.rand import Rand
 from penstock.core.structs import prepare
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.state_check import check_states, require_fit
-
-_CLAIM_KEY = "claimed.json"
 
 
 class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +182,7 @@ class JobStore:
         uri = self._start.from_uri.removesuffix("/manifest.json").rstrip("/")
         store = open_store(uri)
         try:
-            data = store.read("manifest.json")
+            data = store.read(SAVEPOINT_MANIFEST)
         except FileNotFoundError as error:
             msg = f"there is no savepoint at {uri}"
             raise NotFoundError(msg, hint="pass the folder that `penstock savepoint` or `stop` printed") from error
@@ -214,15 +212,15 @@ class JobStore:
         """
         store = open_store(self._start.from_uri.removesuffix("/manifest.json").rstrip("/"))
         mine = {"job_folder": self._store.uri, "job_id": job_id, "run_id": run_id}
-        if store.list(_CLAIM_KEY) and store.read(_CLAIM_KEY) == msgspec.json.encode(mine):
+        if store.list(CLAIM) and store.read(CLAIM) == msgspec.json.encode(mine):
             self._mark_origin_claimed(source, mine)
             return  # the same run, under a new leader
         if not same_store(self._origin(source), self._store):
             self._check_origin(source)
-        if store.put_if_absent(_CLAIM_KEY, msgspec.json.encode(mine)):
+        if store.put_if_absent(CLAIM, msgspec.json.encode(mine)):
             self._mark_origin_claimed(source, mine)
             return
-        held = msgspec.json.decode(store.read(_CLAIM_KEY), type=dict[str, str])
+        held = msgspec.json.decode(store.read(CLAIM), type=dict[str, str])
         if held.get("job_folder") != self._store.uri:
             msg = f"savepoint {self._start.from_uri} was claimed by {held.get('job_folder')} (job {held.get('job_id')})"
             raise JobIdentityError(msg, hint="fork it with --no-claim, or start from a savepoint of that job")
@@ -232,7 +230,7 @@ class JobStore:
 
     def _check_origin(self, source: Manifest) -> None:
         origin = self._origin(source)
-        if not origin.list("lease.json"):
+        if not origin.list(LEASE):
             return
         lease = JobLease(origin, self._holder, self._clock)
         # Our own cluster may run the origin: that lease must not be taken over either.
@@ -246,15 +244,15 @@ class JobStore:
     def _mark_origin_claimed(self, source: Manifest, mine: dict[str, str]) -> None:
         """Record in the origin's folder that its lineage continues here."""
         origin = self._origin(source)
-        if not same_store(origin, self._store) and origin.list("lease.json"):
-            origin.put(_CLAIM_KEY, msgspec.json.encode({**mine, "sequence": str(source.sequence)}))
+        if not same_store(origin, self._store) and origin.list(LEASE):
+            origin.put(CLAIM, msgspec.json.encode({**mine, "sequence": str(source.sequence)}))
 
     def _refuse_continued(self, generation: int) -> None:
         """Refuse to resume a job that continues under another name: both would publish the later output."""
         chosen = self._start.fresh or self._start.from_uri or self._start.accept_duplicates
-        if chosen or not self._store.list(_CLAIM_KEY):
+        if chosen or not self._store.list(CLAIM):
             return
-        successor = msgspec.json.decode(self._store.read(_CLAIM_KEY), type=dict[str, str])
+        successor = msgspec.json.decode(self._store.read(CLAIM), type=dict[str, str])
         entries = current_history(ManifestLog(self._store, generation, self._clock, self._rand).read())
         newest = max((e.manifest.sequence for e in entries if e.manifest.kind == "checkpoint"), default=0)
         if 0 < newest <= int(successor["sequence"]):

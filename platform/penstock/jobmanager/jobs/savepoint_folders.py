@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from penstock.checkpoint.manifest_log import Manifest, decode_manifest, read_entries
+from penstock.checkpoint.manifest_log import CLAIM, SAVEPOINT_MANIFEST, Manifest, decode_manifest, read_entries
 from penstock.checkpoint.recovery import FROM, present_manifests
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri, open_store
@@ -73,8 +73,6 @@ def _write(base: str, name: str) -> None:
     store.delete(key)
 
 
-_MANIFEST = "manifest.json"
-_CLAIM = "claimed.json"
 _HINT = "pass the folder that `penstock savepoint` or `penstock stop` printed"
 
 
@@ -87,14 +85,16 @@ def dispose(uri: str, job_folders: Iterable[str]) -> None:
         NotFoundError: no savepoint at `uri`. UsageError: it holds something else.
         SavepointInUseError: a job reads from it.
     """
-    root = uri.removesuffix(f"/{_MANIFEST}").rstrip("/")
+    root = uri.removesuffix(f"/{SAVEPOINT_MANIFEST}").rstrip("/")
     store = open_store(root)
     try:
-        manifest = decode_manifest(store.read(_MANIFEST))
+        manifest = decode_manifest(store.read(SAVEPOINT_MANIFEST))
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no savepoint at {root}", hint=_HINT) from error
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{root}/{_MANIFEST} is not the manifest of a savepoint: {error}", hint=_HINT) from error
+        raise UsageError(
+            f"{root}/{SAVEPOINT_MANIFEST} is not the manifest of a savepoint: {error}", hint=_HINT
+        ) from error
     if manifest.kind != "savepoint":
         raise UsageError(f"{root} holds a {manifest.kind}, not a savepoint", hint=_HINT)
     claimed = _claimed_by(store)
@@ -106,18 +106,18 @@ def dispose(uri: str, job_folders: Iterable[str]) -> None:
             )
     for path in sorted(_files(manifest)):
         store.delete(path)
-    store.delete(_CLAIM)
-    store.delete(_MANIFEST)
+    store.delete(CLAIM)
+    store.delete(SAVEPOINT_MANIFEST)
 
 
 def _claimed_by(store: ObjectStore) -> str:
     """Return the folder of the job that owns the savepoint's files; empty if there is none."""
-    if not store.list(_CLAIM):
+    if not store.list(CLAIM):
         return ""
     try:
-        return msgspec.json.decode(store.read(_CLAIM), type=_Claim).job_folder
+        return msgspec.json.decode(store.read(CLAIM), type=_Claim).job_folder
     except msgspec.MsgspecError as error:
-        msg = f"{store.uri}/{_CLAIM} is damaged: {error}"
+        msg = f"{store.uri}/{CLAIM} is damaged: {error}"
         raise UsageError(
             msg, hint="the owner of the savepoint is unknown: if no job uses it, delete it by hand"
         ) from error
@@ -219,7 +219,7 @@ def _inside(path: str, savepoint: str) -> bool:
 
 
 def _same(uri: str, savepoint: str) -> bool:
-    return _plain(open_store(uri.removesuffix(f"/{_MANIFEST}").rstrip("/")).uri) == _plain(savepoint)
+    return _plain(open_store(uri.removesuffix(f"/{SAVEPOINT_MANIFEST}").rstrip("/")).uri) == _plain(savepoint)
 
 
 def _plain(uri: str) -> str:

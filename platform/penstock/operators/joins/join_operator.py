@@ -1,4 +1,4 @@
-"""What the join operators share: the kept rows of both sides, batches of result rows, and output in bounded batches.
+"""Common parts of the join operators: kept rows of both sides, batches of result rows, and bounded output.
 
 Base of the interval, window and temporal join.
 """

@@ -107,6 +107,10 @@ _NO_TIMERS = tuple(
 )
 
 
+def _handles_timers(function: Any) -> bool:
+    return type(function).on_timer not in _NO_TIMERS
+
+
 @dataclass(frozen=True, slots=True)
 class _InputHandler:
     """The handling of the rows of an input."""
@@ -166,8 +170,7 @@ class KeyedProcessOperator(Operator):
         self._event, self._processing = TimerQueue(), TimerQueue()
         self._event_table, self._processing_table = self._state.timers("event"), self._state.timers("processing")
         self._store.check_all_declared()
-        handles_timers = type(function).on_timer not in _NO_TIMERS
-        queues = (self._event, self._processing) if handles_timers else (NoTimerQueue(), NoTimerQueue())
+        queues = (self._event, self._processing) if _handles_timers(function) else (NoTimerQueue(), NoTimerQueue())
         timers = Timers(self._current, *queues)
         self._keys = Cells(self._current)
         self._context = ProcessContext(self._keys, timers, context.clock, self._output.sides)
@@ -247,7 +250,7 @@ class KeyedProcessOperator(Operator):
     @property
     def has_timers(self) -> bool:
         """Whether the function handles timers."""
-        return self._function is not None and type(self._function).on_timer not in _NO_TIMERS
+        return self._function is not None and _handles_timers(self._function)
 
     def process_time(self, now_ms: int, out: Collector) -> None:
         """Fire the processing-time timers that are due by the clock, which is monotonic here."""

@@ -17,6 +17,7 @@ import msgspec
 from penstock.checkpoint.manifest_log import (
     FORMAT_VERSION,
     PREFIX,
+    SAVEPOINT_MANIFEST,
     Manifest,
     decode_manifest,
     key_of,
@@ -29,7 +30,6 @@ from penstock.checkpoint.stores import join_uri, open_store, read_file
 from penstock.core.errors import NotFoundError, SnapshotDamagedError, StorageError, UsageError
 from penstock.core.snapshot import FileRef
 
-SAVEPOINT_MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"(.+)/manifests/(\d{20})\.json")
 _JOB = re.compile(r"([^/]+)/manifests/\d{20}\.json")
 _SAVEPOINT = re.compile(r"((?:.*/)?[^/]+)/manifest\.json")

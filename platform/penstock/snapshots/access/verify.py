@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.checkpoint.manifest_log import PREFIX, Manifest, key_of, sequence_of
+from penstock.checkpoint.job_lease import LEASE
+from penstock.checkpoint.manifest_log import CLAIM, PREFIX, SAVEPOINT_MANIFEST, Manifest, key_of, sequence_of
 from penstock.checkpoint.recovery import present_manifests
 from penstock.checkpoint.retention import SWEPT_PREFIXES, files_of
 from penstock.checkpoint.store import ObjectStore
@@ -26,14 +27,14 @@ from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.snapshots.access.content import states_of
-from penstock.snapshots.access.opening import SAVEPOINT_MANIFEST, Snapshot, open_snapshot, read_log
+from penstock.snapshots.access.opening import Snapshot, open_snapshot, read_log
 from penstock.state.log.row_spec import TIMERS
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
 from penstock.state.log.segments import key_names
 
 #: Folders that may be in a job's or a savepoint's folder, besides files in manifests.
 _KNOWN_PREFIXES = (PREFIX, "savepoints/", *SWEPT_PREFIXES)
-_KNOWN_KEYS = ("lease.json", "claimed.json", SAVEPOINT_MANIFEST)
+_KNOWN_KEYS = (LEASE, CLAIM, SAVEPOINT_MANIFEST)
 
 
 @dataclass(frozen=True, slots=True)

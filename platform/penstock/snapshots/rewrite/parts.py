@@ -20,13 +20,13 @@ import msgspec
 import pyarrow as pa
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.manifest_log import Manifest, decode_manifest
+from penstock.checkpoint.manifest_log import CLAIM, SAVEPOINT_MANIFEST, Manifest, decode_manifest
 from penstock.checkpoint.retention import files_of
 from penstock.checkpoint.stores import open_store, read_file
 from penstock.core.errors import SavepointInUseError, StorageError, UsageError
 from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
-from penstock.snapshots.access.opening import SAVEPOINT_MANIFEST, open_snapshot, open_target
+from penstock.snapshots.access.opening import open_snapshot, open_target
 from penstock.snapshots.rewrite.split_points import (
     DEFAULT_LIMITS,
     SnapshotLimits,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import Segment
     from penstock.graph.job_graph import JobGraph
 
-_CLAIM = "claimed.json"
 #: Files of a write that was aborted without being able to remove them.
 _LEFTOVER = re.compile(r"(?:[^/]+/[^/]+/part|pending/chunk)-[0-9a-f]{12}-[^/]+")
 #: Files of a savepoint by any other writer of penstock, by the operator's uid. A write that replaced it may have died
@@ -166,7 +165,7 @@ def _version(store: ObjectStore) -> str:
 
 
 def _require_unclaimed(store: ObjectStore) -> None:
-    if store.list(_CLAIM):
+    if store.list(CLAIM):
         msg = f"a job was started from the savepoint {store.uri} and may still read its files"
         raise SavepointInUseError(msg, hint="give another folder, or dispose of this one")
 

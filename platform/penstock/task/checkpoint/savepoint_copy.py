@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from penstock.checkpoint.manifest_log import Manifest, decode_manifest, encode_manifest
+from penstock.checkpoint.manifest_log import SAVEPOINT_MANIFEST, Manifest, decode_manifest, encode_manifest
 from penstock.checkpoint.stores import checksum_of, join_uri, read_file
 from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 #: Rows of one part; a state has at least one part per subtask that had rows.
 PART_ROWS = 1_000_000
-MANIFEST = "manifest.json"
 
 
 def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectStore]) -> FileRef:
@@ -98,14 +97,14 @@ class SavepointWriter:
         """
         data = encode_manifest(manifest)
         done = (
-            self._target.put_if_match(MANIFEST, data, replaces)
+            self._target.put_if_match(SAVEPOINT_MANIFEST, data, replaces)
             if replaces
-            else self._target.put_if_absent(MANIFEST, data)
+            else self._target.put_if_absent(SAVEPOINT_MANIFEST, data)
         )
-        if not done and (not self._target.list(MANIFEST) or self._target.read(MANIFEST) != data):
+        if not done and (not self._target.list(SAVEPOINT_MANIFEST) or self._target.read(SAVEPOINT_MANIFEST) != data):
             msg = f"{self._target.uri} already holds a savepoint" + (", not the one to replace" if replaces else "")
             raise StorageError(msg, hint="give another folder")
-        return FileRef(path=MANIFEST, length=len(data), checksum=checksum_of(data))
+        return FileRef(path=SAVEPOINT_MANIFEST, length=len(data), checksum=checksum_of(data))
 
     def _part(self, state: KeyedStateSnapshot, schema: pa.Schema, tables: list[pa.Table]) -> Segment:
         position = 1 + max((segment.position for segment in state.segments), default=0)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.support.sizes import given
+from tests.unit.operators.process.counting import Counting, Out
 
 import penstock as ps
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
@@ -20,29 +21,6 @@ SCHEMA = pa.schema(
     [pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64()), pa.field(TS_COLUMN, pa.int64())]
 )
 NAMES = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64()), pa.field(TS_COLUMN, pa.int64())])
-
-
-class Out(NamedTuple):
-    k: int
-    what: str
-    n: int | None
-
-
-class Counting(ps.KeyedProcessFunction):
-    """Counts a key's rows; at the end of each ten microseconds says how many there were, and forgets them."""
-
-    count: ps.ValueState[int] = ps.value_state()
-
-    def process(self, row, ctx) -> Iterator[Out]:
-        n = (self.count.value() or 0) + 1
-        self.count.update(n)
-        ctx.timers.event(ctx.timestamp // 10 * 10 + 9)
-        if row.v:
-            yield Out(ctx.key, "row", n)
-
-    def on_timer(self, timestamp, ctx):
-        yield Out(ctx.key, f"{ctx.time_domain}@{timestamp}", self.count.value())
-        self.count.clear()
 
 
 def test_values_and_timers_belong_to_their_key(world):

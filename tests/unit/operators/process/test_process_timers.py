@@ -2,37 +2,14 @@
 
 import datetime as dt
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
 from tests.support.sizes import given
+from tests.unit.operators.process.counting import Counting, Out
 
 import penstock as ps
 from penstock.core.elements import MAX_TIMESTAMP, BarrierKind
 from penstock.core.errors import PenstockError
-
-
-class Out(NamedTuple):
-    k: int
-    what: str
-    n: int | None
-
-
-class Counting(ps.KeyedProcessFunction):
-    """Counts a key's rows; at the end of each ten microseconds says how many there were, and forgets them."""
-
-    count: ps.ValueState[int] = ps.value_state()
-
-    def process(self, row, ctx) -> Iterator[Out]:
-        n = (self.count.value() or 0) + 1
-        self.count.update(n)
-        ctx.timers.event(ctx.timestamp // 10 * 10 + 9)
-        if row.v:
-            yield Out(ctx.key, "row", n)
-
-    def on_timer(self, timestamp, ctx):
-        yield Out(ctx.key, f"{ctx.time_domain}@{timestamp}", self.count.value())
-        self.count.clear()
 
 
 def test_timers_fire_in_order_of_time_whatever_the_watermark_jumps_over(world):
