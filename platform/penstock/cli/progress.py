@@ -40,6 +40,8 @@ class JobProgress:
         self._notes: list[str] = []
         self._failures = FailureWatch()
         self._start_reported = False
+        #: Job name and newest summary.
+        self._newest: tuple[str, dict[str, Any]] | None = None
 
     def __enter__(self) -> Self:
         """Return self; the display starts with the first output."""
@@ -76,6 +78,7 @@ class JobProgress:
         if not self._start_reported and not summary["restarts"] and (start := resume_point(summary)):
             self._start_reported = True
             self.note(f"{handle.name} resumes from {start}")
+        self._newest = handle.name, summary
         for line in self._failures.poll(handle, summary):
             self.note(line)
         rate = self._rate(summary, now_ms)
@@ -85,6 +88,18 @@ class JobProgress:
             self._live.update(_panel(job, summary, rate))
         else:
             self._console.print(_line(job, summary, rate), markup=False, soft_wrap=True)
+
+    def so_far(self) -> list[str]:
+        """Return the newest totals of a job that was interrupted, and where its next run continues."""
+        if self._newest is None:
+            return []
+        name, summary = self._newest
+        completed = summary["checkpoints-completed"] or summary["restored"]
+        lines = [f"{name} was interrupted"]
+        lines += [f"  read {count:,} rows from {uid}" for uid, count in summary["rows-read"].items()]
+        lines += [f"  wrote {count:,} rows to {uid}" for uid, count in summary["rows-written"].items()]
+        after = "resumes from its newest checkpoint; --fresh starts over" if completed else "starts from the beginning"
+        return [*lines, f"  the next run {after}"]
 
     def _begin(self) -> None:
         """Start the display; its modules are imported only now, while the job runs."""

@@ -11,13 +11,13 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.client.failures import FailureWatch, implausible_times
+from penstock.client.failures import FailureWatch, implausible_times, resume_point
 from penstock.client.handle import TERMINAL, JobHandle, absolute_uri
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
@@ -70,6 +70,9 @@ def _files(folder: Path) -> int:
 
 #: Bytes read at once; the rest follows in the next read.
 _MOST_BYTES = 1 << 20
+#: Time for which a detached submit waits for the restored checkpoint, which it prints.
+_RESTORED_WAIT_MS = 3_000.0
+_RESTORED_POLL_MS = 50.0
 
 
 class PrintedRows:
@@ -149,7 +152,7 @@ class ClusterExecutor:
         """Submit a job and wait for its end, unless detached."""
         handle = self.submit(graph)
         if self.detached:
-            return JobResult(job_id=handle.job_id, name=handle.name, state=handle.status(), duration_ms=0.0)
+            return _submitted(handle)
         return _with_log(run_to_end(handle, self.on_poll or _log_failures(), enough), self.on_poll)
 
 
@@ -208,7 +211,7 @@ class EmbeddedExecutor:
             cluster.close()
 
     def _submit_to(self, cluster: LocalCluster, graph: JobGraph) -> JobHandle:
-        handle = submit_graph(cluster.client(), graph, self.options)
+        handle = replace(submit_graph(cluster.client(), graph, self.options), embedded=True)
         if self.on_started is not None:
             self.on_started(cluster, handle)
         return handle
@@ -322,6 +325,26 @@ def _with_log(result: JobResult, on_poll: OnPoll | None) -> JobResult:
     return result
 
 
+def _submitted(handle: JobHandle) -> JobResult:
+    """Return the result of a submitted job, with its restored checkpoint if it is known soon."""
+    clock = SystemClock()
+    deadline_ms = clock.monotonic_ms() + _RESTORED_WAIT_MS
+    while True:
+        summary = handle.client.summary(handle.job_id)
+        waits = summary["state"] == "CREATED" and not summary["restored"] and not summary["waits-for"]
+        if not waits or clock.monotonic_ms() > deadline_ms:
+            break
+        clock.sleep_ms(_RESTORED_POLL_MS)
+    return JobResult(
+        job_id=handle.job_id,
+        name=handle.name,
+        state=summary["state"],
+        duration_ms=0.0,
+        restored_checkpoint=(summary["restored"] or {}).get("id"),
+        resumed_from=resume_point(summary),
+    )
+
+
 def run_to_end(
     handle: JobHandle,
     on_poll: OnPoll,
@@ -362,4 +385,5 @@ def run_to_end(
         late_rows=counts.get("late-records", {}),
         warnings=tuple(implausible_times(counts).values()),
         restored_checkpoint=(counts.get("restored") or {}).get("id"),
+        resumed_from=resume_point(counts),
     )

@@ -14,6 +14,17 @@ from penstock.core.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.client.handle import JobHandle
 
+#: What a job has done since a failure, by its state.
+_AFTER = {
+    "RUNNING": "it runs again",
+    "FINISHED": "it has finished since",
+    "CANCELLING": "it is being cancelled",
+    "CANCELED": "it was cancelled since",
+    "FAILED": "the job has failed",
+    "FAILING": "its tasks are ending",
+    "RESTARTING": "it is restarting",
+}
+
 
 def implausible_times(summary: dict[str, Any]) -> dict[str, str]:
     """Return, by source, a warning about implausible event times in a `RestClient.summary`."""
@@ -55,6 +66,7 @@ class FailureWatch:
         self._reported_times: set[str] = set()
         self._slow: set[str] = set()
         self._unreachable: set[str] = set()
+        self._with_bad_records: set[str] = set()
 
     def poll(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
         """Return a line for each new problem in a `RestClient.summary`, oldest first."""
@@ -79,6 +91,13 @@ class FailureWatch:
             f"{handle.name}: source {uid}: no answer for more than 5 s; it resumes with the next answer" for uid in new
         ]
         self._unreachable = unreachable
+        bad = summary.get("bad-records", {})
+        lines += [
+            f"{handle.name}: source {uid}: {bad[uid]:,} bad records, which do not fit its schema;"
+            f" see their number with `{handle.show_command}`"
+            for uid in sorted(bad.keys() - self._with_bad_records)
+        ]
+        self._with_bad_records |= bad.keys()
         implausible = implausible_times(summary)
         lines += [warning for uid, warning in implausible.items() if uid not in self._reported_times]
         self._reported_times |= implausible.keys()
@@ -97,7 +116,7 @@ class FailureWatch:
         for error, alike in groupby(entry["exceptionName"] for entry in reversed(new)):
             times = sum(1 for _ in alike)
             lines.append(f"{handle.name} failed{f' {times} times' if times > 1 else ''}: {error}")
-        after = next_attempt(summary) or f"it is {summary['state']} again"
+        after = next_attempt(summary) or _AFTER.get(summary["state"], f"it is {summary['state']} now")
         after += f", from checkpoint {summary['restored']['id']}" if summary.get("restored") else ""
-        lines[-1] += f" (restart {summary['restarts']}, {after}; see `penstock show {handle.name}`)"
+        lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.show_command}`)"
         return lines

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -27,13 +28,35 @@ if TYPE_CHECKING:
     from penstock.client.rest_client import RestClient, UpgradeOptions
     from penstock.graph.job_graph import JobGraph
 
+_log = logging.getLogger("penstock")
 #: Terminal states.
 TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
 _TRIGGER_ID = re.compile(r"[0-9a-f]{32}")
 _POLL_MS = 100.0
+#: Time without an answer after which a waiting caller is told.
+_SILENCE_MS = 5_000.0
 _UPGRADE_POLL_MS = 200.0
 #: Grace period beyond the deadlines of checkpoint and trial: for starting, publishing, rolling back.
 _GRACE_MS = 900_000.0
+
+
+class _AnswerWatch:
+    """Logs that the JobManager does not answer while a caller waits for a job, and when it answers again."""
+
+    def __init__(self, job: str, clock: Clock) -> None:
+        self._job, self._clock = job, clock
+        self._answered_ms = clock.monotonic_ms()
+        self._reported = False
+
+    def note(self, *, answered: bool) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if answered:
+            if self._reported:
+                _log.warning("job %s: the JobManager answers again", self._job)
+            self._answered_ms, self._reported = now_ms, False
+        elif not self._reported and now_ms - self._answered_ms > _SILENCE_MS:
+            self._reported = True
+            _log.warning("job %s: no JobManager has answered for 5 s; waiting for a new one", self._job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +67,13 @@ class JobHandle:
     job_id: str
     name: str
     clock: Clock = field(default_factory=SystemClock)
+    #: Whether its cluster ends with it; the command line then finds the job only by the cluster's URL.
+    embedded: bool = False
+
+    @property
+    def show_command(self) -> str:
+        """The command that shows this job."""
+        return f"penstock show {self.name}" + (f" --cluster {self.client.url}" if self.embedded else "")
 
     def status(self) -> str:
         """Return the job's state with Flink's names: CREATED, RUNNING, RESTARTING, FINISHED, CANCELED, FAILED, ..."""
@@ -57,10 +87,12 @@ class JobHandle:
             PenstockError: `timeout_ms` passed.
         """
         deadline = None if timeout_ms is None else self.clock.monotonic_ms() + timeout_ms
+        answers = _AnswerWatch(self.name, self.clock)
         while True:
             # The cluster answers as soon as the job has ended, or after a while, so the end is seen without a poll
             # delay.
             job = self._job_through_restarts(_POLL_MS)
+            answers.note(answered=job is not None)
             if job is None:
                 self.clock.sleep_ms(_POLL_MS)
             else:

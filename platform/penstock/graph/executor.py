@@ -35,6 +35,8 @@ class JobResult:
     warnings: tuple[str, ...] = ()
     #: The checkpoint or savepoint it started from.
     restored_checkpoint: int | None = None
+    #: The same as text; empty for an empty start.
+    resumed_from: str = ""
 
     @property
     def nothing_left(self) -> bool:

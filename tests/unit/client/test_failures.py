@@ -1,10 +1,13 @@
 """What a client tells of a job's failures: each once, with the restart and the next attempt."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from penstock.client.failures import FailureWatch, resume_point
+from penstock.client.handle import JobHandle
+from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
 
 FIRST = {"timestamp": 100, "exceptionName": "UserFunctionError: map 'm': ValueError: x at job.py:3 in f"}
@@ -21,7 +24,8 @@ def job():
     """A job's handle whose failures a test sets, newest first."""
     entries = []
     client = SimpleNamespace(exceptions=lambda _: {"exceptionHistory": {"entries": entries}})
-    return SimpleNamespace(name="orders", job_id="a", client=client, entries=entries)
+    show = "penstock show orders"
+    return SimpleNamespace(name="orders", job_id="a", client=client, entries=entries, show_command=show)
 
 
 def test_a_job_that_runs_has_nothing_to_tell(job):
@@ -44,7 +48,7 @@ def test_failures_between_two_looks_are_told_in_their_order(job):
     job.entries += [SECOND, FIRST]
     first, second = watch.poll(job, summary(restarts=2))
     assert first == f"orders failed: {FIRST['exceptionName']}"
-    assert second.startswith(f"orders failed: {SECOND['exceptionName']} (restart 2, it is RUNNING again;")
+    assert second.startswith(f"orders failed: {SECOND['exceptionName']} (restart 2, it runs again;")
 
 
 def test_the_same_failure_again_and_again_between_two_looks_is_one_line(job):
@@ -70,6 +74,29 @@ def test_a_source_without_an_answer_is_told_once_in_each_outage(job):
     watch, away = FailureWatch(), summary(**{"sources-unreachable": {"in": 6_000}})
     told = ["orders: source in: no answer for more than 5 s; it resumes with the next answer"]
     assert [watch.poll(job, s) for s in (summary(), away, away, summary(), away)] == [[], told, [], [], told]
+
+
+@pytest.mark.parametrize(
+    ("state", "after"),
+    [("RESTARTING", "it is restarting"), ("FINISHED", "it has finished since"), ("FAILED", "the job has failed")],
+)
+def test_what_follows_a_failure_is_told_by_the_state(job, state, after):
+    job.entries.append(FIRST)
+    (line,) = FailureWatch().poll(job, summary(state=state, restarts=1))
+    assert f"(restart 1, {after}; see `penstock show orders`)" in line
+
+
+def test_the_job_of_an_embedded_cluster_is_shown_by_its_address():
+    handle = JobHandle(RestClient("http://127.0.0.1:9"), "a", "orders", embedded=True)
+    assert handle.show_command == "penstock show orders --cluster http://127.0.0.1:9"
+    assert replace(handle, embedded=False).show_command == "penstock show orders"
+
+
+def test_bad_records_are_told_once_by_source(job):
+    watch, bad = FailureWatch(), summary(**{"bad-records": {"in": 1_200}})
+    (line,) = watch.poll(job, bad)
+    assert line.startswith("orders: source in: 1,200 bad records, which do not fit its schema; see their number with ")
+    assert watch.poll(job, summary(**{"bad-records": {"in": 1_300}})) == []
 
 
 def test_calls_that_take_long_are_told_once(job):

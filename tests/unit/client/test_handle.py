@@ -5,7 +5,8 @@ import pytest
 from penstock.client import executors
 from penstock.client.executors import ClusterExecutor, run_to_end
 from penstock.client.handle import JobHandle, absolute_uri
-from penstock.core.errors import JobFailedError, UsageError
+from penstock.core.clock import ManualClock
+from penstock.core.errors import JobFailedError, PenstockError, UsageError
 
 DETAIL = "Traceback (most recent call last):\n  File ...\nValueError: no"
 
@@ -89,3 +90,38 @@ def test_a_plain_program_is_told_that_there_was_nothing_left_to_do(caplog, monke
     assert ClusterExecutor(url="http://127.0.0.1:1", on_poll=on_poll).execute(None).nothing_left
     told = "job totals had nothing left to do since checkpoint 7 (penstock run --fresh JOB" in caplog.text
     assert told == (on_poll is None)
+
+
+class Away:
+    """A cluster whose JobManager is away for a number of polls; its only job ends then."""
+
+    def __init__(self, polls):
+        self.left = polls
+
+    def job_after(self, job_id, wait_ms):
+        if self.left:
+            self.left -= 1
+            raise PenstockError("no JobManager answers at http://127.0.0.1:1")
+        return {"state": "FINISHED"}
+
+
+@pytest.mark.parametrize(("polls", "lines"), [(20, 0), (200, 2)])
+def test_a_jobmanager_that_does_not_answer_is_told_once_to_who_waits(caplog, polls, lines):
+    assert JobHandle(Away(polls), "1", "totals", ManualClock()).wait() == "FINISHED"
+    told = [record.message for record in caplog.records]
+    expected = "job totals: no JobManager has answered for 5 s; waiting for a new one"
+    assert told == [expected, "job totals: the JobManager answers again"][:lines]
+
+
+class Resumes:
+    """Answers as a cluster whose only job is restored from a checkpoint."""
+
+    def summary(self, job_id):
+        return {"state": "CREATED", "waits-for": "", "restored": {"id": 7, "taken": 0, "uri": ""}}
+
+
+def test_a_detached_submit_has_what_the_job_resumes_from(monkeypatch):
+    monkeypatch.setattr(executors, "submit_graph", lambda *_: JobHandle(Resumes(), "1", "totals"))
+    result = ClusterExecutor(url="http://127.0.0.1:1", detached=True).execute(None)
+    assert result.resumed_from == "checkpoint 7, taken 1970-01-01 00:00:00 UTC"
+    assert result.restored_checkpoint == 7

@@ -264,6 +264,9 @@ def rescale(
         print_json({"jobid": found.job_id, "name": found.name, "parallelism": after})
         return
     say(f"{found.name} runs with " + ", ".join(f"{name} x{count}" for name, count in after.items()))
+    own = [name for name, count in after.items() if parallelism is not None and count != parallelism]
+    if own and not vertices:
+        say(f"{', '.join(own)}: keeps a parallelism of its own; --vertex UID=N changes it")
 
 
 def _vertex_parallelism(text: str) -> tuple[str, int]:

@@ -115,8 +115,9 @@ def start(
     deadline = clock.monotonic_ms() + (_SPARK_START_TIMEOUT_MS if master else _START_TIMEOUT_MS)
     while not record.exists():
         if process.poll() is not None or clock.monotonic_ms() > deadline:
-            msg = f"the cluster did not start: {log.read_text(errors='replace').strip().rpartition(chr(10))[2]}"
-            raise PenstockError(msg, hint=f"see its log {log}")
+            last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            hint = "" if "see its log" in last else f"see its log {log}"  # a child process has named its own
+            raise PenstockError(f"the cluster did not start: {last}", hint=hint)
         clock.sleep_ms(_POLL_MS)
     found = jsonlib.loads(record.read_text(encoding="utf-8"))
     if json:

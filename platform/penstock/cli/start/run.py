@@ -92,11 +92,11 @@ def run(
             executor = cluster_executor(cluster, options)
             executor.detached = detached
         executor.on_poll = progress.on_poll
-        results = _executed(job, executor, overrides)
+        results = _executed(job, executor, overrides, progress)
     _tell(results, as_json=json)
 
 
-def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str]) -> list[JobResult]:
+def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str], progress: JobProgress) -> list[JobResult]:
     """Run the job file; its imports run while the cluster's processes start."""
     from penstock.api.building.executors import use_executor
 
@@ -108,6 +108,9 @@ def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str]) -> li
                 name = executor.submitted.name
                 say(f"\n{name} keeps running in the cluster; `penstock stop {name}` ends it with a savepoint,")
                 say(f"`penstock cancel {name}` without; `penstock run ... --attach` follows it again")
+            else:
+                for line in progress.so_far():
+                    say(line)
             raise
     if not results:
         msg = f"{job} ran to its end without calling env.execute(...)"
@@ -125,6 +128,8 @@ def _tell(results: list[JobResult], *, as_json: bool) -> None:
                 say(line)
         else:
             say(f"{result.name} {result.job_id} is submitted; see its state with `penstock show {result.name}`")
+            if result.resumed_from:
+                say(f"  it resumes from {result.resumed_from}")
 
 
 def _document(result: JobResult) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""What the display of `penstock run` keeps of a job."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.cli.progress import JobProgress
+from penstock.core.clock import ManualClock
+
+SUMMARY = {
+    "state": "RUNNING",
+    "restarts": 0,
+    "next-attempt-in-ms": None,
+    "waits-for": "",
+    "checkpoints-failed": 0,
+    "source-records": 30,
+    "records-out": 20,
+    "watermark": None,
+    "restored": None,
+    "checkpoint-failure": "",
+    "rows-read": {"orders": 30},
+    "rows-written": {"out": 20},
+}
+
+
+@pytest.mark.parametrize(
+    ("completed", "end"),
+    [
+        (0, "  the next run starts from the beginning"),
+        (4, "  the next run resumes from its newest checkpoint; --fresh starts over"),
+    ],
+)
+def test_an_interrupted_job_has_its_totals_and_where_it_continues(capsys, completed, end):
+    client = SimpleNamespace(summary=lambda _: {**SUMMARY, "checkpoints-completed": completed})
+    progress = JobProgress(clock=ManualClock())
+    progress.on_poll(SimpleNamespace(client=client, job_id="1", name="totals"), {"name": "totals", "state": "RUNNING"})
+    assert progress.so_far() == ["totals was interrupted", "  read 30 rows from orders", "  wrote 20 rows to out", end]
+
+
+def test_a_job_that_never_began_has_no_totals():
+    assert JobProgress().so_far() == []
