@@ -56,13 +56,13 @@ JOBS = {
     ),
     "a root that is no place for files": (
         "env = ps.Environment(1, checkpoint_root='/proc/nope')\nout(paid())",
-        "/proc/nope.*: (No such file|Permission denied|Not a directory)",
-        "writable",
+        "checkpoint_root='/proc/nope': cannot write .*: (No such file|Permission denied|Not a directory)",
+        "writable.* set another checkpoint_root",
     ),
     "a root below a file": (
         "env = ps.Environment(1, checkpoint_root='FOLDER/paid.jsonl/root')\nout(paid())",
-        "Not a directory",
-        "check that the folder exists",
+        r"checkpoint_root='\S+/paid.jsonl/root': cannot read .*: Not a directory",
+        "check that the folder exists.* set another checkpoint_root",
     ),
     "an S3 host that is not known": (
         "env = ps.Environment(1, checkpoint_root='s3://bucket/root')\nout(paid())",
@@ -87,6 +87,29 @@ JOBS = {
         "out(paid().map(lambda row: {'user': 'a', 'amount': 'abc'}, returns=Paid))",
         "field 'amount' does not fit int64",
         "correct the row type",
+    ),
+    "a map without its return": (
+        "def paid_twice(row) -> Paid:\n    Paid(user=row.user, amount=2)\nout(paid().map(paid_twice))",
+        r"map 'map-\d': the function returned None; operator 'map-\d' at job.py:\d+",
+        "is a return missing.* filter or flat_map",
+    ),
+    "a filter that returns text": (
+        "out(paid().filter(lambda row: row.user + '').uid('kept'))",
+        r"filter 'kept': the function returned the str 'a', not a bool; operator 'kept' at job.py:\d+",
+        "return True or False",
+    ),
+    "a package that workers lack": (
+        "def scored(row) -> Paid:\n    import no_such_package\n    return row\nout(paid().map(scored))",
+        r"ModuleNotFoundError: No module named 'no_such_package' at \S+job.py:\d+ in scored",
+        r"install it in the TaskManagers' Python, /\S+, or name it in ps.Environment\(requirements=",
+    ),
+    "times of another unit": (
+        (
+            "times = ps.WatermarkStrategy.monotonic(timestamp='amount', unit='s')\n"
+            "out(env.from_source(FileSource('FOLDER/late.jsonl', Paid), watermarks=times, uid='late'))"
+        ),
+        "event time 'amount' is null or outside the years 1 to 9999: 1700000000000000 ",
+        "its numbers count us: set unit='us' on the watermark strategy",
     ),
     "a result without a field": (
         "out(paid().map(lambda row: {'user': 'a'}, returns=Paid))",
@@ -138,6 +161,10 @@ COMMANDS = {
     ),
     "no job file": ("run nothere.py", r"there is no job file nothere.py \(pass the path"),
     "a setting without its unit": ("run job.py --set checkpoint_interval=5", r"'5' is not a duration \(write"),
+    "a setting's value that is none": (
+        "run job.py --set state_backend=rocks",
+        r"setting state_backend='rocks' is not known \(one of hashmap, rocksdb, remote\)",
+    ),
     "a setting that is none": ("run job.py --set chekpoint_interval=5s", "did you mean 'checkpoint_interval_ms'"),
     "a savepoint to start from that is none": ("run job.py --from NOWHERE", r"NOWHERE.*\(.+\)$"),
     "a savepoint of no job": ("savepoint nothing", r"no job .*'?nothing'?.*\(.+\)$"),
@@ -167,6 +194,7 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("mistakes")
     (made / "paid.jsonl").write_text('{"user": "a", "amount": 1}\n')
     (made / "bad.jsonl").write_text('{"user": "a", "amount":1}\n{"user": "a", "amount": "x"}\n')
+    (made / "late.jsonl").write_text('{"user": "a", "amount": 1700000000000000}\n')
     (made / "paid.csv").write_text("user,sum\na,1\n")
     return made
 

@@ -13,7 +13,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from tests.cluster.harness import Scene
 from tests.cluster.orders import Orders, read_windows
-from tests.cluster.stage import Stage
+from tests.cluster.stage import Stage, cli
 from tests.support.depth import depth, first_seed
 from tests.support.proxy import FAULTS, Proxy
 from tests.support.waiting import patience
@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pyte
 
 #: Output must come again so soon after the end of a fault.
 MOST_GAP_S = 15.0
+#: A broker that does not answer must be named so soon.
+NAMED_S = 25.0
 #: So long a fault lasts.
 LASTS_S = (0.5, 6.0)
 RATE = 2_000
@@ -136,6 +138,30 @@ def test_what_takes_long_is_told_with_what_it_waits_for(kafka, minio_server, buc
         told = lambda: [e["text"] for e in scene.story() if e["kind"] == "slow"]
         scene.wait(lambda: any("slow call ended after" in text for text in told()), lambda: f"the end of {told()}")
         assert any(text.startswith("slow call, ") and text.endswith(f" so far: {slow[0]}") for text in told()), told()
+        scene.feed.join()
+        scene.wait_finished()
+        scene.check_exact()
+
+
+def test_a_source_whose_brokers_do_not_answer_is_named_by_show_and_by_the_watermark(
+    kafka, minio_server, bucket, proxies, tmp_path
+):
+    stage = Stage(kafka, minio_server, bucket, "silent", tmp_path)
+    with ThroughProxies(stage, Orders(8, 40_000), proxies) as scene:
+        scene.job = replace(scene.job, sink_bootstrap=stage.bootstrap)
+        scene.begin()
+        scene.wait_rows()
+        proxies["kafka"].begin("black-hole")
+        begun = time.monotonic()
+        said = lambda *command: cli(*command, "--cluster", scene.cluster.rest_url, cwd=tmp_path).out
+        show, explain = ("show", scene.job_id), ("explain", scene.job_id, "watermark")
+        scene.wait(lambda: "source orders: no answer for more than 5 s" in said(*show), "a source without an answer")
+        assert time.monotonic() - begun < NAMED_S * patience()
+        why = said(*explain)
+        assert re.search(r"its source has had no answer for \d+ s; it resumes with the next one", why), why
+        assert "with_idleness" not in why
+        proxies["kafka"].end()
+        scene.wait(lambda: "no answer" not in said(*show), "an answer")
         scene.feed.join()
         scene.wait_finished()
         scene.check_exact()

@@ -106,7 +106,9 @@ def test_a_test_whose_workers_cannot_import_the_function_fails_with_the_import_e
     code, text = a_test(HIDDEN)
     assert code == 1, text
     assert "FunctionLoadError: process 'totals': the function cannot be loaded: ModuleNotFoundError" in text
-    assert re.search(r"No module named 'fraud'; operator 'totals' at test_fraud.py:\d+ \(put the module beside", text)
+    assert re.search(
+        r"No module named 'fraud'; operator 'totals' at test_fraud.py:\d+ \(a package: .*put it beside", text
+    )
 
 
 @pytest.mark.parametrize(

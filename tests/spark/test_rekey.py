@@ -60,7 +60,7 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("kind", [pytest.param("cast", marks=pytest.mark.nightly), "three"])
 def test_it_gives_the_files_that_it_gives_here(spark, savepoint, tmp_path, kind):
     snapshot = open_snapshot(savepoint)
     wanted = {"uid": "people", "key": KEYS[kind], "limits": SMALL}
@@ -79,6 +79,7 @@ def test_it_gives_the_files_that_it_gives_here(spark, savepoint, tmp_path, kind)
     assert max(sizes) < 2 * min(sizes), "files are of about the same size"
 
 
+@pytest.mark.nightly
 def test_now_is_one_moment_in_all_tasks_of_both_jobs(spark, savepoint, tmp_path):
     wanted = {"uid": "people", "key": ["user_id", "at=NOW()"], "limits": SMALL}
     made = rekey(open_snapshot(savepoint), str(tmp_path / "new"), engine=SparkRekey(spark), **wanted)

@@ -240,6 +240,7 @@ given.write.format("dying").options(job=job, uid="people").mode("append").save(s
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_tasks_that_are_killed_are_tried_again_without_harm(job_file, tmp_path):
     script = tmp_path / "dies.py"

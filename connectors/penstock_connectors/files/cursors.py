@@ -22,6 +22,8 @@ from penstock_connectors.formats.json_decode import JsonDecoder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock_connectors.formats.timestamps import TimestampUnit
+
 #: Bytes of text read at once; a longer line is read in steps of this up to `_LINE_BYTES`.
 BLOCK_BYTES = 4 << 20
 _LINE_BYTES = 64 << 20
@@ -59,9 +61,14 @@ class Cursor(Protocol):
 
 
 def open_cursor(
-    path: str, file_format: str, schema: pa.Schema, state: dict[str, Any], block_bytes: int = BLOCK_BYTES
+    path: str,
+    file_format: str,
+    schema: pa.Schema,
+    state: dict[str, Any],
+    block_bytes: int = BLOCK_BYTES,
+    timestamp_unit: TimestampUnit = "auto",
 ) -> Cursor:
-    """Open a file at the position in `state`; read text in blocks of `block_bytes`.
+    """Open a file at the position in `state`; read text in blocks of `block_bytes`, and JSON's times in a unit.
 
     Raises:
         ConnectorError: it cannot be read, lacks columns, or has shrunk.
@@ -75,7 +82,7 @@ def open_cursor(
             return ParquetCursor(path, schema, state)
         if file_format == "csv":
             return TextCursor(path, state, CsvLines(path, schema).parse, block_bytes, header=True)
-        return TextCursor(path, state, JsonLines(schema).parse, block_bytes, header=False)
+        return TextCursor(path, state, JsonLines(schema, timestamp_unit).parse, block_bytes, header=False)
     except (OSError, pa.ArrowException) as error:
         msg = f"file source: {path} cannot be read: {error}"
         raise ConnectorError(msg, hint="check that the file exists on every worker and is complete") from error
@@ -161,8 +168,8 @@ class TextCursor:
 class JsonLines:
     """One JSON object a line."""
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._decoder = JsonDecoder(schema)
+    def __init__(self, schema: pa.Schema, timestamp_unit: TimestampUnit) -> None:
+        self._decoder = JsonDecoder(schema, timestamp_unit)
 
     def parse(self, lines: pa.LargeBinaryArray) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
         """Decode the lines; line ends are white space to JSON."""

@@ -21,6 +21,7 @@ from penstock.core.errors import BadRecordError, ConnectorError, GraphError, Usa
 from penstock.core.schema import arrow_schema_of, schema_from_text, schema_to_text
 from penstock.core.structs import prepare
 from penstock_connectors.files.cursors import BLOCK_BYTES, open_cursor
+from penstock_connectors.formats.timestamps import TimestampUnit
 
 if TYPE_CHECKING:
     from penstock.connector.source import SourceContext
@@ -32,6 +33,7 @@ OnBadRecord = Literal["fail", "skip", "dead-letter"]
 _FACTORY = "penstock_connectors.files.source:FileSourceFactory"
 _FORMATS = ("jsonl", "parquet", "csv")
 _POLICIES = ("fail", "skip", "dead-letter")
+_TIMESTAMP_UNITS = ("auto", "s", "ms", "us")
 _OPEN_FILES = 16
 
 
@@ -41,6 +43,11 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     format: FileFormat
     on_bad_record: OnBadRecord
+    timestamp_unit: TimestampUnit = "auto"
+
+    def cursor(self, path: str, schema: pa.Schema, state: dict[str, Any], block_bytes: int) -> Cursor:
+        """Open a file at the position in `state`."""
+        return open_cursor(path, self.format, schema, state, block_bytes, self.timestamp_unit)
 
 
 prepare(_Config)
@@ -51,12 +58,14 @@ class FileSource:
     """The rows of a file, a folder's files or a glob pattern, read once from beginning to end.
 
     `schema` is a `ps.Schema` (or another row type) or an Arrow schema. Files that begin with a dot are skipped.
+    `timestamp_unit` is the unit of integer times in JSON; `auto` takes the magnitude (see `formats.timestamps`).
     """
 
     path: str | os.PathLike[str]
     schema: Any
     format: FileFormat = "jsonl"
     on_bad_record: OnBadRecord = "fail"
+    timestamp_unit: TimestampUnit = "auto"
 
     @property
     def row_schema(self) -> pa.Schema:
@@ -72,7 +81,7 @@ class FileSource:
         """Return the source as a value.
 
         Raises:
-            GraphError: an unknown format or policy, a URL for a path, or a column that CSV does not support.
+            GraphError: an unknown format, policy or unit, a URL for a path, or a column that CSV does not support.
         """
         path = os.fspath(self.path)
         if self.format not in _FORMATS:
@@ -81,12 +90,24 @@ class FileSource:
         if self.on_bad_record not in _POLICIES:
             msg = f"FileSource: unknown on_bad_record {self.on_bad_record!r}"
             raise GraphError(msg, hint=f"use one of {', '.join(_POLICIES)}")
+        if self.timestamp_unit not in _TIMESTAMP_UNITS:
+            msg = f"FileSource: unknown timestamp_unit {self.timestamp_unit!r}"
+            raise GraphError(msg, hint=f"use one of {', '.join(_TIMESTAMP_UNITS)}")
+        if self.timestamp_unit != "auto" and self.format != "jsonl":
+            msg = f"FileSource: timestamp_unit={self.timestamp_unit!r} is for format='jsonl', not {self.format!r}"
+            way = f"declare the field as int and set unit={self.timestamp_unit!r} on the watermark strategy"
+            raise GraphError(msg, hint=way)
         if "://" in path:
             msg = f"FileSource: {path!r} is not a local path"
             raise GraphError(msg, hint="give a path that every worker sees")
         if self.format == "csv":
             _check_csv(self.row_schema)
-        config = _Config(path=str(Path(path).absolute()), format=self.format, on_bad_record=self.on_bad_record)
+        config = _Config(
+            path=str(Path(path).absolute()),
+            format=self.format,
+            on_bad_record=self.on_bad_record,
+            timestamp_unit=self.timestamp_unit,
+        )
         return SourceSpec(
             factory=_FACTORY,
             config=msgspec.to_builtins(config),
@@ -150,7 +171,7 @@ class FileSourceFactory:
         """
         config = msgspec.convert(spec.config, _Config)
         split = FileEnumerator(config, first_run=True).discover(frozenset())[0]
-        open_cursor(split.id, config.format, schema_from_text(spec.schema), split.state).close()
+        config.cursor(split.id, schema_from_text(spec.schema), split.state, BLOCK_BYTES).close()
 
 
 class FileEnumerator:
@@ -223,7 +244,7 @@ class FileReader:
         finished: list[str] = []
         for path, split in active:
             if split.cursor is None:
-                split.cursor = open_cursor(path, self._config.format, self._schema, split.state, self._block_bytes)
+                split.cursor = self._config.cursor(path, self._schema, split.state, self._block_bytes)
             result = split.cursor.read(max(1, max_rows // len(active)))
             if result is None:
                 split.close()

@@ -5,7 +5,7 @@ Imported by user code and by the control plane: client library and Arrow are loa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from penstock.config.settings import parse_duration_ms
@@ -92,20 +92,22 @@ class KafkaSource:
             known = ", ".join(("bootstrap", "topic", "schema", "format", *_DEFAULTS))
             raise UsageError(f"KafkaSource has no argument {unknown}", hint=f"it has: {known}")
         chosen = SourceOptions(**{**_DEFAULTS, **options})
-        topics = [topic] if isinstance(topic, str) else list(topic)
+        topics = _topics_of(topic)
         if not bootstrap or not topics or not all(topics):
             raise UsageError(
                 "KafkaSource needs an address and a topic",
                 hint="KafkaSource('host:9092', topic='orders', schema=Order)",
             )
         if len(set(topics)) < len(topics):
-            raise UsageError(f"KafkaSource: a topic is named twice in {topics}")
+            raise UsageError(f"KafkaSource: a topic is named twice in {topics}", hint="name each topic once")
         _one_of("format", format, FORMATS, "; for another one use raw and decode the column value in .map(f)")
         _one_of("on_bad_record", chosen["on_bad_record"], POLICIES)
         _one_of("timestamp_unit", chosen["timestamp_unit"], ("auto", "s", "ms", "us"))
         if (schema is None) != (format == "raw"):
-            wanted = "has the columns key, value, timestamp, topic, partition, offset; leave schema out"
-            raise UsageError(f"KafkaSource: format={format!r} " + (wanted if format == "raw" else "needs schema="))
+            if format == "raw":
+                msg = "KafkaSource: format='raw' has the columns key, value, timestamp, topic, partition, offset"
+                raise UsageError(msg, hint="leave schema out")
+            raise UsageError(f"KafkaSource: format={format!r} needs schema=", hint="give the row type: schema=Order")
         if chosen["dead_letter_topic"] is not None and chosen["on_bad_record"] != "dead-letter":
             raise UsageError(
                 "KafkaSource: dead_letter_topic is set but not used", hint="add on_bad_record='dead-letter'"
@@ -189,6 +191,16 @@ class KafkaSourceFactory:
 def _one_of(name: str, value: str, allowed: Sequence[str], other: str = "") -> None:
     if value not in allowed:
         raise UsageError(f"KafkaSource: {name}={value!r} is not known", hint=f"one of {', '.join(allowed)}{other}")
+
+
+def _topics_of(given: object) -> list[str]:
+    """Return the topics of an argument, which may be of any type."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, Collection) or not all(isinstance(name, str) for name in given):
+        msg = f"KafkaSource: topic={given!r} is neither a topic's name nor several"
+        raise UsageError(msg, hint="write topic='orders' or topic=['orders', 'refunds']")
+    return list(given)
 
 
 def _as_arrow(schema: Any) -> pa.Schema:

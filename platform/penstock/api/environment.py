@@ -9,10 +9,9 @@ import argparse
 import os
 import sys
 import sysconfig
-import typing
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack
 
 import msgspec
 
@@ -29,6 +28,7 @@ from penstock.config.settings import (
     parse_bytes,
     parse_duration_ms,
     with_overrides,
+    wrong_value,
 )
 from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG
 from penstock.core.errors import GraphError, UsageError, did_you_mean
@@ -88,13 +88,8 @@ def settings_from(keywords: Mapping[str, Any]) -> JobSettings:
     try:
         return in_range(msgspec.convert(fields, JobSettings))
     except msgspec.ValidationError as error:
-        for name, kind in typing.get_type_hints(JobSettings).items():
-            allowed = get_args(kind) if get_origin(kind) is Literal else ()
-            if allowed and fields.get(name, allowed[0]) not in allowed:
-                msg = f"ps.Environment: {name}={fields[name]!r} is not known"
-                raise UsageError(msg, hint=f"one of {', '.join(allowed)}") from error
-        msg = f"ps.Environment: {error}"
-        raise UsageError(msg, hint="see the table of settings in the docs") from error
+        fault, hint = wrong_value(error, fields)
+        raise UsageError(f"ps.Environment: {fault}", hint=hint) from error
 
 
 def checkpoint_root(given: str) -> str:
@@ -107,7 +102,7 @@ def _field(keyword: str, value: Any) -> dict[str, Any]:
     if keyword == "checkpoints":
         keyword = "checkpoint_root"
     if keyword == "restart":
-        return {"restart": _restart(value)}
+        return {"restart": {"kind": value} if isinstance(value, str) else msgspec.to_builtins(value)}
     if keyword in _FIELDS:
         if isinstance(value, Path):
             return {keyword: str(value)}
@@ -122,15 +117,6 @@ def _field(keyword: str, value: Any) -> dict[str, Any]:
 
 def _names() -> list[str]:
     return ["checkpoints", *(name.removesuffix("_ms").removesuffix("_bytes") for name in _FIELDS)]
-
-
-def _restart(value: RestartStrategy | str) -> dict[str, Any]:
-    plain = {"kind": value} if isinstance(value, str) else msgspec.to_builtins(value)
-    try:
-        return dict(msgspec.to_builtins(msgspec.convert(plain, RestartStrategy)))
-    except msgspec.ValidationError as error:
-        msg = f"ps.Environment: restart={value!r}: {error}"
-        raise UsageError(msg, hint="use 'fixed-delay', 'exponential-delay', 'failure-rate', 'none'") from error
 
 
 class Environment:

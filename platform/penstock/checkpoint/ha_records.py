@@ -49,6 +49,8 @@ class UpgradePolicy(msgspec.Struct, frozen=True, kw_only=True):
     allow_non_restored_state: tuple[str, ...] = ()
     #: Use the parallelism of the running version, not that of the new file.
     keep_parallelism: bool = True
+    #: File of the new version, as the user named it; only shown.
+    file: str = ""
 
 
 class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +76,9 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: dict[str, tuple[int, int, int]] = {}
     #: Why it did not end as `completed`.
     reason: str = ""
+    #: Wall times of its request and of its outcome; -1: not ended, or recorded by an older version.
+    begun_ms: int = -1
+    ended_ms: int = -1
 
     @property
     def ended(self) -> bool:
@@ -104,6 +109,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended_ms: int = -1
     error: str = ""
     generation: int = 0
+    #: Number of leaders that took the job over from an earlier one.
+    takeovers: int = 0
     #: Id of the rescale request that led to this definition of the job.
     rescale_token: str = ""
     #: Id of the request that stopped the job, and the path of its savepoint.
@@ -221,7 +228,7 @@ def _take_over(store: ObjectStore, key: str, generation: int) -> JobRecord:
         if record.generation > generation:
             msg = f"a newer leader owns job {record.job_id}"
             raise LeadershipLostError(msg, hint="this process steps down")
-        mine = msgspec.structs.replace(record, generation=generation)
+        mine = msgspec.structs.replace(record, generation=generation, takeovers=record.takeovers + 1)
         if store.put_if_match(key, msgspec.json.encode(mine), etag):
             return mine
     msg = f"{store.uri}/{key} changed during every attempt to take it over"

@@ -24,19 +24,36 @@ _AFTER = {
     "FAILING": "its tasks are ending",
     "RESTARTING": "it is restarting",
 }
+#: Entry of the summary, the times, and the unit that they probably have.
+_IMPLAUSIBLE = (
+    ("doubtful-times", "before 1990", "seconds", "s"),
+    ("distant-times", "after 2100", "microseconds", "us"),
+)
 
 
-def implausible_times(summary: dict[str, Any]) -> dict[str, str]:
-    """Return, by source, a warning about implausible event times in a `RestClient.summary`."""
-    way = (
-        "if they are seconds, declare the field as int and set unit='s' on the watermark strategy"
-        " (a KafkaSource also takes timestamp_unit='s')"
-    )
+def implausible_times(summary: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """Return, by kind and source, a warning about implausible event times in a `RestClient.summary`."""
     return {
-        uid: f"{found['rows']:,} rows of {uid} have event times before 1990,"
-        f" such as {utc_text(found['example'])}: {way}"
-        for uid, found in summary.get("doubtful-times", {}).items()
+        (entry, uid): f"{found['rows']:,} rows of {uid} have event times {when},"
+        f" such as {utc_text(found['example'])}: if they are {units}, declare the field as int and set unit={unit!r} on"
+        f" the watermark strategy (KafkaSource and FileSource also take timestamp_unit={unit!r})"
+        for entry, when, units, unit in _IMPLAUSIBLE
+        for uid, found in summary.get(entry, {}).items()
     }
+
+
+def unreachable_sources(summary: dict[str, Any]) -> dict[str, str]:
+    """Return, by source, a line about an external system that does not answer."""
+    return {
+        uid: f"source {uid}: no answer for more than 5 s; it resumes with the next answer"
+        for uid in sorted(summary.get("sources-unreachable", ()))
+    }
+
+
+def slow_calls(summary: dict[str, Any]) -> dict[str, str]:
+    """Return, by call, a line about a call to an external system that takes long."""
+    calls = {call["what"] for call in summary.get("slow-calls", ())}
+    return {what: f"slow call, more than 5 s: {what}" for what in sorted(calls)}
 
 
 def next_attempt(summary: dict[str, Any]) -> str:
@@ -60,10 +77,12 @@ class FailureWatch:
     def __init__(self) -> None:
         """Start without reports."""
         self._restarts = 0
+        #: How often the JobManager was replaced at the last look.
+        self._replaced: int | None = None
         self._reported_ms = -1
         self._failed_checkpoints = 0
         self._waits_for = ""
-        self._reported_times: set[str] = set()
+        self._reported_times: set[tuple[str, str]] = set()
         self._slow: set[str] = set()
         self._unreachable: set[str] = set()
         self._with_bad_records: set[str] = set()
@@ -71,6 +90,13 @@ class FailureWatch:
     def poll(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
         """Return a line for each new problem in a `RestClient.summary`, oldest first."""
         lines = []
+        replaced = (summary.get("jobmanagers-replaced") or {}).get("times", 0)
+        if self._replaced is not None and replaced > self._replaced:
+            lines.append(f"{handle.name}: the JobManager was replaced; it counts restarts and checkpoints from zero")
+        self._replaced = replaced
+        # a new JobManager counts from zero
+        self._restarts = min(self._restarts, summary["restarts"])
+        self._failed_checkpoints = min(self._failed_checkpoints, summary["checkpoints-failed"])
         if summary["restarts"] > self._restarts and (failures := self._failures(handle, summary)):
             lines += failures
             self._restarts = summary["restarts"]
@@ -82,15 +108,10 @@ class FailureWatch:
         if summary["waits-for"] and summary["waits-for"] != self._waits_for:
             lines.append(f"{handle.name} is waiting for slots: it needs {summary['waits-for']}")
         self._waits_for = summary["waits-for"]
-        slow = {call["what"] for call in summary.get("slow-calls", ())}
-        lines += [f"{handle.name}: slow call, more than 5 s: {what}" for what in sorted(slow - self._slow)]
-        self._slow = slow
-        unreachable = set(summary.get("sources-unreachable", ()))
-        new = sorted(unreachable - self._unreachable)
-        lines += [
-            f"{handle.name}: source {uid}: no answer for more than 5 s; it resumes with the next answer" for uid in new
-        ]
-        self._unreachable = unreachable
+        slow, unreachable = slow_calls(summary), unreachable_sources(summary)
+        lines += [f"{handle.name}: {line}" for what, line in slow.items() if what not in self._slow]
+        lines += [f"{handle.name}: {line}" for uid, line in unreachable.items() if uid not in self._unreachable]
+        self._slow, self._unreachable = set(slow), set(unreachable)
         bad = summary.get("bad-records", {})
         lines += [
             f"{handle.name}: source {uid}: {bad[uid]:,} bad records, which do not fit its schema;"
@@ -99,7 +120,7 @@ class FailureWatch:
         ]
         self._with_bad_records |= bad.keys()
         implausible = implausible_times(summary)
-        lines += [warning for uid, warning in implausible.items() if uid not in self._reported_times]
+        lines += [warning for odd, warning in implausible.items() if odd not in self._reported_times]
         self._reported_times |= implausible.keys()
         return lines
 

@@ -183,12 +183,15 @@ class JobHandle:
             PenstockError: its state does not fit, or it was unhealthy and the old version runs.
         """
         graph = planned(Path(new), {}, self.name) if isinstance(new, (str, Path)) else new
+        if isinstance(new, (str, Path)):
+            options.setdefault("file", str(new))
         return wait_for_upgrade(self, graph, token or secrets.token_hex(16), on_poll, options)
 
     def _check_rescaled(self, operation: dict[str, Any]) -> None:
         if "failure-cause" in operation:
-            msg = f"job {self.name} was not rescaled: {operation['failure-cause'].get('stack-trace')}"
-            raise PenstockError(msg, hint="it continues unchanged; see `penstock story`")
+            why = operation["failure-cause"].get("stack-trace")
+            msg = f"job {self.name} was not rescaled and is unchanged: {why}"
+            raise PenstockError(msg, hint="" if msg.endswith(")") else "see `penstock story`")
 
     def query_state(self, uid: str, name: str, key: object, *, limit: int = 1000) -> dict[str, Any]:
         """Return the live rows of one key of a keyed state, including changes since the last checkpoint.

@@ -56,6 +56,8 @@ class UpgradeOptions(TypedDict, total=False):
     allow_non_restored_state: tuple[str, ...]
     #: Use the running job's parallelism instead of the job file's; default true.
     keep_parallelism: bool
+    #: File of the new version; only shown.
+    file: str
 
 
 class RestClient:

@@ -7,6 +7,8 @@ milliseconds, sizes are bytes. Secrets are never settings: they come from each p
 from __future__ import annotations
 
 import re
+import typing
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +17,8 @@ from penstock.core.errors import UsageError, did_you_mean
 from penstock.core.structs import prepare
 
 _HINT = "see the table of settings in the docs"
+#: The setting that msgspec's error is about.
+_PATH = re.compile(r"at `\$\.([\w.]+)")
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
 _MOST_MS, _MOST_SUBTASKS = 366 * 86_400_000, 1 << 15
 _UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
@@ -204,19 +208,49 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
     """
     plain: dict[str, Any] = msgspec.to_builtins(settings)
     for key, text in overrides.items():
-        target: dict[str, Any] = plain
+        target: Any = plain
         *parents, leaf = key.replace("-", "_").split(".")
-        for parent in parents:
-            target = target.get(parent, {})
+        for number, parent in enumerate(parents):
+            if not isinstance(target.get(parent), dict):
+                raise UsageError(f"unknown setting {key!r}", hint=did_you_mean(key, _names(target, parents[:number])))
+            target = target[parent]
         given, leaf = leaf, next((name for name in (leaf, f"{leaf}_ms", f"{leaf}_bytes") if name in target), leaf)
         if leaf not in target:
-            raise UsageError(f"unknown setting {key!r}", hint=did_you_mean(key, sorted(plain)))
+            raise UsageError(f"unknown setting {key!r}", hint=did_you_mean(key, _names(target, parents)))
         target[leaf] = text if given == leaf and text.strip().isdigit() else _typed(text, leaf)
     try:
         return in_range(msgspec.convert(plain, JobSettings, strict=False))
     except msgspec.ValidationError as error:
-        msg = f"setting {error}"
-        raise UsageError(msg, hint=_HINT) from error
+        fault, hint = wrong_value(error, plain)
+        raise UsageError(f"setting {fault}", hint=hint) from error
+
+
+def _names(settings: Mapping[str, Any], parents: Sequence[str]) -> list[str]:
+    """Return the names of settings of one group, with its name."""
+    return sorted(".".join((*parents, name)) for name in settings)
+
+
+def wrong_value(error: msgspec.ValidationError, values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what is wrong with a value that does not fit its setting, and a hint about the values that do."""
+    found = _PATH.search(str(error))
+    if found is None:
+        return str(error), _HINT
+    kind: Any = JobSettings
+    default: Any = JobSettings()
+    name, value = found[1], typing.cast("Any", values)
+    for part in name.split("."):
+        kind, default = typing.get_type_hints(kind)[part], getattr(default, part)
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+    if typing.get_origin(kind) is Literal:
+        return f"{name}={value!r} is not known", f"one of {', '.join(typing.get_args(kind))}"
+    if isinstance(default, msgspec.Struct):
+        members = ", ".join(f"{name}.{member}" for member in default.__struct_fields__)
+        return f"{name}={value!r} is not known: {name} is a group of settings", f"one of {members}"
+    if isinstance(default, tuple):
+        return f"{name}={value!r} is not a list", f"ps.Environment({name}=[...])"
+    example = 1000 if default is None else str(default).lower()
+    what = {bool: "is neither true nor false", float: "is not a number", str: "is not a text"}
+    return f"{name}={value!r} {what.get(type(default), 'is not a whole number')}", f"for example {name}={example}"
 
 
 def in_range(settings: JobSettings) -> JobSettings:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+#: Separates the lines of the user's code from all frames, in the long text of a failure.
+ALL_FRAMES = "\n\nAll frames:\n"
 
 
 class PenstockError(Exception):
@@ -95,6 +98,12 @@ _METHOD = """['"](?:builtin_function_or_)?method['"]"""
 _ON_A_METHOD = re.compile(rf"\b(?:operand|between|not|type)\b.*{_METHOD}|{_METHOD} object")
 #: Python's error about an unknown argument of a function or class.
 _UNKNOWN_ARGUMENT = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
+#: Python's errors about a missing argument, about arguments without a name, and about the types of a state.
+_MISSING_ARGUMENT = re.compile(r"([\w.]+)\(\) missing \d+ required .*?arguments?: '(\w+)'")
+_UNNAMED_ARGUMENTS = re.compile(r"(\w+_state)\(\) takes \d+ positional arguments? but")
+_STATE_TYPES = re.compile(r"Too (?:few|many) arguments for <class 'penstock\.functions\.\w+\.(\w+State)'>")
+#: The example in the docstring of a function such as `ps.value_state`.
+_STATE_EXAMPLE = re.compile(r"`(\w+: ps\.\w+State\[.*?) = (ps\..*?)`")
 _OURS = ("penstock", "penstock_connectors", "penstock_airflow")
 
 
@@ -117,19 +126,59 @@ def misuse_hint(error: BaseException) -> str:
         return did_you_mean(str(error.name), [n for n in dir(owner) if not n.startswith("_") and n not in hidden])
     if isinstance(error, TypeError) and _ON_A_METHOD.search(str(error)):
         return "a method is used without its call: put () after its name, as in self.state.value()"
-    if isinstance(error, TypeError) and (found := _UNKNOWN_ARGUMENT.match(str(error))):
+    return _argument_hint(str(error)) if isinstance(error, TypeError) else ""
+
+
+def _argument_hint(text: str) -> str:
+    """Return a hint for Python's error about the arguments of a function, or about the types of a state."""
+    if found := _UNKNOWN_ARGUMENT.match(text):
         parameters = _parameters(found[1])
         return did_you_mean(found[2], parameters) if parameters else ""
+    if found := _STATE_TYPES.match(text) or _UNNAMED_ARGUMENTS.match(text):
+        return _state_hint(found[1])
+    if found := _MISSING_ARGUMENT.match(text):
+        if hint := _state_hint(found[1].removesuffix(".__init__")):
+            return hint
+        parameters = _parameters(found[1])
+        return f"add {found[2]}=...; there are: {', '.join(parameters)}" if found[2] in parameters else ""
     return ""
 
 
+def _state_hint(name: str) -> str:
+    """Return the example of a state's class such as `ValueState`, or of its function; empty for any other name."""
+    function_name = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+    declare = _of_penstock([function_name]) if function_name.endswith("_state") else None
+    example = _STATE_EXAMPLE.search(inspect.getdoc(declare) or "")
+    return f"declare a state in this way: {example[1]} = {example[2]}" if example else ""
+
+
+def missing_module_hint(error: BaseException) -> str:
+    """Return a hint for a module that a worker cannot import; empty for any other error."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    return (
+        f"a package: install it in the TaskManagers' Python, {sys.executable}, or name it in"
+        " ps.Environment(requirements=[...]); a module of yours: put it beside the job file, or name its folder in"
+        " ps.Environment(python_path=[...])"
+    )
+
+
 def _parameters(name: str) -> list[str]:
-    """Return the parameters of a function or class of penstock by its qualified name; empty for any other."""
-    first, *rest = name.removesuffix(".__init__").split(".")
+    """Return the named parameters of a function or class of penstock by its qualified name; empty for any other."""
+    found = _of_penstock(name.removesuffix(".__init__").split("."))
+    if not callable(found):
+        return []
+    various = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(found).parameters.items()
+    return [name for name, p in parameters if name != "self" and not name.startswith("_") and p.kind not in various]
+
+
+def _of_penstock(parts: Sequence[str]) -> Any:
+    """Return the function, class or method of an imported module of penstock by its qualified name; None if unknown."""
     for module in [m for n, m in list(sys.modules.items()) if n.partition(".")[0] in _OURS]:
-        found = vars(module).get(first)
-        for part in rest:
-            found = vars(found).get(part) if isinstance(found, type) else None
+        found = vars(module).get(parts[0])
+        for part in parts[1:]:
+            found = getattr(found, part, None) if isinstance(found, type) else None
         if callable(found):
-            return [p for p in inspect.signature(found).parameters if p != "self" and not p.startswith("_")]
-    return []
+            return found
+    return None

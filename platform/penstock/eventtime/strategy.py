@@ -46,6 +46,9 @@ Kind = Literal["bounded", "punctuated", "generator", "ingestion", "unmarked", "n
 #: Timestamps outside the years 1 to 9999 are bad records, mostly of a wrong unit; one of them would end event time.
 EARLIEST_US = -62_135_596_800_000_000
 LATEST_US = 253_402_300_799_999_999
+#: Times before the year 1990 or after the year 2100 usually mean a wrong unit.
+PLAUSIBLE_FROM_US = 631_152_000_000_000
+PLAUSIBLE_UNTIL_US = 4_133_980_800_000_000
 #: Metric by which a source subtask reports its watermark (us) to its alignment group; the end of time when idle.
 ALIGNMENT_METRIC = "alignmentWatermark"
 _FUTURE_LIMIT_MS = 365 * 86_400_000

@@ -101,6 +101,7 @@ class Dispatcher:
                 operations=self._operations,
                 free_slots=lambda: parts.taskmanagers.pool.free,
                 ha_store=parts.ha_store,
+                clock=parts.clock,
                 rand=parts.rand,
                 generation=parts.generation,
                 verdict_ms=parts.limits.verdict_ms,

@@ -78,9 +78,12 @@ async def test_what_stands_against_it_is_told_and_the_job_goes_on(cluster_of, en
     dispatcher = manager.dispatcher
     request = await dispatcher.rescale(job_id, RescaleTo(5))
     status = await dispatcher.wait_operation(request, 5000)
-    assert status.error == "no slots: 3 more slots are needed, 2 of 4 are free"
-    with pytest.raises(UsageError, match="key groups"):
+    refused = "no slots: 3 more slots are needed, 2 of 4 are free (start another TaskManager, or ask for less)"
+    assert status.error == refused
+    with pytest.raises(UsageError, match="key groups") as impossible:
         await dispatcher.rescale(job_id, RescaleTo(5000))
+    told = [entry.text for entry in await dispatcher.story(job_id) if entry.kind == "rescale"]
+    assert told[-2:] == [f"abandoned: {refused}", f"refused: {impossible.value}"]
     assert dispatcher.summary(job_id).restarts == 0
 
 

@@ -64,9 +64,9 @@ def test_every_setting_can_be_given_under_its_own_name(tmp_path):
         ({"paralelism": 2}, ["'paralelism'", "did you mean 'parallelism'?"]),
         ({"checkpoint_interval": "5 parsecs"}, ["checkpoint interval '5 parsecs'", "'5s'"]),
         ({"state_backend": "tape"}, ["'tape'"]),
-        ({"parallelism": "two"}, ["int"]),
+        ({"parallelism": "two"}, ["parallelism='two' is not a whole number"]),
         ({"managed_memory": "much"}, ["managed memory 'much'", "'256MB'"]),
-        ({"restart": "perhaps"}, ["restart='perhaps'", "'fixed-delay'"]),
+        ({"restart": "perhaps"}, ["restart.kind='perhaps'", "fixed-delay"]),
     ],
 )
 def test_bad_settings_are_usage_errors(keywords, words):

@@ -75,6 +75,17 @@ MISTAKES = {
     "aggregate: a sum of text": ('windows.aggregate(n=ps.sum("country"))', "type string is not supported", "cast"),
     "aggregate: none": ("windows.aggregate()", "aggregate", "ps.count"),
     "filter: unknown column": ('timed.filter(pl.col("amnt") > 1)', "unknown column 'amnt'", "did you mean 'amount'"),
+    "filter: a field that is no bool": (
+        "timed.filter(lambda row: row.country)",
+        r"filter\(<lambda>\): the function returns the field 'country', which is string, not bool",
+        "return True or False",
+    ),
+    "filter: the row": ("timed.filter(lambda row: row)", "the function returns its row", "return True or False"),
+    "filter: a function of text": (
+        "def country(row) -> str: ...\ntimed.filter(country)",
+        r"filter\(country\): the function returns str, by its annotation",
+        "return True or False",
+    ),
     "select: unknown column": ('timed.select("merchnt")', "'merchnt'", "did you mean 'merchant'"),
     "top: unknown column": (
         'timed.window_all(ps.Tumbling("1m")).top(3, by="amuont")',
@@ -94,6 +105,29 @@ MISTAKES = {
         "columns: merchant",
     ),
     "watermarks: no strategy": ("env.from_source(source, watermarks='5s')", "'5s'", "WatermarkStrategy"),
+    "watermarks: a unit of a datetime": (
+        'env.from_source(source, watermarks=ps.WatermarkStrategy.monotonic(timestamp="ts", unit="s"))',
+        r"unit='s' is for integers, and column 'ts' is timestamp\[us, tz=UTC\]",
+        "declare the field as int; or leave unit out, and set timestamp_unit='s' on a KafkaSource or FileSource",
+    ),
+    "watermarks: a unit of nanoseconds of a datetime": (
+        'plain.assign_timestamps_and_watermarks(ps.WatermarkStrategy.no_watermarks(timestamp="ts", unit="ns"))',
+        "unit='ns' is for integers, and column 'ts' is timestamp",
+        "declare the field as int, or leave unit out",
+    ),
+    "watermarks: a unit of two datetimes": (
+        (
+            'marks = ps.WatermarkStrategy.punctuated(timestamp="ts", watermark=pl.col("ts"), unit="us")\n'
+            "env.from_source(source, watermarks=marks)"
+        ),
+        "unit='us' is for integers, and column 'ts' and the watermark are timestamp",
+        "declare the field as int",
+    ),
+    "watermarks: a unit that is none": (
+        'env.from_source(source, watermarks=ps.WatermarkStrategy.monotonic(timestamp="amount", unit="minutes"))',
+        "unit='minutes' is not known",
+        "one of s, ms, us, ns",
+    ),
     "window without event time": ('plain.key_by("merchant").window(ps.Tumbling("1m"))', "no event time", "watermarks="),
     "window_all without event time": ('plain.window_all(ps.Tumbling("1m"))', "no event time", "watermarks="),
     "window: no duration": (
@@ -136,6 +170,46 @@ MISTAKES = {
         process("last: ps.ValueState[int]"),
         "state 'last' is annotated",
         r"= ps\.value_state\(\)",
+    ),
+    "state: another kind": (
+        process("last: ps.ValueState[int] = ps.list_state()"),
+        r"state 'last' is annotated as ValueState, but ps\.list_state\(\) makes a ListState",
+        r"annotate it: last: ps\.ListState\[int\] = ps\.list_state\(\)",
+    ),
+    "state: the type alone": (
+        process("last: int = ps.value_state()"),
+        r"state 'last' is annotated as int, but ps\.value_state\(\) makes a ValueState",
+        r"annotate it: last: ps\.ValueState\[int\]",
+    ),
+    "state: a class": (
+        process("last: ps.ValueState[int] = ps.ValueState()"),
+        r"ValueState.__init__\(\) missing",
+        r"declare a state in this way: count: ps\.ValueState\[int\] = ps\.value_state\(\)",
+    ),
+    "state: a type in place of a value": (
+        process("last = ps.ValueState[int]"),
+        r"state 'last' is a type",
+        r"annotate it and give it a value: last: ps\.ValueState\[int\] = ps\.value_state\(\)",
+    ),
+    "state: a map without the type of its values": (
+        process("last: ps.MapState[str] = ps.map_state()"),
+        "Too few arguments for .*MapState",
+        r"in this way: seen: ps\.MapState\[str, int\] = ps\.map_state\(\)",
+    ),
+    "state: a name and a type": (
+        process("last = ps.value_state('last', int)"),
+        r"value_state\(\) takes 0 positional arguments but 2 were given",
+        r"in this way: count: ps\.ValueState\[int\] = ps\.value_state\(\)",
+    ),
+    "state: no function": (
+        process("last: ps.ReducingState[int] = ps.reducing_state()"),
+        r"reducing_state\(\) missing 1 required positional argument: 'function'",
+        r"in this way: most: ps\.ReducingState\[int\] = ps\.reducing_state\(max\)",
+    ),
+    "state: made in the constructor": (
+        process("def __init__(self):\n        self.last = ps.value_state()"),
+        r"state 'last' is an attribute of the object",
+        r"declare it in the class: last: ps\.ValueState\[int\] = ps\.value_state\(\)",
     ),
     "state: a method that it has not": (
         "ps.value_state().get()",
@@ -194,13 +268,47 @@ MISTAKES = {
     "a size that is none": ("ps.Environment(managed_memory='much')", "'much' is not a size", "256MB"),
     "a restart strategy that is none": (
         "ps.Environment(restart='always')",
-        "'always'",
-        "'fixed-delay', 'exponential-delay'",
+        "restart.kind='always' is not known",
+        "one of fixed-delay, exponential-delay",
+    ),
+    "a parallelism that is none": (
+        "ps.Environment(parallelism='two')",
+        "ps.Environment: parallelism='two' is not a whole number",
+        "for example parallelism=1",
     ),
     "a backend that is none": ("ps.Environment(state_backend='redis')", "redis", "hashmap"),
     # connectors
     "a source that is none": ("env.from_source('payments')", "'payments' is not a source", "KafkaSource"),
     "a sink that is none": ("plain.sink_to('totals', uid='s')", "'totals' is not a sink", "KafkaSink"),
+    "kafka: no argument topic": (
+        'KafkaSource("h:1", schema=Payment)',
+        r"KafkaSource.__init__\(\) missing 1 required positional argument: 'topic'",
+        r"add topic=\.\.\.; there are: bootstrap, topic, schema, format",
+    ),
+    "kafka: topics for topic": (
+        'KafkaSource("h:1", topics=["a"], schema=Payment)',
+        "argument: 'topic'",
+        r"add topic=\.\.\.; there are: bootstrap, topic",
+    ),
+    "kafka: a topic that is none": (
+        'KafkaSource("h:1", topic=7, schema=Payment)',
+        "KafkaSource: topic=7 is neither a topic's name nor several",
+        "topic='orders'",
+    ),
+    "kafka: rows without a type": ('KafkaSource("h:1", topic="t")', "needs schema=", "schema=Order"),
+    "kafka: a schema of raw records": (
+        'KafkaSource("h:1", topic="t", format="raw", schema=Payment)',
+        "has the columns key, value",
+        "leave schema out",
+    ),
+    "kafka: a topic twice": ('KafkaSource("h:1", topic=["a", "a"], schema=Payment)', "named twice", "each topic once"),
+    "kafka: no topic of a sink": ('KafkaSink("h:1")', "missing .* 'topic'", r"add topic=\.\.\."),
+    "watermarks: no column": (
+        "ps.WatermarkStrategy.monotonic()",
+        "missing 1 required keyword-only argument: 'timestamp'",
+        r"add timestamp=\.\.\.; there are: timestamp, unit, exact",
+    ),
+    "files: no schema": ('FileSource("in")', "argument: 'schema'", r"add schema=\.\.\.; there are: path, schema"),
     "kafka: an unknown format": (
         'KafkaSource("h:1", topic="t", schema=Payment, format="avro")',
         "format='avro' is not known",

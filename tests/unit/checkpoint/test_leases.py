@@ -122,6 +122,14 @@ def test_what_an_older_leader_writes_of_a_job_that_was_taken_over_is_refused(sto
         ha_records.read_records(store, 1)
 
 
+def test_leaders_that_take_a_job_over_are_counted(store):
+    ha_records.write_record(store, record(job_id="a", generation=1))
+    ha_records.write_record(store, record(job_id="b", generation=1, ended="FINISHED"))
+    for generation in (1, 2, 2, 5):
+        found = ha_records.read_records(store, generation)
+    assert [(r.job_id, r.takeovers) for r in found] == [("a", 2), ("b", 0)]
+
+
 def test_a_damaged_record_is_named(store):
     store.put("jobs/x.json", b"{")
     with pytest.raises(StorageError, match=r"jobs/x\.json"):

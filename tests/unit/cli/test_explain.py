@@ -45,6 +45,18 @@ SCALING = {
 }  # fmt: skip
 
 
+SPLIT = {"subtask": 1, "watermark": 1_700_000_000_000, "standing-ms": 14_000, "idle": False, "finished": False}
+WATERMARK = {
+    "jid": "a" * 32, "name": "orders",
+    "text": "orders-3 of source in (subtask 1): its source has had no answer for 12 s",
+    "held-by": {"watermark": 1_700_000_000_000, "since": 1_700_000_000_000}, "vertices": [],
+    "sources": [
+        {"uid": "in", "unreachable-ms": 12_000, "splits": [{**SPLIT, "id": "orders-3"}]},
+        {"uid": "other", "unreachable-ms": 0, "splits": [{**SPLIT, "id": "other-0"}]},
+    ],
+}  # fmt: skip
+
+
 class Client:
     def jobs(self):
         return [{"jid": "a" * 32, "name": "orders", "state": "RUNNING", "start-time": 1}]
@@ -52,6 +64,9 @@ class Client:
     def budget(self, job_id):
         assert job_id == "a" * 32
         return BUDGET
+
+    def watermark(self, job_id):
+        return WATERMARK
 
     def autoscaler(self, job_id):
         assert job_id == "a" * 32
@@ -85,3 +100,14 @@ def test_the_log_of_the_autoscaler(capsys):
     assert "autoscaler dry run, a restart costs 7.2 s (measured, 2)" in text
     assert "map 1 -> [3]" in text
     assert text.splitlines()[-1].split() == ["map", "1", "3", "1,000", "2,000", "200%"]
+
+
+def test_the_partition_that_holds_the_watermark_back_and_sources_without_an_answer(capsys):
+    module.explain("orders", module.What.WATERMARK)
+    text = capsys.readouterr().out
+    lines = [line.strip() for line in text.splitlines()]
+    assert "its source has had no answer for 12 s" in " ".join(text.split())
+    (away,) = [line for line in lines if line.startswith("in ")]
+    (here,) = [line for line in lines if line.startswith("other ")]
+    assert away.endswith("no answer")
+    assert "no answer" not in here

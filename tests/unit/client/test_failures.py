@@ -57,6 +57,17 @@ def test_the_same_failure_again_and_again_between_two_looks_is_one_line(job):
     assert line.startswith(f"orders failed 3 times: {FIRST['exceptionName']} (restart 3, ")
 
 
+def test_failures_under_a_new_jobmanager_are_told_although_its_counts_begin_anew(job):
+    watch, failed = FailureWatch(), {"checkpoint-failure": "checkpoint 7: no space"}
+    job.entries[:] = [SECOND, FIRST]
+    watch.poll(job, summary(restarts=2, **{"checkpoints-failed": 2}, **failed))
+    assert watch.poll(job, summary()) == []
+    job.entries[:] = [{**FIRST, "timestamp": 300}]
+    restarted, missed = watch.poll(job, summary(restarts=1, **{"checkpoints-failed": 1}, **failed))
+    assert restarted.startswith(f"orders failed: {FIRST['exceptionName']} (restart 1, ")
+    assert missed == "orders: a checkpoint failed: checkpoint 7: no space"
+
+
 def test_a_failure_is_told_later_if_nobody_answers_now(job):
     watch = FailureWatch()
 
@@ -92,6 +103,13 @@ def test_the_job_of_an_embedded_cluster_is_shown_by_its_address():
     assert replace(handle, embedded=False).show_command == "penstock show orders"
 
 
+def test_a_replaced_jobmanager_is_told_once(job):
+    watch = FailureWatch()
+    looks = [summary(**{"jobmanagers-replaced": {"times": n, "newest": 5}}) for n in (1, 1, 2, 2)]
+    told = ["orders: the JobManager was replaced; it counts restarts and checkpoints from zero"]
+    assert [watch.poll(job, look) for look in looks] == [[], [], told, []]
+
+
 def test_bad_records_are_told_once_by_source(job):
     watch, bad = FailureWatch(), summary(**{"bad-records": {"in": 1_200}})
     (line,) = watch.poll(job, bad)
@@ -111,7 +129,19 @@ def test_times_before_1990_are_told_once_with_the_settings(job):
     (line,) = watch.poll(job, odd)
     assert line.startswith("1,200 rows of payments have event times before 1990, such as 1970-01-20 16:13:20: if they ")
     assert "declare the field as int and set unit='s' on the watermark strategy" in line
+    assert line.endswith("(KafkaSource and FileSource also take timestamp_unit='s')")
     assert watch.poll(job, odd) == []
+
+
+def test_times_after_2100_are_told_once_beside_those_before_1990(job):
+    watch = FailureWatch()
+    old, far = {"rows": 3, "example": 0}, {"rows": 1200, "example": 5_000_000_000_000}
+    assert len(watch.poll(job, summary(**{"doubtful-times": {"payments": old}}))) == 1
+    both = summary(**{"doubtful-times": {"payments": old}, "distant-times": {"payments": far}})
+    (line,) = watch.poll(job, both)
+    assert line.startswith("1,200 rows of payments have event times after 2100, such as 2128-06-11 08:53:20: if they ")
+    assert "are microseconds, declare the field as int and set unit='us' on the watermark strategy" in line
+    assert watch.poll(job, both) == []
 
 
 def test_a_failed_checkpoint_and_slots_that_are_waited_for_are_told_once(job):

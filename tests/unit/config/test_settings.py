@@ -49,6 +49,44 @@ def test_wrong_overrides_are_usage_errors(overrides: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "message", "way"),
+    [
+        ("state_backend", "rocks", "setting state_backend='rocks' is not known", "one of hashmap, rocksdb, remote"),
+        ("combine", "no", "setting combine='no' is not known", "one of exact, all, off"),
+        (
+            "restart.kind",
+            "always",
+            "setting restart.kind='always' is not known",
+            "one of fixed-delay, exponential-delay, failure-rate, none",
+        ),
+        ("parallelism", "two", "setting parallelism='two' is not a whole number", "for example parallelism=1"),
+        ("parallelism", "2.5", "setting parallelism='2.5' is not a whole number", "for example parallelism=1"),
+        ("combine_ratio", "x", "setting combine_ratio='x' is not a number", "for example combine_ratio=0.1"),
+        (
+            "autoscaler.enabled",
+            "maybe",
+            "setting autoscaler.enabled='maybe' is neither true nor false",
+            "for example autoscaler.enabled=false",
+        ),
+        (
+            "restart",
+            "none",
+            "setting restart='none' is not known: restart is a group of settings",
+            "one of restart.kind, restart.attempts, ",
+        ),
+        ("requirements", "numpy", "setting requirements='numpy' is not a list", "ps.Environment(requirements=[...])"),
+        ("restart.atempts", "3", "unknown setting 'restart.atempts'", "did you mean 'restart.attempts'? "),
+        ("parallelism.most", "3", "unknown setting 'parallelism.most'", "did you mean 'parallelism'? "),
+    ],
+)
+def test_a_wrong_override_is_told_with_its_name_its_value_and_what_is_allowed(name, value, message, way):
+    with pytest.raises(UsageError) as caught:
+        with_overrides(JobSettings(), {name: value})
+    assert caught.value.message == message
+    assert caught.value.hint.startswith(way)
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("target_utilization", 0.0),

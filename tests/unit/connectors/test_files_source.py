@@ -217,9 +217,35 @@ def test_what_is_missing_is_named(tmp_path):
 
 
 def test_wrong_settings_are_refused_when_the_job_is_built():
-    for wrong in ({"format": "xml"}, {"on_bad_record": "cry"}, {"path": "s3://b/x"}):
+    for wrong in ({"format": "xml"}, {"on_bad_record": "cry"}, {"path": "s3://b/x"}, {"timestamp_unit": "ns"}):
         with pytest.raises(GraphError):
             FileSource(**({"path": "x", "schema": Order} | wrong)).spec()
+
+
+@pytest.mark.parametrize("file_format", ["csv", "parquet"])
+def test_a_unit_of_times_is_for_json_alone(file_format):
+    with pytest.raises(GraphError, match=f"timestamp_unit='s' is for format='jsonl', not '{file_format}'") as caught:
+        FileSource("x", Order, format=file_format, timestamp_unit="s").spec()
+    assert caught.value.hint == "declare the field as int and set unit='s' on the watermark strategy"
+
+
+@pytest.mark.parametrize(("unit", "number"), [("auto", 1_714_557_600_000), ("s", 1_714_557_600)])
+def test_integers_are_times_in_the_unit_of_the_source(tmp_path, unit, number):
+    class Event(Schema):
+        ts: dt.datetime
+
+    (tmp_path / "in").write_text(f'{{"ts": {number}}}\n')
+    reader = open_reader(FileSource(tmp_path / "in", Event, timestamp_unit=unit))
+    (batch,) = reader.poll(10).batches
+    reader.close()
+    assert batch.data.to_pylist() == [{"ts": dt.datetime(2024, 5, 1, 10, tzinfo=dt.UTC)}]
+
+
+def test_the_source_of_an_earlier_version_had_no_unit(tmp_path):
+    write(tmp_path / "in", "jsonl")
+    spec = FileSource(tmp_path / "in", Order).spec()
+    earlier = {name: value for name, value in spec.config.items() if name != "timestamp_unit"}
+    load_factory(spec.factory).validate(msgspec.structs.replace(spec, config=earlier))
 
 
 def test_times_are_utc(tmp_path):

@@ -30,6 +30,7 @@ from penstock.rest.diagnose.diagnosis import (
     mean_of,
     row_findings,
 )
+from penstock.rest.flink.documents import progress
 
 
 def vertex(name, inputs, *subtasks, operators=None):
@@ -252,6 +253,7 @@ def test_what_was_left_out_is_told_by_source_and_operator():
         {
             "bad-records": {"orders": 1234},
             "doubtful-times": {"orders": {"rows": 5, "example": 1_700_000}},
+            "distant-times": {"orders": {"rows": 6, "example": 5_000_000_000_000}},
             "late-records": {"count risks": 7},
             "slow-calls": [],
         }
@@ -259,8 +261,17 @@ def test_what_was_left_out_is_told_by_source_and_operator():
     assert [(f.level, f.title) for f in found] == [
         ("warn", "1,234 bad records in source orders"),
         ("warn", "5 rows of orders have event times before 1990"),
+        ("warn", "6 rows of orders have event times after 2100"),
         ("neutral", "7 late rows were dropped at count risks"),
     ]
+
+
+def test_a_summary_has_the_rows_of_a_source_with_odd_times():
+    old, far = {"oldTimestamps": 2.0, "oldTimestampMs": 5.0}, {"distantTimestamps": 3.0, "distantTimestampMs": 5e12}
+    found = progress(detail({"a": [old, far, {"badRecords": 4.0, "badTimestamps": 1.0}], "b": [{}]}))
+    assert found["doubtful-times"] == {"u": {"rows": 2, "example": 5}}
+    assert found["distant-times"] == {"u": {"rows": 3, "example": 5_000_000_000_000}}
+    assert found["bad-records"] == {"u": 5}
 
 
 def test_a_call_that_takes_long_is_told_with_what_it_waits_for():

@@ -148,3 +148,25 @@ async def test_anything_else_is_answered_by_the_whole_api():
     assert (await ask(door, "DELETE", "/v1/cluster"))[0] == 200
     assert ended.is_set()
     assert (await ask(door, "GET", "/v1/no/such/path"))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/no/such/path", "/no/such/path", "/v1/penstock/jobs/1/nothing", "/v2/jobs"])
+async def test_an_unknown_path_is_named_with_the_place_that_lists_all_paths(path):
+    status, answer = await ask(whole()[1], "GET", path)
+    (told,) = answer["errors"]
+    assert (status, set(answer)) == (404, {"errors"})
+    assert told == f"there is no path '{path}' (/openapi.json and /docs list all paths, /jobs/overview all jobs)"
+    assert (await ask(whole()[1], "GET", "/openapi.json"))[0] == 200
+
+
+async def test_an_unknown_path_is_shortened_and_holds_no_secret():
+    _, answer = await ask(whole()[1], "GET", "/v1/jobs/s3://user:pass@bucket/" + "a" * 5_000)
+    assert len(answer["errors"][0]) < 400
+    assert "user:pass" not in answer["errors"][0]
+
+
+@pytest.mark.parametrize("path", ["/v1/taskmanagers", f"/v1/jobs/{JOB}/plan"])
+async def test_a_method_that_a_path_does_not_have_is_named_with_those_it_has(path):
+    status, answer = await ask(whole()[1], "DELETE", path)
+    assert status == 405
+    assert answer["errors"] == [f"'{path}' does not take DELETE (it takes GET; /openapi.json and /docs list all paths)"]

@@ -12,21 +12,25 @@ from penstock.jobmanager.messages.views import (
     CheckpointsView,
     CheckpointView,
     ClusterView,
+    ExceptionView,
     JobDetail,
     JobSummary,
     OperatorView,
     SubtaskCheckpointView,
     SubtaskView,
     TaskManagerView,
+    UpgradeView,
     VertexView,
     WorkerView,
 )
 from penstock.metrics.process import ProcessMeter
+from penstock.metrics.prometheus import render
 from penstock.rest.flink import cluster_documents as flink_cluster
 from penstock.rest.flink import documents as flink_json
 from penstock.rest.flink import vertex_documents as flink_checkpoints
 from penstock.rest.flink import vertex_documents as flink_vertices
 from penstock.rest.jobs import metric_routes as flink_metrics
+from penstock.rest.jobs.operation_routes import policy_of, upgrade_document
 
 NOW = 5_000
 
@@ -132,6 +136,29 @@ def test_what_was_in_flight_during_the_alignment_is_told_by_checkpoint_vertex_an
         flink_checkpoints.checkpoint_task(CHECKPOINT, DETAIL, "x")
 
 
+def test_a_failure_says_whether_its_version_was_rolled_back():
+    own, rejected = ExceptionView(at_ms=9, error="x"), ExceptionView(at_ms=7, error="y", rolled_back_ms=8)
+    first, second = flink_json.exceptions((own, rejected))["exceptionHistory"]["entries"]
+    assert (first["failureLabels"], first["rolled-back"]) == ({"cause": "transient"}, None)
+    assert (second["failureLabels"], second["rolled-back"]) == ({"cause": "transient", "version": "rejected"}, 8)
+
+
+def test_the_summary_says_how_often_the_jobmanager_was_replaced():
+    assert flink_json.progress(DETAIL)["jobmanagers-replaced"] == {"times": 0, "newest": None}
+    taken = msgspec.structs.replace(SUMMARY, takeovers=2, taken_over_ms=4_000)
+    told = flink_json.progress(msgspec.structs.replace(DETAIL, summary=taken))["jobmanagers-replaced"]
+    assert told == {"times": 2, "newest": 4_000}
+
+
+def test_an_upgrade_is_shown_with_its_file_and_its_times():
+    view = UpgradeView(request_id="t", phase="trial", run_id="n", back_run_id="b", file="new.py", begun_ms=5)
+    shown = upgrade_document(view)
+    assert (shown["file"], shown["begun"], shown["ended"]) == ("new.py", 5, None)
+    ended = upgrade_document(msgspec.structs.replace(view, phase="rolled-back", ended_ms=9, reason="it failed"))
+    assert (ended["phase"], ended["ended"], ended["reason"]) == ("rolled-back", 9, "it failed")
+    assert policy_of({"file": "new.py"}).file == "new.py"
+
+
 def test_back_pressure_has_flinks_levels():
     shown = flink_vertices.back_pressure(VERTEX, NOW)
     assert [s["backpressure-level"] for s in shown["subtasks"]] == ["ok", "low", "high"]
@@ -185,6 +212,42 @@ def test_prometheus_finds_every_process():
         (["127.0.0.1:1"], "jobmanager", "https"), (["127.0.0.1:9"], "taskmanager", "http"),
     ]  # fmt: skip
     assert flink_metrics.cluster_values(cluster)["numRunningJobs"] == 1
+
+
+class Jobs:
+    """A dispatcher of one job for each of the states."""
+
+    def __init__(self, *states):
+        self._jobs = {
+            state: msgspec.structs.replace(SUMMARY, job_id=state, name=f"job-{state}", state=state) for state in states
+        }
+
+    def jobs(self):
+        return tuple(self._jobs.values())
+
+    def cluster(self):
+        return ClusterView(
+            jobmanager_id="jm", generation=1, rpc_address="", taskmanagers=1, slots=2, free_slots=1, jobs=self.jobs()
+        )
+
+    def detail(self, job_id):
+        return msgspec.structs.replace(DETAIL, summary=self._jobs[job_id])
+
+    def checkpoints(self, job_id):
+        return NO_CHECKPOINTS
+
+    def metrics(self, job_id):
+        return {"v/0": {"numRecordsOut": 10.0, "operator/u/busyTimeMsPerSecond": 7.0}}
+
+
+def test_prometheus_is_told_of_jobs_that_have_not_ended():
+    alive, ended = ("CREATED", "RUNNING", "RESTARTING", "FAILING", "CANCELLING"), ("FINISHED", "CANCELED", "FAILED")
+    text = render(flink_metrics.MetricCollector(Jobs(*alive, *ended), ManualClock()).samples())
+    for scope in ("flink_jobmanager_job_numRestarts", "flink_taskmanager_job_task_numRecordsOut",
+                  "flink_taskmanager_job_task_operator_busyTimeMsPerSecond"):  # fmt: skip
+        told = {line.split('job_id="')[1].split('"')[0] for line in text.splitlines() if line.startswith(f"{scope}{{")}
+        assert told == set(alive), scope
+    assert 'flink_jobmanager_numRunningJobs{host="jm"} 5' in text
 
 
 def test_a_process_knows_what_it_uses():

@@ -130,7 +130,7 @@ def process_operator(
     """
     where, (function, given) = checked.where, checked.given
     output = output_schema(output_type, schema, where)
-    states = declared_states(type(function), where)
+    states = declared_states(function, where)
     for name, state in states.items():
         _require_supported(name, state, checked)
     side_schemas = {tag: schema_to_text(_side(tag, side, schema, where)) for tag, side in sides.items()}

@@ -105,20 +105,17 @@ class DeclaredState(msgspec.Struct, frozen=True):
         return schema_to_text(broadcast_schema(keys, self.values))
 
 
-def declared_states(function: type, where: str) -> dict[str, DeclaredState]:
-    """Return every state that a class and its bases declare.
+def declared_states(function: Any, where: str) -> dict[str, DeclaredState]:
+    """Return every state that the class of a function and its bases declare.
 
     Raises:
         GraphError: one has no annotation or is only annotated, or its type cannot be kept.
     """
-    declared = {
-        name: value
-        for base in reversed(function.__mro__)
-        for name, value in vars(base).items()
-        if isinstance(value, tuple(_EXAMPLES))
-    }
+    attributes = {name: value for base in reversed(type(function).__mro__) for name, value in vars(base).items()}
+    _require_declarations(attributes, getattr(function, "__dict__", {}), where)
+    declared = {name: value for name, value in attributes.items() if isinstance(value, tuple(_EXAMPLES))}
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(type(function), include_extras=True)
     except (NameError, TypeError) as error:
         if not declared:
             return {}
@@ -131,12 +128,40 @@ def declared_states(function: type, where: str) -> dict[str, DeclaredState]:
     return {name: _state(name, state, hints.get(name), f"{where}: state {name!r}") for name, state in declared.items()}
 
 
+def _require_declarations(attributes: dict[str, Any], own: dict[str, Any], where: str) -> None:
+    """Check that no attribute of a class is the type of a state, and that no state is an attribute of the object.
+
+    Raises:
+        GraphError: there is one.
+    """
+    for name, value in attributes.items():
+        if get_origin(value) in _EXAMPLES:
+            msg = f"{where}: state {name!r} is a type and no state"
+            raise GraphError(msg, hint=f"annotate it and give it a value: {name}: {_EXAMPLES[get_origin(value)]}")
+    for name, value in own.items():
+        if isinstance(value, tuple(_EXAMPLES)):
+            msg = f"{where}: state {name!r} is an attribute of the object, not of its class"
+            raise GraphError(msg, hint=f"declare it in the class: {name}: {_EXAMPLES[type(value)]}")
+
+
+def _require_annotation(name: str, state: Any, annotated: Any, where: str) -> None:
+    """Check that the annotation of a state is its class, with types. Raises GraphError."""
+    origin = get_origin(annotated)
+    if origin is type(state):
+        return
+    example = _EXAMPLES[type(state)]
+    if annotated is None or annotated is type(state):
+        msg = f"{where} has no type"
+    else:
+        shown = getattr(origin or annotated, "__name__", repr(annotated))
+        msg = f"{where} is annotated as {shown}, but {example.partition(' = ')[2]} makes a {type(state).__name__}"
+    raise GraphError(msg, hint=f"annotate it: {name}: {example}")
+
+
 def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
     require_name(name, "state")
+    _require_annotation(name, state, annotated, where)
     args = get_args(annotated)
-    if get_origin(annotated) is not type(state) or not args:
-        msg = f"{where} has no type"
-        raise GraphError(msg, hint=f"annotate it: {name}: {_EXAMPLES[type(state)]}")
     declared = declaration_of(state)
     ttl = ttl_options(declared.ttl, where)
     if isinstance(state, ListState):

@@ -174,6 +174,7 @@ def compile_function(
     # a batch function receives a frame, for any type of rows
     given = None if kind == "map_batches" else input_type(types.parameter, row_type, schema, where)
     if kind == "filter_rows":
+        _require_condition(function, types.result, schema, where)
         output, output_type = schema, row_type
     else:
         output_type = returns if returns is not None else result_type(kind, types.result, where)
@@ -206,6 +207,32 @@ def async_function(function: Callable[..., Any], returns: Any, calls: AsyncCalls
 
 def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _require_condition(function: Callable[..., Any], annotated: Any, schema: pa.Schema, where: str) -> None:
+    """Check that a filter's function returns True or False, where its annotation or its code tells what it returns.
+
+    Raises:
+        GraphError: it returns something else.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    picked = picked_by(function)
+    if isinstance(annotated, type) and annotated not in {bool, np.bool_, object}:
+        returned = f"{annotated.__name__}, by its annotation"
+    elif picked is None:
+        return
+    elif picked.shape == "value" and picked.fields[0] in schema.names:
+        data_type = schema.field(picked.fields[0]).type
+        if data_type == pa.bool_():
+            return
+        returned = f"the field {picked.fields[0]!r}, which is {data_type}, not bool"
+    elif picked.shape == "value":
+        return  # a property or method of the row's class
+    else:
+        returned = "its row" if picked.shape == "row" else "a tuple"
+    raise GraphError(f"{where}: the function returns {returned}", hint="return True or False")
 
 
 def is_row_type(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from penstock.api.functions.row_functions import pickled
-from penstock.api.functions.watermark_checks import require_time
+from penstock.api.functions.watermark_checks import require_time, require_unit
 from penstock.core.errors import GraphError
 from penstock.graph.validation import require_columns
 from penstock.operators.rows.project import output_schema_of, serialize_expressions
@@ -43,4 +43,6 @@ def pack_code(strategy: WatermarkStrategy, schema: pa.Schema, where: str) -> byt
     expression = expression.alias("watermark")
     result = output_schema_of("select", [expression], schema)
     require_time(result.field(0).type, "the watermark in the rows", where)
+    types = [schema.field(strategy.timestamp).type, result.field(0).type]
+    require_unit(strategy, f"column {strategy.timestamp!r} and the watermark are", types, where)
     return serialize_expressions([expression])

@@ -81,7 +81,8 @@ def _print_watermark(found: dict[str, Any]) -> None:
     table = Table("source", "partition", "subtask", "watermark", "standing for", "", box=None)
     for source in found["sources"]:
         for split in source["splits"]:
-            state = "read" if split["finished"] else "idle" if split["idle"] else ""
+            silent = "no answer" if source["unreachable-ms"] else ""
+            state = "read" if split["finished"] else "idle" if split["idle"] else silent
             stands = f"{split['standing-ms'] / 1000:,.1f} s"
             table.add_row(source["uid"], split["id"], str(split["subtask"]), _time(split["watermark"]), stands, state)
     console.print(table)

@@ -20,8 +20,8 @@ from penstock.cli.options import (
     print_json,
     say,
 )
+from penstock.cli.running.job_report import report_lines
 from penstock.cli.terminal import terminal
-from penstock.client.failures import next_attempt, resume_point
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import utc_text
@@ -87,47 +87,8 @@ def show(
             f"{metrics.get('write-records', 0):,}",
         )
     console.print(table)
-    counts = checkpoints["counts"]
-    latest = (checkpoints["latest"] or {}).get("completed")
-    text = f"checkpoints: {counts['completed']} completed, {counts['failed']} failed"
-    if latest:
-        text += (
-            f"; newest {latest['id']} at {utc_text(latest['latest_ack_timestamp'])}, {latest['end_to_end_duration']} ms"
-        )
-    console.print(text)
-    for uid, count in summary["bad-records"].items():
-        console.print(f"bad records of {uid}: {count:,}", markup=False)
-    for name, count in summary["late-records"].items():
-        console.print(f"late rows dropped at {name}: {count:,}", markup=False)
-    failed = (checkpoints["latest"] or {}).get("failed")
-    if failed:
-        at = utc_text(failed["failure_timestamp"])
-        console.print(f"last failed checkpoint: {failed['id']} at {at}: {failed['failure_message']}", markup=False)
-    if start := resume_point(summary):
-        console.print(f"last started from {start}; restarts: {summary['restarts']}", markup=False, soft_wrap=True)
-    if summary["stopped-with"]:
-        console.print(f"stopped with savepoint {summary['stopped-with']}", markup=False, soft_wrap=True)
-    if summary["waits-for"]:
-        console.print(f"waiting for slots: it needs {summary['waits-for']}", markup=False)
-    for line in _last_failure(failures, summary):
+    for line in report_lines(checkpoints, failures, summary):
         console.print(line, markup=False, soft_wrap=True)
-
-
-def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str]:
-    """Return the newest failure in full: place and time, the user's own lines, all frames."""
-    entries = failures["exceptionHistory"]["entries"]
-    if not entries:
-        return []
-    newest = entries[0]
-    facts = [
-        f"at {utc_text(newest['timestamp'])}",
-        f"in {newest['taskName']}" if newest["taskName"] else "",
-        f"restart {summary['restarts']}" if summary["restarts"] else "",
-        next_attempt(summary),
-    ]
-    text = str(newest["stacktrace"]).strip()
-    head = [f"last failure ({', '.join(filter(None, facts))}): {newest['exceptionName']}"]
-    return head if text == newest["exceptionName"] else [*head, text]
 
 
 def cancel(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:

@@ -21,9 +21,9 @@ from penstock.cli.options import (
 )
 from penstock.cli.running.jobs import JobArgument
 from penstock.cli.start.run import parse_overrides
-from penstock.client.handle import JobHandle, request_upgrade
+from penstock.client.handle import TERMINAL, JobHandle, request_upgrade
 from penstock.client.rest_client import RestClient, UpgradeOptions
-from penstock.core.clock import SystemClock
+from penstock.core.clock import SystemClock, utc_text
 from penstock.core.errors import UsageError
 
 
@@ -83,10 +83,10 @@ def upgrade(
     }
     with connect(cluster) as client:
         if new is None:
-            _decide_or_show(client, find_job(client, job)["jid"], (healthy, unhealthy), as_json=json)
+            _decide_or_show(client, find_job(client, job), (healthy, unhealthy), as_json=json)
             return
         found, overrides = job_to_change(client, job, token), parse_overrides(settings or [], parallelism)
-        options["keep_parallelism"] = "parallelism" not in overrides
+        options["keep_parallelism"], options["file"] = "parallelism" not in overrides, str(new)
         graph = planned(new, overrides, found.name)
         if detached:
             _print_requested(found, request_upgrade(found, graph, token, options), as_json=json)
@@ -133,7 +133,19 @@ def _described(view: dict[str, Any]) -> str:
         text = f"trial of the new version: checkpoint {done['completed']} of {done['wanted']}"
         text += f", {restarts['seen']} of {restarts['allowed']} restarts, {held['rows']:,} output rows withheld"
         return text + ("; waiting for --healthy or --unhealthy" if view["confirm"] else "")
-    return f"upgrade {view['phase']}{view['reason'] and ': ' + view['reason']}"
+    return f"upgrade {view['phase'].replace('-', ' ')}{view['reason'] and ': ' + view['reason']}"
+
+
+def _details(view: dict[str, Any]) -> list[str]:
+    """Return what is known of an upgrade beside its phase: the version, its times, the savepoint."""
+    times = [("requested", view["begun"]), ("ended", view["ended"])]
+    when = ", ".join(f"{what} at {utc_text(at_ms)}" for what, at_ms in times if at_ms is not None)
+    lines = [
+        f"new version: {view['file']}" if view["file"] else "",
+        when,
+        f"savepoint of the old version: {view['savepoint']}" if view["savepoint"] else "",
+    ]
+    return [f"  {line}" for line in lines if line]
 
 
 def _parallelism(view: dict[str, Any]) -> list[str]:
@@ -150,13 +162,18 @@ def _parallelism(view: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _decide_or_show(client: RestClient, job_id: str, decision: tuple[bool, bool], *, as_json: bool) -> None:
+def _decide_or_show(client: RestClient, job: dict[str, Any], decision: tuple[bool, bool], *, as_json: bool) -> None:
     healthy, unhealthy = decision
     if healthy or unhealthy:
-        client.judge_upgrade(job_id, healthy=healthy)
-    view = client.newest_upgrade(job_id)
+        client.judge_upgrade(job["jid"], healthy=healthy)
+    view = client.newest_upgrade(job["jid"])
     if as_json:
         print_json(view)
         return
-    left = (view["deadline"] - SystemClock().now_ms()) / 1000
-    say(_described(view) + (f", {left:.0f} s left" if view["phase"] in ("cut", "trial") else ""))
+    text = _described(view)
+    if view["phase"] in ("cut", "trial"):
+        left = (view["deadline"] - SystemClock().now_ms()) / 1000
+        ended = job["state"] in TERMINAL
+        text = f"the upgrade has no outcome: the job is {job['state']}" if ended else f"{text}, {left:.0f} s left"
+    for line in (text, *_details(view)):
+        say(line)

@@ -54,8 +54,7 @@ class JobChange:
                 graph, identity, extra = self.rescaling.recorded(job.identity)
                 return [AdoptDefinition(graph, identity, extra)]
             case ev.RescaleNotRecorded(reason):
-                text = f"it could not be recorded: {reason}"
-                return [Note("rescale", f"abandoned: {text}"), *self.rescaling.abandon(text)]
+                return self.rescaling.not_recorded(reason)
             case ev.UpgradeRequested():
                 obstacle = job.obstacle or ("a rescale of the job is under way" if self.rescaling.phase else "")
                 return self.upgrading.requested(event, job, obstacle)
@@ -71,10 +70,11 @@ class JobChange:
         found, decided = self.rescaling.checkpoint_answered(
             list(commands), job.checkpointing, running=job.step is Step.RUNNING
         )
-        steps: list[ChangeStep] = [Note("rescale", decided)] if decided else []
+        steps: list[ChangeStep] = []
         for command in found:
             mine = self.upgrading.checkpoint_answered(command, job) if isinstance(command, OperationEnded) else None
             steps += [command] if mine is None else mine
+        steps += decided
         if self.rescaling.phase is RescalePhase.DECIDED:
             steps.append(StopForChange("the job is being rescaled", self.rescaling.record()))
         return steps
@@ -96,13 +96,13 @@ class JobChange:
         """Handle the outcome of appending the upgrade's release."""
         if isinstance(event, ev.ManifestFailed):
             return self.upgrading.not_released(event.reason, job.now_ms)
-        return [*job.checkpointing.released(), *self.upgrading.released()]
+        return [*job.checkpointing.released(), *self.upgrading.released(job.now_ms)]
 
     def slots_granted(self, slots: Sequence[Slot]) -> bool:
         """Keep slots that belong to a rescale; return whether they do."""
         return self.rescaling.slots_granted(slots)
 
-    def halted(self, reason: str) -> list[Command]:
+    def halted(self, reason: str) -> list[ChangeStep]:
         """Handle the end of the deployment."""
         return self.rescaling.halted(reason)
 
@@ -112,5 +112,5 @@ class JobChange:
 
     def _rescale_requested(self, event: ev.RescaleRequested, job: ChangeContext) -> list[ChangeStep]:
         obstacle = "an upgrade of the job is under way" if self.upgrading.phase else job.obstacle
-        text = f"requested: {described(event.graph)}{obstacle and f' ({obstacle})'}"
+        text = f"requested: {described(event.graph)}"
         return [Note("rescale", text), *self.rescaling.requested(event, job.graph, job.held, obstacle)]

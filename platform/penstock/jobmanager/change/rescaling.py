@@ -16,11 +16,15 @@ from penstock.checkpoint.manifest_log import Manifest
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.restore_plan import assign_state
+from penstock.jobmanager.change.steps import ChangeStep, Note
 from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.messages.commands import Command, OperationEnded, RecordRescale, ReleaseSlots, RequestSlots
 from penstock.jobmanager.messages.events import RescaleRequested
 from penstock.jobmanager.messages.placement import Slot
+
+_LATER = "ask again when it has ended"
+_REMOVE = "remove the cause, then ask again"
 
 
 class RescalePhase(enum.Enum):
@@ -61,7 +65,7 @@ class Rescaling:
         """The request id of the rescale's checkpoint."""
         return f"rescale-{self._current.request.request_id}" if self._current is not None else ""
 
-    def requested(self, request: RescaleRequested, graph: JobGraph, held: int, obstacle: str) -> list[Command]:
+    def requested(self, request: RescaleRequested, graph: JobGraph, held: int, obstacle: str) -> list[ChangeStep]:
         """Start a rescale or refuse it; `held` is the number of slots the job holds, `obstacle` a reason against it."""
         current = self._current
         if current is not None and current.request.request_id == request.request_id:
@@ -72,10 +76,15 @@ class Rescaling:
             return [OperationEnded(request.request_id)]
         if obstacle:
             self.retry_soon = True
-            return [OperationEnded(request.request_id, error=obstacle)]
+            text = _with_hint(obstacle, _LATER)
+            return [Note("rescale", f"refused: {text}"), OperationEnded(request.request_id, error=text)]
         self._current = _Rescale(request, RescalePhase.SLOTS)
         missing = required_slots(request.graph) - held
         return [RequestSlots(missing, wait=False)] if missing > 0 else []
+
+    def slots_refused(self, reason: str) -> list[ChangeStep]:
+        """Abandon the rescale: slots are missing."""
+        return self.abandon(_with_hint(f"no slots: {reason}", "start another TaskManager, or ask for less"))
 
     def slots_granted(self, slots: Sequence[Slot]) -> bool:
         """Keep granted slots if the rescale waits for them; return whether it did."""
@@ -97,23 +106,27 @@ class Rescaling:
 
     def checkpoint_answered(
         self, commands: list[Command], checkpointing: Checkpointing, *, running: bool
-    ) -> tuple[list[Command], str]:
-        """Take the answer to its checkpoint out of the commands; return the others, and the decision as text.
+    ) -> tuple[list[Command], list[ChangeStep]]:
+        """Take the answer to its checkpoint out of the commands; return the others, and the steps that follow.
 
         In phase DECIDED the workers may be killed and `record` executed.
         """
         current = self._current
         mine = next((c for c in commands if isinstance(c, OperationEnded) and c.request_id == self._tag), None)
         if current is None or mine is None:
-            return commands, ""
+            return commands, []
         others = [c for c in commands if c is not mine]
         passing = checkpointing.busy or ("" if running else "the job is no longer running")
         self.retry_soon = bool(passing)
-        reason = mine.error or passing or _state_mismatch(current.request.graph, checkpointing.newest)
-        if reason:
-            return others + self.abandon(reason), f"abandoned: {reason}"
+        if mine.error:
+            return others, self.abandon(_with_hint(mine.error, _REMOVE))
+        if passing:
+            return others, self.abandon(_with_hint(passing, _LATER))
+        if reason := _state_mismatch(current.request.graph, checkpointing.newest):
+            return others, self.abandon(reason)
         current.phase = RescalePhase.DECIDED
-        return others, f"from checkpoint {mine.checkpoint_id}: {described(current.request.graph)}"
+        decided = f"from checkpoint {mine.checkpoint_id}: {described(current.request.graph)}"
+        return others, [Note("rescale", decided)]
 
     def record(self) -> RecordRescale:
         """Return the command that makes the rescale durable."""
@@ -132,19 +145,24 @@ class Rescaling:
         extra, current.extra = current.extra, ()
         return current.request.graph, own, extra
 
-    def abandon(self, reason: str) -> list[Command]:
+    def not_recorded(self, reason: str) -> list[ChangeStep]:
+        """Abandon the rescale: its new run could not be recorded."""
+        return self.abandon(_with_hint(f"it could not be recorded: {reason}", _REMOVE))
+
+    def abandon(self, reason: str) -> list[ChangeStep]:
         """Abandon the rescale: release its slots and fail the request."""
         current, self._current = self._current, None
         if current is None:
             return []
         release: list[Command] = [ReleaseSlots(current.extra)] if current.extra else []
-        return [*release, OperationEnded(current.request.request_id, error=reason)]
+        ended = OperationEnded(current.request.request_id, error=reason)
+        return [Note("rescale", f"abandoned: {reason}"), *release, ended]
 
-    def halted(self, reason: str) -> list[Command]:
+    def halted(self, reason: str) -> list[ChangeStep]:
         """Abandon the rescale if the deployment ended before the checkpoint was complete."""
         return self.abandon(reason) if self.phase in (RescalePhase.SLOTS, RescalePhase.CHECKPOINT) else []
 
-    def taskmanager_lost(self, taskmanager_id: str) -> list[Command]:
+    def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeStep]:
         """Drop the slots of a lost TaskManager that were kept for the rescale."""
         current = self._current
         if current is None or not any(s.taskmanager_id == taskmanager_id for s in current.extra):
@@ -164,6 +182,11 @@ class Rescaling:
 def described(graph: JobGraph) -> str:
     """Return the parallelism of all vertices in one line."""
     return ", ".join(f"{vertex.name} x{vertex.parallelism}" for vertex in graph.vertices)
+
+
+def _with_hint(reason: str, hint: str) -> str:
+    """Return the reason with a way out, unless it names one."""
+    return reason if reason.endswith(")") else f"{reason} ({hint})"
 
 
 def _state_mismatch(graph: JobGraph, manifest: Manifest) -> str:

@@ -43,6 +43,8 @@ class Failure:
     worker_id: str = ""
     #: The TaskManager of that worker, which has its log.
     taskmanager_id: str = ""
+    #: The run that failed.
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

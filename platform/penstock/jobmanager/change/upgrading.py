@@ -175,6 +175,8 @@ class Upgrading:
     def __init__(self, record: UpgradeRecord | None = None) -> None:
         """Continue the upgrade that an earlier leader recorded."""
         self.record = record
+        #: Runs of versions that were rolled back under this leader, and when.
+        self.rejected: dict[str, int] = {}
         self.phase: UpgradeStage | None = None
         if record is not None and not record.ended:
             self.phase = UpgradeStage.WAIT if record.phase == "cut" else UpgradeStage.TRIAL
@@ -219,6 +221,7 @@ class Upgrading:
             savepoint="" if request.policy.from_checkpoint else request.uri,
             deadline_ms=job.now_ms + request.policy.deadline_ms,
             parallelism=request.parallelism,
+            begun_ms=job.now_ms,
         )
         self._begin()
         self.phase = UpgradeStage.INTENT
@@ -251,7 +254,7 @@ class Upgrading:
         if self.record is None or self.phase is None or ended.request_id != self._tag:
             return None
         if ended.error:
-            return self._refuse(ended.error) if self.phase is UpgradeStage.CHECKPOINT else []
+            return self._refuse(ended.error, job.now_ms) if self.phase is UpgradeStage.CHECKPOINT else []
         return [] if self.record.savepoint else self.checkpoint_taken(job.checkpointing.newest, job)
 
     def checkpoint_taken(self, checkpoint: Manifest, job: ChangeContext) -> list[ChangeStep]:
@@ -263,8 +266,9 @@ class Upgrading:
         graph = decode_graph(record.other)
         if problem := state_mismatch(graph, checkpoint, record.policy):
             if not record.savepoint:
-                return self._refuse(problem)
-            return self._roll_back(job.graph, "refused", problem)  # its sources are silent: it needs a new run
+                return self._refuse(problem, job.now_ms)
+            # Its sources are silent: it needs a new run.
+            return self._roll_back(job.graph, "refused", problem, job.now_ms)
         trial = Trial(
             checkpoint.sequence, staging_sinks(graph) if record.policy.rollback else (), open=record.policy.rollback
         )
@@ -317,7 +321,7 @@ class Upgrading:
             return []
         self._input_ended = trial.open and finishing
         if not trial.open:
-            return self.released()
+            return self.released(job.now_ms)
         return self._release("it has reached its end", job) if finishing else []
 
     def decide(self, job: ChangeContext) -> list[ChangeStep]:
@@ -337,14 +341,14 @@ class Upgrading:
             return []
         reason = f"the savepoint at {record.savepoint} was not written: {self._last_error or 'not in time'}"
         self.record = msgspec.structs.replace(record, savepoint="")
-        return self._roll_back(job.graph, "refused", reason)
+        return self._roll_back(job.graph, "refused", reason, job.now_ms)
 
     def _wait(self, job: ChangeContext) -> list[ChangeStep]:
         record = self._current_record()
         if self.phase is not UpgradeStage.WAIT or not self._log_known:
             return []
         if job.now_ms >= record.deadline_ms:
-            return self._refuse(f"no checkpoint could be taken in time: {job.obstacle}")
+            return self._refuse(f"no checkpoint could be taken in time: {job.obstacle}", job.now_ms)
         if job.obstacle:
             return []
         self.phase = UpgradeStage.CHECKPOINT
@@ -361,13 +365,13 @@ class Upgrading:
             return []
         if not healthy:
             return (
-                self._roll_back(decode_graph(record.other), "rolled-back", text)
+                self._roll_back(decode_graph(record.other), "rolled-back", text, job.now_ms)
                 if policy.rollback
-                else self._keep(text)
+                else self._keep(text, job.now_ms)
             )
         if policy.rollback:
             return self._release(text, job)
-        return self._report("completed", f"healthy: {text}")
+        return self._report("completed", f"healthy: {text}", job.now_ms)
 
     def _assess_health(self, job: ChangeContext) -> tuple[bool | None, str]:
         """Return whether it is healthy (None: undecided) and why."""
@@ -394,38 +398,41 @@ class Upgrading:
         entry = release_entry(job.graph, job.identity, self._current_record().base, job.now_ms)
         return [Note("upgrade", f"healthy: {text}; releasing its output"), AppendManifest(RELEASE_TAG, entry)]
 
-    def released(self) -> list[ChangeStep]:
+    def released(self, now_ms: int) -> list[ChangeStep]:
         """Handle the release that is in the log."""
         if self.phase not in (UpgradeStage.TRIAL, UpgradeStage.RELEASE):
             return []
         again: list[ChangeStep] = [ReadLog()] if self._input_ended else []
         self._input_ended = False
-        return [*self._report("completed", "released"), *again]
+        return [*self._report("completed", "released", now_ms), *again]
 
     def not_released(self, reason: str, now_ms: int) -> list[ChangeStep]:
         """Repeat the release, whose append failed or has an unknown outcome."""
         self._retry_ms = now_ms + _RETRY_MS
         return [Note("upgrade", f"release failed, retrying: {reason}")]
 
-    def _report(self, phase: UpgradePhase, text: str, error: str = "") -> list[ChangeStep]:
+    def _report(self, phase: UpgradePhase, text: str, now_ms: int, error: str = "") -> list[ChangeStep]:
         """Finish the upgrade with the running version kept; report and persist that."""
         self.phase, self._retry_ms = UpgradeStage.REPORT, None
-        self.record = msgspec.structs.replace(self._current_record(), phase=phase, other=b"", reason=error)
+        self.record = msgspec.structs.replace(
+            self._current_record(), phase=phase, other=b"", reason=error, ended_ms=now_ms
+        )
         self._reply = OperationEnded(self.record.token, uri=self.record.savepoint, error=error)
         return [Note("upgrade", f"{phase}: {text}"), *self._send(RecordUpgrade(self.record))]
 
-    def _refuse(self, reason: str) -> list[ChangeStep]:
-        return self._report("refused", reason, f"the old version continues: {reason}")
+    def _refuse(self, reason: str, now_ms: int) -> list[ChangeStep]:
+        return self._report("refused", reason, now_ms, f"the old version continues: {reason}")
 
-    def _keep(self, reason: str) -> list[ChangeStep]:
-        return self._report("kept", reason, f"the new version is unhealthy but kept, as requested: {reason}")
+    def _keep(self, reason: str, now_ms: int) -> list[ChangeStep]:
+        return self._report("kept", reason, now_ms, f"the new version is unhealthy but kept, as requested: {reason}")
 
-    def _roll_back(self, old: JobGraph, phase: UpgradePhase, reason: str) -> list[ChangeStep]:
+    def _roll_back(self, old: JobGraph, phase: UpgradePhase, reason: str, now_ms: int) -> list[ChangeStep]:
         self.phase = UpgradeStage.ROLLBACK
         record = self._current_record()
         self.record = msgspec.structs.replace(
-            record, phase=phase, other=b"", reason=f"the old version is running again: {reason}"
+            record, phase=phase, other=b"", reason=f"the old version is running again: {reason}", ended_ms=now_ms
         )
+        self.rejected[record.run_id] = now_ms
         command = RecordUpgrade(self.record, record.back_run_id, old)
         self._send(command)
         return [Note("upgrade", f"{phase}: {reason}"), StopForChange("the upgrade is rolled back", command)]

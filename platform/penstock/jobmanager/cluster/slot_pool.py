@@ -91,7 +91,8 @@ class SlotPool:
     def request(self, job_id: str, count: int, now_ms: int, *, wait: bool = True) -> list[Grant | Refuse]:
         """Request `count` more slots for a job; without `wait` the answer is immediate."""
         if not wait and count > self.free:
-            return [Refuse(job_id, f"{count} more slots are needed, {self.free} of {self.total} are free")]
+            needed = "1 more slot is" if count == 1 else f"{count} more slots are"
+            return [Refuse(job_id, f"{needed} needed, {self.free} of {self.total} are free")]
         self._requests = [r for r in self._requests if r.job_id != job_id]
         self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms))
         return self._serve()

@@ -16,6 +16,7 @@ from penstock.checkpoint.ha_records import JobRecord, UpgradePolicy, UpgradeReco
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
 from penstock.core import failpoints
+from penstock.core.clock import Clock
 from penstock.core.errors import UnansweredError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted, required_slots
@@ -46,6 +47,7 @@ class ChangeParts:
     operations: Operations
     free_slots: Callable[[], int]
     ha_store: ObjectStore
+    clock: Clock
     rand: Rand
     generation: int
     #: See `JobManagerLimits`.
@@ -78,7 +80,12 @@ class ChangeRequests:
         parts, request_id = self._parts, to.token or self._parts.rand.token()
         if self._is_known(found, request_id, "rescale", found.record.rescale_token):
             return request_id
-        graph = to.applied(found.graph, self._slots(found))
+        try:
+            graph = to.applied(found.graph, self._slots(found))
+        except UsageError as error:
+            if found.master is not None:
+                found.master.event_log.add(parts.clock.now_ms(), "rescale", f"refused: {error}")
+            raise
         parts.operate(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
         return request_id
 
@@ -256,6 +263,9 @@ def _view(record: UpgradeRecord, upgrading: Upgrading | None, job: KnownJob) -> 
         held_sinks=tuple(sorted({c.uid for c in held})),
         parallelism=record.parallelism,
         reason=record.reason,
+        file=record.policy.file,
+        begun_ms=record.begun_ms,
+        ended_ms=record.ended_ms,
     )
 
 

@@ -79,11 +79,12 @@ class JobStore:
             JobIdentityError: another process holds the job, or another job has claimed the savepoint.
             NotFoundError: there is no such savepoint.
             StateMismatchError: its state does not fit the job, or restoring it would publish output twice.
+            StorageError: the checkpoint root cannot be read or written.
         """
         if self._start.from_uri:
             self._source = self._read_source()
             self._refuse_fork_of_backfill(self._source)
-        generation = self._lease.acquire(job_id).generation
+        generation = self._take_lease(job_id)
         try:
             self._refuse_continued(generation)
             if self._source is not None:
@@ -98,6 +99,14 @@ class JobStore:
             self._lease.release()
             raise
         return generation
+
+    def _take_lease(self, job_id: str) -> int:
+        """Take the lease, the job's first access to its checkpoint root; return its generation."""
+        try:
+            return self._lease.acquire(job_id).generation
+        except StorageError as error:
+            msg = f"checkpoint_root={self._graph.settings.checkpoint_root!r}: {error.message}"
+            raise type(error)(msg, hint=f"{error.hint}, or set another checkpoint_root") from error
 
     def seal(self, job_id: str, run_id: str, generation: int) -> None:
         """Append this leader's first entry; a run's first seal names its initial state."""

@@ -47,6 +47,7 @@ def summary_of(
             restarts=0,
             error=record.error,
             stop_uri=record.stop_uri,
+            takeovers=record.takeovers,
         )
     history = master.checkpointing.history
     state = master.status.state
@@ -70,6 +71,8 @@ def summary_of(
         slow_calls=tuple((slow.what, slow.since_ms) for slow in master.slow_call_tracker.ongoing),
         restored=_restored(record, history.latest_restored),
         stop_uri=record.stop_uri,
+        takeovers=record.takeovers,
+        taken_over_ms=master.status.entered_ms[JobStatus.CREATED] if record.takeovers else -1,
     )
 
 
@@ -110,6 +113,7 @@ def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[Exceptio
     """Return the failures, newest first."""
     if master is None:
         return (ExceptionView(at_ms=record.ended_ms, error=record.error),) if record.error else ()
+    rejected = master.job_change.upgrading.rejected
     return tuple(
         ExceptionView(
             at_ms=f.at_ms,
@@ -118,6 +122,7 @@ def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[Exceptio
             task=f.task,
             worker_id=f.worker_id,
             taskmanager_id=f.taskmanager_id,
+            rolled_back_ms=rejected.get(f.run_id, -1),
         )
         for f in master.failures
     )

@@ -81,19 +81,26 @@ class WaitingRequests:
         """Drop a request that is answered elsewhere; no error if it is not here."""
         self._waiting = [(request, until) for request, until in self._waiting if request.request_id != request_id]
 
-    def overdue(self, now_ms: int) -> list[OperationEnded]:
+    def overdue(self, now_ms: int) -> list[ChangeStep]:
         """Refuse the requests that have waited too long."""
         late = [request for request, until in self._waiting if now_ms >= until]
         self._waiting = [(request, until) for request, until in self._waiting if now_ms < until]
-        return [OperationEnded(request.request_id, error=f"the job is not running {RESUME_HINT}") for request in late]
+        return _refusals(late, f"the job is not running {RESUME_HINT}")
 
-    def refuse(self, reason: str) -> list[OperationEnded]:
+    def refuse(self, reason: str) -> list[ChangeStep]:
         """Refuse all requests: the start failed."""
-        return [OperationEnded(request.request_id, error=reason) for request in self.take()]
+        return _refusals(self.take(), reason)
 
     def wake_ms(self) -> int | None:
         """Return the time at which the first request expires."""
         return min((until for _, until in self._waiting), default=None)
+
+
+def _refusals(requests: Sequence[UserRequest], reason: str) -> list[ChangeStep]:
+    """Return the answers, and event log entries for changes of the job."""
+    kinds = {RescaleRequested: "rescale", UpgradeRequested: "upgrade"}
+    notes = [Note(kinds[type(request)], f"refused: {reason}") for request in requests if type(request) in kinds]
+    return [*notes, *(OperationEnded(request.request_id, error=reason) for request in requests)]
 
 
 class JobMaster:
@@ -167,7 +174,7 @@ class JobMaster:
                 return self._on_slots(slots)
             case ev.SlotsRefused(reason):
                 if self.job_change.waits_for_slots:
-                    return self.job_change.rescaling.abandon(f"no slots: {reason}")
+                    return self._apply(self.job_change.rescaling.slots_refused(reason), now_ms)
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
             case ev.WorkerReported():
                 return self._on_report(event, now_ms)
@@ -253,11 +260,11 @@ class JobMaster:
     def _replace_by_cause(self, cause: Failure) -> None:
         """Replace a lost-connection failure by its cause, the end of the worker at the other side."""
         if self.failures and is_lost_connection(self.failures[0].error, cause.worker_id):
-            self.failures[0], self.error = cause, cause.error
+            self.failures[0], self.error = replace(cause, run_id=self.failures[0].run_id), cause.error
             self.event_log.add(cause.at_ms, "failure", f"cause: {cause.error}")
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
-        commands = self.job_change.rescaling.taskmanager_lost(taskmanager_id)
+        commands = self._apply(self.job_change.rescaling.taskmanager_lost(taskmanager_id), now_ms)
         held = self.deployment.workers if self.deployment is not None else {}
         for worker in [w for w in held.values() if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
@@ -298,7 +305,8 @@ class JobMaster:
             text = f"the job did not start in time; it is waiting for {waiting}"
             return self._fail(Failure(now_ms, text), now_ms)
         running = self.deployment if self.step is Step.RUNNING else None
-        commands = [*self._waiting.overdue(now_ms), *(running.tick(now_ms) if running is not None else [])]
+        commands = self._apply(self._waiting.overdue(now_ms), now_ms)
+        commands += running.tick(now_ms) if running is not None else []
         return commands + self._apply(self.checkpointing.tick(now_ms), now_ms)
 
     def _on_user_request(self, event: ev.BarrierRequested | ev.Change, now_ms: int) -> list[cmd.Command]:
@@ -342,7 +350,7 @@ class JobMaster:
             elif (last := deployment.final_checkpoint) is not None:
                 self.step = Step.RUNNING
                 self._waiting.drop(last.request)  # answered when the ending resumes
-                commands += self._waiting.refuse("the job is about to end")
+                commands += self._apply(self._waiting.refuse("the job is about to end"), now_ms)
                 commands += self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
         if self.step in (Step.FINISHING, Step.CANCELLING) and not self.job_change.recording:
             open_tasks = deployment is not None and deployment.deployed and deployment.open > 0
@@ -367,7 +375,7 @@ class JobMaster:
         worker = self.deployment.workers.get(failure.worker_id) if self.deployment is not None else None
         if worker is not None:
             failure = replace(failure, taskmanager_id=worker.slot.taskmanager_id)
-        self.failures.appendleft(failure)
+        self.failures.appendleft(replace(failure, run_id=self.identity.run_id))
         self.error = failure.error
         self.event_log.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())
         commands = self._halt(failure.error, now_ms)
@@ -387,14 +395,14 @@ class JobMaster:
 
     def _halt(self, reason: str, now_ms: int) -> list[cmd.Command]:
         """End the deployment: kill its workers. Anything they still do is fenced or repeatable."""
-        return [*self._waiting.refuse(reason), *self._undeploy(reason, now_ms)]
+        return [*self._apply(self._waiting.refuse(reason), now_ms), *self._undeploy(reason, now_ms)]
 
     def _undeploy(self, reason: str, now_ms: int) -> list[cmd.Command]:
         commands = self.checkpointing.halt(reason, now_ms)
         workers = self.deployment.workers.values() if self.deployment is not None else ()
         self.deployment = None
         self.slow_call_tracker.halted()
-        commands += self.job_change.halted(reason) + self._held.halt(workers, now_ms)
+        commands += self._apply(self.job_change.halted(reason), now_ms) + self._held.halt(workers, now_ms)
         return [*commands, cmd.CloseEnumerators()]
 
     def _cancel(self, now_ms: int) -> list[cmd.Command]:
@@ -402,7 +410,8 @@ class JobMaster:
             return []
         self.event_log.add(now_ms, "cancel", "requested by a user")
         commands = self.checkpointing.halt("the job was cancelled", now_ms)
-        commands += self.job_change.halted("the job was cancelled") + self.job_change.closed("the job was cancelled")
+        commands += self._apply(self.job_change.halted("the job was cancelled"), now_ms)
+        commands += self.job_change.closed("the job was cancelled")
         self.step, self._deadline_ms = Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS
         return commands + self._broadcast(msg.CancelTasks(job_id=self.identity.job_id))
 

@@ -109,6 +109,9 @@ class JobSummary(_View, frozen=True, kw_only=True):
     restored: RestoredView | None = None
     #: URI of the savepoint that a user stopped the job with.
     stop_uri: str = ""
+    #: Number of JobManagers that took the job over from an earlier one, and when the present one did.
+    takeovers: int = 0
+    taken_over_ms: int = -1
 
     @property
     def terminal(self) -> bool:
@@ -236,6 +239,10 @@ class UpgradeView(_View, frozen=True, kw_only=True):
     #: See `UpgradeRecord.parallelism`.
     parallelism: dict[str, tuple[int, int, int]] = {}
     reason: str = ""
+    #: File of the new version, as the user named it.
+    file: str = ""
+    begun_ms: int = -1
+    ended_ms: int = -1
 
 
 class ExceptionView(_View, frozen=True, kw_only=True):
@@ -247,6 +254,8 @@ class ExceptionView(_View, frozen=True, kw_only=True):
     task: str = ""
     worker_id: str = ""
     taskmanager_id: str = ""
+    #: When the version that failed was rolled back; -1 if it was not.
+    rolled_back_ms: int = -1
 
 
 class EventLogEntry(_View, frozen=True, kw_only=True):

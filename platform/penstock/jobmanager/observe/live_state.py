@@ -205,11 +205,15 @@ async def ask_all(job: JobDetail, what: str, queries: WorkerQueries) -> list[dic
 
 
 def _vertex_of(job: JobDetail, uid: str) -> VertexView:
-    for vertex in job.vertices:
-        if any(operator.uid == uid for operator in vertex.operators):
-            return vertex
+    vertex = _vertex_with(job, uid)
+    if vertex is not None:
+        return vertex
     msg = f"job {job.summary.name!r} has no operator with uid {uid!r}"
     raise NotFoundError(msg, hint=did_you_mean(uid, _uids(job.vertices)))
+
+
+def _vertex_with(job: JobDetail, uid: str) -> VertexView | None:
+    return next((v for v in job.vertices if any(o.uid == uid for o in v.operators)), None)
 
 
 def _uids(vertices: Iterable[VertexView]) -> list[str]:
@@ -249,7 +253,7 @@ def explain_watermark(job: JobDetail, parts: Sequence[dict[str, Any]], now_ms: i
     `parts` are those of `task.drive.state_queries`. `held-by` is the active split with the lowest watermark, with
     `since` (wall ms) and `why`; it is None where no split holds anything back.
     """
-    sources = [_source(uid, [part for part in parts if part["uid"] == uid]) for uid in _source_uids(parts)]
+    sources = [_source(job, uid, [part for part in parts if part["uid"] == uid]) for uid in _source_uids(parts)]
     counting = [
         {**split, "uid": source["uid"], "subtask": split["subtask"]}
         for source in sources
@@ -273,7 +277,7 @@ def _source_uids(parts: Sequence[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(part["uid"] for part in parts))
 
 
-def _source(uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _source(job: JobDetail, uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     marks = [part["watermark"] for part in parts if not part["idle"]]
     splits = [{**split, "subtask": part["subtask"]} for part in parts for split in part["splits"]]
     return {
@@ -281,6 +285,8 @@ def _source(uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "watermark": None if not marks or None in marks else min(marks),
         "idle": all(part["idle"] for part in parts),
         "count": sum(part["count"] for part in parts),
+        # the longest time since the external system of a subtask answered; 0 if it answers
+        "unreachable-ms": max((_unreachable_ms(_subtask(job, uid, part["subtask"])) for part in parts), default=0),
         "splits": sorted(splits, key=lambda split: (split["finished"], split["idle"], *_order(split))),
     }
 
@@ -291,9 +297,7 @@ def _order(split: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _held(job: JobDetail, split: dict[str, Any], now_ms: int) -> dict[str, Any]:
-    vertex = next((v for v in job.vertices if any(o.uid == split["uid"] for o in v.operators)), None)
-    subtask = None if vertex is None else vertex.subtasks[split["subtask"]]
-    pressed = 0.0 if subtask is None else subtask.metrics.get("backPressuredTimeMsPerSecond", 0.0)
+    vertex, subtask = _vertex_with(job, split["uid"]), _subtask(job, split["uid"], split["subtask"])
     return {
         "uid": split["uid"],
         "vertex": "" if vertex is None else vertex.id,
@@ -302,15 +306,28 @@ def _held(job: JobDetail, split: dict[str, Any], now_ms: int) -> dict[str, Any]:
         "watermark": split["watermark"],
         "since": now_ms - split["standing-ms"],
         "moving": split["standing-ms"] < _MOVING_MS,
-        "why": _why(split, pressed / 1000),
+        "why": _why(split, subtask),
     }
 
 
-def _why(split: dict[str, Any], pressed: float) -> str:
+def _subtask(job: JobDetail, uid: str, index: int) -> SubtaskView | None:
+    vertex = _vertex_with(job, uid)
+    return None if vertex is None else vertex.subtasks[index]
+
+
+def _unreachable_ms(subtask: SubtaskView | None) -> int:
+    return 0 if subtask is None else int(subtask.metrics.get("sourceUnreachableMs", 0))
+
+
+def _why(split: dict[str, Any], subtask: SubtaskView | None) -> str:
+    pressed = 0.0 if subtask is None else subtask.metrics.get("backPressuredTimeMsPerSecond", 0.0) / 1000
     if split["standing-ms"] < _MOVING_MS:
         return "it advances; all others are ahead of it"
     if pressed > 0.5:
         return f"its source is back-pressured {pressed:.0%} of the time: the slow operator is downstream"
+    if away_ms := _unreachable_ms(subtask):
+        way = "it resumes with the next one; check that its external system is reachable"
+        return f"its source {_silence(away_ms)}; {way}"
     if split["quiet-ms"] >= _RECENT_MS:
         seconds = split["quiet-ms"] / 1000
         return f"no rows from it for {seconds:,.0f} s; an idle timeout (with_idleness) would exclude it"
@@ -319,12 +336,18 @@ def _why(split: dict[str, Any], pressed: float) -> str:
     return "rows arrive, but their event times do not advance"
 
 
+def _silence(away_ms: int) -> str:
+    return f"has had no answer for {away_ms / 1000:,.0f} s"
+
+
 def _text(held: dict[str, Any] | None, sources: Sequence[dict[str, Any]]) -> str:
     if not sources:
         return "no source of this job has event time"
     if held is None:
-        done = all(split["finished"] for source in sources for split in source["splits"])
-        return "all input is read" if done else "all splits are idle or finished: nothing holds the watermark back"
+        if all(split["finished"] for source in sources for split in source["splits"]):
+            return "all input is read"
+        away = [f"; source {s['uid']} {_silence(s['unreachable-ms'])}" for s in sources if s["unreachable-ms"]]
+        return "all splits are idle or finished: nothing holds the watermark back" + "".join(away)
     return f"{held['split']} of source {held['uid']} (subtask {held['subtask']}): {held['why']}"
 
 

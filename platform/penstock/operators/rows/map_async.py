@@ -247,7 +247,7 @@ class MapAsyncOperator(FunctionOperator):
             out.status(element)
 
     def _emit(self, entries: list[AsyncRow], out: Collector) -> None:
-        columns = self._encoder.columns([entry.result for entry in entries])
+        columns = self._encoder.columns([entry.result for entry in entries], single=True)
         times = None
         if TS_COLUMN in self._input_schema.names:
             times = pa.array([entry.batch.column(TS_COLUMN)[entry.index].as_py() for entry in entries], pa.int64())

@@ -91,8 +91,8 @@ class RowEncoder:
             operator.itemgetter(*names) if len(names) > 1 else lambda row: (row[names[0]],)
         )
 
-    def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        """Return one array per field.
+    def columns(self, rows: Sequence[Any], *, single: bool = False) -> list[pa.Array]:
+        """Return one array per field; `single`: each row is the result of one call, as in `map`.
 
         Raises:
             ColumnError: a row lacks a field, or a value does not fit its column.
@@ -101,17 +101,20 @@ class RowEncoder:
             plain = not any(issubclass(kind, dict) for kind in set(map(type, rows)))
             values = list(zip(*map(self._attributes if plain else self._values, rows), strict=True))
         except (AttributeError, KeyError) as error:
-            raise self._missing_field(rows) from error
+            raise self._missing_field(rows, single=single) from error
         except TypeError as error:
             msg = f"{self._where}: {error}"
             raise ColumnError(msg, hint="return an instance of the declared row type") from error
         return [self.array(field, column) for field, column in zip(self.schema, values, strict=True)]
 
-    def _missing_field(self, rows: Sequence[Any]) -> ColumnError:
+    def _missing_field(self, rows: Sequence[Any], *, single: bool) -> ColumnError:
         """Return the error of the first row that lacks a field."""
+        if single and any(row is None for row in rows):
+            msg = f"{self._where}: the function returned None"
+            return ColumnError(msg, hint="is a return missing? to drop rows, use filter or flat_map")
         row, field = next((row, name) for row in rows for name in self.schema.names if not _has(row, name))
         hint = f"rows must have: {', '.join(self.schema.names)}"
-        if isinstance(row, _PLAIN):
+        if isinstance(row, _PLAIN) and not single:
             hint += "; a function that gives one row yields it, or returns it in a list"
         return ColumnError(f"{self._where}: a row has no field {field!r}: {row!r:.80}", hint=hint)
 

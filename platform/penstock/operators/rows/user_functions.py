@@ -12,6 +12,7 @@ import inspect
 import io
 import itertools
 import pickle
+import re
 import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ import polars as pl
 import pyarrow as pa
 
 from penstock.core.elements import TS_COLUMN, Batch
-from penstock.core.errors import PenstockError, misuse_hint
+from penstock.core.errors import PenstockError, missing_module_hint, misuse_hint
 from penstock.core.schema import schema_from_text
 from penstock.functions.moved_modules import MOVED
 from penstock.operators.operator import Operator
@@ -51,8 +52,14 @@ def gc_paused() -> Iterator[None]:
 #: Limits of the one-line error: characters of the exception's text, and invalid fields of a row.
 _MAX_TEXT = 400
 _MAX_FAULTS = 3
-#: The hint for a worker that lacks a function's module.
+#: The hint for a worker that has another version of a function's module.
 LOAD_HINT = "put the module beside the job file, or name its folder: ps.Environment(python_path=[...])"
+
+
+#: What a filter's function may return.
+_BOOLS = frozenset({bool, np.bool_})
+#: Python's error about the result of a `flat_map`.
+_NOT_ITERABLE = re.compile(r"'(\w+)' object is not iterable")
 
 
 class UserFunctionError(PenstockError):
@@ -73,7 +80,8 @@ def user_error(where: str, error: BaseException) -> UserFunctionError:
     for frame in traceback.extract_tb(frames):
         place = f" at {frame.filename}:{frame.lineno} in {frame.name}"
         break
-    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {_one_line(error)}{place}", hint=misuse_hint(error))
+    hint = misuse_hint(error) or missing_module_hint(error)
+    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {_one_line(error)}{place}", hint=hint)
     wrapped.__cause__ = error
     return wrapped
 
@@ -107,7 +115,14 @@ def load_function(payload: bytes, where: str) -> Any:
         return _Unpickler(io.BytesIO(payload)).load()
     except Exception as error:
         msg = f"{where}: the function cannot be loaded: {type(error).__name__}: {error}"
-        raise FunctionLoadError(msg, hint=LOAD_HINT) from error
+        raise FunctionLoadError(msg, hint=missing_module_hint(error) or LOAD_HINT) from error
+
+
+def _innermost(frames: TracebackType) -> TracebackType:
+    """Return the frame that raised."""
+    while frames.tb_next is not None:
+        frames = frames.tb_next
+    return frames
 
 
 def _is_ours(frames: TracebackType) -> bool:
@@ -120,7 +135,7 @@ class FunctionOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         spec = context.spec
         self._uid = spec.uid
-        self._where = f"{spec.kind} {spec.uid!r}"
+        self._where = f"{'filter' if spec.kind == 'filter_rows' else spec.kind} {spec.uid!r}"
         function, row_type, output_type = load_function(spec.payload, self._where)
         self._function: Callable[[Any], Any] = function
         self._input_schema = context.input_schemas[0]
@@ -144,7 +159,7 @@ class MapOperator(FunctionOperator):
                 rows = [function(row) for row in self._decoder.rows(batch.data)]
             except Exception as error:
                 raise user_error(self._where, error) from error
-            columns = self._encoder.columns(rows)
+            columns = self._encoder.columns(rows, single=True)
             del rows
         out.batch(Batch(assemble(columns, self._schema, ts_of(batch.data))))
 
@@ -158,7 +173,7 @@ class FlatMapOperator(FunctionOperator):
             try:
                 parts = [tuple(function(row)) for row in self._decoder.rows(batch.data)]
             except Exception as error:
-                raise user_error(self._where, error) from error
+                raise self._no_rows(error) or user_error(self._where, error) from error
             rows = list(itertools.chain.from_iterable(parts))
             columns = self._encoder.columns(rows) if rows else []
             counts = [len(part) for part in parts]
@@ -170,22 +185,37 @@ class FlatMapOperator(FunctionOperator):
             ts = pa.array(np.repeat(ts.to_numpy(), counts))
         out.batch(Batch(assemble(columns, self._schema, ts)))
 
+    def _no_rows(self, error: Exception) -> UserFunctionError | None:
+        """Return the error of a result that is no collection of rows; None if the function itself has raised."""
+        found = _NOT_ITERABLE.fullmatch(str(error)) if isinstance(error, TypeError) else None
+        if found is None or error.__traceback__ is None or not _is_ours(_innermost(error.__traceback__)):
+            return None
+        msg = f"{self._where}: the function returned {found[1]}, not rows"
+        return UserFunctionError(msg, hint="yield rows, or return a list of them: [] for none")
+
 
 class FilterRowsOperator(FunctionOperator):
-    """Keeps rows for which the function is true; the rows themselves stay in Arrow."""
+    """Keeps rows for which the function returns True; the rows themselves stay in Arrow."""
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         function = self._function
         try:
             with gc_paused():
-                mask = np.fromiter(
-                    (bool(function(row)) for row in self._decoder.rows(batch.data)), np.bool_, batch.num_rows
-                )
+                answers = [function(row) for row in self._decoder.rows(batch.data)]
         except Exception as error:
             raise user_error(self._where, error) from error
+        if not set(map(type, answers)) <= _BOOLS:
+            raise self._no_bool(next(answer for answer in answers if type(answer) not in _BOOLS))
+        mask = np.fromiter(answers, np.bool_, batch.num_rows)
         kept = int(mask.sum())
         if kept:
             out.batch(batch if kept == batch.num_rows else Batch(batch.data.filter(pa.array(mask))))
+
+    def _no_bool(self, answer: Any) -> UserFunctionError:
+        """Return the error of an answer that is neither true nor false: a text, for example, would keep every row."""
+        shown = "None" if answer is None else f"the {type(answer).__name__} {answer!r:.80}"
+        hint = "return True or False" + (": is a return missing?" if answer is None else "")
+        return UserFunctionError(f"{self._where}: the function returned {shown}, not a bool", hint=hint)
 
 
 class MapBatchesOperator(FunctionOperator):
@@ -272,7 +302,7 @@ class KeySelectorOperator(FunctionOperator):
         if self._shape is None:
             return [self._encoder.array(self._keys.field(0), keys)]
         if self._shape is not tuple:
-            return self._encoder.columns(keys)
+            return self._encoder.columns(keys, single=True)
         wrong = next((key for key in keys if not isinstance(key, tuple) or len(key) != len(self._keys)), None)
         if wrong is not None:
             msg = f"{self._where}: a key is {wrong!r}, and its type says {len(self._keys)} members"

@@ -90,7 +90,7 @@ class AssignWatermarksOperator(Operator):
         if bad is not None:
             value = self._times.raw(data)[int(np.flatnonzero(bad)[0])].as_py()
             msg = f"{self._where}: event time {self._times.name!r} is null or outside the years 1 to 9999: {value}"
-            raise BadRecordError(msg, hint="check the strategy's unit, or leave such rows out before: .filter(...)")
+            raise BadRecordError(msg, hint=f"{self._times.unit_hint(value)}leave such rows out before: .filter(...)")
         return times
 
     @property

@@ -24,7 +24,12 @@ from penstock.core.errors import BadRecordError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.eventtime.split_watermarks import SplitAlignment, SplitWatermarks
-from penstock.eventtime.strategy import ALIGNMENT_METRIC, strategy_from_builtins
+from penstock.eventtime.strategy import (
+    ALIGNMENT_METRIC,
+    PLAUSIBLE_FROM_US,
+    PLAUSIBLE_UNTIL_US,
+    strategy_from_builtins,
+)
 from penstock.kernels.rows.row_filter import filter_rows
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.rows.columns import conform, with_ts
@@ -44,12 +49,10 @@ if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.operators.sources.source_watermarks import Bools, SourceWatermarks
+    from penstock.operators.sources.source_watermarks import Bools, Int64s, SourceWatermarks
 
 BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
 
-#: 1990: earlier times usually mean a wrong unit.
-_SUSPICIOUS_BEFORE_US = 631_152_000_000_000
 #: Rows requested from the reader in one poll: enough for kernels, few enough for a barrier to wait only milliseconds.
 POLL_ROWS = 65_536
 #: Names of the saved states.
@@ -203,8 +206,7 @@ class SourceOperator(Operator):
                 index = None if index is None else index[good]
                 if data.num_rows == 0:
                     return False
-            if times[0] < _SUSPICIOUS_BEFORE_US and (latest := int(times.max())) < _SUSPICIOUS_BEFORE_US:
-                self._count_old_timestamps(len(times), latest // 1000)
+            self._count_implausible(times)
         for split_id in source.split_ids:
             self._watermarks.active(split_id)
         self._set_idle(out, idle=False)
@@ -267,15 +269,22 @@ class SourceOperator(Operator):
         self._ended = True
         return True
 
-    def _count_old_timestamps(self, rows: int, latest_ms: int) -> None:
-        """Count rows of a batch if all times are before 1990: probably a wrong unit, such as seconds read as ms."""
+    def _count_implausible(self, times: Int64s) -> None:
+        """Count rows before 1990, if all of a batch are, and rows after 2100: probably a wrong unit."""
+        latest = int(times.max())
+        if latest >= PLAUSIBLE_UNTIL_US:
+            self._note_implausible("distantTimestamp", "late", int((times >= PLAUSIBLE_UNTIL_US).sum()), latest // 1000)
+        elif latest < PLAUSIBLE_FROM_US:
+            self._note_implausible("oldTimestamp", "early", len(times), latest // 1000)
+
+    def _note_implausible(self, metric: str, how: str, rows: int, example_ms: int) -> None:
         assert self._times is not None  # noqa: S101 - only called with event time
         extra = self._context.metrics.extra
-        if "oldTimestamps" not in extra:
-            text = "%s: event time %r of rows is as early as %d ms after 1970: are its numbers of another unit?"
-            logging.getLogger(__name__).warning(text, self._where, self._times.name, latest_ms)
-        self._count("oldTimestamps", rows)
-        extra["oldTimestampMs"] = float(latest_ms)
+        if f"{metric}s" not in extra:
+            text = "%s: event time %r of rows is as %s as %d ms after 1970: are its numbers of another unit?"
+            logging.getLogger(__name__).warning(text, self._where, self._times.name, how, example_ms)
+        self._count(f"{metric}s", rows)
+        extra[f"{metric}Ms"] = float(example_ms)
 
     # --- bad records -----------------------------------------------------------------------------------------------
 
@@ -291,7 +300,7 @@ class SourceOperator(Operator):
         error = f"event time {name!r} is null or outside the years 1 to 9999"
         if self._policy == "fail":
             msg = f"{self._where}: {error}: {value} (in {split})"
-            raise BadRecordError(msg, hint="check the strategy's unit, or set on_bad_record='skip' or 'dead-letter'")
+            raise BadRecordError(msg, hint=f"{self._times.unit_hint(value)}set on_bad_record='skip' or 'dead-letter'")
         if self._policy == "dead-letter":
             # as plain numbers: a time outside the calendar has no text form
             raw = source.data.set_column(source.data.schema.get_field_index(name), name, values)

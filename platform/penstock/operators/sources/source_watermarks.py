@@ -6,7 +6,7 @@ Used by `source_operator` and `assign_watermarks`.
 from __future__ import annotations
 
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import numpy as np
 import polars as pl
@@ -15,7 +15,14 @@ import pyarrow.compute as pc
 
 from penstock.core.elements import MIN_TIMESTAMP, Batch, Watermark
 from penstock.core.errors import GraphError, PenstockError
-from penstock.eventtime.strategy import EARLIEST_US, LATEST_US, microseconds_per
+from penstock.eventtime.strategy import (
+    EARLIEST_US,
+    LATEST_US,
+    PLAUSIBLE_FROM_US,
+    PLAUSIBLE_UNTIL_US,
+    Unit,
+    microseconds_per,
+)
 from penstock.kernels.rows.row_filter import filter_rows
 from penstock.operators.rows.project import deserialize_expressions
 from penstock.operators.rows.user_functions import UserFunctionError, load_function, user_error
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 
     from penstock.core.clock import Clock
     from penstock.eventtime.split_watermarks import SplitWatermarks
-    from penstock.eventtime.strategy import Unit, WatermarkGenerator, WatermarkStrategy
+    from penstock.eventtime.strategy import WatermarkGenerator, WatermarkStrategy
     from penstock.operators.operator import Collector, OperatorContext
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -76,6 +83,16 @@ class TimestampColumn:
         if pa.types.is_date32(self._type):
             return column.view(pa.int32()).cast(pa.int64())
         return column if column.type == pa.int64() else column.cast(pa.int64())
+
+    def unit_hint(self, value: int | None) -> str:
+        """Return what to do about a value outside the years: set the unit in which it would be a time of today."""
+        if value is None or not pa.types.is_integer(self._type):
+            return ""
+        for unit in get_args(Unit):
+            scale = microseconds_per(unit)
+            if PLAUSIBLE_FROM_US <= (value // 1000 if scale is None else value * scale) < PLAUSIBLE_UNTIL_US:
+                return f"its numbers count {unit}: set unit={unit!r} on the watermark strategy, or "
+        return "check the strategy's unit, or "
 
     def _microseconds(self, values: Int64s) -> Int64s:
         if self._scale is None:

@@ -289,6 +289,13 @@ def checkpoint_findings(view: CheckpointsView, detail: JobDetail, now_ms: int) -
     return found
 
 
+#: Entry of the summary, kind of finding, the times, and the unit that they probably have.
+_IMPLAUSIBLE = (
+    ("doubtful-times", "old-times", "before 1990", "seconds", "s"),
+    ("distant-times", "distant-times", "after 2100", "microseconds", "us"),
+)
+
+
 def row_findings(summary: dict[str, Any]) -> list[Finding]:
     """Return the findings about external calls and about dropped or odd rows, from `flink_json.progress`."""
     found = []
@@ -304,10 +311,11 @@ def row_findings(summary: dict[str, Any]) -> list[Finding]:
     for uid, count in summary["bad-records"].items():
         text = "They could not be decoded. Set on_bad_record='dead-letter' to send them to a side output."
         found.append(Finding("bad-records", WARN, f"{count:,} bad records in source {uid}", text, operator=uid))
-    for uid, doubt in summary["doubtful-times"].items():
-        title = f"{doubt['rows']:,} rows of {uid} have event times before 1990"
-        text = "If they are seconds, declare the field as int and set unit='s' on the watermark strategy."
-        found.append(Finding("old-times", WARN, title, text, operator=uid))
+    for times, kind, when, units, unit in _IMPLAUSIBLE:
+        for uid, doubt in summary.get(times, {}).items():
+            title = f"{doubt['rows']:,} rows of {uid} have event times {when}"
+            text = f"If they are {units}, declare the field as int and set unit={unit!r} on the watermark strategy."
+            found.append(Finding(kind, WARN, title, text, operator=uid))
     for name, count in summary["late-records"].items():
         text = "They arrived after the watermark. Increase the out-of-orderness bound, or keep them with .late_to(tag)."
         found.append(Finding("late-rows", NEUTRAL, f"{count:,} late rows were dropped at {name}", text, operator=name))

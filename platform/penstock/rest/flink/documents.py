@@ -12,6 +12,8 @@ from penstock.jobmanager.deploy.failover import cause_of
 from penstock.rest.flink.java_throwable import serialized_throwable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.jobmanager.messages.views import (
         CheckpointsView,
         CheckpointView,
@@ -289,8 +291,13 @@ def exceptions(views: tuple[ExceptionView, ...]) -> Json:
                     "endpoint": view.worker_id or None,
                     "taskManagerId": view.taskmanager_id or None,
                     # as set by Flink's failure enrichers: `permanent`, `user code` or `transient`
-                    "failureLabels": {"cause": cause_of(view.error).value},
+                    "failureLabels": {
+                        "cause": cause_of(view.error).value,
+                        **({"version": "rejected"} if view.rolled_back_ms >= 0 else {}),
+                    },
                     "concurrentExceptions": [],
+                    # not Flink's: when the version that failed was rolled back
+                    "rolled-back": _time(view.rolled_back_ms),
                 }
                 for view in views
             ],
@@ -371,13 +378,16 @@ def progress(detail: JobDetail) -> Json:
         # since the last start: by uid of source and sink, and by name of the vertex that dropped late rows
         "rows-read": read,
         "rows-written": written,
-        "bad-records": {v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords"))},
+        "bad-records": {
+            v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords") + _total(v, "badTimestamps"))
+        },
         # time since the external system of a source last answered (ms)
         "sources-unreachable": {
             v.operators[0].uid: ms for v in heads if (ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
         },
-        # rows with an event time before 1990, and an example of such a time (ms)
-        "doubtful-times": {v.operators[0].uid: doubt for v in heads if (doubt := _implausible_times(v)) is not None},
+        # rows with an event time before 1990 and after 2100, and an example of such a time (ms)
+        "doubtful-times": _implausible_times(heads, "oldTimestamp"),
+        "distant-times": _implausible_times(heads, "distantTimestamp"),
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
         "watermark": min(known) if known and len(known) == len(marks) else None,
         "checkpoints-completed": summary.checkpoints_completed,
@@ -393,7 +403,13 @@ def progress(detail: JobDetail) -> Json:
         "restored": _restored(summary.restored),
         # URI of the savepoint that a user stopped the job with
         "stopped-with": summary.stop_uri,
+        # since the job's start; each one counts restarts and checkpoints from zero
+        "jobmanagers-replaced": {"times": summary.takeovers, "newest": _time(summary.taken_over_ms)},
     }
+
+
+def _time(at_ms: int) -> int | None:
+    return at_ms if at_ms >= 0 else None
 
 
 def _restored(view: RestoredView | None) -> Json | None:
@@ -402,11 +418,12 @@ def _restored(view: RestoredView | None) -> Json | None:
     return {"id": view.checkpoint_id, "taken": view.taken_ms, "uri": view.uri}
 
 
-def _implausible_times(vertex: VertexView) -> Json | None:
-    rows = _total(vertex, "oldTimestamps")
-    if not rows:
-        return None
-    return {"rows": rows, "example": max(int(s.metrics.get("oldTimestampMs", 0)) for s in vertex.subtasks)}
+def _implausible_times(heads: Sequence[VertexView], metric: str) -> Json:
+    return {
+        vertex.operators[0].uid: {"rows": rows, "example": _most(vertex, f"{metric}Ms")}
+        for vertex in heads
+        if (rows := _total(vertex, f"{metric}s"))
+    }
 
 
 def _most(vertex: VertexView, metric: str) -> int:

@@ -200,15 +200,14 @@ class MetricCollector:
         return {view.taskmanager_id: flink_cluster.taskmanager_values(view) for view in views}
 
     def samples(self) -> list[Sample]:
-        """Return all Prometheus samples of this process: its own, its jobs' and their tasks'."""
+        """Return all Prometheus samples of this process: its own, those of jobs that have not ended, their tasks'."""
         own = {"host": self.dispatcher.cluster().jobmanager_id}
         numbers = _numbers(self.jobmanager())
         found = scope_samples(JOBMANAGER_SCOPE, numbers, own) + process_samples(numbers, own)
-        for job in self.dispatcher.jobs():
+        for job in (job for job in self.dispatcher.jobs() if not job.terminal):
             detail = self.dispatcher.detail(job.job_id)
             labels = {"job_id": job.job_id, "job_name": job.name}
-            if not job.terminal:
-                found += scope_samples(JOB_SCOPE, _numbers(self.job(job.job_id)), labels)
+            found += scope_samples(JOB_SCOPE, _numbers(self.job(job.job_id)), labels)
             found += task_samples(self.dispatcher.metrics(job.job_id), labels, _names(detail))
         return found
 

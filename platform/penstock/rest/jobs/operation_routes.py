@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from penstock.jobmanager.dispatcher import Dispatcher
+    from penstock.jobmanager.messages.views import UpgradeView
 
 #: Refusals occur within this time.
 _REFUSED_MS = 300
@@ -91,7 +92,7 @@ def _bounds(body: dict[str, Any]) -> dict[str, tuple[int, int]]:
 _NAMES = frozenset(
     {
         "token", "from-checkpoint", "target", "checkpoints", "max-restarts", "deadline", "confirm", "rollback",
-        "accept", "allow-non-restored-state", "keep-parallelism",
+        "accept", "allow-non-restored-state", "keep-parallelism", "file",
     }
 )  # fmt: skip
 
@@ -111,22 +112,7 @@ def add_upgrade_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
         if view is None:
             msg = f"job {job_id} was never upgraded"
             raise NotFoundError(msg, hint="see `penstock upgrade --help`")
-        return {
-            "request-id": view.request_id,
-            "phase": view.phase,
-            "savepoint": view.savepoint,
-            "checkpoints": {"completed": view.checkpoints, "wanted": view.checkpoints_wanted},
-            "restarts": {"seen": view.restarts, "allowed": view.restarts_allowed},
-            "confirm": view.confirm,
-            "deadline": view.deadline_ms,
-            "held": {"rows": view.held_rows, "sinks": list(view.held_sinks)},
-            # by uid, where they differ
-            "parallelism": {
-                uid: {"before": before, "file": said, "now": now}
-                for uid, (before, said, now) in view.parallelism.items()
-            },
-            "reason": view.reason,
-        }
+        return upgrade_document(view)
 
     @router.get("/penstock/jobs/{job_id}/upgrade/{request_id}")
     async def status(job_id: str, request_id: str) -> dict[str, Any]:
@@ -137,6 +123,28 @@ def add_upgrade_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
     async def verdict(job_id: str, *, healthy: bool) -> dict[str, Any]:
         await dispatcher.changes.judge(job_id, healthy=healthy)
         return {}
+
+
+def upgrade_document(view: UpgradeView) -> dict[str, Any]:
+    """Return the body of `/penstock/jobs/:id/upgrade`; times are in ms, None if unknown or not reached."""
+    return {
+        "request-id": view.request_id,
+        "phase": view.phase,
+        "file": view.file,
+        "begun": view.begun_ms if view.begun_ms >= 0 else None,
+        "ended": view.ended_ms if view.ended_ms >= 0 else None,
+        "savepoint": view.savepoint,
+        "checkpoints": {"completed": view.checkpoints, "wanted": view.checkpoints_wanted},
+        "restarts": {"seen": view.restarts, "allowed": view.restarts_allowed},
+        "confirm": view.confirm,
+        "deadline": view.deadline_ms,
+        "held": {"rows": view.held_rows, "sinks": list(view.held_sinks)},
+        # by uid, where they differ
+        "parallelism": {
+            uid: {"before": before, "file": said, "now": now} for uid, (before, said, now) in view.parallelism.items()
+        },
+        "reason": view.reason,
+    }
 
 
 def policy_of(query: Mapping[str, str]) -> UpgradePolicy:
@@ -157,6 +165,7 @@ def policy_of(query: Mapping[str, str]) -> UpgradePolicy:
         accept=_names(query, "accept"),
         allow_non_restored_state=_names(query, "allow-non-restored-state"),
         keep_parallelism=query.get("keep-parallelism", "true") == "true",
+        file=query.get("file", ""),
     )
 
 

@@ -15,6 +15,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 import penstock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
@@ -27,13 +28,16 @@ from penstock.rest.jobs.observation_routes import budget
 from penstock.rest.server import fast_routes, web
 from penstock.rest.server.access import Caller
 from penstock.rest.server.fast_routes import status_of
-from penstock.rest.server.guard import CALLER
+from penstock.rest.server.guard import CALLER, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.clock import Clock
     from penstock.jobmanager.dispatcher import Dispatcher
+
+_NO_PATH, _NO_METHOD = 404, 405
+_PATHS = "/openapi.json and /docs list all paths"
 
 
 def create_app(
@@ -73,6 +77,11 @@ def create_app(
 
     metric_routes.add_prometheus(app, collector)
 
+    _add_error_answers(app)
+    return app
+
+
+def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(PenstockError)
     async def on_error(_request: Request, error: PenstockError) -> JSONResponse:
         return JSONResponse({"errors": [redact(str(error))]}, status_code=status_of(error))
@@ -82,7 +91,16 @@ def create_app(
         texts = [f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors()]
         return JSONResponse({"errors": texts}, status_code=400)
 
-    return app
+    @app.exception_handler(HTTPException)
+    async def on_no_route(request: Request, error: HTTPException) -> JSONResponse:
+        """Answer a request that no route takes."""
+        path, headers = shortened(redact(repr(request.scope["path"]))), dict(error.headers or {})
+        text = f"{path}: {error.detail}"
+        if error.status_code == _NO_PATH:
+            text = f"there is no path {path} ({_PATHS}, /jobs/overview all jobs)"
+        elif error.status_code == _NO_METHOD:
+            text = f"{path} does not take {shortened(request.method)} (it takes {headers.get('Allow', '')}; {_PATHS})"
+        return JSONResponse({"errors": [text]}, status_code=error.status_code, headers=headers)
 
 
 def _add_cluster_routes(router: APIRouter, dispatcher: Dispatcher, shutdown: Callable[[], None]) -> None:

@@ -88,7 +88,7 @@ class Guard:
             except _RefusedError as error:
                 refusal = error.refusal
         if refusal is not None:
-            self._log(f"refused {_shown(head)} from {_sender(head)}: {_shortened(redact(refusal.error))}")
+            self._log(f"refused {_shown(head)} from {_sender(head)}: {shortened(redact(refusal.error))}")
             await self._refuse(refusal, receive, send)
             return
         sender = caller(head, self._security)
@@ -152,11 +152,11 @@ def _sender(head: RequestHead) -> str:
 
 
 def _shown(head: RequestHead) -> str:
-    return f"{_shortened(redact(head.method))} {_shortened(redact(repr(head.path)))}"
+    return f"{shortened(redact(head.method))} {shortened(redact(repr(head.path)))}"
 
 
-def _shortened(text: str) -> str:
-    """Return a text from an untrusted sender, shortened for a log line."""
+def shortened(text: str) -> str:
+    """Return a text from an untrusted sender, shortened for a log line or an answer."""
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} characters)"
 
 

@@ -248,6 +248,11 @@ class Chain:
         """Whether an operator may emit rows without new input."""
         return bool(self._continuing)
 
+    @property
+    def has_pending_output(self) -> bool:
+        """Whether an operator will emit rows without new input."""
+        return any(operator.has_pending_output for operator, _, _ in self._continuing)
+
     def emit_ready(self, *, past_limits: bool) -> bool:
         """Let operators emit completed rows if all downstream operators accept rows; return whether one did.
 

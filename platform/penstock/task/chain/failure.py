@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import PenstockError, misuse_hint
+from penstock.core.errors import ALL_FRAMES, PenstockError, missing_module_hint, misuse_hint
 from penstock.core.secrets import redact
 
 if TYPE_CHECKING:
@@ -26,20 +26,19 @@ _MAX_LINE = 2_000
 def describe(error: BaseException, operator: OperatorSpec | None = None) -> tuple[str, str]:
     """Return one line and the long text of an error; `operator` raised it."""
     user = user_frames(error)
-    text, hint = str(error), misuse_hint(error) if user else ""
+    text, hint = str(error), misuse_hint(error) or missing_module_hint(error) if user else ""
     if isinstance(error, PenstockError):
         text, hint = error.message, error.hint
     place = _place(error, operator)
     # The class name precedes a PenstockError too: `jobmanager.deploy.failover` uses it to recognize errors that no
-    # restart
-    # can resolve.
+    # restart can resolve.
     line = f"{type(error).__name__}: {text}"[: _MAX_LINE - len(place) - len(hint) - 3].strip()
     line = " ".join(f"{line}{place}{f' ({hint})' if hint else ''}".split()) or type(error).__name__
     if user and not isinstance(error, PenstockError):
         line = f"{line} (in {user[-1].name}, {Path(user[-1].filename).name}:{user[-1].lineno})"
     parts = []
     if user:
-        parts += ["In your code:\n", *traceback.format_list(user), f"{type(error).__name__}: {error}\n\nAll frames:\n"]
+        parts += ["In your code:\n", *traceback.format_list(user), f"{type(error).__name__}: {error}{ALL_FRAMES}"]
     parts += traceback.format_exception(error)
     return redact(line)[:_MAX_LINE], redact("".join(parts)[:_MAX_DETAIL])
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.graph.task_deployment import TaskDeployment
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
-    from penstock.task.chain.chain import Chain
+    from penstock.task.chain.chain import Chain, ChainLink
     from penstock.task.chain.environment import JobServices, TaskEnvironment
 
 
@@ -117,6 +117,16 @@ class Subtask:
     def is_source(self) -> bool:
         """Whether barriers begin in this subtask."""
         return self._gate is None
+
+    @property
+    def links(self) -> tuple[ChainLink, ...]:
+        """The operators of its chain."""
+        return self._chain.links
+
+    @property
+    def has_pending_output(self) -> bool:
+        """Whether it runs and will emit rows without new input."""
+        return self._opened and not self.has_ended and self._chain.has_pending_output
 
     # --- calls from other threads
     # --------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 
+NO_SLOTS = "no slots: 7 are needed, 6 are free (start another TaskManager, or ask for less)"
+
 
 def ask(world, parallelism, token="t"):
     graph = rescaled(world.master.graph, parallelism, {})
@@ -56,7 +58,7 @@ def test_without_slots_the_job_never_notices(world_of):
     world = world_of().start().pass_time(1500)
     before, checkpoints = set(world.workers), len(world.manifests())
     world.post(ask(world, 9))
-    assert world.operations["t"].error == "no slots: 7 are needed, 6 are free"
+    assert world.operations["t"].error == NO_SLOTS
     assert (set(world.workers), len(world.manifests())) == (before, checkpoints)
     world.post(ask(world, 3, "u"))
     assert world.operations["u"].error == ""
@@ -71,6 +73,51 @@ def test_the_checkpoint_under_way_is_used(world_of):
     acknowledge(world)
     assert widths(world)[1] == {"run-t"}
     assert len(world.manifests()) == 1
+
+
+def story(world):
+    """What the event log says of rescales."""
+    return [entry.text for entry in world.master.event_log.entries() if entry.kind == "rescale"]
+
+
+def test_a_refusal_for_want_of_slots_is_in_the_event_log_with_the_way_out(world_of):
+    world = world_of().start().pass_time(1500)
+    world.post(ask(world, 9))
+    requested, abandoned = story(world)
+    assert requested == "requested: orders x9, totals x9"
+    assert abandoned == f"abandoned: {NO_SLOTS}"
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        (lambda _: ev.StopRequested("s", "memory://sp"), "a stop of the job was requested"),
+        (lambda world: ask(world, 4, "u"), "another rescale of the job is under way"),
+    ],
+)
+def test_a_refusal_while_something_else_changes_the_job_is_in_the_event_log(world_of, before, why):
+    world = world_of().start()
+    world.auto_ack = False
+    world.post(before(world)).post(ask(world, 3))
+    assert world.operations["t"].error.startswith(why)
+    assert world.operations["t"].error.endswith("(ask again when it has ended)")
+    assert story(world)[-2:] == ["requested: orders x3, totals x3", f"refused: {world.operations['t'].error}"]
+
+
+def test_a_refusal_of_a_job_that_does_not_run_is_in_the_event_log(world_of):
+    world = world_of().start().pass_time(1500)
+    world.kill(next(iter(world.workers)))
+    world.post(ask(world, 3))
+    assert world.operations["t"].error.startswith("the job is RESTARTING (")
+    assert story(world)[-1] == f"refused: {world.operations['t'].error}"
+
+
+def test_a_request_that_waited_in_vain_for_the_start_is_in_the_event_log(world_of):
+    world = world_of()
+    world.deaf.add(msg.DeployTasks)
+    world.start().post(ask(world, 3)).pass_time(31_000)
+    assert world.operations["t"].error.startswith("the job is not running (")
+    assert story(world) == [f"refused: {world.operations['t'].error}"]
 
 
 def acknowledge(world):
@@ -98,6 +145,8 @@ def test_a_checkpoint_that_fails_leaves_the_job_as_it_is(world_of, graph_of):
     )  # fmt: skip
     world.post(ev.WorkerReported(worker.worker_id, report))
     assert "disk full" in world.operations["t"].error
+    assert world.operations["t"].error.endswith("(remove the cause, then ask again)")
+    assert story(world)[-1] == f"abandoned: {world.operations['t'].error}"
     assert (widths(world), len(world.free), world.master.restarts) == (({2}, {"r"}, 4), 6, 0)
 
 
@@ -107,13 +156,14 @@ def test_a_worker_that_dies_before_the_checkpoint_ends_the_rescale_and_not_the_j
     world.auto_ack = True
     world.pass_time(5000)
     assert "SIGKILL" in world.operations["t"].error
+    assert story(world)[-1] == f"abandoned: {world.operations['t'].error}"
     assert (widths(world), len(world.free), world.master.restarts) == (({2}, {"r"}, 4), 6, 1)
 
 
 def test_one_rescale_at_a_time_and_the_same_one_is_asked_for_twice(world_of, graph_of):
     world = begun(world_of, graph_of)
     world.post(ask(world, 3)).post(ask(world, 4, "u"))
-    assert world.operations["u"].error == "another rescale of the job is under way"
+    assert world.operations["u"].error == "another rescale of the job is under way (ask again when it has ended)"
     acknowledge(world)
     assert world.operations["t"].error == ""
     assert widths(world)[0] == {3}
@@ -130,7 +180,8 @@ def test_what_cannot_be_recorded_goes_on_as_before(world_of):
     world = world_of().start().pass_time(1500)
     world.record_error = "the store is down"
     world.post(ask(world, 3)).pass_time(3000)
-    assert "the store is down" in world.operations["t"].error
+    told = "it could not be recorded: the store is down (remove the cause, then ask again)"
+    assert world.operations["t"].error == told
     assert not world.master.job_change.rescaling.retry_soon
     assert (widths(world), len(world.free), world.master.restarts) == (({2}, {"r"}, 4), 6, 0)
     assert_published_once(world)
@@ -140,7 +191,7 @@ def test_a_savepoint_that_is_being_written_is_not_cut_off(world_of):
     world = world_of().start().pass_time(1500)
     world.deaf.add(msg.WriteSavepoint)
     world.post(ev.SavepointRequested("p", "memory://sp")).post(ask(world, 3))
-    assert world.operations["t"].error == "a savepoint is being written"
+    assert world.operations["t"].error == "a savepoint is being written (ask again when it has ended)"
     assert world.master.job_change.rescaling.retry_soon
 
 
@@ -158,7 +209,7 @@ def test_what_was_asked_for_first_comes_first(world_of, request_of, obstacle, qu
     if queued:
         world.pass_time(1000)  # behind the checkpoint under way, which a rescale would take for its own
     world.post(request_of()).post(ask(world, 3))
-    assert world.operations["t"].error == obstacle
+    assert world.operations["t"].error == f"{obstacle} (ask again when it has ended)"
     for _ in range(1 + queued):
         acknowledge(world)
     assert world.operations["s"].uri == "memory://sp"
@@ -168,7 +219,7 @@ def test_what_was_asked_for_first_comes_first(world_of, request_of, obstacle, qu
 def test_a_stop_behind_it_ends_the_rescale_and_the_job(world_of, graph_of):
     world = begun(world_of, graph_of).post(ev.StopRequested("s", "memory://sp"))
     acknowledge(world)
-    assert world.operations["t"].error == "a stop of the job was requested"
+    assert world.operations["t"].error == "a stop of the job was requested (ask again when it has ended)"
     acknowledge(world)
     assert (world.operations["s"].error, world.savepoints) == ("", ["memory://sp"])
     assert world.terminal.state == "FINISHED"
@@ -227,6 +278,7 @@ def test_slots_that_vanish_before_the_checkpoint_end_the_rescale(world_of, graph
     world.post(ask(world, 3)).post(ev.TaskManagerLost("other", "silent"))
     acknowledge(world)
     assert "other" in world.operations["t"].error
+    assert story(world)[-1] == f"abandoned: {world.operations['t'].error}"
     assert (widths(world), world.free) == (({2}, {"r"}, 4), [])
 
 

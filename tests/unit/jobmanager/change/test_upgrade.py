@@ -4,12 +4,13 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.strikes import kill_one, lose_all
 
-from penstock.checkpoint.ha_records import UpgradePolicy
+from penstock.checkpoint.ha_records import JobRecord, UpgradePolicy
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import plan_recovery, runs_on_trial
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.change.upgrading import UpgradeStage
 from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.jobs.job_views import exceptions_of
 from penstock.jobmanager.messages import events as ev
 from penstock.rpc import messages as msg
 
@@ -106,6 +107,27 @@ def test_one_that_fails_is_taken_back_with_nothing_published(world_of, graph_of,
     assert world.manifests()[-1].run_id == "back-t"
     assert published(world, "back-t")
     assert_exact(world)
+
+
+def test_failures_of_a_rejected_version_are_told_from_those_of_the_version_that_runs(world_of, graph_of):
+    world = trying(world_of, graph_of, checkpoints=9).pass_time(2500)
+    world.kill(next(iter(world.workers)))
+    world.pass_time(3000)
+    rejected_ms = world.upgrades[-1].ended_ms
+    assert rejected_ms == 4000
+    world.kill(next(iter(world.workers)))
+    record = JobRecord(job_id="a", name="job", run_id="r", token="", submitted_ms=0, graph=b"")
+    told = exceptions_of(record, world.master)
+    assert [(view.at_ms, view.rolled_back_ms) for view in told] == [(7000, -1), (4000, rejected_ms)]
+
+
+@pytest.mark.parametrize(("healthy", "ended_ms"), [(True, 3500), (False, 3500), (None, -1)])
+def test_the_record_says_when_it_began_and_ended_and_what_it_is(world_of, graph_of, healthy, ended_ms):
+    world = trying(world_of, graph_of, checkpoints=9, file="new.py").pass_time(2000)
+    if healthy is not None:
+        world.post(ev.UpgradeJudged(healthy))
+    record = world.upgrades[-1]
+    assert (record.begun_ms, record.ended_ms, record.policy.file) == (1500, ended_ms, "new.py")
 
 
 def test_restarts_within_the_limit_hold_the_output_of_earlier_attempts_too(world_of, graph_of):

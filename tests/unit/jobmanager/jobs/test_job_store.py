@@ -11,7 +11,7 @@ from penstock.checkpoint.manifest_log import Manifest, encode_manifest
 from penstock.checkpoint.memory_store import open_memory_store
 from penstock.checkpoint.recovery import plan_recovery
 from penstock.core.clock import ManualClock
-from penstock.core.errors import JobIdentityError, StateMismatchError
+from penstock.core.errors import JobIdentityError, StateMismatchError, StorageError
 from penstock.core.rand import SeededRand
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.jobmanager.jobs.job_store import JobStore, StartOptions
@@ -57,6 +57,15 @@ def test_a_claim_beside_its_origin_in_the_same_cluster_is_refused_and_takes_noth
     origin.renew()
     origin.release()
     assert heir.acquire(HEIR, "r2") > 1
+
+
+def test_a_root_that_is_no_place_for_files_is_told_by_the_name_of_its_setting(store_of, tmp_path):
+    (tmp_path / "file").touch()
+    root = str(tmp_path / "file" / "root")
+    with pytest.raises(StorageError) as caught:
+        store_of("job", root=root).acquire(ORIGIN, "r1")
+    assert caught.value.message.startswith(f"checkpoint_root={root!r}: cannot read file://{root}/job/lease.json: Not a")
+    assert caught.value.hint.endswith("has space, or set another checkpoint_root")
 
 
 def test_a_savepoint_that_does_not_fit_is_refused_before_it_is_claimed(store_of, request):

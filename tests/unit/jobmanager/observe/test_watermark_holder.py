@@ -78,6 +78,30 @@ def test_why(what, pressed, why):
     assert why in explain_watermark(job, [part("a", 0, what)], NOW)["held-by"]["why"]
 
 
+AWAY = {"sourceUnreachableMs": 12_300.0}
+
+
+def test_a_source_without_an_answer_is_the_reason_and_not_a_quiet_partition():
+    job = msgspec.structs.replace(JOB, vertices=(vertex("a", {}, AWAY), vertex("b", {})))
+    found = explain_watermark(job, [part("a", 1, split("p", 1, quiet=14_000)), part("b", 0, split("q", 9))], NOW)
+    why = found["held-by"]["why"]
+    way = "it resumes with the next one; check that its external system is reachable"
+    assert why == f"its source has had no answer for 12 s; {way}"
+    assert found["text"] == f"p of source a (subtask 1): {why}"
+    assert [source["unreachable-ms"] for source in found["sources"]] == [12_300, 0]
+
+
+def test_a_source_that_is_back_pressured_does_not_ask_for_rows():
+    job = msgspec.structs.replace(JOB, vertices=(vertex("a", {**AWAY, "backPressuredTimeMsPerSecond": 900.0}),))
+    assert "back-pressured" in explain_watermark(job, [part("a", 0, split("p", 1))], NOW)["held-by"]["why"]
+
+
+def test_a_source_without_an_answer_is_named_when_all_its_splits_are_idle():
+    job = msgspec.structs.replace(JOB, vertices=(vertex("a", AWAY),))
+    found = explain_watermark(job, [part("a", 0, split("p", 1, idle=True), idle=True)], NOW)
+    assert found["text"].endswith("nothing holds the watermark back; source a has had no answer for 12 s")
+
+
 @pytest.mark.parametrize(
     ("parts", "text"),
     [

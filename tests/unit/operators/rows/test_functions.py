@@ -3,11 +3,13 @@
 import copy
 import datetime as dt
 import pickle
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
 import cloudpickle
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -174,6 +176,27 @@ def test_filter_rows_keeps_what_is_true(bench, out):
     assert [row["user_id"] for row in run(bench, out, "filter_rows", lambda order: order.large)] == [2]
 
 
+@pytest.mark.parametrize("true", [True, np.True_])
+def test_a_filter_takes_bools_of_python_and_numpy(bench, out, true):
+    assert len(run(bench, out, "filter_rows", lambda _: true)) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("DE", r"^filter 'f': the function returned the str 'DE', not a bool \(return True or False\)$"),
+        (1, "returned the int 1, not a bool"),
+        ([], r"returned the list \[\], not a bool"),
+        (None, r"filter 'f': the function returned None, not a bool \(return True or False: is a return missing\?\)"),
+        (pl.col("amount") > 5, "returned the Expr .*, not a bool"),
+    ],
+)
+def test_a_filter_whose_function_returns_no_bool_fails(bench, out, given, message):
+    with pytest.raises(UserFunctionError, match=message):
+        run(bench, out, "filter_rows", lambda order: order.large or given)
+    assert out.elements == []
+
+
 def test_map_batches_takes_arrow_or_polars(bench, out):
     def arrow(batch):
         return batch.select(["user_id"]).append_column("total", batch["amount"])
@@ -217,7 +240,7 @@ def test_an_error_names_the_users_line_and_starts_its_traceback_there(bench, out
     [
         (lambda _: object(), "has no field 'user_id': <object object at"),
         (lambda _: ("ann", 3), r"has no field 'user_id': \('ann', 3\)"),
-        (lambda _: "ann", "has no field 'user_id': 'ann'.*a function that gives one row yields it"),
+        (lambda _: "ann", r"has no field 'user_id': 'ann' \(rows must have: user_id, total\)$"),
         (lambda _: {"user_id": 1}, "has no field 'total'"),
         (lambda _: {"user_id": "one", "total": 1}, "field 'user_id' does not fit int64"),
         (lambda _: {"user_id": None, "total": 1}, "field 'user_id' was None in 2 of 2 rows"),
@@ -226,6 +249,58 @@ def test_an_error_names_the_users_line_and_starts_its_traceback_there(bench, out
 def test_a_wrong_result_is_named(bench, out, function, message):
     with pytest.raises(ColumnError, match=message):
         run(bench, out, "map", function, Total)
+
+
+@pytest.mark.parametrize("given", [None, "ann"])
+def test_a_function_of_several_rows_that_gives_one_is_told_to_yield_it(bench, out, given):
+    with pytest.raises(ColumnError, match=r"has no field 'user_id': .*a function that gives one row yields it"):
+        run(bench, out, "flat_map", lambda _: [given], Total)
+
+
+def test_a_map_that_returns_nothing_is_asked_for_its_return_statement(bench, out):
+    def only_large(order):
+        if order.large:
+            return Total(user_id=order.user_id, total=1)
+        return None
+
+    text = r"^map 'f': the function returned None \(is a return missing\? to drop rows, use filter or flat_map\)$"
+    with pytest.raises(ColumnError, match=text):
+        run(bench, out, "map", only_large, Total)
+
+
+@pytest.mark.parametrize("given", [None, 7])
+def test_a_flat_map_that_returns_no_rows_object_is_told_what_to_return(bench, out, given):
+    text = f"^flat_map 'f': the function returned {type(given).__name__}, not rows .yield rows, or return a list"
+    with pytest.raises(UserFunctionError, match=text):
+        run(bench, out, "flat_map", lambda _: given, Total)
+
+
+def needs_a_package(order):
+    import no_such_package.inner
+
+    return no_such_package.inner(order)
+
+
+def missing_module(bench, out):
+    run(bench, out, "map", needs_a_package, Total)
+
+
+def missing_at_load(bench, out):
+    payload = b"cno_such_package.inner\nf\n."
+    spec = OperatorSpec(uid="f", name="f", kind="map", payload=payload)
+    create_operator("map").open(bench.context(spec, Order.arrow_schema()))
+
+
+@pytest.mark.parametrize(("call", "error"), [(missing_module, UserFunctionError), (missing_at_load, FunctionLoadError)])
+def test_a_package_that_a_worker_lacks_is_told_with_where_to_install_it(bench, out, call, error):
+    with pytest.raises(error) as caught:
+        call(bench, out)
+    assert "ModuleNotFoundError: No module named 'no_such_package'" in caught.value.message
+    assert caught.value.hint == (
+        f"a package: install it in the TaskManagers' Python, {sys.executable}, or name it in"
+        " ps.Environment(requirements=[...]); a module of yours: put it beside the job file, or name its folder in"
+        " ps.Environment(python_path=[...])"
+    )
 
 
 def test_a_payload_that_cannot_be_loaded_is_a_clear_error(bench):

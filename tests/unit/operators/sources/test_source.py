@@ -74,6 +74,20 @@ def test_seconds_that_were_taken_for_milliseconds_are_counted_and_logged_once(be
     assert "source 'in': event time 'ts' of rows is as early as 1700000001 ms after 1970" in line
 
 
+def test_times_after_2100_are_counted_and_logged_once(bench, reader, out, caplog):
+    schema = pa.schema([SCHEMA.field(0), pa.field("ts", pa.int64())])
+    operator = opened(bench, WatermarkStrategy.monotonic(timestamp="ts", unit="ms"), schema)
+    operator.add_splits(splits("a"), no_more=False)
+    for _ in range(2):
+        poll(operator, reader, out, PollResult((batch([4_133_980_800_000, 1_700_000_000_000], schema=schema),)))
+    poll(operator, reader, out, PollResult((batch([4_133_980_799_999], schema=schema),)))
+    extra = operator._context.metrics.extra
+    assert (extra["distantTimestamps"], extra["distantTimestampMs"]) == (2.0, 4_133_980_800_000.0)
+    assert "oldTimestamps" not in extra
+    (line,) = caplog.messages
+    assert "source 'in': event time 'ts' of rows is as late as 4133980800000 ms after 1970" in line
+
+
 def test_a_text_column_is_no_event_time(bench, reader):
     schema = pa.schema([SCHEMA.field(0), pa.field("ts", pa.string())])
     with pytest.raises(GraphError, match="'ts' is string, which is no event time"):
@@ -86,6 +100,25 @@ def test_bad_times_fail_by_default(bench, reader, out):
     with pytest.raises(BadRecordError, match=r"source 'in': event time 'ts' is null .*\(in a\)"):
         poll(operator, reader, out, PollResult((batch([5, None]),)))
     assert out.elements == []
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "way"),
+    [
+        (1_700_000_000_000_000, "ms", "its numbers count us: set unit='us' on the watermark strategy"),
+        (1_700_000_000_000_000_000, "ms", "its numbers count ns: set unit='ns' on the watermark strategy"),
+        (1_700_000_000_000, "s", "its numbers count ms: set unit='ms' on the watermark strategy"),
+        (1 << 62, "s", "check the strategy's unit"),
+    ],
+)
+def test_a_time_beyond_the_years_is_told_with_the_unit_that_fits(bench, reader, out, value, unit, way):
+    schema = pa.schema([SCHEMA.field(0), pa.field("ts", pa.int64())])
+    operator = opened(bench, WatermarkStrategy.monotonic(timestamp="ts", unit=unit), schema)
+    operator.add_splits(splits("a"), no_more=False)
+    with pytest.raises(BadRecordError) as caught:
+        poll(operator, reader, out, PollResult((batch([value], schema=schema),)))
+    assert str(value) in caught.value.message
+    assert caught.value.hint == f"{way}, or set on_bad_record='skip' or 'dead-letter'"
 
 
 def test_a_time_in_the_wrong_unit_is_a_bad_record_not_the_end_of_time(bench, reader, out):

@@ -53,3 +53,10 @@ def test_a_long_message_is_told_in_one_short_line():
 def test_an_error_names_the_operator_and_its_line_in_the_job_file(error, where, line):
     operator = OperatorSpec(uid="totals", name="Totals", kind="sink", where=where)
     assert describe(error, operator)[0] == line
+
+
+def test_a_package_that_users_code_lacks_is_told_with_where_to_install_it():
+    with pytest.raises(ModuleNotFoundError) as raised:
+        import no_such_package  # noqa: F401
+    line, _ = describe(raised.value)
+    assert line.startswith("ModuleNotFoundError: No module named 'no_such_package' (a package: install it in the Task")

@@ -1,0 +1,74 @@
+"""The lines of `penstock show` below the table of vertices: checkpoints, what is wrong, starts, the last failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.client.failures import next_attempt, resume_point, slow_calls, unreachable_sources
+from penstock.core.clock import utc_text
+from penstock.core.errors import ALL_FRAMES
+
+
+def report_lines(checkpoints: dict[str, Any], failures: dict[str, Any], summary: dict[str, Any]) -> list[str]:
+    """Return the lines; the arguments are answers of the `RestClient`."""
+    lines = [_checkpoints(checkpoints)]
+    lines += [f"bad records of {uid}: {count:,}" for uid, count in summary["bad-records"].items()]
+    lines += [f"late rows dropped at {name}: {count:,}" for name, count in summary["late-records"].items()]
+    lines += [*unreachable_sources(summary).values(), *slow_calls(summary).values()]
+    if failed := (checkpoints["latest"] or {}).get("failed"):
+        at = utc_text(failed["failure_timestamp"])
+        lines.append(f"last failed checkpoint: {failed['id']} at {at}: {failed['failure_message']}")
+    if start := resume_point(summary):
+        lines.append(f"last started from {start}; restarts: {summary['restarts']}")
+    if replaced := replaced_jobmanagers(summary):
+        lines.append(replaced)
+    if summary["stopped-with"]:
+        lines.append(f"stopped with savepoint {summary['stopped-with']}")
+    if summary["waits-for"]:
+        lines.append(f"waiting for slots: it needs {summary['waits-for']}")
+    return lines + _last_failure(failures, summary)
+
+
+def replaced_jobmanagers(summary: dict[str, Any]) -> str:
+    """Return how often the job's JobManager was replaced, and when last; empty if it never was."""
+    found = summary["jobmanagers-replaced"]
+    times, newest = found["times"], found["newest"]
+    if not times:
+        return ""
+    text = "JobManager replaced once" if times == 1 else f"JobManager replaced {times} times"
+    if newest is None:  # the job has ended under an earlier one
+        return text
+    last = "" if times == 1 else "last "
+    return f"{text}, {last}at {utc_text(newest)}; restarts and checkpoints are counted from there"
+
+
+def _checkpoints(checkpoints: dict[str, Any]) -> str:
+    counts = checkpoints["counts"]
+    text = f"checkpoints: {counts['completed']} completed, {counts['failed']} failed"
+    if latest := (checkpoints["latest"] or {}).get("completed"):
+        at = utc_text(latest["latest_ack_timestamp"])
+        text += f"; newest {latest['id']} at {at}, {latest['end_to_end_duration']} ms"
+    return text
+
+
+def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str]:
+    """Return the newest failure: place and time, the user's own lines, all frames.
+
+    Of a version that does not run any more, the user's own lines are enough.
+    """
+    entries = failures["exceptionHistory"]["entries"]
+    if not entries:
+        return []
+    newest = entries[0]
+    facts = [
+        f"at {utc_text(newest['timestamp'])}",
+        f"in {newest['taskName']}" if newest["taskName"] else "",
+        f"restart {summary['restarts']}" if summary["restarts"] else "",
+        next_attempt(summary),
+    ]
+    rolled_back = newest["rolled-back"]
+    text = str(newest["stacktrace"]).strip()
+    text = text.partition(ALL_FRAMES)[0] if rolled_back else text
+    version = f"of the rejected version, rolled back at {utc_text(rolled_back)}; " if rolled_back else ""
+    head = [f"last failure ({version}{', '.join(filter(None, facts))}): {newest['exceptionName']}"]
+    return head if text == newest["exceptionName"] else [*head, text]

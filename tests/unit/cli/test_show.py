@@ -1,0 +1,97 @@
+"""`penstock show` names what is wrong with a job: services without an answer, failures, replaced JobManagers."""
+
+import contextlib
+
+import pytest
+
+from penstock.cli.running import jobs as module
+
+AT = 1_767_607_200_000  # 2026-01-05 10:00:00
+COUNTED = "restarts and checkpoints are counted from there"
+SUMMARY = {
+    "state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": "", "stopped-with": "",
+    "bad-records": {}, "late-records": {}, "restored": None, "sources-unreachable": {}, "slow-calls": [],
+    "jobmanagers-replaced": {"times": 0, "newest": None},
+}  # fmt: skip
+FAILURE = {
+    "timestamp": AT, "taskName": "totals (1)", "exceptionName": "ValueError: x", "rolled-back": None,
+    "stacktrace": "In your code:\n  at f\n\nAll frames:\n  at g",
+}  # fmt: skip
+
+
+class Client:
+    """One job, whose summary and failures a test sets."""
+
+    def __init__(self):
+        self.told, self.entries = dict(SUMMARY), []
+
+    def jobs(self):
+        return [{"jid": "a" * 32, "name": "orders", "state": "RUNNING", "start-time": 1}]
+
+    def job(self, job_id):
+        vertex = {"name": "in", "parallelism": 2, "status": "RUNNING", "metrics": {}}
+        return {"name": "orders", "jid": job_id, "state": "RUNNING", "start-time": AT, "vertices": [vertex]}
+
+    def checkpoints(self, job_id):
+        return {"counts": {"completed": 1, "failed": 0}, "latest": None}
+
+    def exceptions(self, job_id):
+        return {"exceptionHistory": {"entries": self.entries}}
+
+    def summary(self, job_id):
+        return self.told
+
+
+@pytest.fixture
+def client(monkeypatch):
+    found = Client()
+    monkeypatch.setattr(module, "connect", lambda _: contextlib.nullcontext(found))
+    return found
+
+
+def shown(capsys):
+    module.show("orders")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_job_without_problems_has_a_line_of_checkpoints_only(client, capsys):
+    assert shown(capsys)[-1] == "checkpoints: 1 completed, 0 failed"
+
+
+def test_sources_without_an_answer_and_slow_calls_are_named(client, capsys):
+    client.told["sources-unreachable"] = {"orders": 12_000}
+    client.told["slow-calls"] = [{"what": "sink 'out' (0): w", "since": 5}]
+    assert shown(capsys)[-2:] == [
+        "source orders: no answer for more than 5 s; it resumes with the next answer",
+        "slow call, more than 5 s: sink 'out' (0): w",
+    ]
+
+
+def test_the_last_failure_is_shown_whole(client, capsys):
+    client.entries, client.told["restarts"] = [FAILURE], 1
+    lines = shown(capsys)
+    assert "last failure (at 2026-01-05 10:00:00, in totals (1), restart 1): ValueError: x" in lines
+    assert lines[-1] == "  at g"
+
+
+def test_the_last_failure_of_a_version_that_was_rolled_back_says_so_and_has_its_own_lines(client, capsys):
+    client.entries = [{**FAILURE, "rolled-back": AT + 1000}]
+    *_, head, title, own = shown(capsys)
+    assert (title, own) == ("In your code:", "  at f")
+    assert head == (
+        "last failure (of the rejected version, rolled back at 2026-01-05 10:00:01; at 2026-01-05 10:00:00, "
+        "in totals (1)): ValueError: x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "newest", "told"),
+    [
+        (1, AT, f"JobManager replaced once, at 2026-01-05 10:00:00; {COUNTED}"),
+        (3, AT, f"JobManager replaced 3 times, last at 2026-01-05 10:00:00; {COUNTED}"),
+        (2, None, "JobManager replaced 2 times"),
+    ],
+)
+def test_replaced_jobmanagers_are_counted(client, capsys, times, newest, told):
+    client.told["jobmanagers-replaced"] = {"times": times, "newest": newest}
+    assert shown(capsys)[-1] == told
