@@ -1,6 +1,8 @@
 """The Python of how-tos, reference, explanations and README is run: jobs are built and validated, but not executed."""
 
+import inspect
 import re
+import tempfile
 
 import pytest
 from documents import PAGES, ROOT, blocks, read
@@ -91,3 +93,12 @@ def test_the_main_job_has_nine_lines():
     (block,) = blocks("README.md", "python")
     body = block.partition("env = ")[2]
     assert len(body.strip().splitlines()) <= 9
+
+
+def test_the_tests_of_the_how_to_pass(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found, _ = run(ROOT / "docs/how-to/test-a-job.md")
+    tests = {name: value for name, value in found.items() if name.startswith("test_")}
+    assert len(tests) == 5
+    for test in tests.values():
+        test(*([tmp_path] if "tmp_path" in inspect.signature(test).parameters else []))

@@ -80,18 +80,27 @@ def collection_source(rows: Any, row_type: Any) -> CollectionSource:
             raise GraphError(msg, hint="give it: env.from_collection(rows, Order), or pass a Polars DataFrame")
         return CollectionSource(table, table.schema)
     schema = row_type if isinstance(row_type, pa.Schema) else arrow_schema_of(row_type)
+    return CollectionSource(batch_of_rows(rows, schema, "from_collection"), row_type)
+
+
+def batch_of_rows(rows: Any, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Return row objects, dicts, a DataFrame or an Arrow table as one batch; `where` begins error messages.
+
+    Raises:
+        GraphError: rows that do not fit the schema.
+    """
+    table = _table(rows)
     if table is None and not isinstance(rows, Iterable):
-        msg = f"from_collection: {rows!r} has no rows"
+        msg = f"{where}: {rows!r} has no rows"
         raise GraphError(msg, hint="pass a list of rows, a Polars DataFrame or an Arrow table")
     try:
-        batch = _encoded(list(rows), schema) if table is None else conform(table, schema, "from_collection")
+        return _encoded(list(rows), schema, where) if table is None else conform(table, schema, where)
     except ColumnError as error:
         raise GraphError(error.message, hint=error.hint) from error
-    return CollectionSource(batch, row_type)
 
 
-def _encoded(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
-    columns = RowEncoder(schema, "from_collection").columns(rows) if rows else schema.empty_table().columns
+def _encoded(rows: Sequence[Any], schema: pa.Schema, where: str) -> pa.RecordBatch:
+    columns = RowEncoder(schema, where).columns(rows) if rows else schema.empty_table().columns
     arrays = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

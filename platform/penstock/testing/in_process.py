@@ -1,0 +1,293 @@
+"""A job's subtasks in this thread: the engine's own task code over a clock that only the test moves.
+
+It takes the parts of JobManager and worker process: it deploys, assigns splits, takes checkpoints and restores them.
+Between two calls every row has been processed, so a checkpoint has no rows in channels. Made by `testing.harness`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.checkpoint.stores import open_job_store
+from penstock.connector.sink import load_factory
+from penstock.connector.source import SourceFactory, SourceSpec
+from penstock.core.clock import SystemClock
+from penstock.core.elements import BarrierKind, Watermark
+from penstock.core.errors import ALL_FRAMES, JobFailedError, PenstockError
+from penstock.core.permits import CommitPermit
+from penstock.graph.execution_graph import PlanIds, peers_of, plan
+from penstock.graph.restore_plan import assign_state
+from penstock.graph.task_deployment import encode_deployment, encode_peers
+from penstock.network.simulated_network import MemoryNetwork, MemoryTransport
+from penstock.rpc import messages as msg
+from penstock.task.chain.background import SlowCalls
+from penstock.task.chain.environment import TaskEnvironment
+from penstock.task.drive.runtime import TaskRuntime
+from penstock.task.drive.subtask import StepResult
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.store import ObjectStore
+    from penstock.core.clock import Clock
+    from penstock.core.rand import Rand
+    from penstock.core.snapshot import SubtaskSnapshot
+    from penstock.graph.job_graph import JobGraph, JobVertex
+    from penstock.graph.task_deployment import TaskDeployment
+    from penstock.task.drive.subtask import Subtask
+
+JOB_ID = "0" * 32
+RUN_ID = "harness"
+_WORKER = "harness"
+#: Real time for which rows of asynchronous functions are awaited.
+_ASYNC_LIMIT_MS = 30_000.0
+_ASYNC_POLL_MS = 1.0
+#: Most steps of a turn if turns are random; as good as endless if not.
+_LONGEST_TURN, _ENDLESS = 6, 1 << 60
+
+
+class _Later:
+    """Background work: kept until the driver runs it, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], object]) -> None:
+        """Keep work for `run`."""
+
+        def run() -> None:
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001 - the receiver decides
+                done(None, error)
+            else:
+                done(result, None)
+
+        self._waiting.append(run)
+
+    def run(self) -> bool:
+        """Run what waits; return whether there was anything."""
+        ran = bool(self._waiting)
+        while self._waiting:
+            self._waiting.popleft()()
+        return ran
+
+
+class _Loops:
+    """Gives each subtask its turn; a wake-up needs no record, because `settle` asks all."""
+
+    def loop(self, deployment: TaskDeployment) -> _Loops:
+        """Return the loop of a subtask."""
+        del deployment
+        return self
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def run(self, subtask: Subtask) -> None:
+        """Do nothing: `settle` steps all subtasks."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A complete checkpoint of a job."""
+
+    id: int
+    subtasks: tuple[SubtaskSnapshot, ...]
+
+
+class InProcessJob:
+    """One deployment after the other of a job graph."""
+
+    def __init__(self, graph: JobGraph, clock: Clock, folder: Path, root: str, rand: Rand | None = None) -> None:
+        """Deploy nothing yet; spilled state goes below `folder`, files of checkpoints to `root`.
+
+        `rand` chooses whose turn it is and how long it lasts; without it subtasks take turns in their order.
+        """
+        self.graph, self._clock, self._folder = graph, clock, folder
+        self._root, self._rand = root, rand
+        self._attempt = self._next_checkpoint = 0
+        self._later = _Later()
+        self._failure: msg.TaskState | None = None
+        self._acks: dict[tuple[str, int], SubtaskSnapshot] = {}
+        self._declined = ""
+        self._runtime: TaskRuntime | None = None
+        self._network: MemoryNetwork | None = None
+
+    @property
+    def subtasks(self) -> tuple[Subtask, ...]:
+        """The subtasks of the present deployment."""
+        return () if self._runtime is None else self._runtime.subtasks
+
+    def of(self, vertex: JobVertex) -> list[Subtask]:
+        """Return the subtasks of one vertex, in order."""
+        return [subtask for subtask in self.subtasks if subtask.deployment.execution.vertex_id == vertex.id]
+
+    # --- deployment -----------------------------------------------------------------------------------------------
+
+    def deploy(self, snapshots: Sequence[SubtaskSnapshot], checkpoint_id: int | None) -> None:
+        """Start all subtasks, with the state of a checkpoint; what ran before is dropped as by a crash."""
+        self.close()
+        self._attempt += 1
+        self._failure = None
+        self._network = MemoryNetwork(_WORKER, MemoryTransport(), self._clock)
+        environment = TaskEnvironment(
+            worker_id=_WORKER,
+            clock=self._clock,
+            network=self._network,
+            report=self._report,
+            background=self._later,
+            blocking=self._later,
+            slow_calls=SlowCalls(self._clock),
+            state_dir=self._folder / str(self._attempt),
+        )
+        self._runtime = TaskRuntime(environment, _Loops())
+        graph = self.graph
+        restore = assign_state(graph, snapshots, checkpoint_id=checkpoint_id) if snapshots else None
+        placement = {(v.id, i): _WORKER for v in graph.vertices for i in range(v.parallelism)}
+        ids = PlanIds(job_id=JOB_ID, run_id=RUN_ID, generation=1, attempt=self._attempt, epoch=self._attempt)
+        endpoints = {_WORKER: self._network.endpoint}
+        tasks = plan(graph, ids=ids, placement=placement, endpoints=endpoints, restore=restore)
+        peers = peers_of(graph, self._attempt, placement, endpoints)
+        if peers is not None:
+            self._handle(msg.DeployPeers(job_id=JOB_ID, table=encode_peers(peers)))
+        self._handle(msg.DeployTasks(job_id=JOB_ID, generation=1, tasks=tuple(map(encode_deployment, tasks))))
+        self._assign_splits(restore.splits if restore is not None else None)
+        self.settle()
+
+    def _assign_splits(self, restored: dict[str, tuple[Any, ...]] | None) -> None:
+        for vertex in self.graph.vertices:
+            if not vertex.is_source:
+                continue
+            spec = msgspec.convert(vertex.operators[0].config["source"], SourceSpec)
+            known = [] if restored is None else list(restored.get(vertex.operators[0].uid, ()))
+            factory: SourceFactory = load_factory(spec.factory)
+            enumerator = factory.create_enumerator(spec, first_run=restored is None)
+            found = enumerator.discover(frozenset(split["id"] for split in known))
+            enumerator.close()
+            splits = [*known, *(msgspec.to_builtins(split) for split in found)]
+            for subtask in range(vertex.parallelism):
+                own = tuple(splits[subtask :: vertex.parallelism])
+                self._handle(
+                    msg.AssignSplits(
+                        job_id=JOB_ID, vertex_id=vertex.id, subtask=subtask, attempt=self._attempt, splits=own,
+                        no_more=True,
+                    )
+                )  # fmt: skip
+
+    def close(self) -> None:
+        """Drop the present deployment: nothing more is written or published."""
+        if self._runtime is None or self._network is None:
+            return
+        self._handle(msg.CancelTasks(job_id=JOB_ID))
+        self._settle_once()
+        self._network.close()
+        self._runtime = self._network = None
+        self._later.run()
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Process everything that can be processed now.
+
+        Raises:
+            JobFailedError: a subtask failed, with the traceback of the user's function.
+        """
+        real = SystemClock()
+        until_ms = real.monotonic_ms() + _ASYNC_LIMIT_MS
+        quiet = 0
+        while quiet < 2:  # the second pass flushes what the first one has put into channels
+            quiet = 0 if self._settle_once() else quiet + 1
+            if self._failure is not None:
+                failed = self._failure
+                own_code = failed.detail.partition(ALL_FRAMES)[0]
+                raise JobFailedError(f"job {self.graph.name} failed: {failed.error}\n{own_code}".rstrip())
+            if quiet == 2 and any(subtask.has_pending_output for subtask in self.subtasks):
+                if real.monotonic_ms() > until_ms:
+                    text = f"rows of an asynchronous function are not complete after {_ASYNC_LIMIT_MS / 1000:.0f} s"
+                    raise PenstockError(text, hint="see what the function waits for")
+                quiet = 0
+                real.sleep_ms(_ASYNC_POLL_MS)
+
+    def _settle_once(self) -> bool:
+        moved = self._later.run()
+        for subtask in self._turns():
+            steps = 1 + int(_LONGEST_TURN * self._rand.fraction()) if self._rand is not None else _ENDLESS
+            while steps and subtask.step() is StepResult.BUSY:
+                steps, moved = steps - 1, True
+        return moved
+
+    def _turns(self) -> tuple[Subtask, ...]:
+        rand = self._rand
+        return self.subtasks if rand is None else tuple(sorted(self.subtasks, key=lambda _: rand.fraction()))
+
+    def run_steps(self, steps: int) -> None:
+        """Let the subtasks make `steps` steps in turn, so that rows, barriers and uploads may be on their way."""
+        for number in range(steps):
+            subtasks = self._turns()
+            subtasks[number % len(subtasks)].step()
+            if number % 2:
+                self._later.run()
+
+    def watermark(self, vertex: JobVertex, timestamp_us: int) -> None:
+        """Have all subtasks of a vertex emit a watermark after the source at their head."""
+        for subtask in self.of(vertex):
+            subtask.run_in_mailbox(lambda chain, _: chain.emit_watermark(Watermark(timestamp_us)))
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    def checkpoint(self, kind: BarrierKind = BarrierKind.CHECKPOINT) -> Checkpoint:
+        """Take a checkpoint of all subtasks.
+
+        Raises:
+            JobFailedError: a subtask failed. PenstockError: one could not take part; with its reason.
+        """
+        number = self.begin_checkpoint(kind)
+        self.settle()
+        if self._declined:
+            raise PenstockError(f"a checkpoint of {self.graph.name} failed: {self._declined}")
+        if len(self._acks) != len(self.subtasks):
+            missing = [s.metric_name for s in self.subtasks if _place(s.deployment) not in self._acks]
+            raise PenstockError(f"no answer to a checkpoint from {', '.join(missing)}", hint="this is a bug: report it")
+        permit = CommitPermit(
+            job_id=JOB_ID, run_id=RUN_ID, generation=1, checkpoint_id=number, manifest_sequence=number
+        )
+        self._handle(msg.CheckpointCompleted(permit=permit))
+        self.settle()
+        return Checkpoint(number, tuple(self._acks[place] for place in sorted(self._acks)))
+
+    def begin_checkpoint(self, kind: BarrierKind = BarrierKind.CHECKPOINT) -> int:
+        """Process all rows, then have the sources emit a barrier; return the checkpoint's id."""
+        self.settle()
+        self._next_checkpoint += 1
+        self._acks, self._declined = {}, ""
+        number = self._next_checkpoint
+        self._handle(
+            msg.TriggerCheckpoint(job_id=JOB_ID, run_id=RUN_ID, generation=1, checkpoint_id=number, kind=kind.value)
+        )
+        return number
+
+    def store(self) -> ObjectStore:
+        """Return the store of the job's checkpoint files."""
+        return open_job_store(self._root, self.graph.name)
+
+    def _handle(self, command: msg.WorkerCommand) -> None:
+        assert self._runtime is not None  # noqa: S101 - `deploy` comes first
+        self._runtime.handle(command)
+
+    def _report(self, message: msg.WorkerMessage) -> None:
+        match message:
+            case msg.TaskState(state="FAILED") if self._failure is None:
+                self._failure = message
+            case msg.CheckpointAck():
+                self._acks[message.snapshot.vertex_id, message.snapshot.subtask] = message.snapshot
+            case msg.CheckpointDeclined():
+                self._declined = self._declined or message.reason
+            case _:
+                pass
+
+
+def _place(deployment: TaskDeployment) -> tuple[str, int]:
+    return deployment.execution.vertex_id, deployment.execution.subtask
