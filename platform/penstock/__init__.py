@@ -188,12 +188,19 @@ def __dir__() -> list[str]:
 
 def _wire() -> None:
     """Tell the API what a job started as a plain Python program runs on; the client is loaded when a job is."""
-    from penstock.api.building.executors import set_default_executor
+    from penstock.api.building.executors import set_default_executor, set_preview_executor
 
     set_default_executor(_default_executor)
+    set_preview_executor(_preview_executor)
 
 
 def _default_executor() -> JobExecutor:
     from penstock.client.executors import default_executor
 
     return default_executor()
+
+
+def _preview_executor() -> JobExecutor:
+    from penstock.client.in_process import InProcessExecutor
+
+    return InProcessExecutor()

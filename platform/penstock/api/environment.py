@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.api.building.executors import current_executor, current_overrides, set_default_executor, use_executor
 from penstock.api.building.flow import Flow
+from penstock.api.building.notebook import text_html
 from penstock.api.building.operator_nodes import call_site
 from penstock.api.functions.watermark_checks import check_strategy
 from penstock.api.streams import DataStream
@@ -253,6 +254,9 @@ class Environment:
         """Return the three graphs as text: as written, chained, and distributed to slots; sinks may be missing."""
         stream_graph = self.stream_graph(name)
         return explain(stream_graph, build_job_graph(stream_graph, complete=False))
+
+    def _repr_html_(self) -> str:
+        return text_html(self.explain())
 
     def execute(self, name: str) -> JobResult:
         """Run the job and wait for its end.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import msgspec
 
 from penstock.api.building.flow import ALL_ROWS_KEY, Flow, require_same_rows, side_flow
+from penstock.api.building.notebook import schema_html
 from penstock.api.building.operator_nodes import (
     JobBuilder,
     NewOperator,
@@ -259,10 +260,9 @@ class DataStream(OperatorHandle):
         return self._end(sink_operator(sink, self.schema, uid))
 
     def print(self, name: str = "print") -> StreamSink:
-        """Print each row as a line of JSON that begins with `name> `, to inspect a stream.
+        """Print each row as a line of JSON that begins with `name> `, again after a restart.
 
-        An embedded job prints the lines to its terminal; on a cluster they are in `penstock logs`. Rows may be printed
-        again after a restart.
+        An embedded job prints the lines to its terminal; on a cluster they are in `penstock logs`.
         """
         return self._end(print_operator(name))
 
@@ -274,6 +274,15 @@ class DataStream(OperatorHandle):
         from penstock.api.building.collection import collect
 
         return collect(self.environment, self.flow, name, limit)
+
+    def show(self, rows: int = 20) -> None:
+        """Print the first rows as a table: this process reads the sources; nothing is written or committed."""
+        from penstock.api.building.collection import show
+
+        show(self.environment, self.flow, rows)
+
+    def _repr_html_(self) -> str:
+        return schema_html(type(self).__name__, self.schema)
 
     def _project(self, mode: Mode, columns: Any, named: dict[str, Any]) -> DataStream:
         from penstock.api.building.expressions import project

@@ -20,6 +20,8 @@ from penstock.core.errors import PenstockError, UsageError
 #: Command: its function (or sub-commands), in the order of the help text.
 _COMMANDS = {
     "run": "penstock.cli.start.run:run",
+    "new": "penstock.cli.start.new:new",
+    "preview": "penstock.cli.start.preview:preview",
     "demo": "penstock.cli.demo.demo:demo",
     "list": "penstock.cli.running.jobs:list_jobs",
     "show": "penstock.cli.running.jobs:show",

@@ -21,11 +21,13 @@ from penstock.api.job_file import planned
 from penstock.api.streams import DataStream
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import absolute_paths
+from penstock.client.in_process import JOB_ID, RUN_ID, Checkpoint, InProcessJob
 from penstock.client.kernels import compile_kernels
 from penstock.config.settings import parse_duration_ms
 from penstock.core.clock import ManualClock
 from penstock.core.elements import BarrierKind
 from penstock.core.errors import UsageError
+from penstock.core.rand import SeededRand
 from penstock.core.schema import schema_to_text
 from penstock.core.views import plain_schema
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
@@ -33,14 +35,11 @@ from penstock.graph.rescale import is_single
 from penstock.operators.rows.columns import without_ts
 from penstock.snapshots.access.opening import open_snapshot, open_target
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
-from penstock.testing.faults import Fault
+from penstock.testing.fault_plan import Fault, drawn
 from penstock.testing.feeds import CollectedRows, Feed, PushedRows, collected_sink, pushed_source, register, unregister
-from penstock.testing.in_process import JOB_ID, RUN_ID, Checkpoint, InProcessJob
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from penstock.core.rand import Rand
 
 #: A moment: a datetime (without a zone: UTC), ISO 8601 text, or milliseconds since 1970.
 Time: TypeAlias = dt.datetime | str | int
@@ -76,7 +75,7 @@ class JobHarness:
     """A job without its services: the test pushes rows and watermarks, moves the clock, and looks at the results.
 
     `job` is the path of a job file, an `Environment`, or a stream, whose rows are then those of the sink `"result"`.
-    Each source except `env.from_collection` gets the rows of `push` instead of its own; each sink keeps its rows in a
+    Each source except `env.from_collection` gets the rows of `push`; each sink keeps its rows in a
     list. The operators, their state, checkpoints and restores are those of a cluster. Every call returns when all
     rows are processed. Use it as a context manager, in one thread.
     """
@@ -89,12 +88,12 @@ class JobHarness:
         partitions: int = 1,
         start: Time = "2026-01-01T00:00:00",
         from_savepoint: str | Path | None = None,
-        faults: Iterable[Fault] = (),
-        rand: Rand | None = None,
+        faults: Iterable[Fault] | SeededRand = (),
     ) -> None:
         """Deploy the job: `parallelism` subtasks an operator, `partitions` a source, the clock at `start`.
 
-        One of `faults` happens at each `push`, `watermark` and `end`. `rand` chooses the order of subtasks.
+        One of `faults` happens at each `push`, `watermark` and `end`. A `SeededRand` draws them without end, and the
+        order of subtasks.
 
         Raises:
             UsageError: no job, or it cannot be built. StateMismatchError: the savepoint does not fit.
@@ -110,7 +109,8 @@ class JobHarness:
         graph = msgspec.structs.replace(graph, settings=settings)
         self._written = self._with_feeds(graph, partitions)
         self.clock = ManualClock(_us(start) // 1000)
-        self._faults = iter(faults)
+        rand = faults if isinstance(faults, SeededRand) else None
+        self._faults = drawn(faults) if isinstance(faults, SeededRand) else iter(faults)
         self._job = InProcessJob(_parallel(self._written, parallelism), self.clock, self._folder, root, rand)
         self._checkpoint: Checkpoint | None = None
         #: Rows of each sink that belong to the newest checkpoint.
@@ -122,6 +122,7 @@ class JobHarness:
             if snapshots:
                 self._checkpoint = Checkpoint(0, snapshots)
             self._job.deploy(snapshots, 0 if snapshots else None)
+            self._job.settle()
         except BaseException:
             self.close()
             raise
@@ -214,10 +215,14 @@ class JobHarness:
 
     # --- output ----------------------------------------------------------------------------------------------------
 
-    def frame(self, sink: str = "") -> pl.DataFrame:
+    def table(self, sink: str = "") -> pa.Table:
         """Return all rows of a sink, each exactly once over crashes; with one sink its uid may be left out."""
         _, feed = self._output(sink)
-        return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(feed.batches, schema=feed.schema)))
+        return pa.Table.from_batches(feed.batches, schema=feed.schema)
+
+    def frame(self, sink: str = "") -> pl.DataFrame:
+        """Return all rows of a sink as a Polars DataFrame."""
+        return pl.DataFrame(pl.from_arrow(self.table(sink)))
 
     def rows(self, sink: str = "") -> list[dict[str, Any]]:
         """Return all rows of a sink as dicts."""
@@ -276,7 +281,7 @@ class JobHarness:
         self._restart(self._job.graph)
 
     def rescale(self, parallelism: int) -> None:
-        """Take a checkpoint and go on from it with another parallelism."""
+        """Take a checkpoint and continue from it with another parallelism."""
         self.checkpoint()
         self._restart(_parallel(self._written, parallelism))
 
@@ -309,6 +314,7 @@ class JobHarness:
         self._job.graph = graph
         restored = self._checkpoint
         self._job.deploy(() if restored is None else restored.subtasks, None if restored is None else restored.id)
+        self._job.settle()
         for action in self._since:
             self._begin(action)
             self._job.settle()

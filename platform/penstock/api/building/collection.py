@@ -16,7 +16,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from penstock.api.building.executors import current_executor
+from penstock.api.building.executors import current_executor, preview_executor
 from penstock.api.building.operator_nodes import append_end, call_site
 from penstock.config.settings import fail_fast
 from penstock.connector.source import SourceSpec
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from penstock.api.building.flow import Flow
     from penstock.api.building.operator_nodes import JobBuilder
+    from penstock.graph.executor import JobExecutor
 
 #: The rows travel in the job graph, which is limited to 64 MiB.
 _MOST_BYTES = 16 << 20
@@ -131,8 +132,12 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def collect(environment: JobBuilder, flow: Flow, name: str, limit: int | None) -> pl.DataFrame:
+def collect(
+    environment: JobBuilder, flow: Flow, name: str, limit: int | None, executor: JobExecutor | None = None
+) -> pl.DataFrame:
     """Run the job with one stream as its only end and return its rows; their order is undefined.
+
+    Without `executor`, the current one runs it.
 
     Rows and checkpoints are stored in a temporary folder of this machine, so every call starts without state. The first
     error of a user function ends the job. With `limit`, the job is cancelled at this number of rows.
@@ -164,7 +169,7 @@ def collect(environment: JobBuilder, flow: Flow, name: str, limit: int | None) -
             raise GraphError(msg, hint="give the source an end (bounded=...), or limit=100 for the first 100 rows")
         settings = msgspec.structs.replace(fail_fast(graph.settings), checkpoint_root=f"{folder}/checkpoints")
         graph = msgspec.structs.replace(graph, settings=settings)
-        executor = current_executor().executor
+        executor = executor or current_executor().executor
         if limit is None:
             executor.execute(graph)
             collected = read_collected(rows, schema)
@@ -172,3 +177,10 @@ def collect(environment: JobBuilder, flow: Flow, name: str, limit: int | None) -
             executor.execute(graph, enough=lambda: read_first(rows, schema, limit).num_rows == limit)
             collected = read_first(rows, schema, limit)
         return pl.DataFrame(pl.from_arrow(collected))
+
+
+def show(environment: JobBuilder, flow: Flow, rows: int) -> None:
+    """Print the first rows of a stream as a table; `stream.show()`."""
+    found = collect(environment, flow, "show", rows, preview_executor())
+    with pl.Config(tbl_rows=rows, tbl_cols=-1, tbl_hide_dataframe_shape=True):
+        print(found)  # noqa: T201 - the user asked for it

@@ -1,7 +1,7 @@
 """The executor of `env.execute`: the one that a command has set, else the default of this installation.
 
-`penstock` sets the default (`set_default_executor`), so that the API does not depend on a client; `penstock run`,
-`penstock demo` and tests set another one temporarily (`use_executor`).
+`penstock` sets the defaults (`set_default_executor`, `set_preview_executor`), so that the API does not depend on a
+client; `penstock run`, `penstock demo` and tests set another one temporarily (`use_executor`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class _Registry:
 
     def __init__(self) -> None:
         self.default: Callable[[], JobExecutor] | None = None
+        self.preview: Callable[[], JobExecutor] | None = None
         self.stack: list[ActiveExecutor] = []
 
 
@@ -37,6 +38,23 @@ _registry = _Registry()
 def set_default_executor(factory: Callable[[], JobExecutor]) -> None:
     """Set the factory of the executor for jobs that are started as plain Python programs."""
     _registry.default = factory
+
+
+def set_preview_executor(factory: Callable[[], JobExecutor]) -> None:
+    """Set the factory of the executor for a few rows of a stream (`stream.show()`)."""
+    _registry.preview = factory
+
+
+def preview_executor() -> JobExecutor:
+    """Return the executor for a few rows of a stream.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if _registry.preview is None:
+        msg = "no executor is known"
+        raise UsageError(msg, hint="use penstock as `import penstock as ps` and ps.Environment")
+    return _registry.preview()
 
 
 @contextlib.contextmanager

@@ -1,11 +1,13 @@
-"""A job's subtasks in this thread: the engine's own task code over a clock that only the test moves.
+"""A job's subtasks in this thread: the engine's own task code, without servers.
 
-It takes the parts of JobManager and worker process: it deploys, assigns splits, takes checkpoints and restores them.
-Between two calls every row has been processed, so a checkpoint has no rows in channels. Made by `testing.harness`.
+`InProcessJob` takes the parts of JobManager and worker process: it deploys, assigns splits, takes checkpoints and
+restores them; made by `testing.harness`, over a clock that only the test moves. `InProcessExecutor` runs a job to its
+end or to enough rows, for `stream.show()` and short tests.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.checkpoint.stores import open_job_store
+from penstock.client.kernels import compile_kernels
 from penstock.connector.sink import load_factory
 from penstock.connector.source import SourceFactory, SourceSpec
 from penstock.core.clock import SystemClock
 from penstock.core.elements import BarrierKind, Watermark
-from penstock.core.errors import ALL_FRAMES, JobFailedError, PenstockError
+from penstock.core.errors import ALL_FRAMES, JobFailedError, PenstockError, UsageError
 from penstock.core.permits import CommitPermit
 from penstock.graph.execution_graph import PlanIds, peers_of, plan
+from penstock.graph.executor import JobResult
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.task_deployment import encode_deployment, encode_peers
 from penstock.network.simulated_network import MemoryNetwork, MemoryTransport
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.core.rand import Rand
     from penstock.core.snapshot import SubtaskSnapshot
+    from penstock.graph.executor import JobHandle
     from penstock.graph.job_graph import JobGraph, JobVertex
     from penstock.graph.task_deployment import TaskDeployment
     from penstock.task.drive.subtask import Subtask
@@ -111,6 +116,8 @@ class InProcessJob:
         self._attempt = self._next_checkpoint = 0
         self._later = _Later()
         self._failure: msg.TaskState | None = None
+        #: Number of subtasks whose input has ended.
+        self._ended = 0
         self._acks: dict[tuple[str, int], SubtaskSnapshot] = {}
         self._declined = ""
         self._runtime: TaskRuntime | None = None
@@ -125,13 +132,18 @@ class InProcessJob:
         """Return the subtasks of one vertex, in order."""
         return [subtask for subtask in self.subtasks if subtask.deployment.execution.vertex_id == vertex.id]
 
+    @property
+    def input_ended(self) -> bool:
+        """Whether every subtask has processed all its input."""
+        return self._ended == len(self.subtasks)
+
     # --- deployment -----------------------------------------------------------------------------------------------
 
     def deploy(self, snapshots: Sequence[SubtaskSnapshot], checkpoint_id: int | None) -> None:
         """Start all subtasks, with the state of a checkpoint; what ran before is dropped as by a crash."""
         self.close()
         self._attempt += 1
-        self._failure = None
+        self._failure, self._ended = None, 0
         self._network = MemoryNetwork(_WORKER, MemoryTransport(), self._clock)
         environment = TaskEnvironment(
             worker_id=_WORKER,
@@ -155,7 +167,6 @@ class InProcessJob:
             self._handle(msg.DeployPeers(job_id=JOB_ID, table=encode_peers(peers)))
         self._handle(msg.DeployTasks(job_id=JOB_ID, generation=1, tasks=tuple(map(encode_deployment, tasks))))
         self._assign_splits(restore.splits if restore is not None else None)
-        self.settle()
 
     def _assign_splits(self, restored: dict[str, tuple[Any, ...]] | None) -> None:
         for vertex in self.graph.vertices:
@@ -182,7 +193,7 @@ class InProcessJob:
         if self._runtime is None or self._network is None:
             return
         self._handle(msg.CancelTasks(job_id=JOB_ID))
-        self._settle_once()
+        self._turns_of(_ENDLESS)
         self._network.close()
         self._runtime = self._network = None
         self._later.run()
@@ -199,11 +210,7 @@ class InProcessJob:
         until_ms = real.monotonic_ms() + _ASYNC_LIMIT_MS
         quiet = 0
         while quiet < 2:  # the second pass flushes what the first one has put into channels
-            quiet = 0 if self._settle_once() else quiet + 1
-            if self._failure is not None:
-                failed = self._failure
-                own_code = failed.detail.partition(ALL_FRAMES)[0]
-                raise JobFailedError(f"job {self.graph.name} failed: {failed.error}\n{own_code}".rstrip())
+            quiet = 0 if self.take_turns(_ENDLESS) else quiet + 1
             if quiet == 2 and any(subtask.has_pending_output for subtask in self.subtasks):
                 if real.monotonic_ms() > until_ms:
                     text = f"rows of an asynchronous function are not complete after {_ASYNC_LIMIT_MS / 1000:.0f} s"
@@ -211,10 +218,22 @@ class InProcessJob:
                 quiet = 0
                 real.sleep_ms(_ASYNC_POLL_MS)
 
-    def _settle_once(self) -> bool:
+    def take_turns(self, most_steps: int) -> bool:
+        """Give each subtask a turn of at most `most_steps` steps; return whether there was work.
+
+        Raises:
+            JobFailedError: a subtask failed, with the traceback of the user's function.
+        """
+        moved = self._turns_of(most_steps)
+        if self._failure is not None:
+            own_code = self._failure.detail.partition(ALL_FRAMES)[0]
+            raise JobFailedError(f"job {self.graph.name} failed: {self._failure.error}\n{own_code}".rstrip())
+        return moved
+
+    def _turns_of(self, most_steps: int) -> bool:
         moved = self._later.run()
         for subtask in self._turns():
-            steps = 1 + int(_LONGEST_TURN * self._rand.fraction()) if self._rand is not None else _ENDLESS
+            steps = most_steps if self._rand is None else 1 + int(_LONGEST_TURN * self._rand.fraction())
             while steps and subtask.step() is StepResult.BUSY:
                 steps, moved = steps - 1, True
         return moved
@@ -281,6 +300,8 @@ class InProcessJob:
         match message:
             case msg.TaskState(state="FAILED") if self._failure is None:
                 self._failure = message
+            case msg.InputEnded():
+                self._ended += 1
             case msg.CheckpointAck():
                 self._acks[message.snapshot.vertex_id, message.snapshot.subtask] = message.snapshot
             case msg.CheckpointDeclined():
@@ -291,3 +312,42 @@ class InProcessJob:
 
 def _place(deployment: TaskDeployment) -> tuple[str, int]:
     return deployment.execution.vertex_id, deployment.execution.subtask
+
+
+#: Steps of a turn and the pause without work, if sources run by the real clock.
+_TURN_STEPS, _PAUSE_MS = 64, 2.0
+
+
+class InProcessExecutor:
+    """Runs one job in this thread, with its own sources: no checkpoints, no restarts, no other process."""
+
+    def submit(self, graph: JobGraph) -> JobHandle:
+        """Refuse: nothing would run the job.
+
+        Raises:
+            UsageError: always.
+        """
+        msg_ = f"job {graph.name!r} cannot be submitted to its own process"
+        raise UsageError(msg_, hint="use env.execute(...)")
+
+    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
+        """Run the job until its input ends, or `enough` returns True.
+
+        Raises:
+            JobFailedError: a subtask failed, with the traceback of the user's function.
+        """
+        clock = SystemClock()
+        begun_ms = clock.monotonic_ms()
+        compile_kernels()
+        graph = msgspec.structs.replace(graph, settings=msgspec.structs.replace(graph.settings, buffer_timeout_ms=0))
+        with tempfile.TemporaryDirectory(prefix="penstock-in-process-") as folder:
+            job = InProcessJob(graph, clock, Path(folder), f"{folder}/checkpoints")
+            try:
+                job.deploy((), None)
+                while not job.input_ended and not (enough is not None and enough()):
+                    if not job.take_turns(_TURN_STEPS):
+                        clock.sleep_ms(_PAUSE_MS)
+                state = "FINISHED" if job.input_ended else "CANCELED"
+            finally:
+                job.close()
+        return JobResult(job_id=JOB_ID, name=graph.name, state=state, duration_ms=clock.monotonic_ms() - begun_ms)

@@ -1,0 +1,54 @@
+"""`simulate`: a test's scenario over and over, with faults drawn from seeds; every sink must get the same rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.rand import SeededRand
+from penstock.testing.harness import JobHarness
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.api.environment import Environment
+    from penstock.api.streams import DataStream
+
+
+def simulate(
+    job: str | Path | Environment | DataStream,
+    scenario: Callable[[JobHarness], object],
+    *,
+    seeds: int | range = 100,
+    **options: Any,
+) -> None:
+    """Run a scenario without faults, then once for each seed with faults: every sink must get the same rows.
+
+    A seed decides the faults, the turns of the subtasks and the parallelism. The order of rows does not count.
+    `options` are those of `JobHarness`.
+
+    Raises:
+        AssertionError: the rows differ; names the seed, the sink and the rows.
+    """
+    with JobHarness(job, **options) as harness:
+        scenario(harness)
+        expected = {sink: _counted(harness, sink) for sink in harness.sinks}
+    for seed in range(1, seeds + 1) if isinstance(seeds, int) else seeds:
+        with JobHarness(job, **options, faults=SeededRand(seed)) as harness:
+            scenario(harness)
+            for sink, rows in expected.items():
+                found = _counted(harness, sink)
+                if found != rows:
+                    raise AssertionError(_difference(seed, sink, rows, found))
+
+
+def _counted(harness: JobHarness, sink: str) -> Counter[str]:
+    return Counter(map(repr, harness.rows(sink)))
+
+
+def _difference(seed: int, sink: str, expected: Counter[str], found: Counter[str]) -> str:
+    lines = [f"seed {seed}: sink {sink!r} has other rows than without faults"]
+    lines += [f"  missing: {row}" for row in list((expected - found).elements())[:5]]
+    lines += [f"  too many: {row}" for row in list((found - expected).elements())[:5]]
+    return "\n".join([*lines, f"repeat it with simulate(..., seeds=range({seed}, {seed + 1}))"])
