@@ -28,7 +28,7 @@ def bench(*arguments):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("w1", "--events", "1700000"),
+        ("w1", "--events", "700000"),
         pytest.param(("w1hot", "--events", "1700000", "--nullable"), marks=LATER),
         pytest.param(("w1skew", "--events", "1700000", "--keys", "string"), marks=LATER),
         pytest.param(("w1s", "--events", "800000", "--keys", "string", "--nullable"), marks=LATER),
@@ -37,7 +37,7 @@ def bench(*arguments):
             ("w2x", "--events", "700000", "--checkpoint-interval", "500ms", "--key-count", "300000"), marks=LATER
         ),
         ("w3", "--events", "300001", "--parallelism", "1"),
-        ("w5", "--events", "1700000", "--checkpoint-interval", "500ms"),
+        ("w5", "--events", "500000", "--checkpoint-interval", "500ms"),
         ("shuffle", "--events", "300001", "--parallelism", "4", "--no-checkpoints"),
     ],
 )

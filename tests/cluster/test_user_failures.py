@@ -215,7 +215,7 @@ def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, 
         lambda: re.search(r"endless failed[^:]*: (.*?) \(restart \d+, (.*?);", printed()), printed, step=0.1
     )
     assert re.search(r"UserFunctionError: map 'map-\d': ValueError: no such user at .*job.py:16 in checked", told[1])
-    assert re.fullmatch(r"(next attempt in [\d.]+ s|it is \w+ again), from checkpoint \d+", told[2])
+    assert re.fullmatch(r"(next attempt in [\d.]+ s|it is restarting|it runs again), from checkpoint \d+", told[2])
     shown = penstock(cluster, "show", "endless")
     assert "last failure (at " in shown
     assert re.search(r'job.py", line 16, in checked\n +raise ValueError\("no such user"\)', shown), shown

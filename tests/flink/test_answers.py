@@ -6,6 +6,7 @@ import json
 
 import pytest
 from tests.flink.canonical import FOLDER, read
+from tests.flink.in_process import answer_of
 from tests.flink.questions import QUESTIONS
 from tests.flink.streams import STREAMS, checksum
 from tests.flink.world import FlinkWorld, differences
@@ -14,19 +15,11 @@ from tests.sim.workload import Phase
 every_question = pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
 
 
-#: The gate asks each question once: of each kind one in three with killed workers, the others without a failure.
-KILLED = {question.name for question in QUESTIONS[::3]}
-
-
-def either(*, killed):
-    """Parameters of all questions; those that the other test has in the gate are for the night."""
-    return pytest.mark.parametrize(
-        "question",
-        [
-            pytest.param(q, id=q.name, marks=() if (q.name in KILLED) is killed else pytest.mark.nightly)
-            for q in QUESTIONS
-        ],
-    )
+#: In the gate, one in three is asked with killed workers too.
+KILLED = [
+    pytest.param(q, id=q.name, marks=() if number % 3 == 0 else pytest.mark.nightly)
+    for number, q in enumerate(QUESTIONS)
+]
 
 
 def phases(question):
@@ -53,14 +46,12 @@ def test_late_rows_were_left_out_by_flink():
         assert 400 - sum(row[3] for row in rows) > least
 
 
-@either(killed=False)
+@every_question
 def test_equal_to_flink(question):
-    found, result = FlinkWorld(question, 1, phases(question), kills=False).answer()
-    assert not (difference := differences(read(question.name)[1], found)), difference
-    assert result.counts["restart"] == 0
+    assert not (difference := differences(read(question.name)[1], answer_of(question))), difference
 
 
-@either(killed=True)
+@pytest.mark.parametrize("question", KILLED)
 def test_equal_to_flink_when_workers_are_killed(question):
     found, result = FlinkWorld(question, 2, phases(question), kills=True).answer()
     assert result.counts["worker-killed"] == 2

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 import pytest
+from tests.flink.in_process import answer_of
 from tests.flink.question import Question
-from tests.flink.world import FlinkWorld
-from tests.sim.workload import Phase
 
 import penstock as ps
 
@@ -163,10 +162,7 @@ def results(window: str, way: str, backend: str) -> list[str]:
             made.append(out.map(found_of(terminal, way), returns=Found))
         return made[0].union(*made[1:])
 
-    world = FlinkWorld(Question(window, "", job), 1, [Phase(1)], kills=False)
-    world.plan.settings["state_backend"] = backend
-    world.plan.rows = [rows[:ROWS] for rows in world.plan.rows]
-    return world.answer()[0]
+    return answer_of(Question(window, "", job), rows=ROWS, backend=backend)
 
 
 ROWS = 150

@@ -86,7 +86,7 @@ def test_cleared_after_the_job_was_cancelled_it_starts_again(client, tmp_path, n
     assert [job["state"] for job in jobs(client, name)] == ["RUNNING", "CANCELED"]
 
 
-@pytest.mark.parametrize("wish", ["cancel", "keep"])
+@pytest.mark.parametrize("wish", ["cancel", pytest.param("keep", marks=pytest.mark.nightly)])
 def test_a_user_ends_the_task_while_it_submits(client, tmp_path, name, wish):
     """The command has sent the job and does not come to its end: nobody has been told the job's id."""
     text = write_job(tmp_path, name).read_text() + "\n__import__('time').sleep(100)\n"
@@ -122,7 +122,7 @@ def test_a_user_ends_the_task_while_it_waits(client, tmp_path, name, wish):
         assert fired(deferred)["value"]["state"] == "RUNNING"
 
 
-@pytest.mark.parametrize("wish", ["cancel", "keep"])
+@pytest.mark.parametrize("wish", ["cancel", pytest.param("keep", marks=pytest.mark.nightly)])
 def test_a_user_ends_the_task_before_a_triggerer_has_it(client, tmp_path, name, wish):
     """The API server tells its listeners, of which one is ours; it makes nothing of a task without a trigger."""
     deferred = deferral(submit(write_job(tmp_path, name), on_kill=wish), Instance(name))
