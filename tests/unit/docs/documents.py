@@ -14,7 +14,7 @@ def read(page):
 
 def blocks(page, language):
     """Return the fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", read(page), re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}(?: [^\n]*)?\n(.*?)^```", read(page), re.DOTALL | re.MULTILINE)
 
 
 def prose(page):

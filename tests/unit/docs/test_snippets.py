@@ -17,7 +17,7 @@ INDEX = ROOT / "docs/README.md"
 RUN = [
     page
     for page in PAGES
-    if page == INDEX or page.parent.name in ("how-to", "reference", "explanation")
+    if page == INDEX or page.parent.name in ("how-to", "reference", "explanation", "coming-from")
     if page.name != "snapshot-format.md" and blocks(page, "python")
 ]
 
