@@ -327,15 +327,19 @@ class InProcessExecutor:
         Raises:
             UsageError: always.
         """
-        msg_ = f"job {graph.name!r} cannot be submitted to its own process"
-        raise UsageError(msg_, hint="use env.execute(...)")
+        text = f"job {graph.name!r} cannot be submitted to its own process"
+        raise UsageError(text, hint="use env.execute(...)")
 
     def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
         """Run the job until its input ends, or `enough` returns True.
 
         Raises:
+            UsageError: it has a sink, whose output only checkpoints publish.
             JobFailedError: a subtask failed, with the traceback of the user's function.
         """
+        if any(operator.kind == "sink" for vertex in graph.vertices for operator in vertex.operators):
+            text = f"job {graph.name!r} has a sink, and a job in its own process takes no checkpoints"
+            raise UsageError(text, hint="use stream.show(), or run it with `penstock run`")
         clock = SystemClock()
         begun_ms = clock.monotonic_ms()
         compile_kernels()

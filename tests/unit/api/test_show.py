@@ -8,6 +8,7 @@ import pytest
 import penstock as ps
 from penstock.client.in_process import InProcessExecutor
 from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
 
 
 class Number(ps.Schema):
@@ -53,6 +54,13 @@ def test_nothing_can_be_submitted_to_its_own_process():
     graph = ps.Environment().from_collection([Number(n=1)], Number).print("x").environment.job_graph("alone")
     with pytest.raises(ps.UsageError, match="'alone' cannot be submitted"):
         InProcessExecutor().submit(graph)
+
+
+def test_a_job_with_a_sink_is_refused():
+    env = ps.Environment(checkpoint_interval="1s")
+    env.from_collection([Number(n=1)], Number).sink_to(FileSink("/nowhere"), uid="out")
+    with pytest.raises(ps.UsageError, match="'sunk' has a sink"):
+        InProcessExecutor().execute(env.job_graph("sunk"))
 
 
 def test_streams_and_environments_in_notebooks():
