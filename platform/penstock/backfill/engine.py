@@ -9,7 +9,18 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.backfill.stages import EDGE, NO_EDGE, ORDER, RESULT, Stage, TaskResult, input_schema, part_markers
+from penstock.backfill.stages import (
+    COMBINED,
+    EDGE,
+    NO_EDGE,
+    ORDER,
+    RESULT,
+    Stage,
+    TaskResult,
+    column_of,
+    input_schema,
+    part_markers,
+)
 from penstock.backfill.task import run_parts, run_source
 
 if TYPE_CHECKING:
@@ -74,7 +85,9 @@ class LocalEngine:
         schema = input_schema(stage)
         batches = [part_markers(stage)]
         for number, (vertex_id, index) in enumerate(feeds(stage)):
-            batches += [as_input(batch, index, number, schema) for batch in self._given.get((vertex_id, index), ())]
+            for more in (0, COMBINED):
+                given = self._given.get((vertex_id, index + more), ())
+                batches += [as_input(batch, index + more, number + more, schema) for batch in given]
         table = pa.Table.from_batches(batches, schema=schema)
         keys = [table.column(name).to_numpy() for name in reversed(ORDER)]
         ordered = table.take(pa.array(np.lexsort(keys))).combine_chunks()
@@ -87,15 +100,16 @@ def feeds(stage: Stage) -> list[tuple[str, int]]:
 
 
 def as_input(batch: pa.RecordBatch, index: int, number: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows of output `index` of a stage as rows of input `number` of the next one."""
+    """Return rows of an output of a stage as rows of an input of the next one; both by their value of `__edge`."""
     count = batch.num_rows
+    target, source = column_of("i", number), column_of("e", index)
     columns = []
     for field in schema:
         if field.name == EDGE:
             columns.append(pa.array(np.full(count, number, np.int32)))
-        elif field.name == f"i{number}":
-            columns.append(batch.column(f"e{index}"))
-        elif field.name in batch.schema.names and not field.name.startswith("i"):
+        elif field.name == target:
+            columns.append(batch.column(source))
+        elif field.name in batch.schema.names and field.name in ORDER:
             columns.append(batch.column(field.name))
         else:
             columns.append(pa.nulls(count, field.type))

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.backfill.combining import layout_of
 from penstock.backfill.engine import Engine, Progress
 from penstock.backfill.histories import HistoryBounds, TableHistory, histories
 from penstock.backfill.qualify import require_qualified
@@ -144,6 +145,8 @@ class Backfill:
             watermark=min((self._watermarks[edge.source] for edge in inputs), default=MIN_TIMESTAMP),
             pieces=pieces,
             accepted=self._options.accept,
+            combined=tuple(layout_of(edge, settings) for edge in outputs),
+            combined_inputs=tuple(layout_of(edge, settings) for edge in inputs),
             memory_bytes=self._options.memory_bytes,
             python_path=settings.python_path,
         )

@@ -27,6 +27,7 @@ from pyspark.util import PythonEvalType
 
 from penstock.backfill.engine import feeds
 from penstock.backfill.stages import (
+    COMBINED,
     EDGE,
     NO_EDGE,
     ORDER,
@@ -35,6 +36,7 @@ from penstock.backfill.stages import (
     TIME,
     Stage,
     TaskResult,
+    column_of,
     input_schema,
     output_schema,
 )
@@ -107,14 +109,14 @@ class SparkEngine:
             *(_of_part_marker(name).cast(kind).alias(name) for name, kind in names.items())
         )
         for number, (vertex_id, index) in enumerate(feeds(stage)):
-            given = self._given[vertex_id].where(F.col(EDGE) == index)
-            own = {f"i{number}": F.col(f"e{index}"), EDGE: F.lit(number)}
-            known = set(given.columns) - {RESULT}
-            columns = [
-                own.get(name, F.col(name) if name in known and name in ORDER else F.lit(None)).cast(kind).alias(name)
-                for name, kind in names.items()
-            ]
-            rows = rows.unionByName(given.select(*columns))
+            for more in (0, COMBINED) if any(stage.combined_inputs[number : number + 1]) else (0,):
+                given = self._given[vertex_id].where(F.col(EDGE) == index + more)
+                own = {column_of("i", number + more): F.col(column_of("e", index + more)), EDGE: F.lit(number + more)}
+                columns = [
+                    own.get(name, F.col(name) if name in ORDER else F.lit(None)).cast(kind).alias(name)
+                    for name, kind in names.items()
+                ]
+                rows = rows.unionByName(given.select(*columns))
         slots = F.array(*(F.lit(slot) for slot in self._slots(stage.parts)))
         placed = rows.withColumn(_SLOT, F.element_at(slots, F.col(PART) + 1))
         return placed.repartition(stage.parts, _SLOT).drop(_SLOT).sortWithinPartitions(*ORDER)

@@ -62,6 +62,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     pieces: tuple[SourceTask, ...] = ()
     accepted: tuple[str, ...] = ()
     memory_bytes: int = 1 << 30
+    #: The layout of combined rows on each output and on each input (`combining.layout_of`); empty if there are none.
+    combined: tuple[bytes, ...] = ()
+    combined_inputs: tuple[bytes, ...] = ()
     python_path: tuple[str, ...] = ()
 
     def hashes(self, part: int) -> HashRange:
@@ -175,21 +178,29 @@ _PLACE = [
 ]
 #: Value of `__edge` in result rows and in rows that only make a part run.
 NO_EDGE = -1
+#: Added to the number of an edge in `__edge` if its rows are combined.
+COMBINED = 1 << 16
 
 
 def output_schema(stage: Stage) -> pa.Schema:
     """Return the output columns of a stage's tasks."""
-    return _schema("e", [edge.schema for edge in stage.outputs])
+    return _schema("e", [edge.schema for edge in stage.outputs], stage.combined)
 
 
 def input_schema(stage: Stage) -> pa.Schema:
     """Return the input columns of a stage's tasks, sorted by `ORDER`."""
-    return _schema("i", [edge.schema for edge in stage.inputs])
+    return _schema("i", [edge.schema for edge in stage.inputs], stage.combined_inputs)
 
 
-def _schema(prefix: str, texts: Sequence[str]) -> pa.Schema:
+def _schema(prefix: str, texts: Sequence[str], combined: Sequence[bytes]) -> pa.Schema:
     structs = [pa.field(f"{prefix}{i}", wire_type(schema_from_text(text))) for i, text in enumerate(texts)]
+    structs += [pa.field(f"c{i}", wire_type(combined_layout(data))) for i, data in enumerate(combined) if data]
     return pa.schema([*_PLACE, *structs, pa.field(RESULT, pa.binary())])
+
+
+def combined_layout(data: bytes) -> pa.Schema:
+    """Return the columns of combined rows."""
+    return pa.ipc.read_schema(pa.py_buffer(data))
 
 
 def wire_type(schema: pa.Schema) -> pa.DataType:
@@ -209,7 +220,7 @@ def _carried(name: str, kind: pa.DataType) -> pa.DataType:
         return {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[kind.bit_width]
     if types.is_large_string(kind) or types.is_string(kind):
         return pa.string()
-    if types.is_large_binary(kind) or types.is_binary(kind):
+    if types.is_large_binary(kind) or types.is_binary(kind) or types.is_fixed_size_binary(kind):
         return pa.binary()
     plain = types.is_boolean(kind) or types.is_signed_integer(kind) or types.is_date32(kind)
     if plain or types.is_float32(kind) or types.is_float64(kind) or types.is_decimal128(kind):
@@ -252,23 +263,24 @@ class Outbox:
         self._seq = 0
         self._ready: list[pa.RecordBatch] = []
 
-    def add(self, edge: int, batch: pa.RecordBatch, parts: np.ndarray[Any, Any]) -> None:
-        """Add rows of one edge, each with its target part in the next stage."""
+    def add(self, edge: int, batch: pa.RecordBatch, parts: np.ndarray[Any, Any], *, combined: bool = False) -> None:
+        """Add rows of one edge, each with its target part in the next stage; the time of a combined row is its pane."""
         count = batch.num_rows
         index = batch.schema.get_field_index(TS_COLUMN)
         times = batch.column(index).to_numpy() if index >= 0 else np.full(count, MIN_TIMESTAMP)
-        kind = self._schema.field(self._first + edge).type
+        position = self._schema.get_field_index(f"{'c' if combined else 'e'}{edge}")
+        kind = self._schema.field(position).type
         columns = [_to_wire(batch.column(field.name), field.type) for field in kind]
         struct = pa.StructArray.from_arrays(columns, fields=list(kind))
         place = [
             pa.array(parts.astype(np.int32)),
             pa.array(times),
-            pa.array(np.full(count, edge, np.int32)),
+            pa.array(np.full(count, edge + (COMBINED if combined else 0), np.int32)),
             pa.array(np.full(count, self._origin, np.int64)),
             pa.array(np.arange(self._seq, self._seq + count)),
         ]
         self._seq += count
-        self._ready.append(self._batch(place, {self._first + edge: struct}, count))
+        self._ready.append(self._batch(place, {position: struct}, count))
 
     def result(self, data: bytes) -> None:
         """Add the result of the task."""
@@ -288,9 +300,15 @@ class Outbox:
         return pa.RecordBatch.from_arrays([*place, *rest], schema=self._schema)
 
 
+def column_of(prefix: str, number: int) -> str:
+    """Return the column of an edge's rows: `prefix` is `i` for inputs and `e` for outputs."""
+    return f"c{number - COMBINED}" if number >= COMBINED else f"{prefix}{number}"
+
+
 def rows_of(batch: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of input `number` of a batch with rows of that input only."""
-    struct = batch.column(len(_PLACE) + number)
+    """Return the columns of one edge (its value of `__edge`) of a batch with rows of that edge only."""
+    names = batch.schema.names
+    struct = batch.column(next(name for name in (column_of("i", number), column_of("e", number)) if name in names))
     arrays = [_from_wire(array, field) for array, field in zip(struct.flatten(), schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

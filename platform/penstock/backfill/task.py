@@ -17,7 +17,20 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.backfill.stages import EDGE, NO_EDGE, PART, TIME, Outbox, Stage, TaskResult, rows_of, runs
+from penstock.backfill.combining import combiner_of
+from penstock.backfill.stages import (
+    COMBINED,
+    EDGE,
+    NO_EDGE,
+    PART,
+    TIME,
+    Outbox,
+    Stage,
+    TaskResult,
+    combined_layout,
+    rows_of,
+    runs,
+)
 from penstock.backfill.staging import HistoryOperator, operators_of
 from penstock.checkpoint.stores import checksum_of, open_store, read_file
 from penstock.config.settings import JobSettings
@@ -40,6 +53,7 @@ from penstock.task.checkpoint.restore import ChainServices, build_chain, input_w
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 if TYPE_CHECKING:
+    from penstock.operators.aggregates.combine import Combiner
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
     from penstock.task.chain.chain import Chain
@@ -50,6 +64,8 @@ _JOINS = frozenset({"interval_join", "window_join", "window_rows_join", "tempora
 _TWO_INPUTS = frozenset({"co_process", *_JOINS})
 #: Most rows at a time if timers have to fire between rows.
 _TIMED_ROWS = 1024
+#: Rows that are combined at a time: more have more rows of the same key and pane.
+_COMBINED_ROWS = 1 << 19
 
 
 class RowReceiver(Protocol):
@@ -75,11 +91,13 @@ class Feeding:
 
     def __init__(self, stage: Stage) -> None:
         """Derive the order from the stage's first operator."""
-        self._schemas = [schema_from_text(edge.schema) for edge in stage.inputs]
+        self._schemas = {number: schema_from_text(edge.schema) for number, edge in enumerate(stage.inputs)}
+        self._schemas |= {COMBINED + n: combined_layout(data) for n, data in enumerate(stage.combined_inputs) if data}
         self._partitioners = [edge.partitioner for edge in stage.inputs]
         kind = stage.vertex.operators[0].kind
         self._any_order = kind in _JOINS
-        self._one_stream = kind not in _TWO_INPUTS and all(s.equals(self._schemas[0]) for s in self._schemas)
+        same = all(self._schemas[number].equals(self._schemas[0]) for number in range(len(stage.inputs)))
+        self._one_stream = kind not in _TWO_INPUTS and same
 
     def feed(self, part: RowReceiver, batch: pa.RecordBatch) -> None:
         """Feed rows of one part, sorted by `stages.ORDER`, then advance event time to just before the last row's."""
@@ -102,6 +120,14 @@ class Feeding:
 
     def _feed(self, part: RowReceiver, batch: pa.RecordBatch) -> None:
         edges = batch.column(EDGE).to_numpy()
+        combined = edges >= COMBINED
+        if combined.any() and not combined.all():  # no watermark is between them, so that their order is free
+            self._feed(part, batch.filter(pa.array(combined)))
+            batch, edges = batch.filter(pa.array(~combined)), edges[~combined]
+        elif combined.any():
+            for edge, start, stop in runs(edges):
+                part.feed(rows_of(batch.slice(start, stop - start), edge, self._schemas[edge]), edge)
+            return
         if self._any_order:
             batch = batch.take(pa.array(np.argsort(edges, kind="stable")))
             edges = np.sort(edges, kind="stable")
@@ -126,7 +152,7 @@ class Feeding:
         edges = batch.column(EDGE).to_numpy()
         hashes = np.zeros(len(edges), np.uint64)
         for edge in np.unique(edges).tolist():
-            partitioner = self._partitioners[edge]
+            partitioner = self._partitioners[edge % COMBINED]
             if isinstance(partitioner, KeyGroup):
                 own = np.flatnonzero(edges == edge)
                 rows = rows_of(batch.take(pa.array(own)), edge, self._schemas[edge])
@@ -161,13 +187,35 @@ class _Edge:
 
     def __init__(self, stage: Stage, number: int, box: Outbox, part: int) -> None:
         self.spec = stage.outputs[number]
+        self._combiner: Combiner | None = None
+        if any(stage.combined[number : number + 1]):
+            self._combiner = combiner_of(self.spec, msgspec.json.decode(stage.settings, type=JobSettings))
+        #: Rows that wait to be combined.
+        self._rows: list[pa.RecordBatch] = []
+        self._waiting = 0
         self._schema = schema_from_text(self.spec.schema)
         self._number, self._box, self._part = number, box, part
         self._parts, self._key_groups = stage.targets[number], stage.key_groups
 
     def batch(self, batch: Batch) -> None:
         rows = conform(batch.data, self._schema, f"edge to {self.spec.target}")
-        self._box.add(self._number, rows, self._owners(rows))
+        if self._combiner is None:
+            self._box.add(self._number, rows, self._owners(rows))
+            return
+        self._rows.append(rows)
+        self._waiting += rows.num_rows
+        if self._waiting >= _COMBINED_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Combine the rows that wait, and send them."""
+        if self._combiner is None or not self._rows:
+            return
+        rows = self._rows[0] if len(self._rows) == 1 else pa.concat_batches(self._rows)
+        self._rows, self._waiting = [], 0
+        combined = self._combiner.combine(rows)
+        sent = rows if combined is None else combined
+        self._box.add(self._number, sent, self._owners(sent), combined=combined is not None)
 
     def _owners(self, rows: pa.RecordBatch) -> np.ndarray[Any, Any]:
         count = rows.num_rows
@@ -215,8 +263,8 @@ class _Part:
         )
         self._clock = clock
         self._deployment = _deployment(stage, number)
-        edges = [_Edge(stage, i, self.box, number) for i in range(len(stage.outputs))]
-        self.chain: Chain = build_chain(self._deployment, environment, cast("Any", edges))
+        self._edges = [_Edge(stage, i, self.box, number) for i in range(len(stage.outputs))]
+        self.chain: Chain = build_chain(self._deployment, environment, cast("Any", self._edges))
         self._stores: tuple[KeyedState, ...] = ()
         try:
             self._stores = open_chain(self.chain, self._deployment, environment, self._services())
@@ -252,7 +300,7 @@ class _Part:
     def feed(self, rows: pa.RecordBatch, edge: int) -> None:
         """Take rows of one input."""
         self.rows_in += rows.num_rows
-        self.chain.batch(Batch(rows), self.stage.inputs[edge].input_index)
+        self.chain.batch(Batch(rows, combined=edge >= COMBINED), self.stage.inputs[edge % COMBINED].input_index)
         self._drain()
 
     def advance(self, watermark: int) -> None:
@@ -284,6 +332,8 @@ class _Part:
         """Write the state as files of a savepoint; staged output is written already."""
         self._check_timers()
         taken = self.chain.snapshot(Barrier(CHECKPOINT_ID, BarrierKind.SAVEPOINT))
+        for edge in self._edges:
+            edge.flush()
         writer = SavepointWriter(self._store, self._store, self._prefix)
         own = () if self.stage.vertex.is_source else input_watermark_state(self._deployment, self._reached)
         snapshot = SubtaskSnapshot(

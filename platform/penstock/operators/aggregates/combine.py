@@ -98,6 +98,11 @@ class Combiner:
         self._left = 0
         self.schema = combined_schema(config.key, schema, plan.spec)
 
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether rows of one time give another result in another order: a first or last value."""
+        return self._plan.spec.timed
+
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Return the combined batch, or None if its rows are to be sent as they are."""
         rows = batch.num_rows
