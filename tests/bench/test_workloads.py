@@ -37,7 +37,7 @@ def bench(*arguments):
             ("w2x", "--events", "700000", "--checkpoint-interval", "500ms", "--key-count", "300000"), marks=LATER
         ),
         ("w3", "--events", "300001", "--parallelism", "1"),
-        ("w5", "--events", "500000", "--checkpoint-interval", "500ms"),
+        ("w5", "--events", "1700000", "--checkpoint-interval", "500ms"),
         ("shuffle", "--events", "300001", "--parallelism", "4", "--no-checkpoints"),
     ],
 )
