@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 __all__ = ["Environment", "set_default_executor", "use_executor"]
 
 _FIELDS = JobSettings.__struct_fields__
+#: Settings that are groups: their fields.
+_GROUPS: dict[str, frozenset[str]] = {
+    name: frozenset(value) for name, value in msgspec.to_builtins(JobSettings()).items() if isinstance(value, dict)
+}
 #: Default folder of checkpoints, below the working directory.
 DEFAULT_CHECKPOINTS = ".penstock/checkpoints"
 
@@ -103,7 +107,9 @@ def _field(keyword: str, value: Any) -> dict[str, Any]:
     if keyword == "checkpoints":
         keyword = "checkpoint_root"
     if keyword == "restart":
-        return {"restart": {"kind": value} if isinstance(value, str) else msgspec.to_builtins(value)}
+        value = {"kind": value} if isinstance(value, str) else msgspec.to_builtins(value)
+    if keyword in _GROUPS and isinstance(value, Mapping):
+        return {keyword: _group(keyword, value)}
     if keyword in _FIELDS:
         if isinstance(value, Path):
             return {keyword: str(value)}
@@ -114,6 +120,20 @@ def _field(keyword: str, value: Any) -> dict[str, Any]:
         return {f"{keyword}_bytes": parse_bytes(value, keyword.replace("_", " "))}
     msg = f"ps.Environment: unknown setting {keyword!r}"
     raise UsageError(msg, hint=did_you_mean(keyword, sorted(_names())))
+
+
+def _group(keyword: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a group of settings, such as `autoscaler={"enabled": True, "restart_time": "10s"}`."""
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _GROUPS[keyword]:
+            fields[name] = value
+        elif f"{name}_ms" in _GROUPS[keyword]:
+            fields[f"{name}_ms"] = parse_duration_ms(value, f"{keyword}.{name}")
+        else:
+            names = sorted(field.removesuffix("_ms") for field in _GROUPS[keyword])
+            raise UsageError(f"ps.Environment: unknown setting {keyword}.{name}", hint=did_you_mean(name, names))
+    return fields
 
 
 def _names() -> list[str]:

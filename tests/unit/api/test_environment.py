@@ -197,3 +197,12 @@ def test_every_public_name_is_there():
 def test_an_unknown_name_lists_what_there_is():
     with pytest.raises(AttributeError, match=r"no 'Nothing' \(there are: .*Environment"):
         ps.Nothing  # noqa: B018
+
+
+def test_names_in_a_group_of_settings_are_checked():
+    with pytest.raises(ps.UsageError, match=r"unknown setting autoscaler\.enabledd \(did you mean 'enabled'"):
+        ps.Environment(autoscaler={"enabledd": True})
+    with pytest.raises(ps.UsageError, match=r"unknown setting restart\.kin \(did you mean 'kind'"):
+        ps.Environment(restart={"kin": "none"})
+    found = ps.Environment(autoscaler={"enabled": True, "restart_time": "20s"}).settings.autoscaler
+    assert (found.enabled, found.restart_time_ms) == (True, 20_000)
