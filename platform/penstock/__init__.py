@@ -200,7 +200,11 @@ def _default_executor() -> JobExecutor:
     return default_executor()
 
 
+#: `stream.show()` shows what it has after this time without a row.
+_QUIET_MS = 5_000.0
+
+
 def _preview_executor() -> JobExecutor:
     from penstock.client.in_process import InProcessExecutor
 
-    return InProcessExecutor()
+    return InProcessExecutor(idle_ms=_QUIET_MS)

@@ -88,8 +88,8 @@ def _members(kind):
     for base in kind.__mro__:
         if not base.__module__.startswith("penstock"):
             continue
-        for name, value in vars(base).items():
-            value = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+        for name, written in vars(base).items():
+            value = written.__func__ if isinstance(written, (classmethod, staticmethod)) else written
             if name.startswith("_") or name in _HIDDEN or name in found:
                 continue
             if (inspect.isfunction(value) or isinstance(value, property)) and inspect.getdoc(value):

@@ -14,9 +14,10 @@ TOP_LEVEL = {
 MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 800, 70, 6
 MAX_FILE_BYTES, MAX_TOTAL_BYTES = 200_000, 20_000_000
 # modules entered from outside Python's imports: the command line and the provider's entry point
-ENTRY_POINTS = {"penstock.cli.main", "penstock_airflow.get_provider_info", "penstock_airflow.plugin"}
-# the network without sockets is for the simulator
-FOR_TESTS = {"penstock.network.simulated_network"}
+ENTRY_POINTS = {
+    *("penstock.cli.main", "penstock.testing.plugin"),
+    *("penstock_airflow.get_provider_info", "penstock_airflow.plugin"),
+}
 
 
 def functions(path):
@@ -128,7 +129,7 @@ def test_every_module_is_used():
     nothing(
         f"{path}: no module of ours imports it"
         for path in ours
-        if path.name not in ("__init__.py", "__main__.py") and module_name(path) not in used | ENTRY_POINTS | FOR_TESTS
+        if path.name not in ("__init__.py", "__main__.py") and module_name(path) not in used | ENTRY_POINTS
     )
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock.backfill.table_files import TableFile, file_at
 from penstock.checkpoint.stores import open_store
-from penstock.core.errors import ConnectorError, PenstockError, UsageError
+from penstock.core.errors import ConnectorError, PenstockError, UsageError, extra_hint
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -283,7 +283,7 @@ def _require_pyiceberg(uri: str) -> None:
     try:
         import pyiceberg.table  # noqa: F401 - only whether it is there
     except ImportError as error:
-        raise UsageError(f"{uri} is an Iceberg table", hint="pip install 'penstock[iceberg]'") from error
+        raise UsageError(f"{uri} is an Iceberg table", hint=extra_hint("iceberg")) from error
 
 
 def _line(error: Exception) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from penstock.core.errors import StorageError, UsageError
+from penstock.core.errors import StorageError, UsageError, extra_hint
 
 _CONNECT_S = 3.0
 #: A request without an answer for this long is repeated on a new connection. Large objects take longer.
@@ -53,7 +53,7 @@ def _client_of(
         from minio import Minio
     except ImportError as error:
         msg = "s3:// needs the MinIO client"
-        raise UsageError(msg, hint="pip install 'penstock[s3]'") from error
+        raise UsageError(msg, hint=extra_hint("s3")) from error
     parts = urllib.parse.urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
     pool = urllib3.PoolManager(
         maxsize=16,

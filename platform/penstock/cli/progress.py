@@ -40,6 +40,7 @@ class JobProgress:
         self._notes: list[str] = []
         self._failures = FailureWatch()
         self._start_reported = False
+        self._last_line = ""
         #: Job name and newest summary.
         self._newest: tuple[str, dict[str, Any]] | None = None
 
@@ -87,7 +88,10 @@ class JobProgress:
         if self._live is not None:
             self._live.update(_panel(job, summary, rate))
         else:
-            self._console.print(_line(job, summary, rate), markup=False, soft_wrap=True)
+            line = _line(job, summary, rate)
+            if line != self._last_line:  # a job that waits says so once
+                self._console.print(line, markup=False, soft_wrap=True)
+            self._last_line = line
 
     def so_far(self) -> list[str]:
         """Return the newest totals of a job that was interrupted, and where its next run continues."""

@@ -14,7 +14,7 @@ from penstock.core.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.client.handle import JobHandle
 
-#: What a job has done since a failure, by its state.
+#: The text of a job after a failure, by its state.
 _AFTER = {
     "RUNNING": "it runs again",
     "FINISHED": "it has finished since",
@@ -27,19 +27,33 @@ _AFTER = {
 #: Entry of the summary, the times, and the unit that they probably have.
 _IMPLAUSIBLE = (
     ("doubtful-times", "before 1990", "seconds", "s"),
-    ("distant-times", "after 2100", "microseconds", "us"),
+    ("distant-times", "after 2100", "", ""),
 )
 
 
 def implausible_times(summary: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Return, by kind and source, a warning about implausible event times in a `RestClient.summary`."""
-    return {
-        (entry, uid): f"{found['rows']:,} rows of {uid} have event times {when},"
-        f" such as {utc_text(found['example'])}: if they are {units}, declare the field as int and set unit={unit!r} on"
-        f" the watermark strategy (KafkaSource and FileSource also take timestamp_unit={unit!r})"
+    warnings = {
+        (entry, uid): f"{found['rows']:,} rows of {uid} have event times {when}, such as {utc_text(found['example'])}: "
+        + _way(units, unit)
         for entry, when, units, unit in _IMPLAUSIBLE
         for uid, found in summary.get(entry, {}).items()
     }
+    ahead = "are ahead of the clock by more than the future limit, so that they do not move the watermark"
+    for uid, rows in summary.get("future-times", {}).items():
+        warnings["future-times", uid] = (
+            f"{rows:,} rows of {uid} {ahead}: check their times, or set with_future_limit(...)"
+        )
+    return warnings
+
+
+def _way(units: str, unit: str) -> str:
+    if not unit:
+        return "check the field and its unit (unit= of the watermark strategy)"
+    return (
+        f"if they are {units}, declare the field as int and set unit={unit!r} on the watermark strategy"
+        f" (KafkaSource and FileSource also take timestamp_unit={unit!r})"
+    )
 
 
 def unreachable_sources(summary: dict[str, Any]) -> dict[str, str]:
@@ -134,9 +148,11 @@ class FailureWatch:
             return []
         self._reported_ms = new[0]["timestamp"]
         lines = []
-        for error, alike in groupby(entry["exceptionName"] for entry in reversed(new)):
+        told = ((bool(entry.get("rolled-back")), entry["exceptionName"]) for entry in reversed(new))
+        for (rejected, error), alike in groupby(told):
             times = sum(1 for _ in alike)
-            lines.append(f"{handle.name} failed{f' {times} times' if times > 1 else ''}: {error}")
+            what = f"the rejected version of {handle.name}" if rejected else handle.name
+            lines.append(f"{what} failed{f' {times} times' if times > 1 else ''}: {error}")
         after = next_attempt(summary) or _AFTER.get(summary["state"], f"it is {summary['state']} now")
         after += f", from checkpoint {summary['restored']['id']}" if summary.get("restored") else ""
         lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.show_command}`)"

@@ -7,6 +7,7 @@ end or to enough rows, for `stream.show()` and short tests.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -321,6 +322,10 @@ _TURN_STEPS, _PAUSE_MS = 64, 2.0
 class InProcessExecutor:
     """Runs one job in this thread, with its own sources: no checkpoints, no restarts, no other process."""
 
+    def __init__(self, idle_ms: float | None = None) -> None:
+        """Stop after `idle_ms` without any row; None: wait for more."""
+        self._idle_ms = idle_ms
+
     def submit(self, graph: JobGraph) -> JobHandle:
         """Refuse: nothing would run the job.
 
@@ -331,7 +336,7 @@ class InProcessExecutor:
         raise UsageError(text, hint="use env.execute(...)")
 
     def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
-        """Run the job until its input ends, or `enough` returns True.
+        """Run the job until its input ends, `enough` returns True, rows stop coming, or Ctrl-C.
 
         Raises:
             UsageError: it has a sink, whose output only checkpoints publish.
@@ -348,10 +353,19 @@ class InProcessExecutor:
             job = InProcessJob(graph, clock, Path(folder), f"{folder}/checkpoints")
             try:
                 job.deploy((), None)
-                while not job.input_ended and not (enough is not None and enough()):
-                    if not job.take_turns(_TURN_STEPS):
-                        clock.sleep_ms(_PAUSE_MS)
+                with contextlib.suppress(KeyboardInterrupt):  # the rows so far are the result
+                    self._run(job, enough, clock)
                 state = "FINISHED" if job.input_ended else "CANCELED"
             finally:
                 job.close()
         return JobResult(job_id=JOB_ID, name=graph.name, state=state, duration_ms=clock.monotonic_ms() - begun_ms)
+
+    def _run(self, job: InProcessJob, enough: Callable[[], bool] | None, clock: Clock) -> None:
+        moved_ms = clock.monotonic_ms()
+        while not job.input_ended and not (enough is not None and enough()):
+            if job.take_turns(_TURN_STEPS):
+                moved_ms = clock.monotonic_ms()
+            elif self._idle_ms is not None and clock.monotonic_ms() - moved_ms > self._idle_ms:
+                return
+            else:
+                clock.sleep_ms(_PAUSE_MS)

@@ -155,7 +155,7 @@ def load_factory(path: str) -> Any:
     """
     import importlib
 
-    from penstock.core.errors import ConnectorError
+    from penstock.core.errors import ConnectorError, extra_hint
 
     module_name, _, attribute = path.partition(":")
     try:
@@ -167,9 +167,7 @@ def load_factory(path: str) -> Any:
         kind = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         msg = f"connector {path!r} cannot be loaded: {error}"
-        raise ConnectorError(
-            msg, hint="install the extra it needs, for example `pip install penstock[kafka]`"
-        ) from error
+        raise ConnectorError(msg, hint=f"install the package it needs; for Kafka: {extra_hint('kafka')}") from error
     if not isinstance(kind, type) or not any(hasattr(kind, method) for method in _OF_A_FACTORY):
         raise ConnectorError(f"{path!r} is not a connector", hint="name the class of a SourceFactory or a SinkFactory")
     return kind()

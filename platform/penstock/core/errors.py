@@ -11,6 +11,19 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+
+def extra_hint(extra: str) -> str:
+    """Return the command that installs the packages of an extra; the name `penstock` may be another package's there."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        needed = requires("penstock") or []
+    except PackageNotFoundError:  # a checkout that was not installed
+        needed = []
+    names = [one.partition(";")[0].strip() for one in needed if re.search(rf"extra == ['\"]{extra}['\"]", one)]
+    return f"pip install {' '.join(map(repr, names))}" if names else f"install penstock with its extra {extra!r}"
+
+
 #: Separates the lines of the user's code from all frames, in the long text of a failure.
 ALL_FRAMES = "\n\nAll frames:\n"
 

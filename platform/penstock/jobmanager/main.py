@@ -17,7 +17,7 @@ from penstock.checkpoint.ha_records import LeaderRecord, become_leader, check_le
 from penstock.checkpoint.job_lease import this_process
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import LeadershipLostError, PenstockError, UsageError
+from penstock.core.errors import LeadershipLostError, PenstockError, UsageError, extra_hint
 from penstock.core.logs import log_line
 from penstock.core.rand import Rand, SystemRand
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
@@ -169,7 +169,7 @@ def _open_spans(endpoint: str) -> OtlpSpans:
     try:
         from penstock.jobmanager.observe.otlp import OtlpSpans
     except ImportError as error:
-        raise UsageError(f"cannot export spans: {error}", hint="pip install 'penstock[otlp]'") from error
+        raise UsageError(f"cannot export spans: {error}", hint=extra_hint("otlp")) from error
     return OtlpSpans(endpoint)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.errors import JobFailedError
 from penstock.core.rand import SeededRand
 from penstock.testing.harness import JobHarness
 
@@ -29,14 +30,17 @@ def simulate(
     `options` are those of `JobHarness`.
 
     Raises:
-        AssertionError: the rows differ; names the seed, the sink and the rows.
+        AssertionError: the rows differ, or the job fails with faults only; names the seed, the sink and the rows.
     """
     with JobHarness(job, **options) as harness:
         scenario(harness)
         expected = {sink: _counted(harness, sink) for sink in harness.sinks}
     for seed in range(1, seeds + 1) if isinstance(seeds, int) else seeds:
         with JobHarness(job, **options, faults=SeededRand(seed)) as harness:
-            scenario(harness)
+            try:
+                scenario(harness)
+            except JobFailedError as error:
+                raise AssertionError(f"seed {seed}: with faults the job fails: {error}\n{_again(seed)}") from error
             for sink, rows in expected.items():
                 found = _counted(harness, sink)
                 if found != rows:
@@ -51,4 +55,8 @@ def _difference(seed: int, sink: str, expected: Counter[str], found: Counter[str
     lines = [f"seed {seed}: sink {sink!r} has other rows than without faults"]
     lines += [f"  missing: {row}" for row in list((expected - found).elements())[:5]]
     lines += [f"  too many: {row}" for row in list((found - expected).elements())[:5]]
-    return "\n".join([*lines, f"repeat it with simulate(..., seeds=range({seed}, {seed + 1}))"])
+    return "\n".join([*lines, _again(seed)])
+
+
+def _again(seed: int) -> str:
+    return f"repeat it with simulate(..., seeds=range({seed}, {seed + 1}))"

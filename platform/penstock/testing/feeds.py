@@ -134,7 +134,7 @@ class PushedReader:
         self._splits |= {split.id: split for split in splits}
 
     def poll(self, max_rows: int) -> PollResult:
-        """Return the next batch of some partition, whatever its size."""
+        """Return the next batch of some partition, of any size."""
         del max_rows
         for split_id in self._splits:
             waiting = self._rows.waiting.get(split_id)

@@ -87,8 +87,11 @@ class FakeTaskManager:
             return
         for answer in worker.answer(command):
             self.report(worker_id, answer)
-        if isinstance(command, msg.TriggerCheckpoint) and command.checkpoint_id not in self.world.seen:
-            self.world.seen.add(command.checkpoint_id)
+        if not isinstance(command, msg.TriggerCheckpoint):
+            return
+        checkpoint = command.run_id, command.checkpoint_id
+        if checkpoint not in self.world.seen:
+            self.world.seen.add(checkpoint)
             for other_id, other in self.workers.items():
                 for ack in other.acks(command):
                     self.report(other_id, ack)
@@ -148,7 +151,7 @@ async def running(manager, job_id, checkpoints=2):
             manager.dispatcher.summary(job_id).state == "RUNNING"
             and manager.dispatcher.summary(job_id).checkpoints_completed >= checkpoints
         ),
-        f"{checkpoints} checkpoints: {manager.dispatcher.detail(job_id).summary}",
+        lambda: f"{checkpoints} checkpoints: {manager.dispatcher.detail(job_id).summary}",
     )
 
 

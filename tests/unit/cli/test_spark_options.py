@@ -85,5 +85,5 @@ def test_a_backfill_without_pyspark(monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
         main.app()
     assert ended.value.code == 2
-    way = "pip install 'penstock[spark]'; without --master it runs in this process"
+    way = "pip install 'pyspark==4.0.0'; without --master it runs in this process"
     assert capsys.readouterr().err == f"penstock: Spark is not installed ({way})\n"

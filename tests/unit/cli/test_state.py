@@ -186,7 +186,7 @@ def test_spark_does_what_is_much(root, penstock, tmp_path, monkeypatch, command,
         assert "Spark needs Java, but none was found (install" in penstock(*words, code=2)
         monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
         said = penstock(*words, code=2)
-        assert "Spark is not installed (pip install 'penstock[spark]'; --engine local works without it)" in said
+        assert "Spark is not installed (pip install 'pyspark==4.0.0'; --engine local works without it)" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

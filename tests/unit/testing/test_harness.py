@@ -241,6 +241,24 @@ def test_a_simulation_finds_state_outside_of_states(orders):
     assert "repeat it with simulate(..., seeds=range(" in str(raised.value)
 
 
+class Strict(Forgetful):
+    """Fails where its counts are gone."""
+
+    def process(self, row: Order, ctx: ps.ProcessContext) -> Iterator[Silent]:
+        ctx.timers.event(ctx.timestamp)
+        self.counts[row.user_id] = 1
+        yield from ()
+
+    def on_timer(self, timestamp, ctx: ps.ProcessContext) -> Iterator[Silent]:
+        yield Silent(user_id=ctx.key, orders=self.counts[ctx.key])
+
+
+def test_a_simulation_names_the_seed_of_a_job_that_fails(orders):
+    strict = orders.key_by("user_id").process(Strict()).uid("strict")
+    with pytest.raises(AssertionError, match=r"seed \d+: with faults the job fails: .*KeyError"):
+        simulate(strict, scenario, seeds=50, partitions=2)
+
+
 def test_each_fault_happens_at_its_step(totals):
     kinds = ("checkpoint", "crash", "crash-in-checkpoint", "rescale")
     with JobHarness(totals, faults=[Fault(kind, steps=9, parallelism=2) for kind in kinds]) as job:

@@ -180,7 +180,11 @@ def collect(
 
 
 def show(environment: JobBuilder, flow: Flow, rows: int) -> None:
-    """Print the first rows of a stream as a table; `stream.show()`."""
-    found = collect(environment, flow, "show", rows, preview_executor())
+    """Print the first rows of a stream as a table; `stream.show()`. Operators need no uid: no state outlives it."""
+    required, environment.require_uids = environment.require_uids, False
+    try:
+        found = collect(environment, flow, "show", rows, preview_executor())
+    finally:
+        environment.require_uids = required
     with pl.Config(tbl_rows=rows, tbl_cols=-1, tbl_hide_dataframe_shape=True):
         print(found)  # noqa: T201 - the user asked for it

@@ -1,4 +1,4 @@
-"""What notebooks show: the columns of a stream, and the graph of an environment. Used by `_repr_html_` of both."""
+"""HTML for notebooks: the columns of a stream, and the graph of an environment. Used by `_repr_html_` of both."""
 
 from __future__ import annotations
 

@@ -95,6 +95,9 @@ def _output(node: int, new: NewOperator) -> Flow:
 class JobBuilder(Protocol):
     """The job that streams are parts of: a `ps.Environment`."""
 
+    #: Whether operators with state need a uid.
+    require_uids: bool
+
     @property
     def builder(self) -> StreamGraphBuilder:
         """The graph built so far."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.client.failures import next_attempt, resume_point, slow_calls, unreachable_sources
+from penstock.client.failures import implausible_times, next_attempt, resume_point, slow_calls, unreachable_sources
 from penstock.core.clock import utc_text
 from penstock.core.errors import ALL_FRAMES
 
@@ -14,6 +14,7 @@ def report_lines(checkpoints: dict[str, Any], failures: dict[str, Any], summary:
     lines = [_checkpoints(checkpoints)]
     lines += [f"bad records of {uid}: {count:,}" for uid, count in summary["bad-records"].items()]
     lines += [f"late rows dropped at {name}: {count:,}" for name, count in summary["late-records"].items()]
+    lines += implausible_times(summary).values()
     lines += [*unreachable_sources(summary).values(), *slow_calls(summary).values()]
     if failed := (checkpoints["latest"] or {}).get("failed"):
         at = utc_text(failed["failure_timestamp"])
@@ -22,7 +23,7 @@ def report_lines(checkpoints: dict[str, Any], failures: dict[str, Any], summary:
         lines.append(f"last started from {start}; restarts: {summary['restarts']}")
     if replaced := replaced_jobmanagers(summary):
         lines.append(replaced)
-    if summary["stopped-with"]:
+    if summary["stopped-with"] and summary["state"] == "FINISHED":
         lines.append(f"stopped with savepoint {summary['stopped-with']}")
     if summary["waits-for"]:
         lines.append(f"waiting for slots: it needs {summary['waits-for']}")

@@ -43,7 +43,8 @@ def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> Non
     table.add_column("id", no_wrap=True, min_width=32)
     for job in jobs:
         running = f"{job['tasks'].get('running', 0)}/{job['tasks'].get('total', 0)}"
-        state = f"{job['state']} (savepoint)" if job["stopped-with"] else job["state"]
+        stopped = job["stopped-with"] and job["state"] == "FINISHED"  # an upgrade stops with a savepoint, too
+        state = f"{job['state']} (savepoint)" if stopped else job["state"]
         table.add_row(job["name"], state, utc_text(job["start-time"]), running, str(job["restarts"]), job["jid"])
     terminal().print(table)
 
@@ -227,7 +228,7 @@ def rescale(
     say(f"{found.name} runs with " + ", ".join(f"{name} x{count}" for name, count in after.items()))
     own = [name for name, count in after.items() if parallelism is not None and count != parallelism]
     if own and not vertices:
-        say(f"{', '.join(own)}: keeps a parallelism of its own; --vertex UID=N changes it")
+        say(f"{', '.join(own)}: keeps its own parallelism; --vertex UID=N changes it")
 
 
 def _vertex_parallelism(text: str) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from penstock.config.security import (
     token_digest,
 )
 from penstock.core.clock import SystemClock
-from penstock.core.errors import UsageError
+from penstock.core.errors import UsageError, extra_hint
 from penstock.core.rand import SystemRand
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def certs(
         import cryptography  # noqa: F401 - checked first, before any file is written
     except ImportError as error:
         msg = "creating certificates needs the package cryptography, which is not installed"
-        raise UsageError(msg, hint="pip install 'penstock[tls]'") from error
+        raise UsageError(msg, hint=extra_hint("tls")) from error
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o700)
     now = dt.datetime.fromtimestamp(SystemClock().now_ms() / 1000, dt.UTC)

@@ -9,12 +9,13 @@ from urllib.parse import urlsplit
 import typer
 
 from penstock.cli.options import JsonOption, say
-from penstock.cli.terminal import terminal
 from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
     import polars as pl
 
+#: Characters of a line of the table; a terminal wraps it, and a file keeps it.
+_WIDTH = 1_000
 _WAYS = "use kafka://HOST:PORT/TOPIC, or a .parquet, .jsonl or .csv file"
 
 
@@ -37,8 +38,10 @@ def preview(
         return
     import polars as pl
 
-    with pl.Config(tbl_rows=limit, tbl_cols=-1, tbl_hide_dataframe_shape=True, fmt_str_lengths=200):
-        terminal().print(str(rows), markup=False)
+    with pl.Config(
+        tbl_rows=limit, tbl_cols=-1, tbl_hide_dataframe_shape=True, fmt_str_lengths=200, tbl_width_chars=_WIDTH
+    ):
+        say(str(rows))
     if not rows.height:
         say(f"{source} has no rows")
 
@@ -91,4 +94,5 @@ def _of_file(source: str, limit: int) -> pl.DataFrame:
             case _:
                 raise UsageError(f"{source} has no known format", hint=_WAYS)
     except pl.exceptions.PolarsError as error:
-        raise UsageError(f"{source} cannot be read: {str(error).splitlines()[0]}", hint=_WAYS) from error
+        msg = f"{source} cannot be read as {path.suffix}: {str(error).splitlines()[0]}"
+        raise UsageError(msg, hint="look at the file, or rename it if it has another format") from error

@@ -15,7 +15,7 @@ import typer
 
 from penstock.client.sizing import Bounds
 from penstock.config.settings import parse_duration_ms
-from penstock.core.errors import UsageError
+from penstock.core.errors import UsageError, extra_hint
 
 if TYPE_CHECKING:
     from penstock.client.local_cluster import LocalClusterConfig
@@ -115,4 +115,4 @@ def needs_spark(otherwise: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UsageError("Spark is not installed", hint=f"pip install 'penstock[spark]'{otherwise}") from error
+        raise UsageError("Spark is not installed", hint=f"{extra_hint('spark')}{otherwise}") from error

@@ -388,6 +388,8 @@ def progress(detail: JobDetail) -> Json:
         # rows with an event time before 1990 and after 2100, and an example of such a time (ms)
         "doubtful-times": _implausible_times(heads, "oldTimestamp"),
         "distant-times": _implausible_times(heads, "distantTimestamp"),
+        # rows that do not move the watermark, because they are too far ahead of the clock
+        "future-times": {v.operators[0].uid: count for v in heads if (count := _total(v, "futureTimestamps"))},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
         "watermark": min(known) if known and len(known) == len(marks) else None,
         "checkpoints-completed": summary.checkpoints_completed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.errors import UsageError
+from penstock.core.errors import UsageError, extra_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def _library() -> Any:
     try:
         import rocksdict
     except ImportError as error:
-        raise UsageError("state_backend=rocksdb needs rocksdict", hint="pip install 'penstock[state]'") from error
+        raise UsageError("state_backend=rocksdb needs rocksdict", hint=extra_hint("state")) from error
     return rocksdict
 
 
