@@ -124,8 +124,9 @@ class ManifestLog:
         self._sealed = False
         #: Nonces of appends with an unknown outcome: an entry with one of them is ours.
         self._undecided: set[str] = set()
-        #: Entries to rewrite without files, by sequence.
+        #: Entries to rewrite without files, by sequence, and sequences of entries to remove.
         self._emptied: dict[int, Manifest] = {}
+        self._given_up: set[int] = set()
 
     @property
     def last_sequence(self) -> int:
@@ -184,17 +185,19 @@ class ManifestLog:
         """Remove the entries that `checkpoint.retention` gave up, and rewrite those of `emptied` without files.
 
         Call it only after the leader's own append succeeded. A rewritten entry keeps its nonce, so it remains its
-        writer's. A rewrite that failed is repeated first at the next call, before anything is removed.
+        writer's. What failed is repeated at the next call, rewrites before removals.
 
         Raises:
             StorageError: the store failed; do not delete the files that the entries no longer name.
         """
         self._emptied.update({manifest.sequence: manifest for manifest in emptied})
+        self._given_up.update(sequences)
         for sequence, manifest in tuple(self._emptied.items()):
             self._store.put(key_of(sequence), encode_manifest(manifest))
             del self._emptied[sequence]
-        for sequence in sequences:
+        for sequence in sorted(self._given_up):
             self._store.delete(key_of(sequence))
+            self._given_up.remove(sequence)
 
     def _append(self, entry: Manifest, *, past_older: bool) -> LogEntry:
         nonce = self._rand.token()

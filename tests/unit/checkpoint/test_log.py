@@ -181,3 +181,18 @@ def test_keys():
     assert sequence_of(key_of(17)) == 17
     assert sequence_of("manifests/x.json") is None
     assert sequence_of("manifests/00000000000000000017.json.tmp") is None
+
+
+@pytest.mark.parametrize("operation", ["put", "delete"])
+def test_entries_whose_removal_failed_are_removed_at_the_next_call(log_of, manifest_of, memory, operation):
+    """Their files go at the next call: an entry that stayed would name files that are gone."""
+    log = log_of(1)
+    for number in (1, 2, 3):
+        log.append(manifest_of(checkpoint_id=number))
+    emptied = manifest_of("fence", sequence=2)
+    fail(memory, "before", operation=operation)
+    with pytest.raises(StorageError):
+        log.delete((3,), (emptied,))
+    log.delete(())
+    assert memory.list("") == [key_of(1), key_of(2), key_of(4)]
+    assert decode_manifest(memory.read(key_of(2))).kind == "fence"
