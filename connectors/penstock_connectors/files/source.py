@@ -261,7 +261,9 @@ class FileReader:
         policy = self._config.on_bad_record
         if policy == "fail":
             first = result.bad[0]
-            msg = f"file source: {path} at byte {first.offset}: {first.reason}"
+            shown = repr(first.value[:80]) + ("..." if len(first.value) > 80 else "")
+            more = f" ({len(result.bad) - 1} more in the same read)" if len(result.bad) > 1 else ""
+            msg = f"file source: {path} at byte {first.offset}: {first.reason}; line {shown}{more}"
             raise BadRecordError(msg, hint="fix the file, or set on_bad_record='skip' or 'dead-letter'")
         letters = _dead_letter_rows(path, result.bad) if policy == "dead-letter" else None
         return SourceBatch(result.rows, (path,), dead_letters=letters)

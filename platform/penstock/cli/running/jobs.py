@@ -59,7 +59,8 @@ def show(
 ) -> None:
     """Show one job.
 
-    The command prints vertices with rates, checkpoints, and the last failure. Options print state or keys instead.
+    The command prints vertices with their rows, checkpoints, problems, and the last failure. Options print state or
+    keys instead.
     """
     with connect(cluster) as client:
         found = find_job(client, job)
@@ -156,7 +157,7 @@ def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption =
     for entry in entries:
         if several and entry["generation"] != leader:
             leader = entry["generation"]
-            say(f"--- JobManager, generation {leader}")
+            say(f"--- generation {leader} (a new run, or a new JobManager)")
         say(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
 
 

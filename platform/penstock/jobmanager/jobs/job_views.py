@@ -81,7 +81,7 @@ def detail_of(summary: JobSummary, graph: JobGraph, master: JobMaster | None, no
     entered = {JobStatus.CREATED: summary.start_ms} if master is None else master.status.entered_ms
     return JobDetail(
         summary=summary,
-        vertices=tuple(_vertex(graph, vertex, master, now_ms) for vertex in graph.vertices),
+        vertices=tuple(_vertex(graph, vertex, master, now_ms, summary.state) for vertex in graph.vertices),
         edges=tuple(
             EdgeView(
                 source=edge.source,
@@ -142,9 +142,12 @@ def _states(graph: JobGraph, master: JobMaster) -> list[str]:
     return [last.get(master.status.state, "CREATED")] * sum(v.parallelism for v in graph.vertices)
 
 
-def _vertex(graph: JobGraph, vertex: JobVertex, master: JobMaster | None, now_ms: int) -> VertexView:
-    deployment = master.deployment if master is not None else None
-    subtasks = tuple(_subtask(vertex, index, master, deployment) for index in range(vertex.parallelism))
+def _vertex(graph: JobGraph, vertex: JobVertex, master: JobMaster | None, now_ms: int, job_state: str) -> VertexView:
+    """Return the view of a vertex of a job in that state."""
+    if master is None:
+        subtasks = tuple(_undeployed(index, job_state, {}) for index in range(vertex.parallelism))
+    else:
+        subtasks = tuple(_subtask(vertex, index, master, master.deployment) for index in range(vertex.parallelism))
     states = {s.state for s in subtasks}
     started = [s.start_ms for s in subtasks if s.start_ms >= 0]
     ended = [s.end_ms for s in subtasks if s.end_ms >= 0]
@@ -161,12 +164,16 @@ def _vertex(graph: JobGraph, vertex: JobVertex, master: JobMaster | None, now_ms
     )
 
 
-def _subtask(vertex: JobVertex, index: int, master: JobMaster | None, deployment: Deployment | None) -> SubtaskView:
-    metrics = master.metrics.get(f"{vertex.id}/{index}", {}) if master is not None else {}
+def _undeployed(index: int, job_state: str, metrics: dict[str, float]) -> SubtaskView:
+    """Return a subtask without a worker: it has ended with its job, or not begun."""
+    state = job_state if job_state in {"FINISHED", "CANCELED", "FAILED"} else "CREATED"
+    return SubtaskView(subtask=index, state=state, attempt=0, metrics=metrics)
+
+
+def _subtask(vertex: JobVertex, index: int, master: JobMaster, deployment: Deployment | None) -> SubtaskView:
+    metrics = master.metrics.get(f"{vertex.id}/{index}", {})
     if deployment is None:
-        last = {"FINISHED", "CANCELED", "FAILED"}
-        state = master.status.state.value if master is not None else "CREATED"
-        return SubtaskView(subtask=index, state=state if state in last else "CREATED", attempt=0, metrics=metrics)
+        return _undeployed(index, master.status.state.value, metrics)
     execution = deployment.executions[vertex.id, index]
     worker = deployment.workers.get(execution.worker_id)
     return SubtaskView(
