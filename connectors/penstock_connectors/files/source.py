@@ -21,6 +21,7 @@ from penstock.core.errors import BadRecordError, ConnectorError, GraphError, Usa
 from penstock.core.schema import arrow_schema_of, schema_from_text, schema_to_text
 from penstock.core.structs import prepare
 from penstock_connectors.files.cursors import BLOCK_BYTES, open_cursor
+from penstock_connectors.formats.decoded import excerpt
 from penstock_connectors.formats.timestamps import TimestampUnit
 
 if TYPE_CHECKING:
@@ -261,9 +262,8 @@ class FileReader:
         policy = self._config.on_bad_record
         if policy == "fail":
             first = result.bad[0]
-            shown = repr(first.value[:80]) + ("..." if len(first.value) > 80 else "")
             more = f" ({len(result.bad) - 1} more in the same read)" if len(result.bad) > 1 else ""
-            msg = f"file source: {path} at byte {first.offset}: {first.reason}; line {shown}{more}"
+            msg = f"file source: {path} at byte {first.offset}: {first.reason}; line {excerpt(first.value)}{more}"
             raise BadRecordError(msg, hint="fix the file, or set on_bad_record='skip' or 'dead-letter'")
         letters = _dead_letter_rows(path, result.bad) if policy == "dead-letter" else None
         return SourceBatch(result.rows, (path,), dead_letters=letters)

@@ -13,6 +13,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+#: Bytes of a bad record that its error shows.
+_SHOWN_BYTES = 80
+
+
+def excerpt(payload: bytes | None) -> str:
+    """Return the beginning of a bad record as text for an error."""
+    if payload is None:
+        return "null"
+    return repr(payload[:_SHOWN_BYTES]) + ("..." if len(payload) > _SHOWN_BYTES else "")
+
+
 @dataclass(frozen=True, slots=True)
 class BadPayload:
     """A payload that is not a row of the schema."""

@@ -24,19 +24,23 @@ _AFTER = {
     "FAILING": "its tasks are ending",
     "RESTARTING": "it is restarting",
 }
-#: Entry of the summary, the times, and the unit that they probably have.
+_SECONDS = (
+    "if they are seconds, declare the field as int and set unit='s' on the watermark strategy"
+    " (KafkaSource and FileSource also take timestamp_unit='s')"
+)
+#: Entry of the summary, the times, and the remedy.
 _IMPLAUSIBLE = (
-    ("doubtful-times", "before 1990", "seconds", "s"),
-    ("distant-times", "after 2100", "", ""),
+    ("doubtful-times", "before 1990", _SECONDS),
+    ("distant-times", "after 2100", "check the field and its unit (unit= of the watermark strategy)"),
 )
 
 
 def implausible_times(summary: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Return, by kind and source, a warning about implausible event times in a `RestClient.summary`."""
     warnings = {
-        (entry, uid): f"{found['rows']:,} rows of {uid} have event times {when}, such as {utc_text(found['example'])}: "
-        + _way(units, unit)
-        for entry, when, units, unit in _IMPLAUSIBLE
+        (entry, uid): f"{found['rows']:,} rows of {uid} have event times {when}, "
+        f"such as {utc_text(found['example'])}: {way}"
+        for entry, when, way in _IMPLAUSIBLE
         for uid, found in summary.get(entry, {}).items()
     }
     ahead = "are ahead of the clock by more than the future limit, so that they do not move the watermark"
@@ -45,15 +49,6 @@ def implausible_times(summary: dict[str, Any]) -> dict[tuple[str, str], str]:
             f"{rows:,} rows of {uid} {ahead}: check their times, or set with_future_limit(...)"
         )
     return warnings
-
-
-def _way(units: str, unit: str) -> str:
-    if not unit:
-        return "check the field and its unit (unit= of the watermark strategy)"
-    return (
-        f"if they are {units}, declare the field as int and set unit={unit!r} on the watermark strategy"
-        f" (KafkaSource and FileSource also take timestamp_unit={unit!r})"
-    )
 
 
 def unreachable_sources(summary: dict[str, Any]) -> dict[str, str]:

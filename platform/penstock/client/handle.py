@@ -33,7 +33,7 @@ _log = logging.getLogger("penstock")
 TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
 _TRIGGER_ID = re.compile(r"[0-9a-f]{32}")
 _POLL_MS = 100.0
-#: Time without an answer after which a waiting caller is told.
+#: Silence of the JobManager after which a waiting client logs a warning.
 _SILENCE_MS = 5_000.0
 _UPGRADE_POLL_MS = 200.0
 #: Grace period beyond the deadlines of checkpoint and trial: for starting, publishing, rolling back.

@@ -1,4 +1,4 @@
-"""The data plane of the simulator: the same gates and partitions over links that move one frame per call.
+"""The data plane without sockets: the same gates and partitions over links that move one frame per call.
 
 A `MemoryTransport` is the network between the `MemoryNetwork`s of simulated workers. The simulator takes a link of
 `ready_links()` and calls `pump(link)`, in an order that a seed reproduces, or cuts a link.

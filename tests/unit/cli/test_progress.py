@@ -1,4 +1,4 @@
-"""What the display of `penstock run` keeps of a job."""
+"""The totals that `penstock run` prints for an interrupted job."""
 
 from types import SimpleNamespace
 

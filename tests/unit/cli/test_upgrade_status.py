@@ -17,7 +17,7 @@ VIEW = {
 
 @pytest.fixture
 def told(monkeypatch, capsys):
-    """What the command prints of an upgrade that differs from `VIEW`, of a job in a state."""
+    """Return the output of `upgrade --status` for a view that differs from `VIEW`, and a job in a state."""
 
     def lines(state="RUNNING", **changes):
         client = type("Client", (), {

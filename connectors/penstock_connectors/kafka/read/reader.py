@@ -22,7 +22,7 @@ from penstock.connector.staging import dead_letters
 from penstock.core.errors import BadRecordError, ConnectorError
 from penstock.core.schema import schema_from_text
 from penstock_connectors.formats.arrow_stream import decode_arrow
-from penstock_connectors.formats.decoded import Decoded
+from penstock_connectors.formats.decoded import Decoded, excerpt
 from penstock_connectors.formats.json_decode import JsonDecoder
 from penstock_connectors.kafka.client.properties import PartitionId, resolve
 from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchSettings
@@ -84,12 +84,10 @@ class RecordDecoder:
     def _failure(self, found: Fetched, decoded: Decoded) -> BadRecordError:
         first = decoded.bad[0]
         topic, partition = found.places[int(found.slot[first.index])]
-        payload = found.value[first.index].as_py()
-        shown = "null" if payload is None else repr(payload[:80]) + ("..." if len(payload) > 80 else "")
         more = f" ({len(decoded.bad) - 1} more in the same fetch)" if len(decoded.bad) > 1 else ""
         return BadRecordError(
             f"topic {topic} partition {partition} offset {int(found.offset[first.index])}: "
-            f"{first.reason}; value {shown}{more}",
+            f"{first.reason}; value {excerpt(found.value[first.index].as_py())}{more}",
             hint="set on_bad_record='skip' or 'dead-letter' on the KafkaSource, or correct the schema",
         )
 

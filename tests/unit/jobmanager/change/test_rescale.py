@@ -76,7 +76,7 @@ def test_the_checkpoint_under_way_is_used(world_of):
 
 
 def story(world):
-    """What the event log says of rescales."""
+    """Return the event log entries of rescales."""
     return [entry.text for entry in world.master.event_log.entries() if entry.kind == "rescale"]
 
 
