@@ -118,6 +118,10 @@ class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
         """Return the vertex of that id."""
         return next(v for v in self.vertices if v.id == vertex_id)
 
+    def stateful_operators(self) -> dict[str, tuple[int, str]]:
+        """Return parallelism and vertex id of each operator with state, by uid: `operators` of a manifest."""
+        return {o.uid: (v.parallelism, v.id) for v in self.vertices for o in v.operators if o.stateful}
+
     def in_edges(self, vertex_id: str) -> tuple[JobEdge, ...]:
         """Return the edges that end at the vertex, in input order."""
         return tuple(sorted((e for e in self.edges if e.target == vertex_id), key=lambda e: e.input_index))

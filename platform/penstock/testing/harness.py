@@ -294,12 +294,12 @@ class JobHarness:
             msgspec.structs.replace(part, keyed=tuple(writer.state(state) for state in part.keyed))
             for part in taken.subtasks
         )
-        operators = {o.uid: (v.parallelism, v.id) for v in graph.vertices for o in v.operators if o.stateful}
         writer.manifest(
             Manifest(
                 kind="savepoint", sequence=0, job_id=JOB_ID, job_name=graph.name, run_id=RUN_ID, generation=0,
                 nonce=RUN_ID, created_ms=self.clock.now_ms(), checkpoint_id=taken.id, barrier="savepoint",
-                graph_fingerprint=graph.fingerprint, key_groups=graph.settings.key_groups, operators=operators,
+                graph_fingerprint=graph.fingerprint, key_groups=graph.settings.key_groups,
+                operators=graph.stateful_operators(),
                 subtasks=subtasks, runs=(RUN_ID,), note=target.uri, origin=target.uri,
             )
         )  # fmt: skip

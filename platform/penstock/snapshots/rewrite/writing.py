@@ -240,7 +240,7 @@ def bootstrap_manifest(graph: JobGraph, uri: str, subtasks: tuple[SubtaskSnapsho
         checkpoint_id=0,
         graph_fingerprint=graph.fingerprint,
         key_groups=graph.settings.key_groups,
-        operators={o.uid: (v.parallelism, v.id) for v in graph.vertices for o in v.operators if o.stateful},
+        operators=graph.stateful_operators(),
         subtasks=subtasks,
         barrier="savepoint",
         note=uri,
