@@ -31,6 +31,10 @@ def span(number=0, **options):
     return Span(**(given | options))
 
 
+def _exporting():
+    return {"otlp-close", "OtelBatchSpanRecordProcessor"} & {thread.name for thread in threading.enumerate()}
+
+
 def settled(spans, put):
     wait_until(lambda: sum(spans.counts) >= put, lambda: f"{put} spans: {spans.counts}")
     return spans.counts
@@ -70,7 +74,8 @@ def test_without_a_collector_so_many_wait_and_nobody_is_held_up():
         assert spans.counts == (0, 700), "no span was sent or given up meanwhile"
         spans.close()
         assert spans.counts == (0, 700)
-        assert "otlp-close" in {thread.name for thread in threading.enumerate()}, "the end was not waited for"
+        assert _exporting(), "the end was not waited for"
+    wait_until(lambda: not _exporting(), "the exporter's threads end with the request, without another attempt")
 
 
 def test_what_waits_is_sent_at_the_end(collector):

@@ -42,10 +42,10 @@ class OtlpSpans:
         if not endpoint.startswith(("http://", "https://")):
             raise UsageError(f"{endpoint!r} is not a URL of a collector", hint="for example http://localhost:4318")
         url = endpoint.rstrip("/")
-        counting = _CountingExporter(OTLPSpanExporter(url if url.endswith(_PATH) else url + _PATH))
-        self._counts = counting.counts
+        self._exporter = _CountingExporter(OTLPSpanExporter(url if url.endswith(_PATH) else url + _PATH))
+        self._counts = self._exporter.counts
         self._resource = Resource.create({"service.name": "penstock-jobmanager"})
-        self._processor = BatchSpanProcessor(cast("SpanExporter", counting), max_queued, _DELAY_MS, _BATCH)
+        self._processor = BatchSpanProcessor(cast("SpanExporter", self._exporter), max_queued, _DELAY_MS, _BATCH)
         self._max_queued, self._close_seconds = max_queued, close_seconds
         self._put = self._refused = 0
 
@@ -64,10 +64,11 @@ class OtlpSpans:
             self._processor.on_end(self._readable(span))
 
     def close(self) -> None:
-        """Flush the queue, for a limited time."""
+        """Flush the queue, for a limited time; then end the exporter, which stops its attempts."""
         sending = threading.Thread(target=self._processor.shutdown, name="otlp-close", daemon=True)
         sending.start()
         sending.join(self._close_seconds)
+        self._exporter.shutdown()
 
     def _readable(self, span: Span) -> ReadableSpan:
         attributes = {k: redact(v) if isinstance(v, str) else v for k, v in span.attributes.items()}
@@ -102,9 +103,11 @@ class _CountingExporter:
     def __init__(self, inner: SpanExporter) -> None:
         self.counts = _Counts()
         self._inner = inner
+        self._closed = threading.Event()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self._inner.export(spans)
+        closed = self._closed.is_set()
+        result = SpanExportResult.FAILURE if closed else self._inner.export(spans)
         if result is SpanExportResult.SUCCESS:
             self.counts.taken += len(spans)
         else:
@@ -112,7 +115,10 @@ class _CountingExporter:
         return result
 
     def shutdown(self) -> None:
-        self._inner.shutdown()
+        """End the exporter; also called by the processor when it has sent all."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         flushed: bool = self._inner.force_flush(timeout_millis)
