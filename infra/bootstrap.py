@@ -48,7 +48,21 @@ _FAST_SIM = ("seeds", "directed", "mutants")
 FAST = ["tests/unit", "tests/property", *(f"tests/sim/test_{name}.py" for name in _FAST_SIM), "tests/tidy"]
 DEPTHS = {"fast": FAST, "nightly": []}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] | test [fast|nightly] [ARGUMENTS] | setup | servers | airflow"
+COMMANDS = {"demo", "test", "setup", "servers", "airflow", "wheel"}
+USAGE = (
+    "usage: python3 infra/bootstrap.py demo [--kafka] | test [fast|nightly] [ARGUMENTS] | setup | servers | airflow"
+    " | wheel [PYTHON ...]"
+)
+# the kernels of a wheel are compiled for a baseline of processors, not for the one of this machine
+SHIPPED = ROOT / "platform" / "penstock" / "kernels" / "shipped"
+WHEEL_KERNELS = """
+import os, sys
+from penstock.kernels.compiler import bundle, native
+name, _, features = native.baseline().partition(" ")
+os.environ |= {native.CPU_NAME: name, native.CPU_FEATURES: features, bundle.FOLDER: sys.argv[1]}
+from penstock.client.kernels import compile_kernels
+compile_kernels()
+"""
 
 
 class BootstrapError(Exception):
@@ -60,7 +74,7 @@ def main(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command == "test":
         rest = pytest_arguments(rest)
-    if command not in {"demo", "test", "setup", "servers", "airflow"}:
+    if command not in COMMANDS:
         print(USAGE, file=sys.stderr)
         return 2
     # a process that compiles the source of each imported module takes twice as long to start
@@ -70,6 +84,8 @@ def main(arguments: list[str]) -> int:
             install()
             if command == "airflow" or (command == "test" and _wants_airflow(rest)):
                 install_airflow()
+            if command == "wheel":
+                build_wheel(rest)
         if (
             command == "servers"
             or (command == "demo" and "--kafka" in rest)
@@ -81,7 +97,7 @@ def main(arguments: list[str]) -> int:
     except BootstrapError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if command in {"setup", "servers", "airflow"}:
+    if command in {"setup", "servers", "airflow", "wheel"}:
         return 0
     os.environ["VIRTUAL_ENV"] = str(VENV)
     os.environ["PATH"] = os.pathsep.join([str(VENV / "bin"), os.environ.get("PATH", os.defpath)])
@@ -132,6 +148,34 @@ def install() -> None:
 def install_airflow() -> None:
     """Do the same for Airflow's environment: its interpreter is `.venv`'s, so that the compiled kernels serve both."""
     _environment(AIRFLOW_VENV, AIRFLOW_LOCK, AIRFLOW_VENV / STAMP.name, [])
+
+
+def build_wheel(interpreters: Sequence[str]) -> None:
+    """Build the source archive and a wheel with compiled kernels: for the Python of `.venv` and the given ones."""
+    shutil.rmtree(SHIPPED, ignore_errors=True)
+    try:
+        for python in [str(PYTHON), *(str(_wheel_environment(python)) for python in interpreters)]:
+            version = subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+            run(f"compiling the kernels for {version}", [python, "-c", WHEEL_KERNELS, str(SHIPPED)])
+        # both from the tree: a wheel made from the source archive would have no compiled kernels
+        build = [str(PYTHON), "-m", "build", "--sdist", "--wheel", "--outdir", str(ROOT / "dist"), str(ROOT)]
+        run("building the wheel", build)
+    finally:
+        shutil.rmtree(SHIPPED, ignore_errors=True)
+
+
+def _wheel_environment(python: str) -> Path:
+    """Create an environment with the locked versions of what the kernels need."""
+    venv = ROOT / ".cache" / "wheel" / Path(python).name
+    run(f"creating an environment of {python}", [python, "-m", "venv", "--clear", str(venv)])
+    inside = venv / "bin" / "python"
+    # the lock's hashes are of no use here: it is a list of bounds for the packages of one extra
+    bounds = venv / "bounds.txt"
+    lines = (line.removesuffix(" \\") for line in LOCK.read_text().splitlines() if "==" in line)
+    bounds.write_text("\n".join(lines))
+    install = ["install", "--quiet", "-c", str(bounds), f"{ROOT}[kafka]"]
+    run(f"installing the packages of {python}", [str(inside), "-m", "pip", *install])
+    return inside
 
 
 def _environment(venv: Path, lock: Path, stamp: Path, steps: Sequence[tuple[str, str]]) -> None:

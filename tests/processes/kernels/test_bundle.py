@@ -66,12 +66,14 @@ build.keep()
 """
 
 
-def run(folder, factor=2):
+def run(folder, factor=2, processor=None):
     source = KERNELS.replace("FACTOR", str(factor))
     path = folder / "tiny_kernels.py"
     if not path.exists() or path.read_text() != source:
         path.write_text(source)
     environment = {**os.environ, "PENSTOCK_KERNEL_BUNDLES": str(folder), "PYTHONPATH": str(folder)}
+    if processor is not None:
+        environment[native.CPU_NAME], _, environment[native.CPU_FEATURES] = processor.partition(" ")
     done = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=110, check=True, env=environment
     )
@@ -92,6 +94,18 @@ def test_a_second_process_does_without_numba(tmp_path):
         assert {name: answer[name] for name in refused} == dict.fromkeys(refused, "TypeError")
     changed = run(tmp_path, factor=3)
     assert (changed["out"], changed["compiled"]) == ([0, 3, 6, 9], 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="object code of another form")
+def test_kernels_for_the_baseline_of_processors_run_here_and_others_do_not(tmp_path):
+    assert run(tmp_path, processor=native.baseline())["compiled"] == 2
+    here = run(tmp_path)
+    assert (here["compiled"], here["out"]) == (0, [0, 2, 4, 6])
+    # also this machine's own code, compiled under the name of another processor
+    name, _, features = native.processor().partition(" ")
+    assert run(tmp_path, factor=3, processor=f"x86-64 {features}")["compiled"] == 2
+    assert name != "x86-64"
+    assert run(tmp_path, factor=3)["compiled"] == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="object code of another form")

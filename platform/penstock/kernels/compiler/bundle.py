@@ -4,6 +4,9 @@ One file a package (`penstock`, `penstock_connectors`): numba's object code of e
 module that contains kernels. `function` looks up kernels while `kernels.compiler.compile` declares them. `save` writes
 the file; the workers' template calls it after compiling. A file is used only with the versions, the processor and the
 sources it was made for. Without one, numba compiles or loads every kernel as usual.
+
+A wheel ships files for a baseline of processors (`kernels.compiler.portable`). They are used until this installation
+has compiled its own.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -26,15 +31,19 @@ from penstock.kernels.compiler.register import Kernel
 #: Another folder for the files; `0`: no files, all kernels are numba's dispatchers.
 FOLDER = "PENSTOCK_KERNEL_BUNDLES"
 _PROOF_SECONDS = 60
-_PROOF = "import sys; from penstock.kernels.compiler import bundle; bundle.prove(sys.argv[1])"
-_FORMAT = 1
+_PROOF = "import sys; from penstock.kernels.compiler import bundle; bundle.prove(*sys.argv[1:])"
+_FORMAT = 2
+#: Files that came with the wheel.
+SHIPPED = Path(__file__).parents[1] / "shipped"
 
 
 class _Bundle(msgspec.Struct, frozen=True):
     """The content of a file."""
 
     made_for: str
-    #: Module -> (path, digest) of the sources.
+    #: The processor, as in `native.processor`.
+    processor: str
+    #: Module -> (path below the package's folder, digest) of the sources.
     sources: dict[str, tuple[str, str]]
     #: `<module>.<name>` -> code.
     kernels: dict[str, native.Code]
@@ -45,7 +54,7 @@ class _Group:
 
     def __init__(self, package: str) -> None:
         self.package = package
-        self.bundle = _read(_path(package))
+        self.bundle = _usable(package)
         #: Modules whose kernels were looked up here.
         self.seen: set[str] = set()
 
@@ -69,7 +78,7 @@ def function(declared: Callable[..., Any]) -> Any:
 
 def held(package: str) -> frozenset[str]:
     """Return the modules of a package whose kernels are in a usable file."""
-    found = _read(_path(package))
+    found = _usable(package)
     return frozenset() if found is None else frozenset(found.sources)
 
 
@@ -88,37 +97,58 @@ def save(kernels: Iterable[Kernel]) -> None:
 
 def _write(package: str, kernels: list[Kernel]) -> None:
     group = _groups[package]
-    sources = {} if group.bundle is None else dict(group.bundle.sources)
-    codes = {} if group.bundle is None else dict(group.bundle.kernels)
+    # what was compiled for another processor stays in its own file
+    kept = group.bundle if group.bundle is not None and group.bundle.processor == native.processor() else None
+    sources = {} if kept is None else dict(kept.sources)
+    codes = {} if kept is None else dict(kept.kernels)
+    root = _root(package)
     for module in group.seen:
-        source = str(sys.modules[module].__file__)
-        sources[module] = (source, _digest(source))
+        source = Path(str(sys.modules[module].__file__))
+        sources[module] = (str(source.relative_to(root)), _digest(source))
     for kernel in kernels:
         if kernel.compiled:
             name = f"{kernel.function.__module__}.{kernel.function.__name__}"
             codes[name] = native.extract(kernel.entry)
-    bundle = _Bundle(_made_for(), sources, codes)
+    bundle = _Bundle(_made_for(), native.processor(), sources, codes)
     path = _path(package)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_bytes(msgspec.msgpack.encode(bundle))
     try:
         # Another process tries the file first: wrong machine code kills the process that runs it.
-        command = [sys.executable, "-c", _PROOF, str(temporary)]
+        command = [sys.executable, "-c", _PROOF, package, str(temporary)]
         subprocess.run(command, check=True, timeout=_PROOF_SECONDS, stdin=subprocess.DEVNULL, capture_output=True)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> _Bundle | None:
-    if os.environ.get(FOLDER) == "0":
+def _usable(package: str) -> _Bundle | None:
+    """Return the kernels compiled here, else those of the wheel; None if neither fits."""
+    given = os.environ.get(FOLDER)
+    if given == "0":
         return None
+    own = _read(package, _path(package))
+    return own if own is not None or given else _read(package, SHIPPED / file_name(package))
+
+
+def _read(package: str, path: Path) -> _Bundle | None:
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         bundle = msgspec.msgpack.decode(path.read_bytes(), type=_Bundle)
-        if bundle.made_for == _made_for() and all(_digest(p) == digest for p, digest in bundle.sources.values()):
+        root = _root(package)
+        if (
+            bundle.made_for == _made_for()
+            and native.runs(bundle.processor)
+            and all(_digest(root / place) == digest for place, digest in bundle.sources.values())
+        ):
             return bundle
     return None
+
+
+def _root(package: str) -> Path:
+    """Return the folder of a package, or of a single module."""
+    spec = importlib.util.find_spec(package)
+    return Path(str(spec.origin)).parent if spec is not None else Path()
 
 
 def folder() -> Path:
@@ -132,34 +162,37 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "penstock" / "kernels"
 
 
+def file_name(package: str) -> str:
+    """Return the name of a package's file: it names the interpreter's binary interface too."""
+    return f"{package}.{sysconfig.get_config_var('SOABI')}.kernels"
+
+
 def _path(package: str) -> Path:
-    return folder() / f"{package}.{sys.implementation.cache_tag}.kernels"
+    return folder() / file_name(package)
 
 
-def _digest(path: str) -> str:
-    return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
 def _made_for() -> str:
-    """Return all that machine code depends on apart from the sources."""
+    """Return all that machine code depends on apart from the sources and the processor."""
     own = Path(__file__).parent
-    parts = [_digest(str(own / name)) for name in ("compile.py", "native.py")]
-    return " ".join([str(_FORMAT), sys.version, *native.versions(), *parts])
+    parts = [_digest(own / name) for name in ("compile.py", "native.py")]
+    return " ".join([str(_FORMAT), str(sysconfig.get_config_var("SOABI")), *native.versions(), *parts])
 
 
-def prove(path: str) -> None:
+def prove(package: str, path: str) -> None:
     """Load every kernel of a file and call it without arguments: its own error shows that it runs.
 
     Raises:
         SystemExit: a kernel does not load or run.
     """
-    read = _read(Path(path))
+    read = _read(package, Path(path))
     if read is None:
         raise SystemExit("the file is not usable in this process")
-    for module in read.sources:
-        package = module.partition(".")[0]
-        _groups[package] = _groups.get(package) or _Group(package)
-        _groups[package].bundle = read
+    _groups[package] = _groups.get(package) or _Group(package)
+    _groups[package].bundle = read
     for module in read.sources:
         importlib.import_module(module)
     found = [

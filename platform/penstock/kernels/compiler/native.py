@@ -10,6 +10,8 @@ import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
+import os
+import platform
 import struct
 import sys
 from collections.abc import Callable
@@ -26,6 +28,14 @@ _HELPERS = {
     "numba._dynfunc": "_dynfunc",
     "numba._helperlib": "_helperlib",
     "numba.core.runtime._nrt_python": "core/runtime/_nrt_python",
+}
+#: Variables of numba: the processor to compile for.
+CPU_NAME, CPU_FEATURES = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"
+#: Machine -> the oldest processor that portable code runs on; x86-64-v3 is Intel's Haswell (2013), AMD's Excavator.
+_BASELINES = {
+    "x86_64": "x86-64-v3 +64bit,+avx,+avx2,+bmi,+bmi2,+cmov,+crc32,+cx16,+cx8,+f16c,+fma,+fxsr,+lzcnt,+mmx,+movbe,"
+    "+popcnt,+sahf,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3,+xsave",
+    "aarch64": "generic ",
 }
 _SYMBOLS = 2  # the type of an ELF symbol table
 _C_ORDER, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400
@@ -55,12 +65,44 @@ class Code(msgspec.Struct, frozen=True):
 
 
 def versions() -> tuple[str, ...]:
-    """Return the versions that object code depends on apart from the sources: numba, LLVM and the processor."""
-    binding = _llvm()
+    """Return the versions that object code depends on apart from the sources: numba's and LLVM's."""
+    _llvm()
     folder = _numba_folder()
     version = (folder / "_version.py").read_text(encoding="utf-8") if folder is not None else ""
     package = sys.modules["llvmlite"]
-    return (version, str(package.__version__), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
+    return (version, str(package.__version__))
+
+
+def processor() -> str:
+    """Return the processor that numba compiles for in this process: its name and features in LLVM's words."""
+    binding = _llvm()
+    features = os.environ.get(CPU_FEATURES)
+    if features is None:
+        features = binding.get_host_cpu_features().flatten()
+    return f"{os.environ.get(CPU_NAME) or binding.get_host_cpu_name()} {features}"
+
+
+def baseline() -> str:
+    """Return the processor, as in `processor`, that portable code is compiled for on this architecture.
+
+    Raises:
+        ValueError: no baseline is known for the architecture.
+    """
+    machine = platform.machine()
+    if machine not in _BASELINES:
+        msg = f"no baseline is known for {machine}; known: {', '.join(_BASELINES)}"
+        raise ValueError(msg)
+    return _BASELINES[machine]
+
+
+def runs(compiled_for: str) -> bool:
+    """Return whether code for this processor is to be used here: for this very one, or for its baseline."""
+    if compiled_for == processor():
+        return True
+    if compiled_for != _BASELINES.get(platform.machine()):
+        return False
+    has = _llvm().get_host_cpu_features()
+    return all(has.get(feature.removeprefix("+")) for feature in compiled_for.partition(" ")[2].split(",") if feature)
 
 
 def load(code: Code, name: str) -> Any:
