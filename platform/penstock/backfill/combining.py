@@ -1,7 +1,8 @@
 """Combining before the shuffle of a backfill: the rows of a window become one row for each key and pane in their task.
 
-A batch has no late rows, so this never changes a window's result. As in a running job, sums of floats are combined
-only with `combine=all`; first and last values are not combined, because rows of one time would change their order.
+A batch has no late rows, so this never changes a window's result. So a window with `allowed_lateness` or `late_to` takes
+combined rows too, unlike in a running job. As there, sums of floats are combined only with `combine=all`. First and
+last values are not combined, because rows of one time would change their order.
 Used by the driver (`run`), which needs the columns, and by the tasks (`task`).
 """
 
@@ -12,14 +13,26 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.core.schema import schema_from_text
+from penstock.operators.aggregates.aggregate_schema import parse
 from penstock.operators.aggregates.combine import Combiner, combiner_for
 
 if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
-    from penstock.graph.job_graph import JobEdge
+    from penstock.graph.job_graph import JobEdge, OperatorSpec
 
 #: A row between stages costs far more than in a running job, so that combining pays earlier.
 _RATIO, _LEAST_ROWS = 0.5, 16
+
+
+_LATE_ROWS = ("late_to", "allowed_lateness_us")
+
+
+def combined_edge(edge: JobEdge, target: OperatorSpec) -> JobEdge:
+    """Return the edge to an operator, with `combine` set if a batch may combine its rows."""
+    if edge.combine or target.kind != "window_aggregate":
+        return edge
+    config = {name: value for name, value in target.config.items() if name not in _LATE_ROWS}
+    return msgspec.structs.replace(edge, combine=config) if parse(config).combines else edge
 
 
 def combiner_of(edge: JobEdge, settings: JobSettings) -> Combiner | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.backfill.combining import layout_of
+from penstock.backfill.combining import combined_edge, layout_of
 from penstock.backfill.engine import Engine, Progress
 from penstock.backfill.histories import HistoryBounds, TableHistory, histories
 from penstock.backfill.qualify import require_qualified
@@ -126,6 +126,11 @@ class Backfill:
     def _stage(self, vertex: JobVertex) -> Stage:
         graph = self._graph
         inputs, outputs = graph.in_edges(vertex.id), graph.out_edges(vertex.id)
+        places = places_of(graph, inputs)
+        first = {other.id: other.operators[0] for other in graph.vertices}
+        inputs, outputs = (
+            tuple(combined_edge(edge, first[edge.target]) for edge in edges) for edges in (inputs, outputs)
+        )
         pieces = self._histories[vertex.id].pieces if vertex.is_source else ()
         settings = graph.settings
         if settings.state_backend == "remote":
@@ -138,7 +143,7 @@ class Backfill:
             key_groups=settings.key_groups,
             inputs=inputs,
             outputs=outputs,
-            places=places_of(graph, inputs),
+            places=places,
             targets=tuple(self._parts[edge.target] for edge in outputs),
             settings=msgspec.json.encode(settings),
             target_uri=self._target.uri,

@@ -16,27 +16,38 @@ ROWS = 4_000
 
 
 class Watched(LocalEngine):
-    """Counts the rows between stages, by whether they are combined."""
+    """Counts the rows after sources, by whether they are combined."""
 
     sent = (0, 0)
 
+    def run(self, stage, progress):
+        if stage.vertex.is_source:
+            self.source = stage.vertex.id
+        return super().run(stage, progress)
+
     def close(self):
         counts = {False: 0, True: 0}
-        for (_, edge), batches in self._given.items():
-            counts[edge >= COMBINED] += sum(batch.num_rows for batch in batches)
+        for (vertex, edge), batches in self._given.items():
+            if vertex == self.source:
+                counts[edge >= COMBINED] += sum(batch.num_rows for batch in batches)
         self.sent = counts[False], counts[True]
         super().close()
 
 
 @pytest.fixture
 def backfill(tmp_path):
-    def made(aggregates, name, window=None, state="panes", **settings):
+    def made(aggregates, name, window=None, state="panes", late=False, **settings):
         env = ps.Environment(checkpoint_interval="1s", parallelism=2, **settings)
         strategy = ps.WatermarkStrategy.bounded_out_of_orderness("2s", timestamp="ts")
         source = DatagenSource(rows=ROWS, users=7, event_rate=100, disorder_ms=2000)
         orders = env.from_source(source, watermarks=strategy, uid="orders")
         windows = orders.key_by("user_id").window(window or ps.Tumbling("10s"))
-        windows.aggregate(**aggregates).uid("totals").sink_to(FileSink(str(tmp_path / "out")), uid="out")
+        if late:
+            windows = windows.allowed_lateness("5s").late_to("late")
+        totals = windows.aggregate(**aggregates).uid("totals")
+        totals.sink_to(FileSink(str(tmp_path / "out")), uid="out")
+        if late:
+            totals.side_output("late").sink_to(FileSink(str(tmp_path / "late")), uid="late")
         engine = Watched()
         options = BackfillOptions(target=str(tmp_path / name), until={}, parts=3)
         result = Backfill(env.job_graph("totals"), options, SystemClock(), SystemRand()).run(engine, lambda *_: None)
@@ -50,12 +61,13 @@ def backfill(tmp_path):
 EXACT = {"n": ps.count(), "total": ps.sum("amount"), "most": ps.max("amount")}
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["", "late rows"])
 @pytest.mark.parametrize("window", [ps.Tumbling("10s"), ps.Sliding("20s", "5s"), ps.Cumulative("5s", "20s")], ids=repr)
-def test_few_rows_travel_and_the_savepoint_is_the_same(backfill, window):
-    (rows, combined), staged, panes = backfill(EXACT, "combined", window)
+def test_few_rows_travel_and_the_savepoint_is_the_same(backfill, window, late):
+    (rows, combined), staged, panes = backfill(EXACT, "combined", window, late=late)
     assert rows == 0
     assert 0 < combined < ROWS / 5
-    (rows, combined), plainly_staged, plain_panes = backfill(EXACT, "plain", window, combine="off")
+    (rows, combined), plainly_staged, plain_panes = backfill(EXACT, "plain", window, late=late, combine="off")
     assert (rows, combined) == (ROWS, 0)
     assert staged == plainly_staged > 0
     assert panes.equals(plain_panes)
