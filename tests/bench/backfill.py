@@ -1,7 +1,9 @@
-"""Throughput of a backfill beside the live job over the same input: `python -m tests.bench.backfill [--rows N]`.
+"""A backfill beside the live job and beside plain Spark, over the same rows: `python -m tests.bench.backfill KIND`.
 
-The windows job of the golden ones on generated orders; each way in a process of its own, measured from outside with its
-whole tree. Elapsed times hold the start of Python, of the JVM and of the cluster; run two sizes to tell them apart.
+Kinds: windows of a second (40 users), sessions, an interval join and a process function (10,000 users), over orders
+from Parquet files or generated. Each way is a process of its own, measured from outside with its whole tree. Elapsed
+times hold the start of Python, of the JVM and of the cluster: run two sizes to tell them apart. With Parquet, the rows
+of the backfill's savepoint are compared with those of plain Spark.
 """
 
 import argparse
@@ -13,63 +15,121 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.spark.golden import JOB
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from penstock.connector.staging import decode_chunk
+from penstock.snapshots.access.opening import open_snapshot
+from penstock_connectors.datagen.source import OrderPattern
+from penstock_connectors.datagen.source import orders as generated
 from penstock_lab.bench.measuring.tree_meter import TreeMeter, become_reaper
 
 LIMIT_S = 3_600
 CLI = [sys.executable, "-m", "penstock.cli.main"]
+JOB = Path(__file__).with_name("backfill_job.py")
+PLAIN_SPARK = Path(__file__).with_name("backfill_spark.py")
+SPLITS, RATE, GROUP_ROWS = 3, 100_000, 1_000_000
+#: Kind -> users, and the columns of a result; the first two decide when it is complete.
+KINDS = {
+    "windows": (40, ("user_id", "window_start", "window_end", "n", "total")),
+    "sessions": (10_000, ("user_id", "window_start", "window_end", "n", "total")),
+    "join": (10_000, ("user_id", "ts", "ts_right")),
+    "process": (10_000, ("user_id", "second", "rows")),
+}
 
 
-def ways(cores, folder):
+def ways(kind, cores, folder, parquet):
     """Each way's name and command."""
     for count in cores:
-        live = [*CLI, "run", str(JOB), "--parallelism", str(count), "--json"]
+        yield f"live, parallelism {count}", [*CLI, "run", str(JOB), "--json"], count
         spark = [*CLI, "backfill", str(JOB), "--to", f"{folder}/spark-{count}", "--master", f"local[{count}]", "--json"]
-        yield f"live, parallelism {count}", live
-        yield f"Spark, local[{count}]", [*spark, "--parts", str(2 * count)]
-    yield "one process", [*CLI, "backfill", str(JOB), "--to", f"{folder}/here", "--parts", "2", "--json"]
+        yield f"Spark, local[{count}]", [*spark, "--parts", str(2 * count)], count
+        if parquet:
+            plain = [sys.executable, str(PLAIN_SPARK), kind, str(count), parquet, f"{folder}/plain-{count}"]
+            yield f"plain Spark, local[{count}]", plain, count
+    yield "one process", [*CLI, "backfill", str(JOB), "--to", f"{folder}/here", "--parts", "2", "--json"], 1
+
+
+def write_parquet(folder, rows, users, seed):
+    """Write the generated rows, one file for each split."""
+    folder.mkdir(parents=True)
+    pattern = OrderPattern(
+        splits=SPLITS, users=users, max_amount=100, start_us=1_700_000_000_000_000, event_rate=RATE, disorder_ms=400,
+        seed=seed,
+    )  # fmt: skip
+    for split in range(SPLITS):
+        count = rows // SPLITS + (split < rows % SPLITS)
+        with pq.ParquetWriter(folder / f"{split}.parquet", generated(pattern, split, 0, 0).schema) as writer:
+            for low in range(0, count, GROUP_ROWS):
+                batch = generated(pattern, split, low, min(GROUP_ROWS, count - low))
+                writer.write_table(pa.Table.from_batches([batch]), row_group_size=GROUP_ROWS)
 
 
 def measured(command, environment, folder):
     """Run a command; return its seconds and those of processor time of its whole tree."""
     began = time.monotonic()
-    process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     meter = TreeMeter(process.pid)
     meter.start()
     try:
-        out, _ = process.communicate(timeout=LIMIT_S)
+        out, err = process.communicate(timeout=LIMIT_S)
     finally:
         meter.stop()
-    assert process.returncode == 0, out
+    assert process.returncode == 0, out + err
     return time.monotonic() - began, meter.total
+
+
+def compare(uri, plain, columns):
+    """Check the staged rows of a savepoint against all rows; only those of open windows may be missing."""
+    snapshot = open_snapshot(uri)
+    refs = [ref for output in snapshot.manifest.pending for ref in output.files]
+    staged = pl.concat(pl.from_arrow(decode_chunk(snapshot.read(ref))) for ref in refs)
+    staged, every = (_plain(frame, columns) for frame in (staged, pl.read_parquet(f"{plain}/*.parquet")))
+    both = staged.join(every, on=[*columns, "len"])
+    assert both.height == staged.height > 0, "a row differs from plain Spark's"
+    left = every.join(staged, on=columns, how="anti")
+    late = staged.filter(pl.col(columns[1]) > left[columns[1]].min() + 2_000_000) if left.height else left
+    assert late.is_empty(), "a complete row is missing"
+    return {"rows": staged.height, "open": left.height}
+
+
+def _plain(frame, columns):
+    """Return the distinct rows with their number, times as microseconds."""
+    times = [name for name in columns if frame.schema[name].is_temporal()]
+    return frame.with_columns(pl.col(name).dt.timestamp("us") for name in times).group_by(columns).len()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", nargs="?", choices=KINDS, default="windows")
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--source", choices=("parquet", "generated"), default="parquet")
     options = parser.parse_args()
+    users, columns = KINDS[options.kind]
     become_reaper()
     with tempfile.TemporaryDirectory() as top:
-        for number, (name, command) in enumerate(ways(options.cores, top)):
+        parquet = f"{top}/input" if options.source == "parquet" else ""
+        for seed, uid in enumerate(("orders", "others") if parquet else ()):
+            if seed == 0 or options.kind == "join":
+                write_parquet(Path(parquet, uid), options.rows, users, seed)
+        for number, (name, command, cores) in enumerate(ways(options.kind, options.cores, top, parquet)):
             folder = Path(top, f"run-{number}")
             folder.mkdir()
-            golden = {"GOLDEN_KIND": "windows", "GOLDEN_ROWS": str(options.rows), "GOLDEN_FOLDER": str(folder)}
-            seconds, cpu = measured(command, {**os.environ, **golden, "GOLDEN_RATE": "100000"}, folder)
-            print(
-                json.dumps(
-                    {
-                        "way": name,
-                        "rows": options.rows,
-                        "seconds": round(seconds, 1),
-                        "cpu_seconds": round(cpu, 1),
-                        "rows_a_second": round(options.rows / seconds),
-                        "rows_a_cpu_second": round(options.rows / cpu) if cpu else None,
-                    }
-                ),
-                flush=True,
-            )
+            variables = {"BENCH_KIND": options.kind, "BENCH_ROWS": str(options.rows), "BENCH_USERS": str(users)}
+            variables |= {"BENCH_FOLDER": str(folder), "BENCH_CORES": str(cores)}
+            variables |= {"BENCH_PARQUET": parquet} if parquet else {}
+            seconds, cpu = measured(command, {**os.environ, **variables}, folder)
+            found = {"way": name, "kind": options.kind, "source": options.source, "rows": options.rows}
+            found |= {"seconds": round(seconds, 1), "cpu_seconds": round(cpu, 1)}
+            print(json.dumps(found | {"rows_a_cpu_second": round(options.rows / cpu) if cpu else None}), flush=True)
+        if parquet:
+            plain = f"{top}/plain-{options.cores[0]}"
+            for name in (*(f"spark-{count}" for count in options.cores), "here"):
+                print(json.dumps({"checked": name, **compare(f"{top}/{name}", plain, columns)}))
 
 
 if __name__ == "__main__":

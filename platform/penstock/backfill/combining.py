@@ -1,8 +1,8 @@
 """Combining before the shuffle of a backfill: the rows of a window become one row for each key and pane in their task.
 
-A batch has no late rows, so this never changes a window's result. So a window with `allowed_lateness` or `late_to` takes
-combined rows too, unlike in a running job. As there, sums of floats are combined only with `combine=all`. First and
-last values are not combined, because rows of one time would change their order.
+A batch has no late rows, so this never changes a window's result. So a window with `allowed_lateness` or `late_to`
+takes combined rows too, unlike in a running job. As there, sums of floats are combined only with `combine=all`. First
+and last values are not combined, because rows of one time would change their order.
 Used by the driver (`run`), which needs the columns, and by the tasks (`task`).
 """
 
