@@ -223,7 +223,7 @@ def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, 
     assert client.summary(job["jid"])["restarts"] == 10
     wait_until(lambda: "job endless failed: UserFunctionError" in printed(), printed, step=0.1)
     log = penstock(cluster, "logs", "endless")
-    assert "the last one that failed; the job is FAILED" in log
+    assert "exited; the job is FAILED" in log
     assert "no such user" in log
 
 

@@ -1,4 +1,4 @@
-"""The records of the HA store: leader, jobs with their newest upgrade, and the event log of each leader.
+"""The records of the HA store: leader, jobs with their newest upgrade, archives of ended jobs, event logs of leaders.
 
 Used by the dispatcher in a store thread; a new leader recovers all jobs from them. Records are written by compare-
 and-set and carry the leader's generation, so a superseded leader cannot overwrite them.
@@ -236,12 +236,30 @@ def _take_over(store: ObjectStore, key: str, generation: int) -> JobRecord:
 
 
 def delete_record(store: ObjectStore, job_id: str) -> None:
-    """Delete the record of a job that has ended."""
+    """Delete the record and the archive of a job that has ended."""
+    store.delete(_archive_key(job_id))
     store.delete(_job_key(job_id))
+
+
+def write_archive(store: ObjectStore, job_id: str, data: bytes) -> None:
+    """Write the last views of a job that ends (`jobmanager.jobs.job_archive`)."""
+    store.put(_archive_key(job_id), data)
+
+
+def read_archive(store: ObjectStore, job_id: str) -> bytes | None:
+    """Return the last views of an ended job; None if they were never written."""
+    try:
+        return store.read(_archive_key(job_id))
+    except FileNotFoundError:
+        return None
 
 
 def _job_key(job_id: str) -> str:
     return f"jobs/{job_id}.json"
+
+
+def _archive_key(job_id: str) -> str:
+    return f"archives/{job_id}.json"
 
 
 def _leader_key(generation: int) -> str:

@@ -165,6 +165,11 @@ class RestClient:
         workers: list[dict[str, Any]] = self._get(_own(job_id, "/workers"))["workers"]
         return workers
 
+    def last_workers(self, job_id: str) -> list[dict[str, Any]]:
+        """Return the workers of the job's last deployment that has ended: id, TaskManager; a failed one alone."""
+        workers: list[dict[str, Any]] = self._get(_own(job_id, "/workers"))["last-workers"]
+        return workers
+
     def taskmanagers(self) -> list[dict[str, Any]]:
         """Return the registered TaskManagers."""
         managers: list[dict[str, Any]] = self._get("/v1/taskmanagers")["taskmanagers"]

@@ -164,15 +164,13 @@ def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption =
 def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Print the end of the logs of a job's workers.
 
-    If the job has no workers, the log is that of the last worker that failed.
+    If the job has no workers, the logs are those of its last ones; if one of them failed, only the log of that one.
     """
     with connect(cluster) as client:
         found = find_job(client, job)
         workers = client.workers(found["jid"])
         if not workers:
-            entries = client.exceptions(found["jid"])["exceptionHistory"]["entries"]
-            failed = ({"id": e["endpoint"], "pid": None, "taskmanager": e["taskManagerId"]} for e in entries)
-            workers = [worker for worker in failed if worker["id"]][:1]
+            workers = [{**worker, "pid": None} for worker in client.last_workers(found["jid"])]
         workers = [{**worker, "log": _log_of(client, worker["id"])} for worker in workers]
     if json:
         print_json(workers)
@@ -180,7 +178,7 @@ def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = 
     if not workers:
         say(f"job {found['name']} is {found['state']} and has no workers; see `penstock show` and `penstock story`")
     for worker in workers:
-        ended = f"the last one that failed; the job is {found['state']}"
+        ended = f"exited; the job is {found['state']}"
         what = f"pid {worker['pid']}" if worker["pid"] is not None else ended
         say(f"--- {worker['id']} ({what}, {worker['taskmanager']})")
         say(worker["log"])

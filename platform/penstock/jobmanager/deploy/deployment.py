@@ -99,6 +99,8 @@ class Deployment:
         self.ids = ids
         self._root = checkpoint_root
         self.workers: dict[str, Worker] = {}
+        #: Workers that were lost.
+        self.lost: list[Worker] = []
         self.executions = {
             (vertex.id, subtask): Execution(ExecutionId(vertex.id, subtask, ids.attempt))
             for vertex in graph.vertices
@@ -214,6 +216,7 @@ class Deployment:
     def worker_lost(self, worker_id: str, end_state: str = "") -> None:
         """Remove a lost worker; with `end_state`, its subtasks count as ended in that state."""
         worker = self.workers.pop(worker_id)
+        self.lost.append(worker)
         self._ready -= bool(worker.endpoint)
         for execution in self._executions_by_worker.get(worker_id, ()) if end_state else ():
             self.open -= execution.state not in _ENDED

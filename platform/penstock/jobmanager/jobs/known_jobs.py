@@ -9,6 +9,7 @@ from penstock.checkpoint.ha_records import JobRecord
 from penstock.core.errors import JobIdentityError, NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.jobs.job_archive import JobArchive
 from penstock.jobmanager.jobs.job_driver import JobDriver
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages.events import CancelRequested, Event
@@ -21,6 +22,8 @@ class KnownJob:
     record: JobRecord
     graph: JobGraph
     driver: JobDriver | None = None
+    #: What is shown of it after its end.
+    archive: JobArchive | None = None
 
     @property
     def master(self) -> JobMaster | None:

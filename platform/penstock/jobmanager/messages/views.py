@@ -258,6 +258,13 @@ class ExceptionView(_View, frozen=True, kw_only=True):
     rolled_back_ms: int = -1
 
 
+class LastWorkerView(_View, frozen=True, kw_only=True):
+    """A worker of a job's last deployment, which has exited; the TaskManager may still have its log."""
+
+    worker_id: str
+    taskmanager_id: str
+
+
 class EventLogEntry(_View, frozen=True, kw_only=True):
     """An entry of the event log."""
 
