@@ -139,7 +139,7 @@ def test_a_run_ends_with_what_it_has_read_and_written_and_says_when_nothing_is_l
         assert line in text
     code, text = said(tmp_path, "penstock.cli.main", "run", "job.py")
     assert code == 0, text
-    assert re.search(r"nothing was left to do since checkpoint \d+; --fresh starts over", text), text
+    assert re.search(r"nothing was left to do since checkpoint \d+, taken [^;]* UTC; --fresh starts over", text), text
     code, text = said(tmp_path, "penstock.cli.main", "run", "job.py", "--fresh", "--json")
     assert '"rows-read":{"paid":2}' in text
 

@@ -79,7 +79,9 @@ class Recovered:
         restored = self.plan.restored
         what = "an empty start"
         if restored is not None:
-            what = f"checkpoint {restored.checkpoint_id} of run {restored.run_id[:8]}"
+            what = f"checkpoint {restored.checkpoint_id}"
+            what = f"savepoint {restored.savepoint_uri} ({what})" if restored.savepoint_uri else what
+            what += f" of run {restored.run_id[:8]}"
         if self.accepted_duplicates:
             what += ", older than output that may have been published (--accept-duplicates)"
         return f"{what}; {len(self.plan.pending)} committables to publish, {len(self.fence)} older runs to fence"

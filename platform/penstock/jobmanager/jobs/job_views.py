@@ -138,8 +138,8 @@ def last_workers_of(master: JobMaster) -> tuple[LastWorkerView, ...]:
 
 
 def _restored(record: JobRecord, restored: RestoredView | None) -> RestoredView | None:
-    """Add the savepoint's URI."""
-    if restored is None or not restored.savepoint:
+    """Add the URI of a savepoint that a user started the job from."""
+    if restored is None or not restored.savepoint or restored.uri:
         return restored
     return msgspec.structs.replace(restored, uri=start_options_of(record).from_uri)
 

@@ -71,7 +71,7 @@ class RestoredView(_View, frozen=True, kw_only=True):
     #: When it was restored, and when it was taken.
     restored_ms: int
     taken_ms: int
-    #: Whether it is a savepoint that a user started the job from.
+    #: Whether it is a savepoint: one that a user started the job from, or that of a stop.
     savepoint: bool = False
     #: The savepoint's URI.
     uri: str = ""
