@@ -17,6 +17,7 @@ from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, NotFoundError, PenstockError, UsageError
+from penstock.core.event_log import Entry
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted
 from penstock.graph.rescale import RescaleTo
@@ -27,7 +28,7 @@ from penstock.jobmanager.jobs.change_requests import ChangeParts, ChangeRequests
 from penstock.jobmanager.jobs.job_archive import archive_of, read_archives, save_archive
 from penstock.jobmanager.jobs.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.jobs.job_store import JobStore
-from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, job_of_token, refuse_running
+from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, job_of_token, refuse_running, runs_of
 from penstock.jobmanager.jobs.operations import Operations, kind_of
 from penstock.jobmanager.jobs.recorded_jobs import (
     DEFAULT_OPTIONS,
@@ -60,6 +61,9 @@ from penstock.jobmanager.messages.views import (
 )
 from penstock.jobmanager.observe.event_logs import EventLogs
 from penstock.jobmanager.observe.spans import SpanSink
+
+#: Number of runs in the event log of a name.
+_STORY_RUNS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +206,12 @@ class Dispatcher:
         return _last_workers(self._find(job))
 
     async def story(self, job: str) -> tuple[EventLogEntry, ...]:
-        """Return the event log of a job, oldest first, including entries of earlier leaders."""
-        found = self._find(job)
-        return await self._event_logs.of(found.record.job_id, found.master)
+        """Return the event log of a job, oldest first: of a name all its runs (the newest 50), of an id that run."""
+        runs = runs_of(self._jobs, job)
+        masters = {run.record.job_id: run.master for run in runs[-_STORY_RUNS:]}
+        logs = [_earlier_runs(run) for run in runs] if job == runs[0].record.name else []
+        unrecorded = [entry for log in logs for entry in log if entry.job_id not in self._jobs]
+        return await self._event_logs.of_runs(masters, unrecorded)
 
     def metrics(self, job: str) -> dict[str, dict[str, float]]:
         """Return the newest metrics: `<vertex>/<subtask>` -> name -> value."""
@@ -445,6 +452,12 @@ class Dispatcher:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._parts.fault(error)
+
+
+def _earlier_runs(job: KnownJob) -> tuple[Entry, ...]:
+    if job.archive is not None:
+        return job.archive.earlier_runs
+    return () if job.master is None else job.master.event_log.earlier
 
 
 def _last_workers(job: KnownJob) -> tuple[LastWorkerView, ...]:

@@ -1,4 +1,7 @@
-"""The lines of `penstock show` below the table of vertices: checkpoints, what is wrong, starts, the last failure."""
+"""The lines of `penstock story`, and those of `penstock show` below the table of vertices.
+
+The latter are checkpoints, what is wrong, starts, and the last failure.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,23 @@ def report_lines(checkpoints: dict[str, Any], failures: dict[str, Any], summary:
     if summary["waits-for"]:
         lines.append(f"waiting for slots: it needs {summary['waits-for']}")
     return lines + _last_failure(failures, summary)
+
+
+def story_lines(entries: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of an event log, with a line before each run, and before each JobManager's part of a run."""
+    leaders: dict[str, set[int]] = {}
+    for entry in entries:
+        leaders.setdefault(entry["job_id"], set()).add(entry["generation"])
+    lines, run, leader = list[str](), "", 0
+    for entry in entries:
+        job_id, generation = entry["job_id"], entry["generation"]
+        if job_id != run and len(leaders) > 1:
+            lines.append(f"--- run {job_id}")
+        if (job_id, generation) != (run, leader) and len(leaders[job_id]) > 1:
+            lines.append(f"--- generation {generation}{' (a new JobManager)' if job_id == run else ''}")
+        lines.append(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
+        run, leader = job_id, generation
+    return lines
 
 
 def replaced_jobmanagers(summary: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from penstock.cli.options import (
     print_json,
     say,
 )
-from penstock.cli.running.job_report import report_lines
+from penstock.cli.running.job_report import report_lines, story_lines
 from penstock.cli.terminal import terminal
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
@@ -147,18 +147,18 @@ def savepoint(
 
 
 def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Print the event log of a job."""
+    """Print the event log of a job.
+
+    With a name, the command prints all runs of the job, oldest first; with a job id, that run.
+    """
     with connect(cluster) as client:
-        entries = client.story(find_job(client, job)["jid"])
+        found = find_job(client, job)
+        entries = client.story(found["name"] if found["name"] == job else found["jid"])
     if json:
         print_json(entries)
         return
-    several, leader = len({entry["generation"] for entry in entries}) > 1, None
-    for entry in entries:
-        if several and entry["generation"] != leader:
-            leader = entry["generation"]
-            say(f"--- generation {leader} (a new run, or a new JobManager)")
-        say(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
+    for line in story_lines(entries):
+        say(line)
 
 
 def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:

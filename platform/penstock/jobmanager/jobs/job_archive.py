@@ -14,6 +14,7 @@ import msgspec
 from penstock.checkpoint.ha_records import JobRecord, read_archive, write_archive
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import PenstockError
+from penstock.core.event_log import Entry
 from penstock.core.secrets import redact
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.jobs import job_views
@@ -41,6 +42,8 @@ class JobArchive(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: CheckpointsView
     exceptions: tuple[ExceptionView, ...]
     workers: tuple[LastWorkerView, ...]
+    #: Event log entries of earlier runs, derived from the manifest log.
+    earlier_runs: tuple[Entry, ...] = ()
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -60,6 +63,7 @@ def archive_of(record: JobRecord, graph: JobGraph, master: JobMaster, now_ms: in
         checkpoints=job_views.checkpoints_of(record, master),
         exceptions=job_views.exceptions_of(record, master),
         workers=job_views.last_workers_of(master),
+        earlier_runs=tuple(entry for entry in master.event_log.earlier if entry.job_id != record.job_id),
     )
 
 

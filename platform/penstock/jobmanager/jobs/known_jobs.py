@@ -74,6 +74,18 @@ def find_job(jobs: Mapping[str, KnownJob], name: str) -> KnownJob:
     raise NotFoundError(msg, hint="see `penstock list`")
 
 
+def runs_of(jobs: Mapping[str, KnownJob], name: str) -> tuple[KnownJob, ...]:
+    """Return all runs of the job with that name, oldest first; of an id or id prefix, the run that it is of.
+
+    Raises:
+        NotFoundError: no job matches, or several do.
+    """
+    found = find_job(jobs, name)
+    if found.record.name != name or name in jobs:
+        return (found,)
+    return tuple(sorted((j for j in jobs.values() if j.record.name == name), key=lambda j: j.record.submitted_ms))
+
+
 def refuse_running(jobs: Iterable[KnownJob], graph: JobGraph) -> None:
     """Raise JobIdentityError if a job of that name and checkpoint root is already running."""
     for job in jobs:

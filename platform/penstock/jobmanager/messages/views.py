@@ -273,6 +273,8 @@ class EventLogEntry(_View, frozen=True, kw_only=True):
     text: str
     #: The leader's generation for this job.
     generation: int = 0
+    #: The job id of the run.
+    job_id: str = ""
 
 
 class WorkerView(_View, frozen=True, kw_only=True):
