@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.ha_records import write_record
+from penstock.checkpoint.ha_records import read_refusals, write_record
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
@@ -110,12 +110,13 @@ class Dispatcher:
                 clock=parts.clock,
                 rand=parts.rand,
                 generation=parts.generation,
+                spawn=self._spawn,
                 verdict_ms=parts.limits.verdict_ms,
             )
         )
         self._hooks = DriverHooks(
             ended=self._on_ended,
-            operation_ended=lambda driver, ended: self._operations.end(ended, driver.record.job_id),
+            operation_ended=self._on_operation_ended,
             rescaled=self.changes.record_rescale,
             upgraded=self.changes.record_upgrade,
             handled=lambda driver, master: self._event_logs.entries_added(driver.record.job_id, master),
@@ -143,6 +144,9 @@ class Dispatcher:
         count = self._parts.limits.retained_ended_jobs
         for job_id, archive in (await asyncio.to_thread(read_archives, self._parts.ha_store, records, count)).items():
             self._jobs[job_id].archive = archive
+        for job_id, refusal in (await asyncio.to_thread(read_refusals, self._parts.ha_store)).items():
+            if job_id in self._jobs:
+                self._jobs[job_id].refusal = refusal
 
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
         """Persist and start a job (`graph.job_graph.encode_graph`); return its id (32 hex digits).
@@ -387,6 +391,10 @@ class Dispatcher:
         store = JobStore(job.graph, start_options_of(job.record), parts.holder, parts.clock, parts.rand)
         driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand, parts.spans)
         return JobDriver(job.record, job.graph, driver_parts, self._hooks, job.driver)
+
+    def _on_operation_ended(self, driver: JobDriver, ended: OperationEnded) -> None:
+        self._operations.end(ended, driver.record.job_id)
+        self.changes.ended(driver.record.job_id, ended)
 
     def _on_ended(self, driver: JobDriver, state: str, error: str) -> None:
         job = self._jobs[driver.record.job_id]

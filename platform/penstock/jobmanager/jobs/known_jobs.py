@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.checkpoint.ha_records import JobRecord
+from penstock.checkpoint.ha_records import JobRecord, UpgradeRefusal
 from penstock.core.errors import JobIdentityError, NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.change.steps import Step
@@ -24,6 +24,8 @@ class KnownJob:
     driver: JobDriver | None = None
     #: What is shown of it after its end.
     archive: JobArchive | None = None
+    #: The newest upgrade that was refused.
+    refusal: UpgradeRefusal | None = None
 
     @property
     def master(self) -> JobMaster | None:
