@@ -8,7 +8,7 @@ from penstock.cli.running import jobs as module
 from penstock.cli.running.job_report import story_lines
 
 AT = 1_767_607_200_000  # 2026-01-05 10:00:00
-COUNTED = "restarts and checkpoints are counted from there"
+COUNTED = "restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
 SUMMARY = {
     "state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": "", "stopped-with": "",
     "bad-records": {}, "late-records": {}, "restored": None, "sources-unreachable": {}, "slow-calls": [],

@@ -60,7 +60,8 @@ def replaced_jobmanagers(summary: dict[str, Any]) -> str:
     if newest is None:  # the job has ended under an earlier one
         return text
     last = "" if times == 1 else "last "
-    return f"{text}, {last}at {utc_text(newest)}; restarts and checkpoints are counted from there"
+    counted = "restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
+    return f"{text}, {last}at {utc_text(newest)}; {counted}"
 
 
 def _checkpoints(checkpoints: dict[str, Any]) -> str:
