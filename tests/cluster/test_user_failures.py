@@ -227,6 +227,21 @@ def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, 
     assert "no such user" in log
 
 
+def test_a_root_that_only_the_jobmanager_can_write_fails_the_job_with_the_name_of_the_taskmanager(cluster, tmp_path):
+    folder = tmp_path / "root" / "endless"
+    folder.mkdir(parents=True)
+    (folder / "data").touch()  # workers write below it; a folder without permission would not stop root
+    text = ENDLESS.format(bad=str(tmp_path / "bad"), root=str(tmp_path / "root"), out=str(tmp_path / "out"))
+    (tmp_path / "job.py").write_text(text)
+    run = ("penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url, "--set", "restart.kind=none")
+    code, text = said(tmp_path, *run)
+    assert code == 1, text
+    text = " ".join(text.split())
+    assert re.search(r"StorageError: TaskManager tm-0 \(host .*\) cannot write the job's checkpoints in", text), text
+    assert f"file://{folder}" in text
+    assert "give that user write access" in text
+
+
 def test_ctrl_c_on_a_cluster_says_that_the_job_goes_on(cluster, endless, tmp_path):
     _, printed = endless
     wait_until(lambda: [j for j in cluster.client().jobs() if j["state"] == "RUNNING"], printed, step=0.1)
