@@ -248,7 +248,7 @@ def _take_over(store: ObjectStore, key: str, generation: int) -> JobRecord:
 
 def delete_record(store: ObjectStore, job_id: str) -> None:
     """Delete all records of a job that has ended, except its event logs."""
-    store.delete(_archive_key(job_id))
+    delete_archive(store, job_id)
     store.delete(_refusal_key(job_id))
     store.delete(_job_key(job_id))
 
@@ -256,6 +256,11 @@ def delete_record(store: ObjectStore, job_id: str) -> None:
 def write_archive(store: ObjectStore, job_id: str, data: bytes) -> None:
     """Write the last views of a job that ends (`jobmanager.jobs.job_archive`)."""
     store.put(_archive_key(job_id), data)
+
+
+def delete_archive(store: ObjectStore, job_id: str) -> None:
+    """Delete the last views of an ended job; its record stays."""
+    store.delete(_archive_key(job_id))
 
 
 def read_archive(store: ObjectStore, job_id: str) -> bytes | None:

@@ -25,7 +25,7 @@ from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerLimits
 from penstock.jobmanager.jobs import enumerators, job_views
 from penstock.jobmanager.jobs.change_requests import ChangeParts, ChangeRequests, default_root
-from penstock.jobmanager.jobs.job_archive import archive_of, read_archives, save_archive
+from penstock.jobmanager.jobs.job_archive import archive_of, drop_archive, read_archives, save_archive
 from penstock.jobmanager.jobs.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.jobs.job_store import JobStore
 from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, job_of_token, refuse_running, runs_of
@@ -420,6 +420,8 @@ class Dispatcher:
         await self._event_logs.save(job.record.job_id, driver.master)
         ended = [j for j in self._jobs.values() if j.record.ended]
         for old in sorted(ended, key=lambda j: j.record.ended_ms)[: -self._parts.limits.retained_ended_jobs]:
+            if old.archive is not None:
+                await drop_archive(self._parts.ha_store, old.record.job_id)
             old.driver = old.archive = None
             self._event_logs.forget(old.record.job_id)
         for job_id in await asyncio.to_thread(delete_oldest, self._parts.ha_store, [j.record for j in ended]):

@@ -311,6 +311,21 @@ async def test_jobs_that_ended_are_shown_in_full_by_the_next_leader(cluster_of, 
     assert len(new.dispatcher.last_workers(cancelled)) == 2
 
 
+async def test_only_the_jobs_that_ended_last_are_shown_in_full(cluster_of, encoded, tmp_path):
+    manager, _ = await cluster_of(retained_ended_jobs=1)
+    jobs = []
+    for _ in range(2):
+        jobs.append(await manager.dispatcher.submit(encoded()))
+        await running(manager, jobs[-1])
+        await manager.dispatcher.cancel(jobs[-1])
+        await manager.dispatcher.wait(jobs[-1], 10_000)
+    archives = tmp_path / "ha" / "archives"
+    await until(lambda: [path.stem for path in archives.glob("*.json")] == jobs[1:], "one archive")
+    first, second = (manager.dispatcher.checkpoints(job).history for job in jobs)
+    assert (first, len(second) >= 2) == ((), True)
+    assert manager.dispatcher.summary(jobs[0]).state == "CANCELED"
+
+
 async def test_a_job_waits_for_slots(cluster_of, encoded):
     manager, _ = await cluster_of(taskmanager=False)
     job_id = await manager.dispatcher.submit(encoded())

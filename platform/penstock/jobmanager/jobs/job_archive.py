@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 
 import msgspec
 
-from penstock.checkpoint.ha_records import JobRecord, read_archive, write_archive
+from penstock.checkpoint.ha_records import JobRecord, delete_archive, read_archive, write_archive
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import PenstockError
 from penstock.core.event_log import Entry
@@ -85,6 +86,14 @@ async def save_archive(store: ObjectStore, archive: JobArchive) -> JobArchive:
     return archive
 
 
+async def drop_archive(store: ObjectStore, job_id: str) -> None:
+    """Delete the archive of a job that is no longer shown in full; a store that fails is logged."""
+    try:
+        await asyncio.to_thread(delete_archive, store, job_id)
+    except PenstockError as error:
+        _LOGGER.warning("the archive of job %s was not deleted: %s", job_id, error)
+
+
 def read_archives(store: ObjectStore, records: Iterable[JobRecord], count: int) -> dict[str, JobArchive]:
     """Return the archives of the `count` jobs that ended last, by job id; one that cannot be read is logged."""
     ended = sorted((record for record in records if record.ended), key=lambda record: record.ended_ms)
@@ -116,10 +125,22 @@ def _read(store: ObjectStore, job_id: str) -> JobArchive | None:
 
 
 def _stored(archive: JobArchive) -> JobArchive:
-    """Return the archive without secrets in its failures, as event logs are stored."""
+    """Return the archive as it is stored: without secrets in its failures, and with finite metrics only.
+
+    JSON has no infinite numbers.
+    """
     exceptions = tuple(
         msgspec.structs.replace(failure, error=redact(failure.error), detail=redact(failure.detail))
         for failure in archive.exceptions
     )
     summary = msgspec.structs.replace(archive.summary, error=redact(archive.summary.error))
-    return msgspec.structs.replace(archive, summary=summary, exceptions=exceptions)
+    vertices = tuple(_finite(vertex) for vertex in archive.vertices)
+    return msgspec.structs.replace(archive, summary=summary, exceptions=exceptions, vertices=vertices)
+
+
+def _finite(vertex: VertexView) -> VertexView:
+    subtasks = tuple(
+        msgspec.structs.replace(subtask, metrics={k: v for k, v in subtask.metrics.items() if math.isfinite(v)})
+        for subtask in vertex.subtasks
+    )
+    return msgspec.structs.replace(vertex, subtasks=subtasks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 from tests.unit.jobmanager.conftest import JOB, make_graph
 
@@ -27,15 +29,18 @@ def ended(world_of):
 
 async def test_an_archive_is_read_as_it_was_written_but_for_secrets(world_of, store):
     written = ended(world_of)
-    await save_archive(store, written)
+    (vertex, *others) = written.vertices
+    measured = tuple(msgspec.structs.replace(s, metrics={"rows": 3.0, "odd": math.inf}) for s in vertex.subtasks)
+    vertices = (msgspec.structs.replace(vertex, subtasks=measured), *others)
+    await save_archive(store, msgspec.structs.replace(written, vertices=vertices))
     (read,) = read_archives(store, [RECORD], 50).values()
     assert read.checkpoints == written.checkpoints
     assert read.checkpoints.completed == 2
     assert [worker.taskmanager_id for worker in read.workers] == ["tm"]
     assert "password=******" in read.exceptions[0].error
-    assert msgspec.structs.replace(read, exceptions=(), summary=written.summary) == msgspec.structs.replace(
-        written, exceptions=()
-    )
+    assert read.metrics == {f"{vertex.id}/0": {"rows": 3.0}, f"{vertex.id}/1": {"rows": 3.0}}
+    same = {"exceptions": (), "summary": written.summary, "vertices": ()}
+    assert msgspec.structs.replace(read, **same) == msgspec.structs.replace(written, **same)
     delete_record(store, JOB)
     assert read_archives(store, [RECORD], 50) == {}
 
