@@ -19,6 +19,8 @@ from penstock.core.errors import PenstockError
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 LIMIT_S = 120.0
+#: What is asked about a job that has ended.
+ENDED = (("show",), ("logs",))
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 JOB = """
@@ -95,6 +97,13 @@ def rescale(handle, parallelism):
     wait_until(done, lambda: f"a rescale: {problem}", seconds=LIMIT_S, step=1)
 
 
+def taskmanagers(rest):
+    try:
+        return rest.taskmanagers()
+    except PenstockError:
+        return []
+
+
 def rescaled(collector):
     return [span for span in collector.named("Rescale") if not span.failed]
 
@@ -142,6 +151,13 @@ def test_a_job_is_told_by_spans_logs_and_its_story_over_two_leaders(tmp_path, co
         told = penstock(tmp_path, environment, "story", job, "--cluster", cluster.rest_url)
         rest.cancel(job)
         wait_until(lambda: rest.job(job)["state"] == "CANCELED", lambda: rest.story(job), seconds=LIMIT_S)
+        rest.job_after(job, 60_000)
+        look = lambda: [penstock(tmp_path, environment, *ask, job, "--cluster", cluster.rest_url) for ask in ENDED]
+        ended = look()
+        cluster.jobmanager.process.kill()
+        wait_until(lambda: taskmanagers(rest), "the third JobManager", seconds=LIMIT_S)
+        assert look() == ended, "the next JobManager shows all of the ended job"
+        assert "priced" in ended[1]
 
     penstock(tmp_path, environment, "state", "fsck", "checkpoints/prices")
     check_spans(collector)

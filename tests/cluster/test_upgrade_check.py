@@ -1,6 +1,7 @@
 """`penstock upgrade` from outside: what cannot work is refused while the running version goes on."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -102,7 +103,10 @@ def test_an_upgrade_is_refused_before_anything_stops_and_keeps_the_parallelism(c
     assert client.job(job_id)["start-time"] == started
     kinds = [entry["text"] for entry in client.story(job_id) if entry["kind"] == "upgrade"]
     assert len(kinds) == 1, kinds
-    assert kinds[0].startswith("refused: StateMismatchError"), kinds
+    assert re.match(r"refused \(\S+/v2/job.py\): StateMismatchError", kinds[0]), kinds
+    said = penstock(cluster, "upgrade", "counting", "--status")
+    assert said.startswith("upgrade refused: the running version was not touched: StateMismatchError"), said
+    assert re.search(r"new version: \S+/v2/job.py requested at 20", said), said
 
     penstock(cluster, "rescale", "counting", "2")
     step = ".filter(lambda row: row.n > 0)"

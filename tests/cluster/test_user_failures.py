@@ -139,7 +139,7 @@ def test_a_run_ends_with_what_it_has_read_and_written_and_says_when_nothing_is_l
         assert line in text
     code, text = said(tmp_path, "penstock.cli.main", "run", "job.py")
     assert code == 0, text
-    assert re.search(r"nothing was left to do since checkpoint \d+; --fresh starts over", text), text
+    assert re.search(r"nothing was left to do since checkpoint \d+, taken [^;]* UTC; --fresh starts over", text), text
     code, text = said(tmp_path, "penstock.cli.main", "run", "job.py", "--fresh", "--json")
     assert '"rows-read":{"paid":2}' in text
 
@@ -223,8 +223,23 @@ def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, 
     assert client.summary(job["jid"])["restarts"] == 10
     wait_until(lambda: "job endless failed: UserFunctionError" in printed(), printed, step=0.1)
     log = penstock(cluster, "logs", "endless")
-    assert "the last one that failed; the job is FAILED" in log
+    assert "exited; the job is FAILED" in log
     assert "no such user" in log
+
+
+def test_a_root_that_only_the_jobmanager_can_write_fails_the_job_with_the_name_of_the_taskmanager(cluster, tmp_path):
+    folder = tmp_path / "root" / "endless"
+    folder.mkdir(parents=True)
+    (folder / "data").touch()  # workers write below it; a folder without permission would not stop root
+    text = ENDLESS.format(bad=str(tmp_path / "bad"), root=str(tmp_path / "root"), out=str(tmp_path / "out"))
+    (tmp_path / "job.py").write_text(text)
+    run = ("penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url, "--set", "restart.kind=none")
+    code, text = said(tmp_path, *run)
+    assert code == 1, text
+    text = " ".join(text.split())
+    assert re.search(r"StorageError: TaskManager tm-0 \(host .*\) cannot write the job's checkpoints in", text), text
+    assert f"file://{folder}" in text
+    assert "give that user write access" in text
 
 
 def test_ctrl_c_on_a_cluster_says_that_the_job_goes_on(cluster, endless, tmp_path):

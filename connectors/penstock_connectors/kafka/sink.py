@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from penstock.config.settings import parse_duration_ms
+from penstock.connector.arguments import known_arguments
 from penstock.connector.sink import Committer, Delivery, SinkContext, SinkSpec, SinkWriter
 from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.schema import schema_to_text
@@ -71,6 +72,7 @@ class KafkaSink:
         properties: librdkafka properties; secrets as `${ENV:NAME}`.
     """
 
+    @known_arguments(_DEFAULTS)
     def __init__(
         self,
         bootstrap: str,
@@ -83,10 +85,6 @@ class KafkaSink:
         Raises:
             UsageError: an argument is wrong; names it and the accepted values.
         """
-        unknown = ", ".join(sorted(set(options) - set(_DEFAULTS)))
-        if unknown:
-            known = ", ".join(("bootstrap", "topic", "format", *_DEFAULTS))
-            raise UsageError(f"KafkaSink has no argument {unknown}", hint=f"it has: {known}")
         chosen = SinkOptions(**{**_DEFAULTS, **options})
         if not isinstance(topic, str):
             msg = f"KafkaSink: topic={topic!r} is not a topic's name"

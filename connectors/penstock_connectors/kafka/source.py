@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from penstock.config.settings import parse_duration_ms
+from penstock.connector.arguments import known_arguments
 from penstock.connector.source import HistorySplit, SourceContext, SourceReader, SourceSpec, SplitEnumerator
 from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_to_text
@@ -74,6 +75,7 @@ class KafkaSource:
         properties: librdkafka properties; secrets as `${ENV:NAME}`.
     """
 
+    @known_arguments(_DEFAULTS)
     def __init__(
         self,
         bootstrap: str,
@@ -87,10 +89,6 @@ class KafkaSource:
         Raises:
             UsageError: an argument is wrong; names it and the accepted values.
         """
-        unknown = ", ".join(sorted(set(options) - set(_DEFAULTS)))
-        if unknown:
-            known = ", ".join(("bootstrap", "topic", "schema", "format", *_DEFAULTS))
-            raise UsageError(f"KafkaSource has no argument {unknown}", hint=f"it has: {known}")
         chosen = SourceOptions(**{**_DEFAULTS, **options})
         topics = _topics_of(topic)
         if not bootstrap or not topics or not all(topics):

@@ -1,4 +1,4 @@
-"""The records of the HA store: leader, jobs with their newest upgrade, and the event log of each leader.
+"""The records of the HA store: leader, jobs with their newest upgrade, archives of ended jobs, event logs of leaders.
 
 Used by the dispatcher in a store thread; a new leader recovers all jobs from them. Records are written by compare-
 and-set and carry the leader's generation, so a superseded leader cannot overwrite them.
@@ -6,6 +6,7 @@ and-set and carry the leader's generation, so a superseded leader cannot overwri
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
@@ -84,6 +85,16 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True):
     def ended(self) -> bool:
         """Return whether nothing is left to do."""
         return self.phase not in ("cut", "trial")
+
+
+class UpgradeRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """An upgrade that was refused before anything was changed, so that the job's record does not have it."""
+
+    token: str
+    #: File of the new version, as the user named it.
+    file: str
+    at_ms: int
+    reason: str
 
 
 _MAX_RACES = 1000
@@ -236,12 +247,59 @@ def _take_over(store: ObjectStore, key: str, generation: int) -> JobRecord:
 
 
 def delete_record(store: ObjectStore, job_id: str) -> None:
-    """Delete the record of a job that has ended."""
+    """Delete all records of a job that has ended, except its event logs."""
+    delete_archive(store, job_id)
+    store.delete(_refusal_key(job_id))
     store.delete(_job_key(job_id))
+
+
+def write_archive(store: ObjectStore, job_id: str, data: bytes) -> None:
+    """Write the last views of a job that ends (`jobmanager.jobs.job_archive`)."""
+    store.put(_archive_key(job_id), data)
+
+
+def delete_archive(store: ObjectStore, job_id: str) -> None:
+    """Delete the last views of an ended job; its record stays."""
+    store.delete(_archive_key(job_id))
+
+
+def read_archive(store: ObjectStore, job_id: str) -> bytes | None:
+    """Return the last views of an ended job; None if they were never written."""
+    try:
+        return store.read(_archive_key(job_id))
+    except FileNotFoundError:
+        return None
 
 
 def _job_key(job_id: str) -> str:
     return f"jobs/{job_id}.json"
+
+
+def write_refusal(store: ObjectStore, job_id: str, refusal: UpgradeRefusal) -> None:
+    """Write the newest refused upgrade of a job.
+
+    It is no part of the job's record, whose writes decide what runs: nothing depends on it.
+    """
+    redacted = msgspec.structs.replace(refusal, reason=redact(refusal.reason))
+    store.put(_refusal_key(job_id), msgspec.json.encode(redacted))
+
+
+def read_refusals(store: ObjectStore) -> dict[str, UpgradeRefusal]:
+    """Return the newest refused upgrade of each job that has one, by job id; a damaged file counts as none."""
+    found = {}
+    for key in store.list(_refusal_key("").removesuffix(".json")):
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+            job_id = key.rpartition("/")[2].removesuffix(".json")
+            found[job_id] = msgspec.json.decode(store.read(key), type=UpgradeRefusal)
+    return found
+
+
+def _refusal_key(job_id: str) -> str:
+    return f"refusals/{job_id}.json"
+
+
+def _archive_key(job_id: str) -> str:
+    return f"archives/{job_id}.json"
 
 
 def _leader_key(generation: int) -> str:

@@ -67,6 +67,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     #: Sinks whose output of this run may not be published yet; `pending` includes it.
     held: tuple[str, ...] = ()
 
+    @property
+    def savepoint_uri(self) -> str:
+        """Path of the savepoint that it was copied to; empty for any other checkpoint."""
+        return self.note if self.kind == "savepoint" or self.barrier in ("stop", "drain") else ""
+
 
 prepare(Manifest)
 

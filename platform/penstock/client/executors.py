@@ -320,8 +320,8 @@ def _log_failures() -> OnPoll:
 def _with_log(result: JobResult, on_poll: OnPoll | None) -> JobResult:
     """Log a job that had nothing left to do, unless the caller displays it; return the result."""
     if on_poll is None and result.nothing_left:
-        text = "job %s had nothing left to do since checkpoint %s (penstock run --fresh JOB starts over)"
-        logging.getLogger("penstock").warning(text, result.name, result.restored_checkpoint)
+        text = "job %s had nothing left to do since %s (penstock run --fresh JOB starts over)"
+        logging.getLogger("penstock").warning(text, result.name, result.resumed_from)
     return result
 
 

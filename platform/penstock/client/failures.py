@@ -77,7 +77,11 @@ def resume_point(summary: dict[str, Any]) -> str:
     if restored is None:
         return ""
     taken = f"checkpoint {restored['id']}, taken {utc_text(restored['taken'])} UTC"
-    return f"savepoint {restored['uri']} ({taken})" if restored["uri"] else taken
+    return f"{_name_of(restored)} ({taken})" if restored["uri"] else taken
+
+
+def _name_of(restored: dict[str, Any]) -> str:
+    return f"savepoint {restored['uri']}" if restored["uri"] else f"checkpoint {restored['id']}"
 
 
 class FailureWatch:
@@ -149,6 +153,6 @@ class FailureWatch:
             what = f"the rejected version of {handle.name}" if rejected else handle.name
             lines.append(f"{what} failed{f' {times} times' if times > 1 else ''}: {error}")
         after = next_attempt(summary) or _AFTER.get(summary["state"], f"it is {summary['state']} now")
-        after += f", from checkpoint {summary['restored']['id']}" if summary.get("restored") else ""
+        after += f", from {_name_of(summary['restored'])}" if summary.get("restored") else ""
         lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.show_command}`)"
         return lines

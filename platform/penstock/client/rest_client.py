@@ -121,7 +121,10 @@ class RestClient:
         return self._get(_job(job_id, "/exceptions"))
 
     def story(self, job_id: str) -> list[dict[str, Any]]:
-        """Return the job's event log, oldest first; `generation` is that of the leader that wrote the entry."""
+        """Return a job's event log, oldest first: of a name all its runs, of an id that run.
+
+        Of an entry, `job_id` is the id of the run, and `generation` that of the leader that wrote it.
+        """
         story: list[dict[str, Any]] = self._get(_own(job_id, "/story"))["entries"]
         return story
 
@@ -163,6 +166,11 @@ class RestClient:
     def workers(self, job_id: str) -> list[dict[str, Any]]:
         """Return the workers of a job: id, pid, TaskManager."""
         workers: list[dict[str, Any]] = self._get(_own(job_id, "/workers"))["workers"]
+        return workers
+
+    def last_workers(self, job_id: str) -> list[dict[str, Any]]:
+        """Return the workers of the job's last deployment that has ended: id, TaskManager; a failed one alone."""
+        workers: list[dict[str, Any]] = self._get(_own(job_id, "/workers"))["last-workers"]
         return workers
 
     def taskmanagers(self) -> list[dict[str, Any]]:

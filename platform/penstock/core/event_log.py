@@ -25,6 +25,8 @@ class Entry:
     text: str
     #: Generation of the leader that decided it; 0: the present one.
     generation: int = 0
+    #: In entries derived from the manifest log: the job id of their run. Otherwise empty: that of the log's own run.
+    job_id: str = ""
 
 
 prepare(Entry)
@@ -38,7 +40,7 @@ class EventLog:
         self._decisions: deque[tuple[int, Entry]] = deque(maxlen=limit)
         self._routine: deque[tuple[int, Entry]] = deque(maxlen=limit)
         self._number = 0
-        #: Entries about earlier leaders, derived from the manifest log.
+        #: Entries about earlier leaders and earlier runs, derived from the manifest log.
         self.earlier: tuple[Entry, ...] = ()
         #: Number of entries so far that are not routine.
         self.decided = 0

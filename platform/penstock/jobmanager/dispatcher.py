@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.ha_records import write_record
+from penstock.checkpoint.ha_records import read_refusals, write_record
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, NotFoundError, PenstockError, UsageError
+from penstock.core.event_log import Entry
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted
 from penstock.graph.rescale import RescaleTo
@@ -24,9 +25,10 @@ from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerLimits
 from penstock.jobmanager.jobs import enumerators, job_views
 from penstock.jobmanager.jobs.change_requests import ChangeParts, ChangeRequests, default_root
+from penstock.jobmanager.jobs.job_archive import archive_of, drop_archive, read_archives, save_archive
 from penstock.jobmanager.jobs.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.jobs.job_store import JobStore
-from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, job_of_token, refuse_running
+from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, job_of_token, refuse_running, runs_of
 from penstock.jobmanager.jobs.operations import Operations, kind_of
 from penstock.jobmanager.jobs.recorded_jobs import (
     DEFAULT_OPTIONS,
@@ -53,11 +55,15 @@ from penstock.jobmanager.messages.views import (
     ExceptionView,
     JobDetail,
     JobSummary,
+    LastWorkerView,
     OperationStatus,
     TaskManagerView,
 )
 from penstock.jobmanager.observe.event_logs import EventLogs
 from penstock.jobmanager.observe.spans import SpanSink
+
+#: Number of runs in the event log of a name.
+_STORY_RUNS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +110,13 @@ class Dispatcher:
                 clock=parts.clock,
                 rand=parts.rand,
                 generation=parts.generation,
+                spawn=self._spawn,
                 verdict_ms=parts.limits.verdict_ms,
             )
         )
         self._hooks = DriverHooks(
             ended=self._on_ended,
-            operation_ended=lambda driver, ended: self._operations.end(ended, driver.record.job_id),
+            operation_ended=self._on_operation_ended,
             rescaled=self.changes.record_rescale,
             upgraded=self.changes.record_upgrade,
             handled=lambda driver, master: self._event_logs.entries_added(driver.record.job_id, master),
@@ -133,6 +140,13 @@ class Dispatcher:
         for job in found.values():
             self.changes.resume(job.record)
             self._spawn(self._recover_one(job))
+        records = [job.record for job in self._jobs.values()]
+        count = self._parts.limits.retained_ended_jobs
+        for job_id, archive in (await asyncio.to_thread(read_archives, self._parts.ha_store, records, count)).items():
+            self._jobs[job_id].archive = archive
+        for job_id, refusal in (await asyncio.to_thread(read_refusals, self._parts.ha_store)).items():
+            if job_id in self._jobs:
+                self._jobs[job_id].refusal = refusal
 
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
         """Persist and start a job (`graph.job_graph.encode_graph`); return its id (32 hex digits).
@@ -176,27 +190,39 @@ class Dispatcher:
     def detail(self, job: str) -> JobDetail:
         """Return one job with graph, subtasks and their newest metrics."""
         found = self._find(job)
-        return job_views.detail_of(self._summary(found), found.graph, found.master, self._parts.clock.now_ms())
+        detail = job_views.detail_of(self._summary(found), found.graph, found.master, self._parts.clock.now_ms())
+        if found.archive is None:
+            return detail
+        return msgspec.structs.replace(detail, vertices=found.archive.vertices, timestamps=found.archive.timestamps)
 
     def checkpoints(self, job: str) -> CheckpointsView:
         """Return the checkpoint history."""
         found = self._find(job)
-        return job_views.checkpoints_of(found.record, found.master)
+        return found.archive.checkpoints if found.archive else job_views.checkpoints_of(found.record, found.master)
 
     def exceptions(self, job: str) -> tuple[ExceptionView, ...]:
         """Return the failures, newest first."""
         found = self._find(job)
-        return job_views.exceptions_of(found.record, found.master)
+        return found.archive.exceptions if found.archive else job_views.exceptions_of(found.record, found.master)
+
+    def last_workers(self, job: str) -> tuple[LastWorkerView, ...]:
+        """Return workers of the last deployment that has ended; if one of them failed, that one alone."""
+        return _last_workers(self._find(job))
 
     async def story(self, job: str) -> tuple[EventLogEntry, ...]:
-        """Return the event log of a job, oldest first, including entries of earlier leaders."""
-        found = self._find(job)
-        return await self._event_logs.of(found.record.job_id, found.master)
+        """Return the event log of a job, oldest first: of a name all its runs (the newest 50), of an id that run."""
+        runs = runs_of(self._jobs, job)
+        masters = {run.record.job_id: run.master for run in runs[-_STORY_RUNS:]}
+        logs = [_earlier_runs(run) for run in runs] if job == runs[0].record.name else []
+        unrecorded = [entry for log in logs for entry in log if entry.job_id not in self._jobs]
+        return await self._event_logs.of_runs(masters, unrecorded)
 
     def metrics(self, job: str) -> dict[str, dict[str, float]]:
         """Return the newest metrics: `<vertex>/<subtask>` -> name -> value."""
-        master = self._find(job).master
-        return {} if master is None else dict(master.metrics)
+        found = self._find(job)
+        if found.archive is not None:
+            return found.archive.metrics
+        return {} if found.master is None else dict(found.master.metrics)
 
     async def cancel(self, job: str) -> None:
         """Cancel the job and keep its checkpoints. Returns at once; see `wait`."""
@@ -281,7 +307,7 @@ class Dispatcher:
         return await self._parts.taskmanagers.log_tail(taskmanager_id, worker_id)
 
     async def worker_log(self, worker_id: str) -> str:
-        """Return the tail of the log of a running or failed worker.
+        """Return the tail of the log of a worker that runs, has failed or was a job's last one.
 
         Raises:
             NotFoundError: there is no such worker, or its TaskManager is gone.
@@ -289,6 +315,8 @@ class Dispatcher:
         found = [t.taskmanager_id for t in self.taskmanagers() if any(w.worker_id == worker_id for w in t.workers)]
         masters = [job.master for job in self._jobs.values() if job.master is not None]
         found += [f.taskmanager_id for master in masters for f in master.failures if f.worker_id == worker_id]
+        last = [worker for job in self._jobs.values() for worker in _last_workers(job)]
+        found += [worker.taskmanager_id for worker in last if worker.worker_id == worker_id]
         if not found:
             raise NotFoundError(
                 f"no worker {worker_id}", hint="its name is in `penstock show JOB` and `penstock story JOB`"
@@ -364,6 +392,10 @@ class Dispatcher:
         driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand, parts.spans)
         return JobDriver(job.record, job.graph, driver_parts, self._hooks, job.driver)
 
+    def _on_operation_ended(self, driver: JobDriver, ended: OperationEnded) -> None:
+        self._operations.end(ended, driver.record.job_id)
+        self.changes.ended(driver.record.job_id, ended)
+
     def _on_ended(self, driver: JobDriver, state: str, error: str) -> None:
         job = self._jobs[driver.record.job_id]
         job.record = msgspec.structs.replace(
@@ -378,6 +410,9 @@ class Dispatcher:
 
     async def _record_end(self, job: KnownJob, driver: JobDriver) -> None:
         try:
+            if driver.master is not None:
+                archive = archive_of(job.record, job.graph, driver.master, self._parts.clock.now_ms())
+                job.archive = await save_archive(self._parts.ha_store, archive)
             await asyncio.to_thread(write_record, self._parts.ha_store, job.record)
             await driver.close(release=True)
         finally:
@@ -385,12 +420,16 @@ class Dispatcher:
         await self._event_logs.save(job.record.job_id, driver.master)
         ended = [j for j in self._jobs.values() if j.record.ended]
         for old in sorted(ended, key=lambda j: j.record.ended_ms)[: -self._parts.limits.retained_ended_jobs]:
-            old.driver = None
+            if old.archive is not None:
+                await drop_archive(self._parts.ha_store, old.record.job_id)
+            old.driver = old.archive = None
             self._event_logs.forget(old.record.job_id)
         for job_id in await asyncio.to_thread(delete_oldest, self._parts.ha_store, [j.record for j in ended]):
             self._jobs.pop(job_id, None)
 
     def _summary(self, job: KnownJob) -> JobSummary:
+        if job.archive is not None:
+            return job.archive.summary
         waits_for = self._parts.taskmanagers.pool.waiting(job.record.job_id)
         return job_views.summary_of(job.record, job.graph, job.master, self._parts.clock.now_ms(), waits_for)
 
@@ -423,3 +462,15 @@ class Dispatcher:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._parts.fault(error)
+
+
+def _earlier_runs(job: KnownJob) -> tuple[Entry, ...]:
+    if job.archive is not None:
+        return job.archive.earlier_runs
+    return () if job.master is None else job.master.event_log.earlier
+
+
+def _last_workers(job: KnownJob) -> tuple[LastWorkerView, ...]:
+    if job.archive is not None:
+        return job.archive.workers
+    return () if job.master is None else job_views.last_workers_of(job.master)

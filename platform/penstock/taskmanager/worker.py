@@ -151,6 +151,7 @@ def _start_runtime(
     from penstock.task.drive.runtime import TaskRuntime
     from penstock.task.drive.stack_sampler import StackSampler
     from penstock.task.drive.threads import ParallelReads, ThreadBackground, ThreadDriver
+    from penstock.taskmanager.checkpoint_root import require_writable
 
     tls = Tls(*map(Path, spec.certificates)) if spec.certificates else None
     trust = Trust(spec.key, tls)
@@ -166,6 +167,7 @@ def _start_runtime(
         gather=ParallelReads(ThreadBackground("ps-reads", READING_THREADS)),
         managed_memory_bytes=spec.managed_memory_bytes,
         state_dir=Path(spec.state_dir),
+        require_writable=lambda folder: require_writable(folder, spec.worker_id, spec.taskmanager_id),
     )
     driver = ThreadDriver(clock)
     sampler = StackSampler(lambda: driver.loops, clock, report)

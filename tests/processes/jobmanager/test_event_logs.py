@@ -183,7 +183,22 @@ async def test_a_job_without_a_master_any_more_tells_what_this_leader_wrote_too(
     await stories.close()
 
 
-async def test_a_successor_tells_what_the_leader_before_decided(cluster_of, encoded):  # noqa: F811 - fixtures
+async def test_a_name_tells_all_its_runs_in_their_order_also_those_without_a_record():
+    store, master = MemoryStore(), Master(3)
+    write_event_log(store, "first", 1, [Entry(10, "deploy", "a"), Entry(19, "end", "FINISHED")])
+    master.event_log.add(30, "deploy", "c")
+    elsewhere = [Entry(20, "leader", "b", 2, "elsewhere")]
+    master.event_log.earlier = (Entry(11, "checkpoint", "of the first", 1, "first"), *elsewhere)
+    stories = EventLogs(store)
+    told = await stories.of_runs({"first": None, "second": master}, elsewhere * 2)
+    assert [(e.job_id, e.generation, e.text) for e in told] == [
+        ("first", 1, "a"), ("first", 1, "FINISHED"), ("elsewhere", 2, "b"), ("second", 3, "c"),
+    ]  # fmt: skip
+    assert [e.text for e in await stories.of("second", master)] == ["c"]
+    await stories.close()
+
+
+async def test_a_successor_tells_what_the_leader_before_decided(cluster_of, encoded, tmp_path):  # noqa: F811 - fixtures
     old, machine = await cluster_of()
     job_id = await old.dispatcher.submit(encoded())
     await running(old, job_id)
@@ -200,11 +215,25 @@ async def test_a_successor_tells_what_the_leader_before_decided(cluster_of, enco
     assert {"deploy", "running", "failure", "restart", "checkpoint", "leader"} <= {entry.kind for entry in before}
     assert [entry.generation for entry in story] == [first] * len(before) + [second] * (len(story) - len(before))
     assert sum("last words" in entry.text or "was lost" in entry.text for entry in before) >= 1
-    # and once the job has ended, a third one still does
+    # and once the job has ended and run again, a third one still does
     await new.dispatcher.cancel(job_id)
     await new.dispatcher.wait(job_id, 10_000)
+    again = await new.dispatcher.submit(encoded())
+    await running(new, again)
+    await new.dispatcher.cancel(again)
+    await new.dispatcher.wait(again, 10_000)
     await new.close()
     third, _ = await cluster_of(taskmanager=False)
     told = await third.dispatcher.story(job_id)
     assert {first, second} <= {entry.generation for entry in told}
     assert (told[-1].kind, told[-1].text) == ("end", "CANCELED")
+    whole = await third.dispatcher.story("job")
+    second_run = await third.dispatcher.story(again)
+    assert whole == (*told, *second_run)
+    assert {entry.job_id for entry in second_run} == {again}
+    await third.close()
+    # a run of which only the manifest log knows
+    (tmp_path / "ha" / "jobs" / f"{job_id}.json").unlink()
+    fourth, _ = await cluster_of(taskmanager=False)
+    remembered = await fourth.dispatcher.story("job")
+    assert list(dict.fromkeys(entry.job_id for entry in remembered)) == [job_id, again]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.support.waiting import until
 
-from penstock.config.settings import ClusterSettings
+from penstock.config.settings import ClusterSettings, RestartStrategy
 from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, StorageError, UsageError
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager import dispatcher as dispatcher_module
@@ -279,16 +279,51 @@ async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded,
     assert len(acquired) == 2  # once each: neither tried again
 
 
-async def test_jobs_that_ended_are_remembered_by_the_next_leader(cluster_of, encoded):
-    old, _ = await cluster_of()
-    job_id = await old.dispatcher.submit(encoded())
-    await running(old, job_id)
-    await old.dispatcher.cancel(job_id)
-    assert (await old.dispatcher.wait(job_id, 10_000)).state == "CANCELED"
+def all_views(dispatcher, job):
+    """All that is shown of a job."""
+    ask = (dispatcher.summary, dispatcher.detail, dispatcher.checkpoints, dispatcher.exceptions)
+    return tuple(question(job) for question in (*ask, dispatcher.last_workers, dispatcher.metrics))
+
+
+async def test_jobs_that_ended_are_shown_in_full_by_the_next_leader(cluster_of, encoded):
+    old, machine = await cluster_of()
+    cancelled = await old.dispatcher.submit(encoded())
+    await running(old, cancelled)
+    await old.dispatcher.cancel(cancelled)
+    assert (await old.dispatcher.wait(cancelled, 10_000)).state == "CANCELED"
+    failed = await old.dispatcher.submit(encoded(restart=RestartStrategy(kind="none")))
+    await running(old, failed)
+    killed = max(machine.workers)
+    machine.kill(killed)
+    assert (await old.dispatcher.wait(failed, 10_000)).state == "FAILED"
+    before = [all_views(old.dispatcher, job) for job in (cancelled, failed)]
+    await machine.close()
     await old.close()
-    new, _ = await cluster_of(taskmanager=False)
-    assert new.dispatcher.summary("job").state == "CANCELED"
-    assert new.dispatcher.checkpoints("job").history == ()
+    new, _ = await cluster_of()
+    assert [all_views(new.dispatcher, job) for job in (cancelled, failed)] == before
+    (summary, _, checkpoints, (failure,), (last,), _) = before[1]
+    assert summary.state == "FAILED"
+    assert checkpoints.completed == len([c for c in checkpoints.history if c.status == "COMPLETED"]) >= 2
+    assert failure.detail == "last words"
+    assert (last.worker_id, last.taskmanager_id, failure.taskmanager_id) == (killed, "tm", "tm")
+    await until(new.dispatcher.taskmanagers, "a TaskManager")
+    assert await new.dispatcher.worker_log(killed) == f"log of {killed}"
+    assert len(new.dispatcher.last_workers(cancelled)) == 2
+
+
+async def test_only_the_jobs_that_ended_last_are_shown_in_full(cluster_of, encoded, tmp_path):
+    manager, _ = await cluster_of(retained_ended_jobs=1)
+    jobs = []
+    for _ in range(2):
+        jobs.append(await manager.dispatcher.submit(encoded()))
+        await running(manager, jobs[-1])
+        await manager.dispatcher.cancel(jobs[-1])
+        await manager.dispatcher.wait(jobs[-1], 10_000)
+    archives = tmp_path / "ha" / "archives"
+    await until(lambda: [path.stem for path in archives.glob("*.json")] == jobs[1:], "one archive")
+    first, second = (manager.dispatcher.checkpoints(job).history for job in jobs)
+    assert (first, len(second) >= 2) == ((), True)
+    assert manager.dispatcher.summary(jobs[0]).state == "CANCELED"
 
 
 async def test_a_job_waits_for_slots(cluster_of, encoded):

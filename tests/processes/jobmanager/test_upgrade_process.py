@@ -8,7 +8,7 @@ from tests.processes.jobmanager.test_jobmanager_process import _connectors, clus
 from tests.processes.jobmanager.test_rescale_process import call
 from tests.support.waiting import until
 
-from penstock.checkpoint.ha_records import UpgradePolicy, read_records
+from penstock.checkpoint.ha_records import UpgradePolicy, read_records, read_refusals
 from penstock.checkpoint.stores import open_store
 from penstock.config.settings import JobSettings
 from penstock.core import failpoints
@@ -167,7 +167,7 @@ async def test_what_cannot_be_an_upgrade_is_refused_at_once(cluster_of, encoded)
     with pytest.raises(UsageError, match="no new version on trial"):
         await manager.dispatcher.changes.judge(job_id, healthy=True)
     assert manager.dispatcher.summary(job_id).restarts == 0
-    assert manager.dispatcher.changes.view(job_id) is None
+    assert manager.dispatcher.changes.view(job_id).phase == "refused"
 
 
 async def test_a_savepoint_that_cannot_be_written_is_refused_before_the_old_version_stops(
@@ -180,10 +180,33 @@ async def test_a_savepoint_that_cannot_be_written_is_refused_before_the_old_vers
     before = dispatcher.summary(job_id).run_id
     with pytest.raises(UsageError, match="is not writable"):
         await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
-    assert dispatcher.changes.view(job_id) is None
+    assert "is not writable" in dispatcher.changes.view(job_id).reason
     done = dispatcher.checkpoints(job_id).completed
     await until(lambda: dispatcher.checkpoints(job_id).completed > done, "another checkpoint")
     assert (dispatcher.summary(job_id).run_id, dispatcher.summary(job_id).restarts) == (before, 0)
     policy = msgspec.structs.replace(policy, from_checkpoint=True)
     await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
     assert (await dispatcher.wait_operation("mine", 9000)).status == "COMPLETED", "it needs no savepoint"
+    view = dispatcher.changes.view(job_id)
+    assert view.phase == "completed", "the refused one is older"
+
+
+async def test_an_upgrade_that_the_job_refuses_is_shown_by_the_next_leader_too(cluster_of, encoded, tmp_path):
+    manager, machine, job_id = await running(cluster_of, encoded)
+    dispatcher, policy = manager.dispatcher, msgspec.structs.replace(TRIAL, file="v2.py")
+    without_sink = decode_graph(newer(encoded()))
+    vertex = without_sink.vertices[0]
+    renamed = (msgspec.structs.replace(vertex.operators[0], uid="other"),)
+    vertices = (msgspec.structs.replace(vertex, operators=renamed), *without_sink.vertices[1:])
+    await dispatcher.changes.upgrade(job_id, newer(encoded(), vertices=vertices), policy, "mine")
+    done = await dispatcher.wait_operation("mine", 9000)
+    assert (done.status, "StateMismatchError" in done.error) == ("FAILED", True)
+    view = dispatcher.changes.view(job_id)
+    assert (view.phase, view.file, done.error in view.reason, view.begun_ms > 0) == ("refused", "v2.py", True, True)
+    (told,) = [entry.text for entry in await dispatcher.story(job_id) if entry.kind == "upgrade"]
+    assert told == f"refused (v2.py): {done.error}"
+    await until(lambda: read_refusals(open_store(str(tmp_path / "ha"))), "the record")
+    await machine.close()
+    await manager.close()
+    second, _ = await cluster_of()
+    assert second.dispatcher.changes.view(job_id) == view

@@ -287,8 +287,13 @@ MISTAKES = {
     ),
     "kafka: topics for topic": (
         'KafkaSource("h:1", topics=["a"], schema=Payment)',
-        "argument: 'topic'",
-        r"add topic=\.\.\.; there are: bootstrap, topic",
+        r"job.py:\d+: KafkaSource has no argument 'topics'",
+        r"did you mean 'topic'\? there are: bootstrap, topic, schema, format, start",
+    ),
+    "kafka: topics of a sink": (
+        'KafkaSink("h:1", topics="a", key="k")',
+        r"job.py:\d+: KafkaSink has no argument 'topics'",
+        r"did you mean 'topic'\? there are: bootstrap, topic, format, key",
     ),
     "kafka: a topic that is none": (
         'KafkaSource("h:1", topic=7, schema=Payment)',
@@ -316,7 +321,7 @@ MISTAKES = {
     ),
     "kafka: an unknown argument": (
         'KafkaSource("h:1", topic="t", schema=Payment, schema_registry="u")',
-        "no argument schema_registry",
+        "no argument 'schema_registry'",
         "bootstrap, topic, schema",
     ),
     "kafka: an unknown delivery": (

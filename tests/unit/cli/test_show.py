@@ -5,9 +5,10 @@ import contextlib
 import pytest
 
 from penstock.cli.running import jobs as module
+from penstock.cli.running.job_report import story_lines
 
 AT = 1_767_607_200_000  # 2026-01-05 10:00:00
-COUNTED = "restarts and checkpoints are counted from there"
+COUNTED = "restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
 SUMMARY = {
     "state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": "", "stopped-with": "",
     "bad-records": {}, "late-records": {}, "restored": None, "sources-unreachable": {}, "slow-calls": [],
@@ -95,3 +96,17 @@ def test_the_last_failure_of_a_version_that_was_rolled_back_says_so_and_has_its_
 def test_replaced_jobmanagers_are_counted(client, capsys, times, newest, told):
     client.told["jobmanagers-replaced"] = {"times": times, "newest": newest}
     assert shown(capsys)[-1] == told
+
+
+def entry(job_id, generation, text):
+    return {"at_ms": 0, "kind": "deploy", "text": text, "generation": generation, "job_id": job_id}
+
+
+def test_a_story_separates_runs_and_their_jobmanagers():
+    entries = [entry("a", 1, "one"), entry("a", 2, "two"), entry("b", 3, "three")]
+    plain = "1970-01-01 00:00:00 deploy       "
+    assert story_lines(entries) == [
+        "--- run a", "--- generation 1", f"{plain}one", "--- generation 2 (a new JobManager)", f"{plain}two",
+        "--- run b", f"{plain}three",
+    ]  # fmt: skip
+    assert story_lines(entries[2:]) == [f"{plain}three"]

@@ -51,6 +51,13 @@ def test_failures_between_two_looks_are_told_in_their_order(job):
     assert second.startswith(f"orders failed: {SECOND['exceptionName']} (restart 2, it runs again;")
 
 
+@pytest.mark.parametrize(("uri", "told"), [("", "from checkpoint 7;"), ("s3://b/sp", "from savepoint s3://b/sp;")])
+def test_a_failure_is_told_with_what_the_job_resumes_from(job, uri, told):
+    job.entries.append(FIRST)
+    (line,) = FailureWatch().poll(job, summary(restarts=1, restored={"id": 7, "taken": 0, "uri": uri}))
+    assert f"it runs again, {told}" in line
+
+
 def test_the_same_failure_again_and_again_between_two_looks_is_one_line(job):
     job.entries += [{**FIRST, "timestamp": 300}, {**FIRST, "timestamp": 200}, FIRST]
     (line,) = FailureWatch().poll(job, summary(restarts=3))

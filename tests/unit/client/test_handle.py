@@ -88,7 +88,10 @@ def test_a_plain_program_is_told_that_there_was_nothing_left_to_do(caplog, monke
     monkeypatch.setattr(executors.FailureWatch, "poll", lambda *_: [])
     monkeypatch.setattr(executors, "submit_graph", lambda *_: JobHandle(HasDoneAll(), "1", "totals"))
     assert ClusterExecutor(url="http://127.0.0.1:1", on_poll=on_poll).execute(None).nothing_left
-    told = "job totals had nothing left to do since checkpoint 7 (penstock run --fresh JOB" in caplog.text
+    told = (
+        "job totals had nothing left to do since checkpoint 7, taken 1970-01-01 00:00:00 UTC (penstock run"
+        in caplog.text
+    )
     assert told == (on_poll is None)
 
 

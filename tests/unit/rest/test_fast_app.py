@@ -10,7 +10,14 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.errors import JobIdentityError, NotFoundError
-from penstock.jobmanager.messages.views import CheckpointsView, ExceptionView, JobDetail, JobSummary, TaskManagerView
+from penstock.jobmanager.messages.views import (
+    CheckpointsView,
+    ExceptionView,
+    JobDetail,
+    JobSummary,
+    LastWorkerView,
+    TaskManagerView,
+)
 from penstock.rest.server.app import create_app
 from penstock.rest.server.fast_app import FastApp
 
@@ -56,6 +63,9 @@ class Dispatcher:
 
     def taskmanagers(self):
         return (TASKMANAGER,)
+
+    def last_workers(self, job_id):
+        return (LastWorkerView(worker_id="w", taskmanager_id="tm"),)
 
 
 async def ask(application, method, path, query="", body=(b"",)):

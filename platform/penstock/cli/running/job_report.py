@@ -1,4 +1,7 @@
-"""The lines of `penstock show` below the table of vertices: checkpoints, what is wrong, starts, the last failure."""
+"""The lines of `penstock story`, and those of `penstock show` below the table of vertices.
+
+The latter are checkpoints, what is wrong, starts, and the last failure.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,23 @@ def report_lines(checkpoints: dict[str, Any], failures: dict[str, Any], summary:
     return lines + _last_failure(failures, summary)
 
 
+def story_lines(entries: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of an event log, with a line before each run, and before each JobManager's part of a run."""
+    leaders: dict[str, set[int]] = {}
+    for entry in entries:
+        leaders.setdefault(entry["job_id"], set()).add(entry["generation"])
+    lines, run, leader = list[str](), "", 0
+    for entry in entries:
+        job_id, generation = entry["job_id"], entry["generation"]
+        if job_id != run and len(leaders) > 1:
+            lines.append(f"--- run {job_id}")
+        if (job_id, generation) != (run, leader) and len(leaders[job_id]) > 1:
+            lines.append(f"--- generation {generation}{' (a new JobManager)' if job_id == run else ''}")
+        lines.append(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
+        run, leader = job_id, generation
+    return lines
+
+
 def replaced_jobmanagers(summary: dict[str, Any]) -> str:
     """Return how often the job's JobManager was replaced, and when last; empty if it never was."""
     found = summary["jobmanagers-replaced"]
@@ -40,7 +60,8 @@ def replaced_jobmanagers(summary: dict[str, Any]) -> str:
     if newest is None:  # the job has ended under an earlier one
         return text
     last = "" if times == 1 else "last "
-    return f"{text}, {last}at {utc_text(newest)}; restarts and checkpoints are counted from there"
+    counted = "restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
+    return f"{text}, {last}at {utc_text(newest)}; {counted}"
 
 
 def _checkpoints(checkpoints: dict[str, Any]) -> str:

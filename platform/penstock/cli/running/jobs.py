@@ -20,7 +20,7 @@ from penstock.cli.options import (
     print_json,
     say,
 )
-from penstock.cli.running.job_report import report_lines
+from penstock.cli.running.job_report import report_lines, story_lines
 from penstock.cli.terminal import terminal
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
@@ -147,32 +147,30 @@ def savepoint(
 
 
 def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Print the event log of a job."""
+    """Print the event log of a job.
+
+    With a name, the command prints all runs of the job, oldest first; with a job id, that run.
+    """
     with connect(cluster) as client:
-        entries = client.story(find_job(client, job)["jid"])
+        found = find_job(client, job)
+        entries = client.story(found["name"] if found["name"] == job else found["jid"])
     if json:
         print_json(entries)
         return
-    several, leader = len({entry["generation"] for entry in entries}) > 1, None
-    for entry in entries:
-        if several and entry["generation"] != leader:
-            leader = entry["generation"]
-            say(f"--- generation {leader} (a new run, or a new JobManager)")
-        say(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
+    for line in story_lines(entries):
+        say(line)
 
 
 def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Print the end of the logs of a job's workers.
 
-    If the job has no workers, the log is that of the last worker that failed.
+    If the job has no workers, the logs are those of its last ones; if one of them failed, only the log of that one.
     """
     with connect(cluster) as client:
         found = find_job(client, job)
         workers = client.workers(found["jid"])
         if not workers:
-            entries = client.exceptions(found["jid"])["exceptionHistory"]["entries"]
-            failed = ({"id": e["endpoint"], "pid": None, "taskmanager": e["taskManagerId"]} for e in entries)
-            workers = [worker for worker in failed if worker["id"]][:1]
+            workers = [{**worker, "pid": None} for worker in client.last_workers(found["jid"])]
         workers = [{**worker, "log": _log_of(client, worker["id"])} for worker in workers]
     if json:
         print_json(workers)
@@ -180,7 +178,7 @@ def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = 
     if not workers:
         say(f"job {found['name']} is {found['state']} and has no workers; see `penstock show` and `penstock story`")
     for worker in workers:
-        ended = f"the last one that failed; the job is {found['state']}"
+        ended = f"exited; the job is {found['state']}"
         what = f"pid {worker['pid']}" if worker["pid"] is not None else ended
         say(f"--- {worker['id']} ({what}, {worker['taskmanager']})")
         say(worker["log"])

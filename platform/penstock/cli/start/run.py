@@ -144,7 +144,7 @@ def _document(result: JobResult) -> dict[str, Any]:
 def _totals(result: JobResult) -> list[str]:
     """Return the totals of an ended job (rows read, written, dropped), one line each."""
     if result.nothing_left:
-        return [f"  nothing was left to do since checkpoint {result.restored_checkpoint}; --fresh starts over"]
+        return [f"  nothing was left to do since {result.resumed_from}; --fresh starts over"]
     lines = [f"  read {count:,} rows from {uid}" for uid, count in result.rows_read.items()]
     lines += [f"  bad records in source {uid}: {count:,}" for uid, count in result.bad_records.items()]
     lines += [f"  dropped {count:,} late rows at {name}" for name, count in result.late_rows.items()]

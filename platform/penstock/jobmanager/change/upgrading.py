@@ -116,6 +116,15 @@ def state_mismatch(graph: JobGraph, checkpoint: Manifest | None, policy: Upgrade
     return ""
 
 
+def refused_text(policy: UpgradePolicy, reason: str) -> str:
+    """Return the event log text of an upgrade that is refused before anything is changed."""
+    return f"refused{_version(policy)}: {reason}"
+
+
+def _version(policy: UpgradePolicy) -> str:
+    return f" ({policy.file})" if policy.file else ""
+
+
 RELEASE_TAG = "release"
 _RETRY_MS = 1_000
 #: Failures after a stop is in the log (mostly of its savepoint's copy) until the old version continues.
@@ -210,7 +219,8 @@ class Upgrading:
             obstacle = "another upgrade of the job is under way"
         obstacle = obstacle or state_mismatch(request.graph, job.checkpointing.newest_or_none, request.policy)
         if obstacle:
-            return [Note("upgrade", f"refused: {obstacle}"), OperationEnded(request.request_id, error=obstacle)]
+            note = Note("upgrade", refused_text(request.policy, obstacle))
+            return [note, OperationEnded(request.request_id, error=obstacle)]
         self.record = UpgradeRecord(
             token=request.request_id,
             phase="cut",
@@ -226,7 +236,8 @@ class Upgrading:
         self._begin()
         self.phase = UpgradeStage.INTENT
         text = "a checkpoint" if request.policy.from_checkpoint else f"a savepoint at {request.uri}"
-        return [Note("upgrade", f"requested, from {text}"), *self._send(RecordUpgrade(self.record))]
+        note = Note("upgrade", f"requested{_version(request.policy)}, from {text}")
+        return [note, *self._send(RecordUpgrade(self.record))]
 
     def verdict_given(self, *, healthy: bool) -> list[ChangeStep]:
         """Take a user's verdict on the new version; ignored unless it is on trial."""

@@ -128,11 +128,16 @@ class CheckpointHistory:
         self._latest["failed"] = record.view()
 
     def was_restored(self, manifest: Manifest, now_ms: int, *, savepoint: bool) -> None:
-        """Record a restore; `savepoint` if a user started the job from a savepoint."""
+        """Record a restore; `savepoint` if a user started the job from a savepoint, else that of a stop is named."""
         self.restored += 1
         taken_id = manifest.checkpoint_id or 0
+        uri = "" if savepoint else manifest.savepoint_uri
         self.latest_restored = RestoredView(
-            checkpoint_id=taken_id, restored_ms=now_ms, taken_ms=manifest.created_ms, savepoint=savepoint
+            checkpoint_id=taken_id,
+            restored_ms=now_ms,
+            taken_ms=manifest.created_ms,
+            savepoint=savepoint or bool(uri),
+            uri=uri,
         )
         if self.latest_id is None:
             self.latest_id = taken_id

@@ -79,7 +79,9 @@ class Recovered:
         restored = self.plan.restored
         what = "an empty start"
         if restored is not None:
-            what = f"checkpoint {restored.checkpoint_id} of run {restored.run_id[:8]}"
+            what = f"checkpoint {restored.checkpoint_id}"
+            what = f"savepoint {restored.savepoint_uri} ({what})" if restored.savepoint_uri else what
+            what += f" of run {restored.run_id[:8]}"
         if self.accepted_duplicates:
             what += ", older than output that may have been published (--accept-duplicates)"
         return f"{what}; {len(self.plan.pending)} committables to publish, {len(self.fence)} older runs to fence"
@@ -99,6 +101,8 @@ class Deployment:
         self.ids = ids
         self._root = checkpoint_root
         self.workers: dict[str, Worker] = {}
+        #: Workers that were lost.
+        self.lost: list[Worker] = []
         self.executions = {
             (vertex.id, subtask): Execution(ExecutionId(vertex.id, subtask, ids.attempt))
             for vertex in graph.vertices
@@ -214,6 +218,7 @@ class Deployment:
     def worker_lost(self, worker_id: str, end_state: str = "") -> None:
         """Remove a lost worker; with `end_state`, its subtasks count as ended in that state."""
         worker = self.workers.pop(worker_id)
+        self.lost.append(worker)
         self._ready -= bool(worker.endpoint)
         for execution in self._executions_by_worker.get(worker_id, ()) if end_state else ():
             self.open -= execution.state not in _ENDED

@@ -141,7 +141,10 @@ def appended_text(tag: str, sequence: int) -> str:
 
 
 def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
-    """Return event log entries of leaders before `generation`, reconstructed from the manifest log, oldest first."""
+    """Return event log entries of leaders before `generation`, reconstructed from the manifest log, oldest first.
+
+    They include those of earlier runs.
+    """
     found = []
     for manifest in (entry.manifest for entry in entries if entry.manifest.generation < generation):
         match manifest.kind:
@@ -153,7 +156,7 @@ def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> t
             case _:
                 tag = f"{manifest.barrier}:{manifest.checkpoint_id}"
                 kind, text = "checkpoint", appended_text(tag, manifest.sequence)
-        found.append(Entry(manifest.created_ms, kind, text, manifest.generation))
+        found.append(Entry(manifest.created_ms, kind, text, manifest.generation, manifest.job_id))
     return tuple(found)
 
 

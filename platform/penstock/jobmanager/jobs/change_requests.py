@@ -6,22 +6,31 @@ Part of `jobmanager.dispatcher`, on the JobManager's event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from penstock.checkpoint.ha_records import JobRecord, UpgradePolicy, UpgradeRecord, check_leading, write_record
+from penstock.checkpoint.ha_records import (
+    JobRecord,
+    UpgradePolicy,
+    UpgradeRecord,
+    UpgradeRefusal,
+    check_leading,
+    write_record,
+    write_refusal,
+)
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
 from penstock.core import failpoints
 from penstock.core.clock import Clock
-from penstock.core.errors import UnansweredError, UsageError
+from penstock.core.errors import PenstockError, UnansweredError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted, required_slots
 from penstock.graph.rescale import RescaleTo, keeping_parallelism
-from penstock.jobmanager.change.upgrading import UpgradeStage, Upgrading, require_upgradable
+from penstock.jobmanager.change.upgrading import UpgradeStage, Upgrading, refused_text, require_upgradable
 from penstock.jobmanager.jobs import enumerators
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.job_driver import JobDriver
@@ -29,10 +38,11 @@ from penstock.jobmanager.jobs.known_jobs import KnownJob
 from penstock.jobmanager.jobs.operations import Operations
 from penstock.jobmanager.jobs.recorded_jobs import rescaled_record, upgraded_record
 from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
-from penstock.jobmanager.messages.commands import RecordRescale, RecordUpgrade
+from penstock.jobmanager.messages.commands import OperationEnded, RecordRescale, RecordUpgrade
 from penstock.jobmanager.messages.events import Event, RescaleRequested, UpgradeJudged, UpgradeRequested
 from penstock.jobmanager.messages.views import OperationStatus, UpgradeView
 
+_LOGGER = logging.getLogger(__name__)
 _STATUS = {"cut": "IN_PROGRESS", "trial": "IN_PROGRESS", "completed": "COMPLETED"}
 
 
@@ -50,6 +60,8 @@ class ChangeParts:
     clock: Clock
     rand: Rand
     generation: int
+    #: Runs a coroutine on the event loop.
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
     #: See `JobManagerLimits`.
     verdict_ms: int
 
@@ -60,6 +72,8 @@ class ChangeRequests:
     def __init__(self, parts: ChangeParts) -> None:
         """Start with no change under way; `resume` adds those of an earlier leader."""
         self._parts = parts
+        #: Upgrades under way, by request id, as they are recorded if they are refused.
+        self._asked: dict[str, UpgradeRefusal] = {}
         #: Rescales jobs that have the autoscaler on.
         self.autoscaler = Autoscaler(parts.jobs, parts.operations, self._slots, self._begin_rescale)
 
@@ -102,7 +116,23 @@ class ChangeRequests:
         before = found.record.upgrade.token if found.record.upgrade is not None else ""
         if self._is_known(found, request_id, "upgrade", before):
             return request_id
-        new = read_submitted(graph)
+        now_ms = parts.clock.now_ms()
+        asked = UpgradeRefusal(token=request_id, file=policy.file, at_ms=now_ms, reason="")
+        try:
+            event = await self._checked(found, graph, policy, request_id)
+        except PenstockError as error:
+            if found.master is not None:
+                found.master.event_log.add(now_ms, "upgrade", refused_text(policy, str(error)))
+            self._refused(found, asked, str(error))
+            raise
+        if not parts.operations.known(request_id):  # else a concurrent request with the same token was faster
+            self._asked[request_id] = asked
+            parts.operate(found, request_id, event)
+        return request_id
+
+    async def _checked(self, found: KnownJob, graph: bytes, policy: UpgradePolicy, request_id: str) -> UpgradeRequested:
+        """Return the request of an upgrade that passes all checks outside the job's decider; raises as `upgrade`."""
+        parts, new = self._parts, read_submitted(graph)
         if not new.settings.checkpoint_root:
             settings = msgspec.structs.replace(new.settings, checkpoint_root=found.graph.settings.checkpoint_root)
             new = msgspec.structs.replace(new, settings=settings)
@@ -115,12 +145,24 @@ class ChangeRequests:
             raise UsageError(msg, hint="start another TaskManager, or lower the parallelism")
         await enumerators.validate(new)
         uri = "" if policy.from_checkpoint else await savepoint_target(found, policy.target, request_id, probe=True)
-        if parts.operations.known(request_id):  # a concurrent request with the same token was faster
-            return request_id
-        runs = (parts.rand.token(16), parts.rand.token(16))
-        event = UpgradeRequested(request_id, *runs, new, policy, uri, kept.changes)
-        parts.operate(found, request_id, event)
-        return request_id
+        return UpgradeRequested(request_id, parts.rand.token(16), parts.rand.token(16), new, policy, uri, kept.changes)
+
+    def ended(self, job_id: str, ended: OperationEnded) -> None:
+        """Record an upgrade that the job's decider has refused: it has ended, and the job's record does not have it."""
+        asked, job = self._asked.pop(ended.request_id, None), self._parts.jobs[job_id]
+        recorded = job.record.upgrade is not None and job.record.upgrade.token == ended.request_id
+        if asked is not None and ended.error and not recorded:
+            self._refused(job, asked, ended.error)
+
+    def _refused(self, job: KnownJob, asked: UpgradeRefusal, reason: str) -> None:
+        job.refusal = msgspec.structs.replace(asked, reason=reason)
+        self._parts.spawn(self._write_refusal(job.record.job_id, job.refusal))
+
+    async def _write_refusal(self, job_id: str, refusal: UpgradeRefusal) -> None:
+        try:
+            await asyncio.to_thread(write_refusal, self._parts.ha_store, job_id, refusal)
+        except PenstockError as error:
+            _LOGGER.warning("the refused upgrade of job %s was not recorded: %s", job_id, error)
 
     async def judge(self, job: str, *, healthy: bool) -> None:
         """Accept or reject the version on trial; return once the verdict is durable.
@@ -155,7 +197,9 @@ class ChangeRequests:
         """Return the newest upgrade of a job, if there was one."""
         found = self._parts.find(job)
         upgrading = _upgrading(found)
-        record = found.record.upgrade if upgrading is None else upgrading.record
+        record, refusal = found.record.upgrade if upgrading is None else upgrading.record, found.refusal
+        if refusal is not None and (record is None or (record.ended and record.ended_ms <= refusal.at_ms)):
+            return _refused_view(refusal)
         return None if record is None else _view(record, upgrading, found)
 
     def require_own(self, job: KnownJob, request_id: str, kind: str) -> OperationStatus | None:
@@ -241,6 +285,19 @@ class ChangeRequests:
 def _upgrading(job: KnownJob) -> Upgrading | None:
     master = job.master
     return master.job_change.upgrading if master is not None else None
+
+
+def _refused_view(refusal: UpgradeRefusal) -> UpgradeView:
+    return UpgradeView(
+        request_id=refusal.token,
+        phase="refused",
+        run_id="",
+        back_run_id="",
+        reason=f"the running version was not touched: {refusal.reason}",
+        file=refusal.file,
+        begun_ms=refusal.at_ms,
+        ended_ms=refusal.at_ms,
+    )
 
 
 def _view(record: UpgradeRecord, upgrading: Upgrading | None, job: KnownJob) -> UpgradeView:

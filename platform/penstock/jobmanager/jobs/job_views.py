@@ -18,6 +18,7 @@ from penstock.jobmanager.messages.views import (
     ExceptionView,
     JobDetail,
     JobSummary,
+    LastWorkerView,
     OperatorView,
     RestoredView,
     SubtaskView,
@@ -128,9 +129,17 @@ def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[Exceptio
     )
 
 
+def last_workers_of(master: JobMaster) -> tuple[LastWorkerView, ...]:
+    """Return the worker that failed last if it is of the last deployment, otherwise all workers of that deployment."""
+    newest = master.failures[0].worker_id if master.failures else ""
+    workers = master.last_workers
+    found = [worker for worker in workers if worker.worker_id == newest] or workers
+    return tuple(LastWorkerView(worker_id=w.worker_id, taskmanager_id=w.slot.taskmanager_id) for w in found)
+
+
 def _restored(record: JobRecord, restored: RestoredView | None) -> RestoredView | None:
-    """Add the savepoint's URI."""
-    if restored is None or not restored.savepoint:
+    """Add the URI of a savepoint that a user started the job from."""
+    if restored is None or not restored.savepoint or restored.uri:
         return restored
     return msgspec.structs.replace(restored, uri=start_options_of(record).from_uri)
 

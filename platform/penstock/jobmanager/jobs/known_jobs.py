@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.checkpoint.ha_records import JobRecord
+from penstock.checkpoint.ha_records import JobRecord, UpgradeRefusal
 from penstock.core.errors import JobIdentityError, NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.jobs.job_archive import JobArchive
 from penstock.jobmanager.jobs.job_driver import JobDriver
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages.events import CancelRequested, Event
@@ -21,6 +22,10 @@ class KnownJob:
     record: JobRecord
     graph: JobGraph
     driver: JobDriver | None = None
+    #: What is shown of it after its end.
+    archive: JobArchive | None = None
+    #: The newest upgrade that was refused.
+    refusal: UpgradeRefusal | None = None
 
     @property
     def master(self) -> JobMaster | None:
@@ -69,6 +74,18 @@ def find_job(jobs: Mapping[str, KnownJob], name: str) -> KnownJob:
         return begun[0]
     msg = f"no job {name!r}" if not begun else f"several jobs have the id prefix {name!r}"
     raise NotFoundError(msg, hint="see `penstock list`")
+
+
+def runs_of(jobs: Mapping[str, KnownJob], name: str) -> tuple[KnownJob, ...]:
+    """Return all runs of the job with that name, oldest first; of an id or id prefix, the run that it is of.
+
+    Raises:
+        NotFoundError: no job matches, or several do.
+    """
+    found = find_job(jobs, name)
+    if found.record.name != name or name in jobs:
+        return (found,)
+    return tuple(sorted((j for j in jobs.values() if j.record.name == name), key=lambda j: j.record.submitted_ms))
 
 
 def refuse_running(jobs: Iterable[KnownJob], graph: JobGraph) -> None:

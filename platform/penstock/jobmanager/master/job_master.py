@@ -28,7 +28,7 @@ from penstock.jobmanager.change.steps import (
 )
 from penstock.jobmanager.change.upgrading import RELEASE_TAG, ChangeContext
 from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand, Checkpointing, JobCanFinish, JobShouldFail
-from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment
+from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Worker
 from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, is_lost_connection
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_log import (
@@ -118,6 +118,8 @@ class JobMaster:
         self.failures: deque[Failure] = deque(maxlen=_EXCEPTIONS)
         self.checkpointing = Checkpointing(graph.settings.checkpoint_root)
         self.deployment: Deployment | None = None
+        #: Workers of the last deployment that has ended.
+        self.last_workers: tuple[Worker, ...] = ()
         self.metrics: dict[str, dict[str, float]] = {}
         self.slow_call_tracker = SlowCallTracker()
         self.restarts = 0
@@ -254,8 +256,9 @@ class JobMaster:
         if self.step in (Step.FINISHING, Step.CANCELLING):
             deployment.worker_lost(worker_id, "FINISHED" if self.step is Step.FINISHING else "CANCELED")
             return []
+        taskmanager_id = deployment.workers[worker_id].slot.taskmanager_id
         deployment.worker_lost(worker_id)
-        return self._fail(failure, now_ms, cause_of(lost.reason))
+        return self._fail(replace(failure, taskmanager_id=taskmanager_id), now_ms, cause_of(lost.reason))
 
     def _replace_by_cause(self, cause: Failure) -> None:
         """Replace a lost-connection failure by its cause, the end of the worker at the other side."""
@@ -399,7 +402,10 @@ class JobMaster:
 
     def _undeploy(self, reason: str, now_ms: int) -> list[cmd.Command]:
         commands = self.checkpointing.halt(reason, now_ms)
-        workers = self.deployment.workers.values() if self.deployment is not None else ()
+        workers: tuple[Worker, ...] = ()
+        if self.deployment is not None:
+            workers = tuple(self.deployment.workers.values())
+            self.last_workers = (*workers, *self.deployment.lost) or self.last_workers
         self.deployment = None
         self.slow_call_tracker.halted()
         commands += self._apply(self.job_change.halted(reason), now_ms) + self._held.halt(workers, now_ms)

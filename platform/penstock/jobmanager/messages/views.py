@@ -71,7 +71,7 @@ class RestoredView(_View, frozen=True, kw_only=True):
     #: When it was restored, and when it was taken.
     restored_ms: int
     taken_ms: int
-    #: Whether it is a savepoint that a user started the job from.
+    #: Whether it is a savepoint: one that a user started the job from, or that of a stop.
     savepoint: bool = False
     #: The savepoint's URI.
     uri: str = ""
@@ -258,6 +258,13 @@ class ExceptionView(_View, frozen=True, kw_only=True):
     rolled_back_ms: int = -1
 
 
+class LastWorkerView(_View, frozen=True, kw_only=True):
+    """A worker of a job's last deployment, which has exited; the TaskManager may still have its log."""
+
+    worker_id: str
+    taskmanager_id: str
+
+
 class EventLogEntry(_View, frozen=True, kw_only=True):
     """An entry of the event log."""
 
@@ -266,6 +273,8 @@ class EventLogEntry(_View, frozen=True, kw_only=True):
     text: str
     #: The leader's generation for this job.
     generation: int = 0
+    #: The job id of the run.
+    job_id: str = ""
 
 
 class WorkerView(_View, frozen=True, kw_only=True):

@@ -19,6 +19,8 @@ from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
 from penstock.jobmanager.messages.views import EventLogEntry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from penstock.checkpoint.store import ObjectStore
     from penstock.jobmanager.master.job_master import JobMaster
 
@@ -97,7 +99,7 @@ class EventLogs:
             self._written[job_id] = generation, decided
 
     async def of(self, job_id: str, master: JobMaster | None) -> tuple[EventLogEntry, ...]:
-        """Return the entries of all remembered leaders, oldest first."""
+        """Return the entries of all remembered leaders of one run, oldest first."""
         present = 0 if master is None else master.identity.generation
         except_generation, earlier = self._earlier.get(job_id, (-1, ()))
         if except_generation != present:
@@ -107,11 +109,25 @@ class EventLogs:
                 reading.add_done_callback(lambda _: self._reading.pop((job_id, present)))
             earlier = await asyncio.shield(self._reading[job_id, present])
         story = () if master is None else master.event_log.entries()
-        log = () if master is None else master.event_log.earlier
+        log = () if master is None else [e for e in master.event_log.earlier if e.job_id == job_id]
         entries = merge_event_logs(earlier, log, story)
-        return tuple(
-            EventLogEntry(at_ms=e.at_ms, kind=e.kind, text=e.text, generation=e.generation or present) for e in entries
-        )
+        return tuple(_view(entry, job_id, present) for entry in entries)
+
+    async def of_runs(
+        self, runs: Mapping[str, JobMaster | None], unrecorded: Iterable[Entry]
+    ) -> tuple[EventLogEntry, ...]:
+        """Return the entries of several runs of a job, run by run, oldest first.
+
+        `runs` is by job id. `unrecorded` are entries of runs that have no record in the HA store, as those of another
+        cluster; the manifest log has them.
+        """
+        found = list(await asyncio.gather(*(self.of(job_id, master) for job_id, master in runs.items())))
+        others: dict[str, list[EventLogEntry]] = {}
+        for entry in dict.fromkeys(unrecorded):
+            others.setdefault(entry.job_id, []).append(_view(entry, entry.job_id, 0))
+        found += [tuple(entries) for entries in others.values()]
+        ordered = sorted((entries for entries in found if entries), key=lambda entries: entries[0].at_ms)
+        return tuple(entry for entries in ordered for entry in entries)
 
     def forget(self, job_id: str) -> None:
         """Drop the cache of an ended job; later queries read the store."""
@@ -148,6 +164,17 @@ class EventLogs:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _view(entry: Entry, job_id: str, generation: int) -> EventLogEntry:
+    """Return the view of an entry of that run; `generation` applies if the entry has none."""
+    return EventLogEntry(
+        at_ms=entry.at_ms,
+        kind=entry.kind,
+        text=entry.text,
+        generation=entry.generation or generation,
+        job_id=job_id,
+    )
 
 
 def _state(master: JobMaster) -> tuple[int, int]:

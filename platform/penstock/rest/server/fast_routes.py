@@ -60,7 +60,7 @@ def summary(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
 
 
 def workers(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
-    """Return the job's workers (`GET /penstock/jobs/ID/workers`)."""
+    """Return the job's workers, and the last ones that have exited (`GET /penstock/jobs/ID/workers`)."""
     found = dispatcher.resolve(job_id)
     held = [
         {"id": w.worker_id, "pid": w.pid, "taskmanager": t.taskmanager_id, "memory": w.memory_bytes}
@@ -68,7 +68,8 @@ def workers(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
         for w in t.workers
         if w.job_id == found
     ]
-    return {"workers": sorted(held, key=lambda w: str(w["id"]))}
+    last = [{"id": w.worker_id, "taskmanager": w.taskmanager_id} for w in dispatcher.last_workers(found)]
+    return {"workers": sorted(held, key=lambda w: str(w["id"])), "last-workers": last}
 
 
 def checkpoints(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:

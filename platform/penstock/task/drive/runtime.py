@@ -203,6 +203,20 @@ class TaskRuntime:
         self._environment.network.start_channels(command.job_id)
         for loop, subtask in zip(loops, made, strict=True):
             loop.run(subtask)
+        self._check_folder(deployments)
+
+    def _check_folder(self, deployments: list[TaskDeployment]) -> None:
+        """Fail the subtasks if the job's folder cannot be written; they run meanwhile."""
+        check = self._environment.require_writable
+        if check is None or not deployments:
+            return
+        folder = join_uri(deployments[0].settings.checkpoint_root, deployments[0].job_name)
+
+        def done(_: None, error: BaseException | None) -> None:
+            if error is not None:
+                self._refuse(deployments, describe(error)[0])
+
+        self._environment.blocking.submit(lambda: check(folder), done)
 
     def _services_of(self, deployment: TaskDeployment, stateful_subtasks: int) -> JobServices:
         """Return the uploader and the verified reader of a job's folder, shared by its subtasks here."""

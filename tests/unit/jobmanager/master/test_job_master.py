@@ -327,6 +327,17 @@ def test_a_new_leader_recovers_the_newest_checkpoint_and_the_same_run(world_of):
     assert second.manifests()[-1].checkpoint_id == 1003  # 3 may have been given away and aborted
 
 
+def test_the_run_after_a_stop_resumes_from_the_savepoint(world_of):
+    first = world_of().start().pass_time(1500)
+    first.post(ev.StopRequested("q", "memory://sp", drain=False))
+    assert first.terminal.state == "FINISHED"
+    second = world_of(generation=2, run_id="r2").start()
+    restored = second.master.checkpointing.history.latest_restored
+    assert (restored.savepoint, restored.uri) == (True, "memory://sp")
+    (told,) = [entry.text for entry in second.master.event_log.entries() if entry.kind == "recovery"]
+    assert told.startswith(f"savepoint memory://sp (checkpoint {restored.checkpoint_id}) of run r;")
+
+
 def test_a_run_that_has_ended_is_not_started_again_by_the_next_leader(world_of):
     """The leader before wrote the end, and died before it could record it elsewhere."""
     first = world_of().start().pass_time(1500)

@@ -37,7 +37,7 @@ export function view({ data, base, ui, reload }) {
       figure("Newest", newest ? time(newest.latest_ack_timestamp) : "none yet", newest ? `${duration(base.job.now - newest.latest_ack_timestamp)} ago` : null),
       figure("State", newest ? bytes(newest.state_size) : "-", newest ? `${bytes(newest.checkpointed_size)} new` : null),
       figure("Duration, p50 and p99", `${duration(summary.end_to_end_duration.p50)}, ${duration(summary.end_to_end_duration.p99)}`),
-      latest.restored ? figure("Restored from", `checkpoint ${latest.restored.id}`, time(latest.restored.restore_timestamp)) : null),
+      latest.restored ? figure("Restored from", restored(latest.restored), time(latest.restored.restore_timestamp)) : null),
     chart(history),
     table("History of checkpoints", [["Id", "end"], "Kind", "State", "Started", ["Time", "end"], ["State size", "end"], ["Written", "end"], ["In flight", "end"], ["Subtasks", "end"], "Details"],
       history.map((entry) => h("tr", { key: entry.id },
@@ -55,6 +55,8 @@ export function view({ data, base, ui, reload }) {
     data.parts ? details(data.parts) : null,
   ];
 }
+
+const restored = (from) => (from.is_savepoint ? `savepoint ${from.external_path} (checkpoint ${from.id})` : `checkpoint ${from.id}`);
 
 function details({ entry, subtasks }) {
   const missing = subtasks.filter((subtask) => subtask.status !== "completed");

@@ -19,7 +19,7 @@ export function view({ data }) {
     return h("article", { class: "failure", key: `${entry.timestamp} ${i}` },
       h("h2", {}, entry.exceptionName),
       h("p", { class: "facts" }, h("span", {}, time(entry.timestamp)), entry.taskName ? h("span", {}, entry.taskName) : null,
-        entry.endpoint ? h("span", {}, `worker ${entry.endpoint}`) : null,
+        entry.endpoint ? h("span", {}, "worker ", h("a", { href: `#/taskmanagers/${encodeURIComponent(entry.endpoint)}`, "aria-label": `Log of ${entry.endpoint}` }, entry.endpoint)) : null,
         entry["rolled-back"] ? h("span", {}, "of the rejected version, rolled back at ", time(entry["rolled-back"])) : null),
       own ? [h("h3", {}, "In your code"), h("pre", { class: "own" }, own)] : null,
       all && all !== entry.exceptionName ? h("details", { open: own ? null : true }, h("summary", {}, own ? "All frames" : "Details"), h("pre", {}, all)) : null);
