@@ -136,6 +136,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Sink back-pressure limits for output that is not known to be published.
     sink_pending_max_bytes: int = 4 << 30
     sink_pending_max_epochs: int = 1000
+    #: Errors show the row or the values at which a function failed.
+    show_values_in_errors: bool = True
     #: PEP 508 requirements installed once per TaskManager for this job.
     requirements: tuple[str, ...] = ()
     #: Local folders put on the workers' import path (the job file's own folder).

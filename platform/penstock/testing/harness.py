@@ -155,7 +155,7 @@ class JobHarness:
 
         Raises:
             UsageError: there is no such source or partition. GraphError: rows that do not fit its schema.
-            JobFailedError: a function failed; the message has its traceback.
+            JobFailedError: a function failed; its note has the lines of the user's code, and the row.
         """
         feed = self._input(source)
         if not 0 <= partition < feed.partitions:

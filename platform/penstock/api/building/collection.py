@@ -97,7 +97,9 @@ def batch_of_rows(rows: Any, schema: pa.Schema, where: str) -> pa.RecordBatch:
     try:
         return _encoded(list(rows), schema, where) if table is None else conform(table, schema, where)
     except ColumnError as error:
-        raise GraphError(error.message, hint=error.hint) from error
+        # the rows are the caller's own, in its process
+        shown = error.values.removeprefix("returned: ")
+        raise GraphError(f"{error.message}: {shown}" if shown else error.message, hint=error.hint) from error
 
 
 def _encoded(rows: Sequence[Any], schema: pa.Schema, where: str) -> pa.RecordBatch:
