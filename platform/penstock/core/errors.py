@@ -142,14 +142,30 @@ _STATE_EXAMPLE = re.compile(r"`(\w+: ps\.\w+State\[.*?) = (ps\..*?)`")
 _OURS = ("penstock", "penstock_connectors", "penstock_airflow")
 
 
+#: More names than these hide the nearest one.
+_MOST_NAMES = 20
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a misspelt name: the nearest one if there is any, and all valid ones."""
+    """Return a hint for a misspelt name: the nearest one if there is any, and all valid ones unless they are many."""
     import difflib  # imported only when a name is wrong
 
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
+    if close and len(names) > _MOST_NAMES:
+        return f"did you mean {close[0]!r}?"
     listed = f"there are: {', '.join(names)}" if names else "there are none"
     return f"did you mean {close[0]!r}? {listed}" if close else listed
+
+
+def argument_text(value: object) -> str:
+    """Return a wrong argument as text for an error: functions and classes by name, never with an address."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    text = repr(value)
+    return f"the {type(value).__name__} {value}" if " at 0x" in text.lower() and str(value) != text else text
 
 
 def misuse_hint(error: BaseException) -> str:

@@ -116,7 +116,7 @@ JOBS = {
     "process without keys": (lambda paid: paid.process(Plain()).uid("plain"), FAILED),
     "map_batches": (
         lambda paid: paid.map_batches(frame_shares, returns=Share),
-        "a batch of 3 rows, the first: user='a', amount=4, ts=2026-01-01 00:00:00+00:00",
+        "first row of a batch of 3: user='a', amount=4, ts=2026-01-01 00:00:00+00:00",
     ),
     "Polars expression": (
         lambda paid: paid.with_columns(number=pl.col("user").replace({"a": "1", "c": "2"}).cast(pl.Int64)),
@@ -142,7 +142,7 @@ JOBS = {
     ),
     "window function": (
         lambda paid: windows(paid).process(Whole()).uid("whole"),
-        f"{WINDOW} of key 1: 3 rows, the first row: Row(user='a', amount=4)",
+        f"{WINDOW} of key 1, rows: 3, the first row: Row(user='a', amount=4)",
     ),
 }
 

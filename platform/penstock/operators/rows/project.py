@@ -184,8 +184,11 @@ class ProjectOperator(Operator):
         shown = numbered_row(batch, low, names) if alone else batch_text(batch, names)
         if isinstance(error, PenstockError):
             return type(error)(error.message, hint=error.hint, values=shown)
-        msg = f"{self._where}: {type(error).__name__}: {short_text(str(error))}"
-        return UserFunctionError(msg, values=shown)
+        first_line, _, _ = str(error).partition("\n")
+        msg = f"{self._where}: {type(error).__name__}: {short_text(first_line)}"
+        cast = isinstance(error, pl.exceptions.InvalidOperationError) and "conversion" in str(error)
+        hint = "leave such rows out before, or cast with strict=False, which gives null" if cast else ""
+        return UserFunctionError(msg, hint=hint, values=shown)
 
     def _raises(self, part: pa.RecordBatch) -> bool:
         try:

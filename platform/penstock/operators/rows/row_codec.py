@@ -158,7 +158,7 @@ class RowEncoder:
             msg = f"{self._where}: field {field.name!r} does not fit {field.type}: it got {kind}"
             why = str(error).splitlines()[0]
             found = _returned({field.name: values[index]}, given, index, f" ({short_text(why)})")
-            raise ColumnError(msg, hint="correct the row type or the returned value", values=found) from error
+            raise ColumnError(msg, hint="correct the declared type or the value", values=found) from error
         if not field.nullable and array.null_count:
             msg = f"{self._where}: field {field.name!r} was None in {array.null_count} of {len(array)} rows"
             found = "" if given is None else given(next(i for i, value in enumerate(values) if value is None))
@@ -178,7 +178,7 @@ def _first_unfit(values: Sequence[Any], kind: pa.DataType) -> int:
 
 def _returned(result: Any, given: Callable[[int], str] | None, index: int, why: str = "") -> str:
     """Return a function's result as text for an error, and its input row if that is known."""
-    text = f"returned: {value_text(result)}{why}"
+    text = f"{'value' if given is None else 'returned'}: {value_text(result)}{why}"
     return text if given is None else f"{text}\n{given(index)}"
 
 

@@ -59,7 +59,7 @@ def batch_text(batch: pa.RecordBatch, names: Iterable[str]) -> str:
     """Return a batch's size and first row, for code that takes whole batches."""
     if not batch.num_rows:
         return "an empty batch"
-    return f"a batch of {batch.num_rows:,} rows, the first: {row_text(batch, 0, names)}"
+    return f"first row of a batch of {batch.num_rows:,}: {row_text(batch, 0, names)}"
 
 
 def window_text(window: Any) -> str:

@@ -86,7 +86,10 @@ def user_error(where: str, error: BaseException, values: str = "") -> UserFuncti
         place = f" at {frame.filename}:{frame.lineno} in {frame.name}"
         break
     hint = misuse_hint(error) or missing_module_hint(error)
-    msg = f"{where}: {type(error).__name__}: {_one_line(error)}{place}"
+    text = f"{type(error).__name__}: {_one_line(error)}"
+    if isinstance(error, PenstockError):  # of a state, a timer or the context, which the function has misused
+        text, hint = error.message, error.hint
+    msg = f"{where}: {text}{place}"
     wrapped = UserFunctionError(msg, hint=hint, values=values)
     wrapped.__cause__ = error
     return wrapped

@@ -281,7 +281,7 @@ class ProcessedWindows:
                 _append_rows(self._output, found, time)
         except Exception as error:
             first = f", the first row: {value_text(rows[0])}" if rows else ""
-            shown = f"{window_text(window)} of key {value_text(name, 100)}: {len(rows):,} rows{first}"
+            shown = f"{window_text(window)} of key {value_text(name, 100)}, rows: {len(rows):,}{first}"
             raise user_error(self._where, error, shown) from error
 
     def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:

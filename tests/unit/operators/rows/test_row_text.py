@@ -50,7 +50,7 @@ def test_a_value_whose_text_fails_is_no_second_failure():
     assert value_text(Broken()) == "<Broken whose __repr__ raised ValueError>"
 
 
-@pytest.mark.parametrize(("rows", "text"), [([], "an empty batch"), ([1, 2], "a batch of 2 rows, the first: n=1")])
+@pytest.mark.parametrize(("rows", "text"), [([], "an empty batch"), ([1, 2], "first row of a batch of 2: n=1")])
 def test_a_batch_has_its_size_and_first_row(rows, text):
     assert batch_text(pa.record_batch({"n": pa.array(rows, pa.int64())}), ["n"]) == text
 
