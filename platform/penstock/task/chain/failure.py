@@ -28,6 +28,8 @@ _OWN_CODE = "In your code:\n"
 _MOST_FRAMES = 20
 _MAX_DETAIL = 16_000
 _MAX_LINE = 2_000
+#: Characters of the user's frames, and of the text of the exception.
+_MAX_OWN = 4_000
 
 
 def describe(
@@ -64,7 +66,9 @@ def _own_frames(error: BaseException, user: list[traceback.FrameSummary]) -> lis
         half = _MOST_FRAMES // 2
         lines[half:-half] = [f"  ... {len(lines) - 2 * half} further frames\n"]
     raised = error.__cause__ if isinstance(error, PenstockError) and error.__cause__ is not None else error
-    return [_OWN_CODE, *lines, *traceback.format_exception_only(raised)]
+    # neither a generated line of code nor a long text takes the place of the row
+    texts = "".join(lines), "".join(traceback.format_exception_only(raised))
+    return [_OWN_CODE, *(text if len(text) <= _MAX_OWN else f"{text[:_MAX_OWN]}...\n" for text in texts)]
 
 
 def _values(error: BaseException) -> list[str]:

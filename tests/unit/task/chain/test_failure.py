@@ -82,6 +82,14 @@ def test_the_row_follows_the_users_frames_of_which_a_deep_recursion_has_the_firs
     assert "row 2" not in "".join(describe(raised.value, show_values=False))
 
 
+def test_a_long_text_does_not_take_the_place_of_the_row():
+    with pytest.raises(UserFunctionError) as raised:
+        raise UserFunctionError("map 'm': ValueError", values=ROW) from ValueError("long " * 5_000)
+    _, detail = describe(raised.value)
+    assert len(without_all_frames(detail, "")) < 9_000
+    assert without_all_frames(detail, "").endswith(f"...\n{ROW}")
+
+
 def test_an_error_for_users_without_lines_of_theirs_has_its_values_before_all_frames():
     line, detail = describe(BadRecordError("offset 7: not JSON", values="value: b'x'"))
     assert line == "BadRecordError: offset 7: not JSON"
