@@ -1,4 +1,7 @@
-"""What bad input gets: one line that names the place and the way out, an exit code, and nothing hangs or is lost."""
+"""What bad input gets: one line that names the place and the way out, an exit code, and nothing hangs or is lost.
+
+A bad record follows in a line of its own.
+"""
 
 import re
 
@@ -27,11 +30,11 @@ def job_of(stage, values=(), **changes):
     return Job(**options)
 
 
-def shown(said, words, codes):
-    """It must have ended with one line on stderr that holds `words`; return the line."""
+def shown(said, words, codes, record=""):
+    """It must have ended with one line on stderr that holds `words`, and the bad record; return the line."""
     lines = said.err.strip().splitlines()
     assert said.code in codes, said
-    assert len(lines) == 1, said.err
+    assert lines[1:] == ([f"value: {record!r}"] if record else []), said.err
     assert lines[0].startswith("penstock: ")
     for word in words:
         assert re.search(word, lines[0], re.IGNORECASE), f"{word!r} is not in: {lines[0]}"
@@ -43,11 +46,11 @@ def shown(said, words, codes):
 def refused(stage, shared, here):
     """Run a job or a text; it must end with one line on stderr that holds `words`."""
 
-    def run(job_or_text, *words, code=None):
+    def run(job_or_text, *words, code=None, record=""):
         path = stage.folder / "job.py"
         path.write_text(job_or_text if isinstance(job_or_text, str) else job_or_text.text(), encoding="utf-8")
         said = here("run", path, "--cluster", shared.rest_url, "--json", code=None)
-        return shown(said, words, (1, 2) if code is None else (code,))
+        return shown(said, words, (1, 2) if code is None else (code,), record)
 
     return run
 
@@ -75,14 +78,15 @@ def test_an_unwritable_checkpoint_store(stage, refused):
 
 def test_a_malformed_record_fails_the_job_with_its_place(stage, refused):
     job = job_of(stage, [*ONE_WINDOW, b"{broken", *ONE_WINDOW])
-    line = refused(job, job.source, "10", code=1)
+    line = refused(job, job.source, "10", code=1, record=b"{broken")
     assert "partition" in line.lower()
     assert read_messages(stage.bootstrap, job.sink) == []
 
 
 def test_a_record_of_another_schema_fails_the_job_with_its_place(stage, refused):
-    job = job_of(stage, [*ONE_WINDOW, b'{"user_id":1,"amount":"many","ts":1700000000000}'])
-    refused(job, job.source, "10", "amount", code=1)
+    record = b'{"user_id":1,"amount":"many","ts":1700000000000}'
+    job = job_of(stage, [*ONE_WINDOW, record])
+    refused(job, job.source, "10", "amount", code=1, record=record)
 
 
 def test_a_result_larger_than_its_topic_takes_ends_the_job_and_comes_once_it_is_taken(stage, refused, shared, here):
@@ -134,7 +138,7 @@ def test_a_command_of_its_own_with_an_embedded_cluster_says_it_too(stage):
     """Nothing hangs, and the command ends with its cluster."""
     job = job_of(stage, [*ONE_WINDOW, b"{broken", *ONE_WINDOW])
     said = cli("run", job.write(stage.folder), "--json", cwd=stage.folder, environment=stage.environment)
-    shown(said, [job.source, "10"], [1])
+    shown(said, [job.source, "10"], [1], b"{broken")
 
 
 def test_a_start_beside_a_running_job_of_that_name_is_told_who_holds_it(stage, shared):

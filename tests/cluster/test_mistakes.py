@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 SOON_S = 5.0
 BEGIN = """\
 from collections.abc import Iterator
+import polars as pl
 import penstock as ps
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink, FileSource
@@ -46,12 +47,12 @@ JOBS = {
     "no such file": ("out(paid('nope.jsonl'))", r"no file at \S+/nope.jsonl", "give a file, a folder"),
     "a column that the file lacks": (
         "out(paid('paid.csv', format='csv'))",
-        r"paid.csv has no column amount \(its first line names: user, sum\)",
-        ".",
+        r"paid.csv has no column amount \(its first line names: user, sum; ",
+        "correct the file or the schema",
     ),
     "a bad row": (
         "out(paid('bad.jsonl'))",
-        r"bad.jsonl at byte 26: field 'amount': an integer was expected, not a string; line b'.+'; operator 'paid'",
+        r"bad.jsonl at byte 26: field 'amount': an integer was expected, not a string; operator 'paid' .+ line: b'.+'",
         "skip",
     ),
     "a root that is no place for files": (
@@ -86,7 +87,7 @@ JOBS = {
     "a result of another type": (
         "out(paid().map(lambda row: {'user': 'a', 'amount': 'abc'}, returns=Paid))",
         "field 'amount' does not fit int64",
-        "correct the row type",
+        "correct the declared type or the value",
     ),
     "a map without its return": (
         "def paid_twice(row) -> Paid:\n    Paid(user=row.user, amount=2)\nout(paid().map(paid_twice))",
@@ -95,7 +96,7 @@ JOBS = {
     ),
     "a filter that returns text": (
         "out(paid().filter(lambda row: row.user + '').uid('kept'))",
-        r"filter 'kept': the function returned the str 'a', not a bool; operator 'kept' at job.py:\d+",
+        r"filter 'kept': the function returned a value of type str, not a bool; operator 'kept' at job.py:\d+",
         "return True or False",
     ),
     "a package that workers lack": (
@@ -133,13 +134,31 @@ JOBS = {
     ),
     "a timer by a float": (
         STATE.format(line="ctx.timers.event(1.5)"),
-        "a timer's time is 1.5",
-        "ctx.timestamp",
+        r"process 'last': a timer's time is 1.5, which is .* at \S+job.py:\d+ in process",
+        "for example ctx.timestamp",
     ),
     "a timer without on_timer": (
         STATE.format(line="ctx.timers.event(ctx.timestamp or 1)"),
         "the function has no on_timer",
         "define on_timer",
+    ),
+    "a text in a column of numbers": (
+        "out(paid().with_columns(amount=pl.col('user').cast(pl.Int64)).uid('number'))",
+        r"InvalidOperationError: conversion from `str` to `i64` failed in column 'user'.*; operator '.+' at job.py:\d+",
+        "leave such rows out before, or cast with strict=False",
+    ),
+    "a key that cannot be computed": (
+        "out(paid().key_by(lambda row: 1 // (row.amount - 1), returns=int).aggregate(n=ps.count()).uid('n'))",
+        r"ZeroDivisionError: .* at \S+job.py:\d+ in <lambda>",
+        ".",
+    ),
+    "a window function that raises": (
+        (
+            "def rows_of(key, window, rows) -> Iterator[Paid]:\n    yield rows[1]\n"
+            "out(paid().key_by('user').window(ps.Tumbling('1s', time='processing')).apply(rows_of).uid('rows'))"
+        ),
+        r"IndexError: .* at \S+job.py:\d+ in rows_of",
+        ".",
     ),
     "no env.execute": (
         "out(paid())\nenv.execute = lambda name: None",
@@ -151,6 +170,23 @@ JOBS = {
         r"needs 9 slots, but this cluster has 2",
         "lower the parallelism",
     ),
+}
+ROW = r"row 1 of a batch of 1: user='a', amount=1"
+#: What is wrong -> the data that follow in the last line.
+SHOWN = {
+    "a bad row": r"""line: b'{"user": "a", "amount": "x"}'""",
+    "a function that raises": f"AttributeError: .* {ROW}",
+    "a result of another type": rf"returned: \{{'amount': 'abc'\}} \(Could not convert 'abc' .*\) {ROW}",
+    "a map without its return": ROW,
+    "a filter that returns text": f"returned: 'a' {ROW}",
+    "a package that workers lack": f"ModuleNotFoundError: .* {ROW}",
+    "a result without a field": rf"returned: \{{'user': 'a'\}} {ROW}",
+    "a text in a state of integers": r"value: \{'value': 'a'\} \(Could not convert .*\)",
+    "a method that a state has not": f"AttributeError: .* {ROW}",
+    "a timer by a float": f"UsageError: a timer's time is 1.5.* {ROW}",
+    "a text in a column of numbers": ROW,
+    "a key that cannot be computed": f"In your code: .* ZeroDivisionError: .* {ROW}",
+    "a window function that raises": r"window .* of key 'a', rows: 1, the first row: Paid\(user='a', amount=1\)",
 }
 #: What is wrong -> the command, and what is said.
 COMMANDS = {
@@ -249,6 +285,7 @@ def test_a_mistake_in_a_job_is_told_soon_with_its_cause_and_the_way_out(said, wr
     text = said("run", str(written(BEGIN + lines + "\n" + END)), "--fresh")
     assert re.search(cause, text), text
     assert re.search(rf"\(.*{way}.*\)", text), text
+    assert re.search(f"{SHOWN.get(mistake, '')}$", text), text
 
 
 FULL = """\

@@ -87,10 +87,10 @@ def said(folder, *command):
 
 @pytest.fixture
 def a_test(tmp_path):
-    """Run a user's own test of a process function with pytest; `more` stands after its imports."""
+    """Run a user's own test of a process function with pytest; `more` follows its imports, `function` is its module."""
 
-    def run(more=""):
-        (tmp_path / "fraud.py").write_text(FUNCTION)
+    def run(more="", function=FUNCTION):
+        (tmp_path / "fraud.py").write_text(function)
         (tmp_path / "test_fraud.py").write_text(TEST.format(more=more))
         return said(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "test_fraud.py")
 
@@ -109,6 +109,16 @@ def test_a_test_whose_workers_cannot_import_the_function_fails_with_the_import_e
     assert re.search(
         r"No module named 'fraud'; operator 'totals' at test_fraud.py:\d+ \(a package: .*put it beside", text
     )
+
+
+def test_a_test_whose_function_raises_fails_with_the_line_and_the_row(a_test):
+    code, text = a_test(function=FUNCTION.replace("+ row.amount", "+ 4 // (2 - row.amount)"))
+    assert code == 1, text
+    assert re.search(
+        r'fraud\.py", line \d+, in process\n.*\nE .*ZeroDivisionError: integer division or modulo by zero\n'
+        r"E +row 2 of a batch of 2: user='a', amount=2",
+        re.sub(r"\nE +[~^]+(?=\n)", "", text),
+    ), text
 
 
 @pytest.mark.parametrize(
@@ -216,9 +226,15 @@ def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, 
     )
     assert re.search(r"UserFunctionError: map 'map-\d': ValueError: no such user at .*job.py:16 in checked", told[1])
     assert re.fullmatch(r"(next attempt in [\d.]+ s|it is restarting|it runs again), from checkpoint \d+", told[2])
+    row = (
+        r'job.py", line 16, in checked\s+raise ValueError\("no such user"\) ValueError: no such user row \d+ of a batch'
+    )
+    wait_until(lambda: re.search(row, printed()), printed, step=0.1)
     shown = penstock(cluster, "show", "endless")
     assert "last failure (at " in shown
-    assert re.search(r'job.py", line 16, in checked\n +raise ValueError\("no such user"\)', shown), shown
+    assert re.search(f"{row} of \\d+: user_id=\\d, amount=\\d+, ts=", " ".join(shown.split())), shown
+    assert "/penstock/" not in shown
+    assert "/penstock/" in penstock(cluster, "show", "endless", "--all")
     wait_until(lambda: client.job(job["jid"])["state"] == "FAILED", printed, step=0.1)
     assert client.summary(job["jid"])["restarts"] == 10
     wait_until(lambda: "job endless failed: UserFunctionError" in printed(), printed, step=0.1)

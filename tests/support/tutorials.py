@@ -5,9 +5,12 @@ Used by the tests of the levels whose servers a tutorial needs.
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.waiting import DEADLINE_S, patience
 
 ROOT = Path(__file__).parents[2]
 #: A file to save (with its name), or commands.
@@ -15,6 +18,29 @@ _BLOCK = re.compile(r'^```(?:python title="([^"]+)"|sh)\n(.*?)^```', re.DOTALL |
 #: Commands that the test's own servers and environment replace.
 _SET_UP = ("infra/bootstrap.py setup", ".venv/bin/activate", "infra/servers.sh", "infra/airflow.py")
 LIMIT_S = 900
+#: A loop that waits for a condition: the command that is asked, and the words that its output must have.
+_LOOP = re.compile(r"^until (?P<ask>[^|\n]+?) \| (?P<test>[^\n]+?); do sleep 1; done$", re.MULTILINE)
+#: The same with an end: after the deadline it says what it waited for, and what the command has printed instead.
+_BOUNDED = """\
+last=$((SECONDS + {limit_s}))
+until {ask} | {test}; do
+  if [ $SECONDS -ge $last ]; then
+    echo {failed} >&2
+    {{ {ask} || true; }} >&2
+    exit 1
+  fi
+  sleep 1
+done"""
+
+
+def with_ends(commands, limit_s):
+    """Return commands whose `until` loops end with an error after `limit_s` seconds."""
+
+    def bounded(loop):
+        failed = f"the tutorial waits for `{loop['ask']} | {loop['test']}` for more than {limit_s} s; it prints:"
+        return _BOUNDED.format(limit_s=limit_s, failed=shlex.quote(failed), **loop.groupdict())
+
+    return _LOOP.sub(bounded, commands)
 
 
 class Tutorial:
@@ -41,10 +67,11 @@ class Tutorial:
         return printed
 
     def _commands(self, text):
+        script = with_ends(text, int(DEADLINE_S * patience()))
         # by standard input: a `pkill -f` of the page must not find its own shell
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-s"],
-            cwd=self.folder, env=self.environment, input=text, capture_output=True, text=True, timeout=LIMIT_S,
+            cwd=self.folder, env=self.environment, input=script, capture_output=True, text=True, timeout=LIMIT_S,
         )  # fmt: skip
         said = f"{done.stdout}\n{done.stderr}"
         assert done.returncode == 0, f"$ {text}\n{said}"

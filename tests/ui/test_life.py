@@ -98,6 +98,7 @@ def failed(page, folder):
     expect(failure).to_contain_text("cannot be rated")
     own = failure.locator("pre.own")
     expect(own).to_contain_text(re.compile(r'rate_orders\.py", line \d+, in check\s+raise ValueError'))
+    expect(own).to_contain_text(re.compile(r"row [\d,]+ of a batch of [\d,]+: user_id=\d+, "))
     expect(own).not_to_contain_text("penstock/")
     frames = failure.locator("details pre")
     expect(frames).to_be_hidden()

@@ -189,7 +189,7 @@ class CsvLines:
         missing = [name for name in schema.names if name not in names]
         if missing:
             msg = f"file source: {path} has no column {', '.join(missing)}"
-            raise ConnectorError(msg, hint=f"its first line names: {', '.join(names)}")
+            raise ConnectorError(msg, hint=f"its first line names: {', '.join(names)}; correct the file or the schema")
         self._read = pa_csv.ReadOptions(use_threads=False, column_names=names, block_size=_LINE_BYTES)
         self._convert = pa_csv.ConvertOptions(
             column_types={field.name: field.type for field in schema}, include_columns=schema.names
@@ -246,7 +246,8 @@ class ParquetCursor:
         missing = [name for name in schema.names if name not in self._file.schema_arrow.names]
         if missing:
             msg = f"file source: {path} has no column {', '.join(missing)}"
-            raise ConnectorError(msg, hint=f"it has: {', '.join(self._file.schema_arrow.names)}")
+            names = ", ".join(self._file.schema_arrow.names)
+            raise ConnectorError(msg, hint=f"it has: {names}; correct the file or the schema")
 
     def read(self, max_rows: int) -> ReadResult | None:
         """Return the next rows of the current row group."""

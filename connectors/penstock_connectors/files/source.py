@@ -263,8 +263,9 @@ class FileReader:
         if policy == "fail":
             first = result.bad[0]
             more = f" ({len(result.bad) - 1} more in the same read)" if len(result.bad) > 1 else ""
-            msg = f"file source: {path} at byte {first.offset}: {first.reason}; line {excerpt(first.value)}{more}"
-            raise BadRecordError(msg, hint="fix the file, or set on_bad_record='skip' or 'dead-letter'")
+            msg = f"file source: {path} at byte {first.offset}: {first.reason}{more}"
+            hint = "fix the file, or set on_bad_record='skip' or 'dead-letter'"
+            raise BadRecordError(msg, hint=hint, values=f"line: {excerpt(first.value)}")
         letters = _dead_letter_rows(path, result.bad) if policy == "dead-letter" else None
         return SourceBatch(result.rows, (path,), dead_letters=letters)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from penstock.config.settings import parse_duration_ms
 from penstock.connector.arguments import known_arguments
 from penstock.connector.sink import Committer, Delivery, SinkContext, SinkSpec, SinkWriter
-from penstock.core.errors import ConnectorError, UsageError
+from penstock.core.errors import ConnectorError, UsageError, argument_text
 from penstock.core.schema import schema_to_text
 from penstock_connectors.kafka.client.properties import check_properties, resolve
 
@@ -87,7 +87,7 @@ class KafkaSink:
         """
         chosen = SinkOptions(**{**_DEFAULTS, **options})
         if not isinstance(topic, str):
-            msg = f"KafkaSink: topic={topic!r} is not a topic's name"
+            msg = f"KafkaSink: topic={argument_text(topic)} is not a topic's name"
             raise UsageError(
                 msg, hint="a sink has one topic: split the stream with .filter(...), and use one sink for each"
             )

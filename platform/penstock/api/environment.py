@@ -75,6 +75,7 @@ class SettingsKeywords(TypedDict, total=False):
     sink_pending_max: str | int
     sink_pending_max_epochs: int
     restart: RestartStrategy | str
+    show_values_in_errors: bool
     requirements: Sequence[str]
     python_path: Sequence[str]
 

@@ -90,6 +90,9 @@ def execute_file(job: Path) -> None:
     except Exception as error:
         if os.environ.get("PENSTOCK_TRACEBACK"):
             raise
+        if isinstance(error, SyntaxError):  # its text would name the place again
+            msg = f"{_place(error, job)}: {type(error).__name__}: {error.msg}"
+            raise UsageError(msg, hint=f"correct the line: {(error.text or '').strip()}") from error
         msg = f"{_place(error, job)}: {type(error).__name__}: {error}"
         raise UsageError(msg, hint="" if msg.endswith(")") else misuse_hint(error) or _TRACEBACK) from error
 
@@ -115,7 +118,7 @@ def _located(error: PenstockError, job: Path) -> PenstockError:
 
 def _place(error: BaseException, job: Path) -> str:
     if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
+        return f"{Path(error.filename or job).name}:{error.lineno}"
     frames: list[Any] = traceback.extract_tb(error.__traceback__)
     # a frame such as `<string>` has no file
     files = [frame for frame in frames if not frame.filename.startswith("<")]

@@ -117,7 +117,7 @@ def app() -> NoReturn:
         die_with_parent()
         code = commands(standalone_mode=False)
     except PenstockError as error:
-        _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+        _fail("\n".join([str(error), *getattr(error, "__notes__", ())]), 2 if isinstance(error, UsageError) else 1)
     except _ClickException as error:
         error.show()
         sys.exit(2)

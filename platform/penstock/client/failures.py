@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import utc_text
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, without_all_frames
 
 if TYPE_CHECKING:
     from penstock.client.handle import JobHandle
@@ -93,6 +93,8 @@ class FailureWatch:
         #: How often the JobManager was replaced at the last look.
         self._replaced: int | None = None
         self._reported_ms = -1
+        #: The lines of the user's code, and the row, of the last reported failure.
+        self._reported_own = ""
         self._failed_checkpoints = 0
         self._waits_for = ""
         self._reported_times: set[tuple[str, str]] = set()
@@ -155,4 +157,8 @@ class FailureWatch:
         after = next_attempt(summary) or _AFTER.get(summary["state"], f"it is {summary['state']} now")
         after += f", from {_name_of(summary['restored'])}" if summary.get("restored") else ""
         lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.show_command}`)"
+        own = without_all_frames(new[0].get("stacktrace", ""), "")
+        if own and own != self._reported_own:  # the same row fails at each restart
+            lines.append(own)
+        self._reported_own = own
         return lines

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from penstock.api.job_file import planned
 from penstock.config.settings import parse_duration_ms
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import JobFailedError, NotFoundError, PenstockError
+from penstock.core.errors import JobFailedError, NotFoundError, PenstockError, job_failed
 from penstock.graph.job_graph import encode_graph
 
 if TYPE_CHECKING:
@@ -246,8 +246,8 @@ class JobHandle:
             return JobFailedError(f"job {self.name} failed: {detail}")
         entries = history.get("exceptionHistory", {}).get("entries", [])
         line = str(entries[0]["exceptionName"]) if entries else detail.splitlines()[-1]
-        hint = "" if line.endswith(")") else "PENSTOCK_TRACEBACK=1 prints the traceback"
-        return JobFailedError(f"job {self.name} failed: {line}", hint=hint)
+        hint = "" if line.endswith(")") else "PENSTOCK_TRACEBACK=1 prints all frames"
+        return job_failed(self.name, line, detail, hint)
 
 
 def _text(value: object) -> str:

@@ -22,7 +22,7 @@ from penstock.connector.sink import load_factory
 from penstock.connector.source import SourceFactory, SourceSpec
 from penstock.core.clock import SystemClock
 from penstock.core.elements import BarrierKind, Watermark
-from penstock.core.errors import ALL_FRAMES, JobFailedError, PenstockError, UsageError
+from penstock.core.errors import PenstockError, UsageError, job_failed
 from penstock.core.permits import CommitPermit
 from penstock.graph.execution_graph import PlanIds, peers_of, plan
 from penstock.graph.executor import JobResult
@@ -227,8 +227,7 @@ class InProcessJob:
         """
         moved = self._turns_of(most_steps)
         if self._failure is not None:
-            own_code = self._failure.detail.partition(ALL_FRAMES)[0]
-            raise JobFailedError(f"job {self.graph.name} failed: {self._failure.error}\n{own_code}".rstrip())
+            raise job_failed(self.graph.name, self._failure.error, self._failure.detail)
         return moved
 
     def _turns_of(self, most_steps: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.core.errors import UsageError, did_you_mean
+from penstock.core.errors import UsageError, argument_text, did_you_mean
 from penstock.core.structs import prepare
 
 _HINT = "see the table of settings in the docs"
@@ -136,6 +136,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Sink back-pressure limits for output that is not known to be published.
     sink_pending_max_bytes: int = 4 << 30
     sink_pending_max_epochs: int = 1000
+    #: Errors show the row or the values at which a function failed.
+    show_values_in_errors: bool = True
     #: PEP 508 requirements installed once per TaskManager for this job.
     requirements: tuple[str, ...] = ()
     #: Local folders put on the workers' import path (the job file's own folder).
@@ -178,7 +180,7 @@ def parse_duration_ms(value: str | float, what: str = "duration") -> int:
     # other types are possible: a function for a session's gap
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*", value if type(value) is str else "")
     if match is None:
-        msg = f"{what} {value!r} is not a duration"
+        msg = f"{what} {argument_text(value)} is not a duration"
         raise UsageError(msg, hint="write for example '500ms', '5s', '1m'")
     return int(float(match[1]) * _UNITS_MS[match[2]])
 

@@ -24,18 +24,28 @@ def extra_hint(extra: str) -> str:
     return f"pip install {' '.join(map(repr, names))}" if names else f"install penstock with its extra {extra!r}"
 
 
-#: Separates the lines of the user's code from all frames, in the long text of a failure.
+#: Separates what a user needs (own lines, row) from all frames, in the long text of a failure.
 ALL_FRAMES = "\n\nAll frames:\n"
+
+
+def without_all_frames(detail: str, other: str | None = None) -> str:
+    """Return what a user needs of a failure's long text: own lines, the row; of another text `other`, or itself."""
+    own, found, _ = detail.partition(ALL_FRAMES)
+    return own.strip("\n") if found or other is None else other
 
 
 class PenstockError(Exception):
     """Base of every error that is meant for a user; `str(error)` is one line."""
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        """Take the message, which names the place and the fault, and a hint, which names a solution."""
+    def __init__(self, message: str, *, hint: str = "", values: str = "") -> None:
+        """Take the message, which names the place and the fault, and a hint, which names a solution.
+
+        `values` are users' data that show the fault, such as the row; a job's setting may suppress them.
+        """
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.values = values
 
     def __str__(self) -> str:
         """Return message and hint in one line."""
@@ -91,7 +101,19 @@ class StateTooLargeError(PenstockError):
 
 
 class JobFailedError(PenstockError):
-    """The job ended FAILED; carries the cause of the last failure."""
+    """The job ended FAILED; carries the cause of the last failure.
+
+    The lines of the user's code and the row are its note, which Python and pytest print below the message.
+    """
+
+
+def job_failed(name: str, line: str, detail: str, hint: str = "") -> JobFailedError:
+    """Return the error of a failed job; `line` and `detail` describe its last failure (`task.chain.failure`)."""
+    error = JobFailedError(f"job {name} failed: {line}", hint=hint)
+    own = without_all_frames(detail, "")
+    if own:
+        error.add_note(own)
+    return error
 
 
 class SavepointInUseError(UsageError):
@@ -120,14 +142,30 @@ _STATE_EXAMPLE = re.compile(r"`(\w+: ps\.\w+State\[.*?) = (ps\..*?)`")
 _OURS = ("penstock", "penstock_connectors", "penstock_airflow")
 
 
+#: More names than these hide the nearest one.
+_MOST_NAMES = 20
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a misspelt name: the nearest one if there is any, and all valid ones."""
+    """Return a hint for a misspelt name: the nearest one if there is any, and all valid ones unless they are many."""
     import difflib  # imported only when a name is wrong
 
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
+    if close and len(names) > _MOST_NAMES:
+        return f"did you mean {close[0]!r}?"
     listed = f"there are: {', '.join(names)}" if names else "there are none"
     return f"did you mean {close[0]!r}? {listed}" if close else listed
+
+
+def argument_text(value: object) -> str:
+    """Return a wrong argument as text for an error: functions and classes by name, never with an address."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    text = repr(value)
+    return f"the {type(value).__name__} {value}" if " at 0x" in text.lower() and str(value) != text else text
 
 
 def misuse_hint(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 import pydantic
 
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, argument_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,7 +112,7 @@ def _arrow_type(hint: Any, where: str) -> tuple[pa.DataType, bool]:
     if hint is decimal.Decimal:
         msg = f"{where}: a Decimal needs its precision"
         raise GraphError(msg, hint="write Annotated[Decimal, ps.Precision(18, 2)]")
-    msg = f"{where}: {hint!r} has no Arrow type"
+    msg = f"{where}: {argument_text(hint)} has no Arrow type"
     raise GraphError(
         msg, hint="use int, float, bool, str, bytes, datetime, date, Decimal, list[...] or one of these | None"
     )

@@ -103,6 +103,11 @@ def _of_this_process() -> Redactor:
     return Redactor(secret_values(os.environ) | _remembered)
 
 
+def is_secret_name(name: str) -> bool:
+    """Return whether the name of a column or variable marks its value as a secret."""
+    return bool(_NAME.search(name)) and not _PLACES.search(name)
+
+
 def _strike(match: re.Match[str]) -> str:
     """Keep the name of the secret; a reference (`${ENV:NAME}`) is not a secret."""
     return match[0] if _REFERENCE.search(match[0]) else f"{match[1]}{REDACTED}"
@@ -110,6 +115,4 @@ def _strike(match: re.Match[str]) -> str:
 
 def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
     """Return the values of the variables whose names mark them as secrets."""
-    return frozenset(
-        value for name, value in environment.items() if _NAME.search(name) and not _PLACES.search(name) and value
-    )
+    return frozenset(value for name, value in environment.items() if is_secret_name(name) and value)

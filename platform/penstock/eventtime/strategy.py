@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.config.settings import parse_duration_ms
 from penstock.core.elements import MIN_TIMESTAMP
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, argument_text
 from penstock.core.structs import prepare
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
             return
         given: object = self.timestamp
         if not isinstance(given, str):
-            msg = f"watermark strategy: timestamp={given!r} is not a column's name"
+            msg = f"watermark strategy: timestamp={argument_text(given)} is not a column's name"
             way = "compute it after the source: .with_columns(at=...).assign_timestamps_and_watermarks(...)"
             raise GraphError(msg, hint=f'{way}, with timestamp="at"')
         if self.timestamp not in columns:

@@ -19,8 +19,9 @@ from penstock.api.building.operator_nodes import append_end
 from penstock.api.environment import Environment
 from penstock.api.job_file import planned
 from penstock.api.streams import DataStream
-from penstock.checkpoint.manifest_log import Manifest
+from penstock.checkpoint.manifest_log import Manifest, encode_manifest
 from penstock.checkpoint.recovery import absolute_paths
+from penstock.checkpoint.stores import open_store
 from penstock.client.in_process import JOB_ID, RUN_ID, Checkpoint, InProcessJob
 from penstock.client.kernels import compile_kernels
 from penstock.config.settings import parse_duration_ms
@@ -33,8 +34,9 @@ from penstock.core.views import plain_schema
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from penstock.graph.rescale import is_single
 from penstock.operators.rows.columns import without_ts
+from penstock.rpc.messages import WriteSavepoint
 from penstock.snapshots.access.opening import open_snapshot, open_target
-from penstock.task.checkpoint.savepoint_copy import SavepointWriter
+from penstock.task.checkpoint.savepoint_copy import write_savepoint
 from penstock.testing.fault_plan import Fault, drawn
 from penstock.testing.feeds import CollectedRows, Feed, PushedRows, collected_sink, pushed_source, register, unregister
 
@@ -155,7 +157,7 @@ class JobHarness:
 
         Raises:
             UsageError: there is no such source or partition. GraphError: rows that do not fit its schema.
-            JobFailedError: a function failed; the message has its traceback.
+            JobFailedError: a function failed; its note has the lines of the user's code, and the row.
         """
         feed = self._input(source)
         if not 0 <= partition < feed.partitions:
@@ -287,23 +289,21 @@ class JobHarness:
 
     def savepoint(self, folder: str | Path) -> str:
         """Write a savepoint of the job as it is now into an empty folder; return its URI."""
-        taken = self._job.checkpoint(BarrierKind.SAVEPOINT)
-        target, source = open_target(str(folder)), self._job.store()
-        writer, graph = SavepointWriter(source, target), self._job.graph
-        subtasks = tuple(
-            msgspec.structs.replace(part, keyed=tuple(writer.state(state) for state in part.keyed))
-            for part in taken.subtasks
-        )
-        writer.manifest(
-            Manifest(
-                kind="savepoint", sequence=0, job_id=JOB_ID, job_name=graph.name, run_id=RUN_ID, generation=0,
-                nonce=RUN_ID, created_ms=self.clock.now_ms(), checkpoint_id=taken.id, barrier="savepoint",
-                graph_fingerprint=graph.fingerprint, key_groups=graph.settings.key_groups,
-                operators=graph.stateful_operators(),
-                subtasks=subtasks, runs=(RUN_ID,), note=target.uri, origin=target.uri,
-            )
+        taken, target, graph = self._job.checkpoint(BarrierKind.SAVEPOINT), open_target(str(folder)), self._job.graph
+        manifest = Manifest(
+            kind="savepoint", sequence=0, job_id=JOB_ID, job_name=graph.name, run_id=RUN_ID, generation=0,
+            nonce=RUN_ID, created_ms=self.clock.now_ms(), checkpoint_id=taken.id, barrier="savepoint",
+            graph_fingerprint=graph.fingerprint, key_groups=graph.settings.key_groups,
+            operators=graph.stateful_operators(), subtasks=taken.subtasks, runs=(RUN_ID,),
+            # the job's own store is memory of this process
+            origin=target.uri,
         )  # fmt: skip
-        return target.uri
+        root, uri, data = graph.settings.checkpoint_root, target.uri, encode_manifest(manifest)
+        command = WriteSavepoint(
+            job_id=JOB_ID, savepoint_id="", uri=uri, checkpoint_root=root, job_name=graph.name, manifest=data
+        )
+        write_savepoint(command, open_store)
+        return uri
 
     def _restart(self, graph: JobGraph) -> None:
         for feed in self._inputs.values():

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 import threading
 from types import SimpleNamespace
 
@@ -220,13 +221,14 @@ async def endless(row) -> Row:
     [
         (broken, r"map_async 'ask': ValueError: no such customer at .*test_map_async.py:\d+ in broken"),
         (cancelled, "CancelledError"),
-        (endless, r"no result within 0.05 s for .*v=1"),
+        (endless, r"no result within 0.05 s \(raise timeout="),
     ],
 )
 def test_what_a_call_raises_ends_the_job_and_names_the_place(bench, gate, out, function, message):
     operator = opened(bench, gate, function, timeout_ms=50 if function is endless else 60_000)
-    with pytest.raises(UserFunctionError, match=message):
+    with pytest.raises(UserFunctionError, match=message) as raised:
         ask_and_wait(operator, out)
+    assert re.fullmatch(r"row 1 of a batch of \d: v=1", raised.value.values)
 
 
 class Slow:

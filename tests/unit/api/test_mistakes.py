@@ -64,7 +64,11 @@ MISTAKES = {
     # columns
     "key: unknown column": ('timed.key_by("merchnat")', "unknown column 'merchnat'", "did you mean 'merchant'"),
     "key: no column": ("timed.key_by()", "no column is given", "there are: merchant, amount"),
-    "key: an expression": ('timed.key_by(pl.col("a"))', "is not a column's name", r"\.with_columns\(key="),
+    "key: an expression": (
+        'timed.key_by(pl.col("a"))',
+        r"the Expr col\(\"a\"\) is not a column's name",
+        r"\.with_columns\(key=",
+    ),
     "key: a function without a type": ("timed.key_by(lambda row: row.merchant + 1)", "key_by", "returns=int"),
     "key: returns= of columns": ('timed.key_by("merchant", returns=int)', "returns=.*for functions", "leave them out"),
     "aggregate: unknown column": (
@@ -137,7 +141,7 @@ MISTAKES = {
     ),
     "window: a function for a gap": (
         "keyed.window(ps.Session(lambda row: 5))",
-        "is not a duration",
+        "the function <lambda> is not a duration",
         "'500ms', '5s', '1m'",
     ),
     "window: a text": ('keyed.window("1m")', "'1m'", "ps.Tumbling"),
@@ -146,7 +150,11 @@ MISTAKES = {
         "one stream has event time",
         "assign_timestamps_and_watermarks",
     ),
-    "a union of other columns": ('timed.union(timed.select("merchant"))', "the streams differ", r"\.select\("),
+    "a union of other columns": (
+        'timed.union(timed.select("merchant"))',
+        "the other one lacks amount, country, ts",
+        r"\.select\(",
+    ),
     # streams
     "a sink on a window": ("windows.sink_to(sink, uid='x')", "no attribute 'sink_to'", "there are: .*aggregate"),
     "a method's name": ("timed.keyby('merchant')", "no attribute 'keyby'", "did you mean 'key_by'"),
@@ -157,10 +165,18 @@ MISTAKES = {
         "no keys|is for keyed streams",
         r"key_by",
     ),
-    "process: a lambda": ("keyed.process(lambda row, ctx: [row])", "is no process function", "ps.KeyedProcessFunction"),
+    "process: a lambda": (
+        "keyed.process(lambda row, ctx: [row])",
+        "is no process function",
+        r"ps.KeyedProcessFunction.*\.map\(f\)",
+    ),
     "process: a class": (process(made="Last"), "it is a class", r"\.process\(Last\(\)\)"),
-    "process: one row": (process(returns="Total"), "must return several rows", r"Iterator\[Row\]"),
-    "state: a dict": (process("last: ps.ValueState[dict] = ps.value_state()"), "has no Arrow type", "use int, float"),
+    "process: one row": (process(returns="Total"), "must return several rows, .* the class Total", r"Iterator\[Row\]"),
+    "state: a dict": (
+        process("last: ps.ValueState[dict] = ps.value_state()"),
+        "the class dict has no Arrow type",
+        "use int, float",
+    ),
     "state: no annotation": (
         process("last = ps.value_state()"),
         "state 'last' has no type",
@@ -336,7 +352,7 @@ MISTAKES = {
     ),
     "kafka: a topic by function": (
         'KafkaSink("h:1", topic=lambda row: row.country)',
-        "is not a topic's name",
+        "topic=the function <lambda> is not a topic's name",
         "one sink for each",
     ),
     "kafka: no topic": ('KafkaSink("h:1", topic="")', "needs an address and a topic", r"KafkaSink\('host:9092'"),
@@ -356,7 +372,7 @@ MISTAKES = {
         "checkpoint_interval",
     ),
     # Python
-    "a syntax error": ("env.execute(", r"SyntaxError: '\(' was never closed", "."),
+    "a syntax error": ("env.execute(", r"SyntaxError: '\(' was never closed \(", r"correct the line: env\.execute\("),
     "an argument of a class misspelt": (
         'FileSource("in", schema=Payment, format="jsonl", on_bad_records="skip")',
         r"FileSource.__init__\(\) got an unexpected keyword argument 'on_bad_records'",
@@ -385,6 +401,8 @@ def test_a_mistake_is_told_with_its_line_its_cause_and_the_way_out(tmp_path, mis
     assert re.search(cause, said), said
     assert re.search(rf"\(.*{way}.*\)$", said, re.DOTALL), said
     assert "\n" not in said
+    assert " at 0x" not in said
+    assert len(re.findall(r"job\.py:\d+: ", said)) == 1, "the place is named once"
 
 
 def test_there_are_enough_of_them():

@@ -50,8 +50,8 @@ def client(monkeypatch):
     return found
 
 
-def shown(capsys):
-    module.show("orders")
+def shown(capsys, **options):
+    module.show("orders", **options)
     return capsys.readouterr().out.splitlines()
 
 
@@ -68,16 +68,26 @@ def test_sources_without_an_answer_and_slow_calls_are_named(client, capsys):
     ]
 
 
-def test_the_last_failure_is_shown_whole(client, capsys):
+def test_the_last_failure_is_shown_with_the_users_frames_and_on_request_with_all(client, capsys):
     client.entries, client.told["restarts"] = [FAILURE], 1
-    lines = shown(capsys)
-    assert "last failure (at 2026-01-05 10:00:00, in totals (1), restart 1): ValueError: x" in lines
-    assert lines[-1] == "  at g"
+    head = "last failure (at 2026-01-05 10:00:00, in totals (1), restart 1): ValueError: x"
+    assert shown(capsys)[-4:] == [head, "In your code:", "  at f", "(all frames: penstock show --all)"]
+    assert shown(capsys, all_frames=True)[-6:] == [head, "In your code:", "  at f", "", "All frames:", "  at g"]
+
+
+def test_a_failure_outside_the_users_code_is_shown_by_its_line_or_whole(client, capsys):
+    client.entries = [{**FAILURE, "stacktrace": "\n\nAll frames:\n  at g"}]
+    assert shown(capsys)[-2:] == [
+        "last failure (at 2026-01-05 10:00:00, in totals (1)): ValueError: x",
+        "(all frames: penstock show --all)",
+    ]
+    client.entries = [{**FAILURE, "stacktrace": "last words of the worker"}]
+    assert shown(capsys)[-1] == "last words of the worker"
 
 
 def test_the_last_failure_of_a_version_that_was_rolled_back_says_so_and_has_its_own_lines(client, capsys):
     client.entries = [{**FAILURE, "rolled-back": AT + 1000}]
-    *_, head, title, own = shown(capsys)
+    *_, head, title, own, _ = shown(capsys)
     assert (title, own) == ("In your code:", "  at f")
     assert head == (
         "last failure (of the rejected version, rolled back at 2026-01-05 10:00:01; at 2026-01-05 10:00:00, "

@@ -64,6 +64,17 @@ def test_the_same_failure_again_and_again_between_two_looks_is_one_line(job):
     assert line.startswith(f"orders failed 3 times: {FIRST['exceptionName']} (restart 3, ")
 
 
+def test_the_users_lines_and_the_row_follow_and_are_not_repeated_at_each_restart(job):
+    watch, own = FailureWatch(), "In your code:\n  at f\nrow 2 of a batch of 3: user='b'"
+    job.entries.insert(0, {**FIRST, "stacktrace": f"{own}\n\nAll frames:\n  at g"})
+    assert watch.poll(job, summary(restarts=1))[1:] == [own]
+    job.entries.insert(0, {**job.entries[0], "timestamp": 200})
+    assert len(watch.poll(job, summary(restarts=2))) == 1
+    other = own.replace("'b'", "'c'")
+    job.entries.insert(0, {**FIRST, "timestamp": 300, "stacktrace": f"{other}\n\nAll frames:\n  at g"})
+    assert watch.poll(job, summary(restarts=3))[1:] == [other]
+
+
 def test_failures_under_a_new_jobmanager_are_told_although_its_counts_begin_anew(job):
     watch, failed = FailureWatch(), {"checkpoint-failure": "checkpoint 7: no space"}
     job.entries[:] = [SECOND, FIRST]

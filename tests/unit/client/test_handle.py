@@ -28,7 +28,7 @@ class Client:
     ("line", "said"),
     [
         ("BadRecordError: topic orders: not JSON (mend it)", "BadRecordError: topic orders: not JSON (mend it)"),
-        ("ValueError: no", "ValueError: no (PENSTOCK_TRACEBACK=1 prints the traceback)"),
+        ("ValueError: no", "ValueError: no (PENSTOCK_TRACEBACK=1 prints all frames)"),
     ],
 )
 def test_a_failed_job_is_told_in_one_line_with_a_way_out(monkeypatch, line, said):
@@ -43,6 +43,16 @@ def test_the_whole_traceback_comes_when_asked_for(monkeypatch):
     with pytest.raises(JobFailedError) as raised:
         JobHandle(Client("ValueError: no"), "1", "totals").wait()
     assert DETAIL in str(raised.value)
+
+
+def test_the_users_lines_and_the_row_are_the_note_of_a_failed_job(monkeypatch):
+    monkeypatch.delenv("PENSTOCK_TRACEBACK", raising=False)
+    client = Client("ValueError: no")
+    own = "In your code:\n  at f\nrow 2 of a batch of 3: user='b'"
+    client.exceptions = lambda _: {"root-exception": f"{own}\n\nAll frames:\n  at g"}
+    with pytest.raises(JobFailedError) as raised:
+        JobHandle(client, "1", "totals").wait()
+    assert raised.value.__notes__ == [own]
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/sp", "file:///sp", "/sp", ""])

@@ -76,7 +76,7 @@ def test_wrong_overrides_are_usage_errors(overrides: dict[str, str]) -> None:
         ),
         ("requirements", "numpy", "setting requirements='numpy' is not a list", "ps.Environment(requirements=[...])"),
         ("restart.atempts", "3", "unknown setting 'restart.atempts'", "did you mean 'restart.attempts'? "),
-        ("parallelism.most", "3", "unknown setting 'parallelism.most'", "did you mean 'parallelism'? "),
+        ("parallelism.most", "3", "unknown setting 'parallelism.most'", "did you mean 'parallelism'?"),
     ],
 )
 def test_a_wrong_override_is_told_with_its_name_its_value_and_what_is_allowed(name, value, message, way):

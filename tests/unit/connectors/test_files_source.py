@@ -127,8 +127,9 @@ BAD = {
 def test_bad_lines_fail_by_default_and_say_where(tmp_path, file_format):
     (tmp_path / "in").write_text("\n".join(BAD[file_format]))
     reader = open_reader(FileSource(tmp_path / "in", Order, format=file_format))
-    with pytest.raises(BadRecordError, match=r"in at byte \d+: "):
+    with pytest.raises(BadRecordError, match=r"in at byte \d+: ") as raised:
         drain(reader)
+    assert raised.value.values.startswith("line: b'")
     reader.close()
 
 

@@ -86,9 +86,9 @@ class RecordDecoder:
         topic, partition = found.places[int(found.slot[first.index])]
         more = f" ({len(decoded.bad) - 1} more in the same fetch)" if len(decoded.bad) > 1 else ""
         return BadRecordError(
-            f"topic {topic} partition {partition} offset {int(found.offset[first.index])}: "
-            f"{first.reason}; value {excerpt(found.value[first.index].as_py())}{more}",
+            f"topic {topic} partition {partition} offset {int(found.offset[first.index])}: {first.reason}{more}",
             hint="set on_bad_record='skip' or 'dead-letter' on the KafkaSource, or correct the schema",
+            values=f"value: {excerpt(found.value[first.index].as_py())}",
         )
 
 

@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 
 from penstock.api.building.executors import current_executor, preview_executor
-from penstock.api.building.operator_nodes import append_end, call_site
+from penstock.api.building.operator_nodes import append_end
 from penstock.config.settings import fail_fast
 from penstock.connector.source import SourceSpec
 from penstock.core.errors import GraphError
@@ -97,7 +97,9 @@ def batch_of_rows(rows: Any, schema: pa.Schema, where: str) -> pa.RecordBatch:
     try:
         return _encoded(list(rows), schema, where) if table is None else conform(table, schema, where)
     except ColumnError as error:
-        raise GraphError(error.message, hint=error.hint) from error
+        # the rows are the caller's own, in its process
+        shown = error.values.removeprefix("value: ")
+        raise GraphError(f"{error.message}: {shown}" if shown else error.message, hint=error.hint) from error
 
 
 def _encoded(rows: Sequence[Any], schema: pa.Schema, where: str) -> pa.RecordBatch:
@@ -146,9 +148,8 @@ def collect(
         GraphError: a source is not bounded, and there is no limit; the limit is below 1.
         JobFailedError: it failed.
     """
-    where = call_site()
     if limit is not None and limit < 1:
-        msg = f"{where}: execute_and_collect: limit must be at least 1, not {limit}"
+        msg = f"execute_and_collect: limit must be at least 1, not {limit}"
         raise GraphError(msg, hint="leave it out for all rows")
     schema = plain_schema(without_ts(flow.schema))
     with tempfile.TemporaryDirectory(prefix="penstock-collect-") as folder:
@@ -165,7 +166,7 @@ def collect(
         finally:
             environment.builder.remove(end)
         if limit is None and (endless := unbounded_sources(graph)):
-            msg = f"{where}: execute_and_collect would never end: {endless[0]} is not bounded"
+            msg = f"execute_and_collect would never end: {endless[0]} is not bounded"
             raise GraphError(msg, hint="give the source an end (bounded=...), or limit=100 for the first 100 rows")
         settings = msgspec.structs.replace(fail_fast(graph.settings), checkpoint_root=f"{folder}/checkpoints")
         graph = msgspec.structs.replace(graph, settings=settings)

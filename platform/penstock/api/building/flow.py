@@ -105,8 +105,13 @@ def require_same_rows(flow: Flow, other: Flow) -> None:
 
 
 def _difference(left: pa.Schema, right: pa.Schema) -> str:
+    missing = [name for name in left.names if name not in right.names]
+    more = [name for name in right.names if name not in left.names]
+    if missing or more:
+        parts = [f"the other one {verb} {', '.join(names)}" for verb, names in (("lacks", missing), ("also has", more))]
+        return " and ".join(part for part, names in zip(parts, (missing, more), strict=True) if names)
     if left.names != right.names:
-        return f"columns {', '.join(left.names)} and {', '.join(right.names)}"
+        return f"the order of columns is {', '.join(left.names)} and {', '.join(right.names)}"
     pairs = [(a, b) for a, b in zip(left, right, strict=True) if not a.equals(b)]
     return "; ".join(f"{a.name} is {_shown(a)} and {_shown(b)}" for a, b in pairs) or "schema metadata"
 

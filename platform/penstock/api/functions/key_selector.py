@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.api.building.flow import ALL_ROWS_KEY
 from penstock.api.building.operator_nodes import NewOperator
 from penstock.api.functions.row_functions import input_type, is_row_type, picked_by, pickled
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, argument_text
 from penstock.core.schema import arrow_field_of, arrow_schema_of
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validation import KEY_TYPES, is_key_type
@@ -86,7 +86,7 @@ def require_key_columns(columns: tuple[Any, ...], stream: InputStream) -> tuple[
         raise GraphError(msg, hint=f"there are: {', '.join(stream.columns)}")
     for column in columns:
         if not isinstance(column, str):
-            msg = f"key_by: {column!r} is not a column's name"
+            msg = f"key_by: {argument_text(column)} is not a column's name"
             raise GraphError(msg, hint="compute the key with .with_columns(key=...) and then .key_by('key')")
     return columns
 

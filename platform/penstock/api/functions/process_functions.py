@@ -5,6 +5,7 @@ States and types are read from the class, the function is pickled; run by `opera
 
 from __future__ import annotations
 
+import inspect
 import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import pyarrow as pa
 from penstock.api.building.operator_nodes import NewOperator
 from penstock.api.functions.process_states import DeclaredState, declared_states
 from penstock.api.functions.row_functions import input_type, is_row_type, output_schema, pickled, result_type
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, argument_text
 from penstock.core.schema import schema_to_text
 from penstock.functions.broadcast_state import BROADCAST
 from penstock.functions.folding_states import REDUCED, ReduceFunction
@@ -73,7 +74,9 @@ def _checked_function(function: Any, returns: Any, stream: InputStream, base: An
     if isinstance(function, type) and issubclass(function, base):
         raise GraphError(f"{where}: it is a class", hint=f"make one: .process({function.__name__}())")
     if not isinstance(function, base):
-        raise GraphError(f"{where}: {function!r} is no process function", hint=f"derive it from ps.{base.__name__}")
+        msg = f"{where}: {argument_text(function)} is no process function"
+        ways = "; a function of one row is for .map(f) and .flat_map(f)" if inspect.isroutine(function) else ""
+        raise GraphError(msg, hint=f"derive a class from ps.{base.__name__} and pass its object{ways}")
     if type(function).process is base.process:
         raise GraphError(
             f"{where}: it has no process method", hint="write def process(self, row, ctx) -> Iterator[Out]"

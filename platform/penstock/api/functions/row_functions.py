@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.api.building.operator_nodes import NewOperator
 from penstock.config.settings import parse_duration_ms
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, argument_text
 from penstock.core.schema import arrow_schema_of
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validation import require_columns, require_unique
@@ -290,7 +290,7 @@ def result_type(kind: FunctionKind, annotated: Any, where: str) -> Any:
     if kind == "flat_map":
         origin, args = get_origin(annotated), get_args(annotated)
         if origin not in _MANY or not args:
-            msg = f"{where}: it must return several rows, and its annotation says {annotated!r}"
+            msg = f"{where}: it must return several rows, and its annotation says {argument_text(annotated)}"
             raise GraphError(msg, hint="annotate it as Iterator[Row], Iterable[Row] or list[Row]")
         return args[0]
     return annotated

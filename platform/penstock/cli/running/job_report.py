@@ -9,11 +9,18 @@ from typing import Any
 
 from penstock.client.failures import implausible_times, next_attempt, resume_point, slow_calls, unreachable_sources
 from penstock.core.clock import utc_text
-from penstock.core.errors import ALL_FRAMES
+from penstock.core.errors import ALL_FRAMES, without_all_frames
+
+_MORE = "(all frames: penstock show --all)"
 
 
-def report_lines(checkpoints: dict[str, Any], failures: dict[str, Any], summary: dict[str, Any]) -> list[str]:
-    """Return the lines; the arguments are answers of the `RestClient`."""
+def report_lines(
+    checkpoints: dict[str, Any], failures: dict[str, Any], summary: dict[str, Any], *, all_frames: bool = False
+) -> list[str]:
+    """Return the lines; the arguments are answers of the `RestClient`.
+
+    Of the last failure they have the lines of the user's code and the row; `all_frames`: also penstock's.
+    """
     lines = [_checkpoints(checkpoints)]
     lines += [f"bad records of {uid}: {count:,}" for uid, count in summary["bad-records"].items()]
     lines += [f"late rows dropped at {name}: {count:,}" for name, count in summary["late-records"].items()]
@@ -30,7 +37,7 @@ def report_lines(checkpoints: dict[str, Any], failures: dict[str, Any], summary:
         lines.append(f"stopped with savepoint {summary['stopped-with']}")
     if summary["waits-for"]:
         lines.append(f"waiting for slots: it needs {summary['waits-for']}")
-    return lines + _last_failure(failures, summary)
+    return lines + _last_failure(failures, summary, all_frames=all_frames)
 
 
 def story_lines(entries: list[dict[str, Any]]) -> list[str]:
@@ -73,7 +80,7 @@ def _checkpoints(checkpoints: dict[str, Any]) -> str:
     return text
 
 
-def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str]:
+def _last_failure(failures: dict[str, Any], summary: dict[str, Any], *, all_frames: bool) -> list[str]:
     """Return the newest failure: place and time, the user's own lines, all frames.
 
     Of a version that does not run any more, the user's own lines are enough.
@@ -89,8 +96,11 @@ def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str
         next_attempt(summary),
     ]
     rolled_back = newest["rolled-back"]
-    text = str(newest["stacktrace"]).strip()
-    text = text.partition(ALL_FRAMES)[0] if rolled_back else text
+    text = str(newest["stacktrace"])
+    shortened = ALL_FRAMES in text and not all_frames
+    text = without_all_frames(text) if shortened else text.strip()
     version = f"of the rejected version, rolled back at {utc_text(rolled_back)}; " if rolled_back else ""
     head = [f"last failure ({version}{', '.join(filter(None, facts))}): {newest['exceptionName']}"]
+    if shortened:
+        text = f"{text}\n{_MORE}".lstrip()
     return head if text == newest["exceptionName"] else [*head, text]

@@ -54,13 +54,14 @@ def show(
     *,
     state: Annotated[bool, typer.Option("--state", help="Show its state: rows and bytes by key groups.")] = False,
     hot_keys: Annotated[bool, typer.Option("--hot-keys", help="Show the keys with the most rows.")] = False,
+    all_frames: Annotated[bool, typer.Option("--all", help="Show all frames of the last failure.")] = False,
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show one job.
 
-    The command prints vertices with their rows, checkpoints, problems, and the last failure. Options print state or
-    keys instead.
+    The command prints vertices with their rows, checkpoints, problems, and the last failure: the lines of your code
+    and the row that failed. Options print state or keys instead.
     """
     with connect(cluster) as client:
         found = find_job(client, job)
@@ -89,7 +90,7 @@ def show(
             f"{metrics.get('write-records', 0):,}",
         )
     console.print(table)
-    for line in report_lines(checkpoints, failures, summary):
+    for line in report_lines(checkpoints, failures, summary, all_frames=all_frames):
         console.print(line, markup=False, soft_wrap=True)
 
 

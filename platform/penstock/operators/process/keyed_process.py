@@ -48,6 +48,7 @@ from penstock.operators.process.state_binding import (
 )
 from penstock.operators.rows.columns import ts_of, visible, without_ts
 from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder, read_columns
+from penstock.operators.rows.row_text import timer_text
 from penstock.operators.rows.user_functions import gc_paused, load_function, user_error
 from penstock.state.log.ttl import TtlClock
 from penstock.state.tables.value_columns import python_values
@@ -223,7 +224,7 @@ class KeyedProcessOperator(Operator):
                         ends.append(count)
                         stamps.append(context.timestamp)
         except Exception as error:
-            raise user_error(self._where, error) from error
+            raise user_error(self._where, error, handler.decoder.newest(data)) from error
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
@@ -290,7 +291,7 @@ class KeyedProcessOperator(Operator):
                         output.ends.append(count)
                         output.times.append(output_time(context))
         except Exception as error:
-            raise user_error(self._where, error) from error
+            raise user_error(self._where, error, timer_text(context.timestamp, context.key)) from error
 
     # --- a batch of keys --------------------------------------------------------------------------------------------
 

@@ -222,7 +222,7 @@ class PlainProcessOperator(Operator):
                             output.ends.append(count)
                             output.times.append(context.timestamp)
             except Exception as error:
-                raise user_error(self._where, error) from error
+                raise user_error(self._where, error, self._decoder.newest(batch.data)) from error
             output.emit(out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:

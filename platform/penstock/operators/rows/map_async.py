@@ -204,10 +204,11 @@ class MapAsyncOperator(FunctionOperator):
             return False
         for entry, result, error in runner.take():
             if isinstance(error, CallTimeoutError):
-                msg = f"{self._where}: no result within {self._timeout_ms / 1000:g} s for {entry.row!r}"
-                raise UserFunctionError(msg, hint="raise timeout=, or catch it in the function: asyncio.timeout(...)")
+                msg = f"{self._where}: no result within {self._timeout_ms / 1000:g} s"
+                hint = "raise timeout=, or catch it in the function: asyncio.timeout(...)"
+                raise UserFunctionError(msg, hint=hint, values=self._decoder.text(entry.batch, entry.index))
             if error is not None:
-                raise user_error(self._where, error) from error
+                raise user_error(self._where, error, self._decoder.text(entry.batch, entry.index)) from error
             self._queue.complete(entry, result)
         runner.start(self._queue.start())
         for part in self._queue.take():
@@ -247,7 +248,10 @@ class MapAsyncOperator(FunctionOperator):
             out.status(element)
 
     def _emit(self, entries: list[AsyncRow], out: Collector) -> None:
-        columns = self._encoder.columns([entry.result for entry in entries], single=True)
+        def given(index: int) -> str:
+            return self._decoder.text(entries[index].batch, entries[index].index)
+
+        columns = self._encoder.columns([entry.result for entry in entries], given)
         times = None
         if TS_COLUMN in self._input_schema.names:
             times = pa.array([entry.batch.column(TS_COLUMN)[entry.index].as_py() for entry in entries], pa.int64())

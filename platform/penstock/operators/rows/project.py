@@ -19,13 +19,15 @@ import polars as pl
 import pyarrow as pa
 
 from penstock.core.elements import TS_COLUMN, Batch
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, PenstockError
 from penstock.core.schema import schema_from_text
 from penstock.core.views import is_view
 from penstock.kernels.rows.row_filter import filter_rows
 from penstock.operators.operator import Operator
 from penstock.operators.rows.columns import TS_FIELD, conform_array, ts_of, with_ts, without_ts
 from penstock.operators.rows.integer_expressions import compile_integers, to_arrow
+from penstock.operators.rows.row_text import batch_text, numbered_row, short_text
+from penstock.operators.rows.user_functions import UserFunctionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,9 +163,39 @@ class ProjectOperator(Operator):
         return frozenset(required | {TS_COLUMN}) if self._timed else frozenset(required)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
-        data = self._filter(batch.data) if self._mode == "filter" else self._compute(batch.data)
+        try:
+            data = self._apply(batch.data)
+        except Exception as error:
+            raise self._failed(batch.data, error) from error
         if data.num_rows:
             out.batch(Batch(data))
+
+    def _apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return self._filter(batch) if self._mode == "filter" else self._compute(batch)
+
+    def _failed(self, batch: pa.RecordBatch, error: Exception) -> PenstockError:
+        """Return the error with the first row that raises: halves of the batch are computed until one row is left."""
+        names = without_ts(batch.schema).names
+        low, high = 0, batch.num_rows
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._raises(batch.slice(low, middle - low)) else (middle, high)
+        alone = high > low and self._raises(batch.slice(low, 1))
+        shown = numbered_row(batch, low, names) if alone else batch_text(batch, names)
+        if isinstance(error, PenstockError):
+            return type(error)(error.message, hint=error.hint, values=shown)
+        first_line, _, _ = str(error).partition("\n")
+        msg = f"{self._where}: {type(error).__name__}: {short_text(first_line)}"
+        cast = isinstance(error, pl.exceptions.InvalidOperationError) and "conversion" in str(error)
+        hint = "leave such rows out before, or cast with strict=False, which gives null" if cast else ""
+        return UserFunctionError(msg, hint=hint, values=shown)
+
+    def _raises(self, part: pa.RecordBatch) -> bool:
+        try:
+            self._apply(part)
+        except Exception:  # noqa: BLE001 - as `_apply` of the whole batch
+            return True
+        return False
 
     def _filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         conditions = None if self._integers is None else self._integers.of(batch)

@@ -24,6 +24,7 @@ import pydantic
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.schema import arrow_schema_of
 from penstock.operators.rows.columns import ColumnError, assemble, without_ts
+from penstock.operators.rows.row_text import numbered_row, short_text, value_text
 from penstock.state.tables.value_columns import python_values
 
 if TYPE_CHECKING:
@@ -44,11 +45,26 @@ class RowDecoder:
         """Rows are of `row_type`, or plain named tuples; `__ts` is not part of a row."""
         self.names = without_ts(schema).names
         self._make = row_maker(self.names, row_type)
+        #: The first column's values from which no row was made yet.
+        self._unread: Iterator[Any] = iter(())
 
     def rows(self, batch: pa.RecordBatch) -> Iterator[Any]:
         """Return the batch's rows, lazily, from columns decoded at once."""
         columns = [python_values(batch.column(name)) for name in self.names]
-        return self._make(columns) if columns else (self._make([]) for _ in range(batch.num_rows))
+        if not columns:
+            return (self._make([]) for _ in range(batch.num_rows))
+        self._unread = iter(columns[0])
+        return self._make([self._unread, *columns[1:]])
+
+    def newest(self, batch: pa.RecordBatch) -> str:
+        """Return the newest row made from this batch, the last one given to `rows`, as text for an error."""
+        if not self.names or not batch.num_rows:
+            return ""
+        return numbered_row(batch, batch.num_rows - 1 - operator.length_hint(self._unread), self.names)
+
+    def text(self, batch: pa.RecordBatch, index: int) -> str:
+        """Return a row of a batch as text for an error."""
+        return numbered_row(batch, index, self.names) if self.names else ""
 
 
 #: Special methods that construct a model or guard its fields; row structs define their own.
@@ -91,8 +107,10 @@ class RowEncoder:
             operator.itemgetter(*names) if len(names) > 1 else lambda row: (row[names[0]],)
         )
 
-    def columns(self, rows: Sequence[Any], *, single: bool = False) -> list[pa.Array]:
-        """Return one array per field; `single`: each row is the result of one call, as in `map`.
+    def columns(self, rows: Sequence[Any], given: Callable[[int], str] | None = None) -> list[pa.Array]:
+        """Return one array per field.
+
+        `given`: each row is the result of one call, as in `map`; it returns the call's input row as text for an error.
 
         Raises:
             ColumnError: a row lacks a field, or a value does not fit its column.
@@ -101,28 +119,33 @@ class RowEncoder:
             plain = not any(issubclass(kind, dict) for kind in set(map(type, rows)))
             values = list(zip(*map(self._attributes if plain else self._values, rows), strict=True))
         except (AttributeError, KeyError) as error:
-            raise self._missing_field(rows, single=single) from error
+            raise self._missing_field(rows, given) from error
         except TypeError as error:
             msg = f"{self._where}: {error}"
             raise ColumnError(msg, hint="return an instance of the declared row type") from error
-        return [self.array(field, column) for field, column in zip(self.schema, values, strict=True)]
+        return [self.array(field, column, given) for field, column in zip(self.schema, values, strict=True)]
 
-    def _missing_field(self, rows: Sequence[Any], *, single: bool) -> ColumnError:
+    def _missing_field(self, rows: Sequence[Any], given: Callable[[int], str] | None) -> ColumnError:
         """Return the error of the first row that lacks a field."""
-        if single and any(row is None for row in rows):
+        nones = [] if given is None else [index for index, row in enumerate(rows) if row is None]
+        if given is not None and nones:
             msg = f"{self._where}: the function returned None"
-            return ColumnError(msg, hint="is a return missing? to drop rows, use filter or flat_map")
-        row, field = next((row, name) for row in rows for name in self.schema.names if not _has(row, name))
-        hint = f"rows must have: {', '.join(self.schema.names)}"
-        if isinstance(row, _PLAIN) and not single:
+            hint = "is a return missing? to drop rows, use filter or flat_map"
+            return ColumnError(msg, hint=hint, values=given(nones[0]))
+        index, field = next(
+            (i, name) for i, row in enumerate(rows) for name in self.schema.names if not _has(row, name)
+        )
+        row, hint = rows[index], f"rows must have: {', '.join(self.schema.names)}"
+        if isinstance(row, _PLAIN) and given is None:
             hint += "; a function that gives one row yields it, or returns it in a list"
-        return ColumnError(f"{self._where}: a row has no field {field!r}: {row!r:.80}", hint=hint)
+        msg = f"{self._where}: a row has no field {field!r}: it is of type {type(row).__name__}"
+        return ColumnError(msg, hint=hint, values=_returned(row, given, index))
 
     def _values(self, row: Any) -> Any:
         return self._items(row) if isinstance(row, dict) else self._attributes(row)
 
-    def array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
-        """Return one field's values as an array.
+    def array(self, field: pa.Field, values: Sequence[Any], given: Callable[[int], str] | None = None) -> pa.Array:
+        """Return one field's values as an array; `given` as in `columns`.
 
         Raises:
             ColumnError: a value does not fit.
@@ -130,15 +153,36 @@ class RowEncoder:
         try:
             array = pa.array(values, type=field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            msg = f"{self._where}: field {field.name!r} does not fit {field.type}: {str(error).splitlines()[0]}"
-            raise ColumnError(msg, hint="correct the row type or the returned value") from error
+            index = _first_unfit(values, field.type)
+            kind = f"a value of type {type(values[index]).__name__}"
+            msg = f"{self._where}: field {field.name!r} does not fit {field.type}: it got {kind}"
+            why = str(error).splitlines()[0]
+            found = _returned({field.name: values[index]}, given, index, f" ({short_text(why)})")
+            raise ColumnError(msg, hint="correct the declared type or the value", values=found) from error
         if not field.nullable and array.null_count:
             msg = f"{self._where}: field {field.name!r} was None in {array.null_count} of {len(array)} rows"
-            raise ColumnError(msg, hint="declare the field as `T | None` or return a value")
+            found = "" if given is None else given(next(i for i, value in enumerate(values) if value is None))
+            raise ColumnError(msg, hint="declare the field as `T | None` or return a value", values=found)
         return array
 
 
-def row_maker(names: list[str], row_type: type | None) -> Callable[[list[list[Any]]], Iterator[Any]]:
+def _first_unfit(values: Sequence[Any], kind: pa.DataType) -> int:
+    """Return the index of the first value that cannot be of a type; the last one if each alone can."""
+    for index, value in enumerate(values):
+        try:
+            pa.array([value], type=kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            return index
+    return len(values) - 1
+
+
+def _returned(result: Any, given: Callable[[int], str] | None, index: int, why: str = "") -> str:
+    """Return a function's result as text for an error, and its input row if that is known."""
+    text = f"{'value' if given is None else 'returned'}: {value_text(result)}{why}"
+    return text if given is None else f"{text}\n{given(index)}"
+
+
+def row_maker(names: list[str], row_type: type | None) -> Callable[[Sequence[Iterable[Any]]], Iterator[Any]]:
     """Return a function that makes row objects from columns of Python values, lazily."""
     if row_type is None:
         made = named_tuple_of("Row", names)

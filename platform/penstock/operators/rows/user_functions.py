@@ -15,6 +15,7 @@ import pickle
 import re
 import traceback
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from penstock.functions.moved_modules import MOVED
 from penstock.operators.operator import Operator
 from penstock.operators.rows.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
 from penstock.operators.rows.row_codec import RowDecoder, RowEncoder, read_columns
+from penstock.operators.rows.row_text import batch_text, value_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,8 +72,11 @@ class FunctionLoadError(PenstockError):
     """A worker cannot load a user's function; a restart does not help."""
 
 
-def user_error(where: str, error: BaseException) -> UserFunctionError:
-    """Return `error` as a `UserFunctionError` without the engine's frames in its traceback, with any known hint."""
+def user_error(where: str, error: BaseException, values: str = "") -> UserFunctionError:
+    """Return `error` as a `UserFunctionError` without the engine's frames in its traceback, with any known hint.
+
+    `values` is the row at which it was raised, as text.
+    """
     frames = error.__traceback__
     while frames is not None and _is_ours(frames) and frames.tb_next is not None:
         frames = frames.tb_next
@@ -81,7 +86,11 @@ def user_error(where: str, error: BaseException) -> UserFunctionError:
         place = f" at {frame.filename}:{frame.lineno} in {frame.name}"
         break
     hint = misuse_hint(error) or missing_module_hint(error)
-    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {_one_line(error)}{place}", hint=hint)
+    text = f"{type(error).__name__}: {_one_line(error)}"
+    if isinstance(error, PenstockError):  # of a state, a timer or the context, which the function has misused
+        text, hint = error.message, error.hint
+    msg = f"{where}: {text}{place}"
+    wrapped = UserFunctionError(msg, hint=hint, values=values)
     wrapped.__cause__ = error
     return wrapped
 
@@ -158,8 +167,8 @@ class MapOperator(FunctionOperator):
             try:
                 rows = [function(row) for row in self._decoder.rows(batch.data)]
             except Exception as error:
-                raise user_error(self._where, error) from error
-            columns = self._encoder.columns(rows, single=True)
+                raise user_error(self._where, error, self._decoder.newest(batch.data)) from error
+            columns = self._encoder.columns(rows, partial(self._decoder.text, batch.data))
             del rows
         out.batch(Batch(assemble(columns, self._schema, ts_of(batch.data))))
 
@@ -173,7 +182,8 @@ class FlatMapOperator(FunctionOperator):
             try:
                 parts = [tuple(function(row)) for row in self._decoder.rows(batch.data)]
             except Exception as error:
-                raise self._no_rows(error) or user_error(self._where, error) from error
+                row = self._decoder.newest(batch.data)
+                raise self._no_rows(error, row) or user_error(self._where, error, row) from error
             rows = list(itertools.chain.from_iterable(parts))
             columns = self._encoder.columns(rows) if rows else []
             counts = [len(part) for part in parts]
@@ -185,13 +195,13 @@ class FlatMapOperator(FunctionOperator):
             ts = pa.array(np.repeat(ts.to_numpy(), counts))
         out.batch(Batch(assemble(columns, self._schema, ts)))
 
-    def _no_rows(self, error: Exception) -> UserFunctionError | None:
+    def _no_rows(self, error: Exception, row: str) -> UserFunctionError | None:
         """Return the error of a result that is no collection of rows; None if the function itself has raised."""
         found = _NOT_ITERABLE.fullmatch(str(error)) if isinstance(error, TypeError) else None
         if found is None or error.__traceback__ is None or not _is_ours(_innermost(error.__traceback__)):
             return None
         msg = f"{self._where}: the function returned {found[1]}, not rows"
-        return UserFunctionError(msg, hint="yield rows, or return a list of them: [] for none")
+        return UserFunctionError(msg, hint="yield rows, or return a list of them: [] for none", values=row)
 
 
 class FilterRowsOperator(FunctionOperator):
@@ -203,19 +213,21 @@ class FilterRowsOperator(FunctionOperator):
             with gc_paused():
                 answers = [function(row) for row in self._decoder.rows(batch.data)]
         except Exception as error:
-            raise user_error(self._where, error) from error
+            raise user_error(self._where, error, self._decoder.newest(batch.data)) from error
         if not set(map(type, answers)) <= _BOOLS:
-            raise self._no_bool(next(answer for answer in answers if type(answer) not in _BOOLS))
+            index = next(i for i, answer in enumerate(answers) if type(answer) not in _BOOLS)
+            raise self._no_bool(answers[index], self._decoder.text(batch.data, index))
         mask = np.fromiter(answers, np.bool_, batch.num_rows)
         kept = int(mask.sum())
         if kept:
             out.batch(batch if kept == batch.num_rows else Batch(batch.data.filter(pa.array(mask))))
 
-    def _no_bool(self, answer: Any) -> UserFunctionError:
+    def _no_bool(self, answer: Any, row: str) -> UserFunctionError:
         """Return the error of an answer that is neither true nor false: a text, for example, would keep every row."""
-        shown = "None" if answer is None else f"the {type(answer).__name__} {answer!r:.80}"
+        shown = "None" if answer is None else f"a value of type {type(answer).__name__}"
         hint = "return True or False" + (": is a return missing?" if answer is None else "")
-        return UserFunctionError(f"{self._where}: the function returned {shown}, not a bool", hint=hint)
+        msg = f"{self._where}: the function returned {shown}, not a bool"
+        return UserFunctionError(msg, hint=hint, values=f"returned: {value_text(answer)}\n{row}")
 
 
 class MapBatchesOperator(FunctionOperator):
@@ -234,7 +246,8 @@ class MapBatchesOperator(FunctionOperator):
         try:
             result = self._function(given)
         except Exception as error:
-            raise user_error(self._where, error) from error
+            shown = batch_text(batch.data, without_ts(self._input_schema).names)
+            raise user_error(self._where, error, shown) from error
         data = self._record_batch(result)
         if data.num_rows == 0:
             return
@@ -293,22 +306,26 @@ class KeySelectorOperator(FunctionOperator):
             try:
                 keys = [function(row) for row in self._decoder.rows(data)]
             except Exception as error:
-                raise user_error(self._where, error) from error
-            made = self._columns(keys)
+                raise user_error(self._where, error, self._decoder.newest(data)) from error
+            made = self._columns(keys, partial(self._decoder.text, data))
         rows = [data.column(name) for name in self._schema.names if name not in self._keys.names]
         out.batch(Batch(assemble([*rows, *made], self._schema, ts_of(data))))
 
-    def _columns(self, keys: list[Any]) -> list[pa.Array]:
+    def _columns(self, keys: list[Any], given: Callable[[int], str]) -> list[pa.Array]:
         if self._shape is None:
-            return [self._encoder.array(self._keys.field(0), keys)]
+            return [self._encoder.array(self._keys.field(0), keys, given)]
         if self._shape is not tuple:
-            return self._encoder.columns(keys, single=True)
-        wrong = next((key for key in keys if not isinstance(key, tuple) or len(key) != len(self._keys)), None)
+            return self._encoder.columns(keys, given)
+        members = len(self._keys)
+        wrong = next((i for i, key in enumerate(keys) if not isinstance(key, tuple) or len(key) != members), None)
         if wrong is not None:
-            msg = f"{self._where}: a key is {wrong!r}, and its type says {len(self._keys)} members"
-            raise ColumnError(msg, hint="return a tuple of that many, or correct the annotation")
+            key = keys[wrong]
+            found = f"a tuple of {len(key)}" if isinstance(key, tuple) else f"of type {type(key).__name__}"
+            msg = f"{self._where}: a key is {found}, and its type says a tuple of {members}"
+            shown = f"returned: {value_text(key)}\n{given(wrong)}"
+            raise ColumnError(msg, hint="return a tuple of that many, or correct the annotation", values=shown)
         return [
-            self._encoder.array(field, column)
+            self._encoder.array(field, column, given)
             for field, column in zip(self._keys, zip(*keys, strict=True), strict=True)
         ]
 

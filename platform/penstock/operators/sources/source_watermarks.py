@@ -24,7 +24,9 @@ from penstock.eventtime.strategy import (
     microseconds_per,
 )
 from penstock.kernels.rows.row_filter import filter_rows
+from penstock.operators.rows.columns import without_ts
 from penstock.operators.rows.project import deserialize_expressions
+from penstock.operators.rows.row_text import batch_text
 from penstock.operators.rows.user_functions import UserFunctionError, load_function, user_error
 
 if TYPE_CHECKING:
@@ -230,27 +232,30 @@ class Generated:
     def after(self, rows: pa.RecordBatch, times: Int64s, origin: Origin) -> list[int]:
         split_ids, index = origin
         if index is None:
-            return [self._call_generator(split_ids[0], lambda it: it.on_batch(times, rows))]
+            return [self._call_generator(split_ids[0], lambda it: it.on_batch(times, rows), rows)]
         found = []
         for position, split_id in enumerate(split_ids):
             mask = index == position
             part, own = filter_rows(rows, mask), times[mask]
             on_batch = methodcaller("on_batch", own, part)
-            found.append(self._call_generator(split_id, on_batch) if len(own) else MIN_TIMESTAMP)
+            found.append(self._call_generator(split_id, on_batch, part) if len(own) else MIN_TIMESTAMP)
         return found
 
     def between(self, split_ids: Iterable[str]) -> list[tuple[str, int]]:
         now = self._clock.now_ms() * 1000
         return [(split_id, self._call_generator(split_id, lambda it: it.on_periodic(now))) for split_id in split_ids]
 
-    def _call_generator(self, split_id: str, call: Callable[[WatermarkGenerator], int | None]) -> int:
+    def _call_generator(
+        self, split_id: str, call: Callable[[WatermarkGenerator], int | None], rows: pa.RecordBatch | None = None
+    ) -> int:
         try:
             generator = self._generators.get(split_id)
             if generator is None:
                 generator = self._generators[split_id] = self._make()
             watermark = call(generator)
         except Exception as error:
-            raise user_error(f"{self._where}: watermark generator", error) from error
+            shown = "" if rows is None else batch_text(rows, without_ts(rows.schema).names)
+            raise user_error(f"{self._where}: watermark generator", error, shown) from error
         if watermark is None:
             return MIN_TIMESTAMP
         if type(watermark) is not int and not isinstance(watermark, np.integer):

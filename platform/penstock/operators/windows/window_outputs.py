@@ -6,6 +6,7 @@ One of the classes is the `WindowSink` of `operators.windows.window_engine`.
 from __future__ import annotations
 
 import functools
+import operator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +21,7 @@ from penstock.operators.aggregates.aggregate_plan import AggregatePlan
 from penstock.operators.aggregates.aggregate_schema import WINDOW_START
 from penstock.operators.rows.columns import assemble, without_ts
 from penstock.operators.rows.row_codec import RowEncoder
+from penstock.operators.rows.row_text import value_text, window_text
 from penstock.operators.rows.user_functions import user_error
 from penstock.operators.windows.window_engine import WindowSink
 from penstock.state.cells.hot_panes import overflow
@@ -27,7 +29,7 @@ from penstock.state.cells.pane_memory import add_rows
 from penstock.state.cells.value_heap import ValueHeap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.eventtime.windows import TimeWindow
     from penstock.functions.evictors import WindowElement
@@ -57,18 +59,35 @@ def row_aggregate(aggregate: Aggregate, values: pa.Array, window: I64, windows: 
 
 
 def apply_aggregator(
-    aggregator: Aggregator[Any, Any, Any], windows: Sequence[Sequence[Any]], column: str | None
+    aggregator: Aggregator[Any, Any, Any], windows: Sequence[Sequence[Any]], column: str | None, where: str
 ) -> list[Any]:
-    """Return a user-defined aggregate of each window's rows, or of the non-null values of `column`."""
+    """Return a user-defined aggregate of each window's rows, or of the non-null values of `column`.
+
+    Raises:
+        UserFunctionError: the aggregator raised; with the row, and the number of its window's rows.
+    """
     results = []
-    for rows in windows:
-        held = aggregator.create_accumulator()
-        for row in rows:
-            value = row if column is None else getattr(row, column)
-            if value is not None:
-                held = aggregator.add(value, held)
-        results.append(aggregator.get_result(held))
+    rows: Sequence[Any] = ()
+    unread: Iterator[Any] = iter(())
+    try:
+        for rows in windows:
+            unread = iter(rows)
+            held = aggregator.create_accumulator()
+            for row in unread:
+                value = row if column is None else getattr(row, column)
+                if value is not None:
+                    held = aggregator.add(value, held)
+            results.append(aggregator.get_result(held))
+    except Exception as error:
+        raise user_error(where, error, f"{_newest(rows, unread)} of a window") from error
     return results
+
+
+def _newest(rows: Sequence[Any], unread: Iterator[Any]) -> str:
+    """Return the newest row that an iterator of `rows` has returned, as text for an error."""
+    done = len(rows) - operator.length_hint(unread)
+    text = f"row {done:,} of {len(rows):,}"
+    return f"{text}, {value_text(rows[done - 1])}," if done else f"before {text}"
 
 
 def _distinct(values: pa.Array, window: I64, windows: int) -> I64:
@@ -190,10 +209,7 @@ class AggregatedWindows:
         made: list[pa.Array] = []
         for aggregate in self._aggregates:
             if aggregate.fn == "aggregator":
-                try:
-                    found = apply_aggregator(self._aggregators[aggregate.alias], rows, aggregate.column)
-                except Exception as error:
-                    raise user_error(self._where, error) from error
+                found = apply_aggregator(self._aggregators[aggregate.alias], rows, aggregate.column, self._where)
                 made.append(self._encoder.array(self._output.field(aggregate.alias), found))
             elif aggregate.kept and aggregate.column is not None:
                 made.append(row_aggregate(aggregate, data.column(aggregate.column), cell, len(cells)))
@@ -205,17 +221,24 @@ class AggregatedWindows:
 class ReducedWindows:
     """Reduces the rows of a window to one, two at a time."""
 
-    def __init__(self, function: Callable[[Any, Any], Any], output: ProcessOutput) -> None:
-        """Make a sink; `function` takes the result so far and the next row."""
+    def __init__(self, function: Callable[[Any, Any], Any], output: ProcessOutput, where: str) -> None:
+        """Make a sink; `function` takes the result so far and the next row, `where` begins each error."""
         self._function = function
         self._output = output
+        self._where = where
         self.time_of: Callable[[TimeWindow], int] = lambda window: window.max_timestamp
 
     def fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, elements: list[WindowElement]) -> None:
         """Reduce."""
         del key, known
         if elements:
-            row = functools.reduce(self._function, [element.value for element in elements])
+            rows = [element.value for element in elements]
+            unread = iter(rows)
+            try:
+                row = functools.reduce(self._function, unread)
+            except Exception as error:
+                shown = f"{_newest(rows, unread)} of {window_text(window)}"
+                raise user_error(self._where, error, shown) from error
             _append_rows(self._output, [row], self.time_of(window))
 
     def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
@@ -236,8 +259,10 @@ class ProcessedWindows:
         context: WindowContext,
         output: ProcessOutput,
         key_of: Callable[[int], Any],
+        where: str,
     ) -> None:
-        """Make a sink; `key_of` returns the key at an index of the batch."""
+        """Make a sink; `key_of` returns the key at an index of the batch, `where` begins each error."""
+        self._where = where
         self._function = function
         self._context = context
         self._output = output
@@ -249,9 +274,15 @@ class ProcessedWindows:
         name, time = self._key_of(key.at), self.time_of(window)
         self._context.watermark = key.watermark
         self._context.bind(name, window, known.function, time)
-        found = self._function.process(name, self._context, [element.value for element in elements])
-        if found is not None:
-            _append_rows(self._output, found, time)
+        rows = [element.value for element in elements]
+        try:
+            found = self._function.process(name, self._context, rows)
+            if found is not None:
+                _append_rows(self._output, found, time)
+        except Exception as error:
+            first = f", the first row: {value_text(rows[0])}" if rows else ""
+            shown = f"{window_text(window)} of key {value_text(name, 100)}, rows: {len(rows):,}{first}"
+            raise user_error(self._where, error, shown) from error
 
     def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
         """Call the function's hook."""

@@ -123,11 +123,11 @@ class WindowRowsOperator(Operator):
         sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
         made = ProcessOutput(output, sides, self._where)
         if self._config.mode == "reduce":
-            return ReducedWindows(function, made)
+            return ReducedWindows(function, made, self._where)
         if self._config.mode == "apply":
             function = AppliedFunction(function)
         self._function_context = WindowContext(made.sides, merges=merges)
-        return ProcessedWindows(function, self._function_context, made, self._key_of)
+        return ProcessedWindows(function, self._function_context, made, self._key_of, self._where)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class WindowRowsOperator(Operator):
         except PenstockError:
             raise
         except Exception as error:
-            raise user_error(self._where, error) from error
+            raise user_error(self._where, error, self._decoder.newest(data)) from error
         self._buffer.next_number = number
         if late.any():
             self._late.take(data, late, out)

@@ -32,6 +32,8 @@ PART_ROWS = 1_000_000
 def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectStore]) -> FileRef:
     """Write all files, then the manifest; return a reference to the manifest.
 
+    Also called by `testing.harness`.
+
     Raises:
         SnapshotDamagedError: a file of the checkpoint is missing or damaged.
         StorageError: the target cannot be written, or holds a savepoint already.
@@ -54,7 +56,7 @@ def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectS
         subtasks=subtasks,
         pending=tuple(writer.output(output) for output in manifest.pending),
         note=command.uri,
-        origin=source.uri,
+        origin=manifest.origin or source.uri,
     )
     return writer.manifest(copied)
 

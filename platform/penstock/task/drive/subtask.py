@@ -384,7 +384,8 @@ class Subtask:
         return StepResult.DONE
 
     def _fail(self, error: BaseException) -> None:
-        line, detail = describe(error, self._chain.current_operator)
+        shown = self.deployment.settings.show_values_in_errors
+        line, detail = describe(error, self._chain.current_operator, show_values=shown)
         logging.getLogger(__name__).error("subtask %s failed: %s", self.metric_name, detail or line)
         self._end("FAILED", line, detail)
 
@@ -398,7 +399,8 @@ class Subtask:
         failures = self._chain.close() + close_stores(self._stores)
         if failures and state != "FAILED":
             # No output can be lost (all is published or will be replayed), but the error must be reported.
-            error, detail = describe(failures[0])
+            shown = self.deployment.settings.show_values_in_errors
+            error, detail = describe(failures[0], show_values=shown)
             error = f"while closing: {error}"
         self.reports.state(state, error, detail, metrics)
 

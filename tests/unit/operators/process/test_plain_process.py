@@ -255,7 +255,7 @@ def test_states_belong_to_functions_of_their_kind():
         compile_plain_process(Plain(), None, {}, stream=stream)
     with pytest.raises(GraphError, match=r"it is for keyed streams.*\.key_by\(\.\.\.\)\.process\(ByKey\(\)\)"):
         compile_plain_process(ByKey(), None, {}, stream=stream)
-    with pytest.raises(GraphError, match=r"derive it from ps\.ProcessFunction"):
+    with pytest.raises(GraphError, match=r"derive a class from ps\.ProcessFunction"):
         compile_plain_process(print, None, {}, stream=stream)
 
 

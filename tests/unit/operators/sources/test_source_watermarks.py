@@ -139,8 +139,9 @@ def test_a_generator_is_shown_the_views_of_its_own_split(bench, reader, out):
 )
 def test_an_error_of_a_generator_names_the_place(bench, reader, out, generator, message):
     operator = running(bench, WatermarkStrategy.for_generator(generator, timestamp="ts"))
-    with pytest.raises(UserFunctionError, match=message):
+    with pytest.raises(UserFunctionError, match=message) as raised:
         poll(operator, reader, out, PollResult((batch([5]),)))
+    assert not raised.value.values or raised.value.values.startswith("first row of a batch of 1: ")
 
 
 def test_code_that_cannot_be_loaded_is_an_error_of_the_source(bench, reader):

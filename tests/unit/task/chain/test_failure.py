@@ -1,12 +1,15 @@
 """What is told of a failure: one line that names the operator, and no secret of the process that failed."""
 
+import re
 import time
 
+import pyarrow as pa
 import pytest
 
 from penstock.core import secrets
-from penstock.core.errors import BadRecordError, PenstockError
+from penstock.core.errors import ALL_FRAMES, BadRecordError, PenstockError, without_all_frames
 from penstock.graph.job_graph import OperatorSpec
+from penstock.operators.rows.user_functions import UserFunctionError
 from penstock.task.chain.failure import describe
 
 
@@ -53,6 +56,53 @@ def test_a_long_message_is_told_in_one_short_line():
 def test_an_error_names_the_operator_and_its_line_in_the_job_file(error, where, line):
     operator = OperatorSpec(uid="totals", name="Totals", kind="sink", where=where)
     assert describe(error, operator)[0] == line
+
+
+ROW = "row 2 of a batch of 3: user='b'"
+
+
+def deep(left):
+    if left == 0:
+        raise UserFunctionError("map 'm': ValueError: no", values=ROW) from ValueError("no")
+    (deep if left % 2 else also_deep)(left - 1)
+
+
+def also_deep(left):
+    deep(left)
+
+
+def test_the_row_follows_the_users_frames_of_which_a_deep_recursion_has_the_first_and_last():
+    with pytest.raises(UserFunctionError) as raised:
+        deep(90)
+    own, _, _ = describe(raised.value)[1].partition(ALL_FRAMES)
+    assert own.startswith("In your code:\n")
+    assert re.search(r"\n  \.\.\. \d+ further frames\n", own)
+    assert own.count('  File "') == 20
+    assert own.endswith("\nValueError: no\n" + ROW)
+    assert "row 2" not in "".join(describe(raised.value, show_values=False))
+
+
+def test_a_long_text_does_not_take_the_place_of_the_row():
+    with pytest.raises(UserFunctionError) as raised:
+        raise UserFunctionError("map 'm': ValueError", values=ROW) from ValueError("long " * 5_000)
+    _, detail = describe(raised.value)
+    assert len(without_all_frames(detail, "")) < 9_000
+    assert without_all_frames(detail, "").endswith(f"...\n{ROW}")
+
+
+def test_an_error_for_users_without_lines_of_theirs_has_its_values_before_all_frames():
+    line, detail = describe(BadRecordError("offset 7: not JSON", values="value: b'x'"))
+    assert line == "BadRecordError: offset 7: not JSON"
+    assert detail.startswith(f"value: b'x'{ALL_FRAMES}")
+    assert without_all_frames(describe(PenstockError("full"))[1]) == ""
+    assert without_all_frames(describe(KeyError("a bug"))[1]).startswith("KeyError")
+
+
+def test_frames_of_compiled_packages_are_not_the_users():
+    with pytest.raises(pa.ArrowInvalid) as raised:
+        pa.array(["x"], pa.int64())
+    assert "array.pxi" in describe(raised.value)[1]
+    assert "array.pxi" not in without_all_frames(describe(raised.value)[1])
 
 
 def test_a_package_that_users_code_lacks_is_told_with_where_to_install_it():

@@ -15,20 +15,25 @@ export function view({ data }) {
   const entries = data.exceptionHistory.entries;
   if (!entries.length) return note("No failures.");
   return entries.map((entry, i) => {
-    const { own, all } = parts(entry.stacktrace ?? "");
+    const { own, row, all } = parts(entry.stacktrace ?? "");
     return h("article", { class: "failure", key: `${entry.timestamp} ${i}` },
       h("h2", {}, entry.exceptionName),
       h("p", { class: "facts" }, h("span", {}, time(entry.timestamp)), entry.taskName ? h("span", {}, entry.taskName) : null,
         entry.endpoint ? h("span", {}, "worker ", h("a", { href: `#/taskmanagers/${encodeURIComponent(entry.endpoint)}`, "aria-label": `Log of ${entry.endpoint}` }, entry.endpoint)) : null,
         entry["rolled-back"] ? h("span", {}, "of the rejected version, rolled back at ", time(entry["rolled-back"])) : null),
       own ? [h("h3", {}, "In your code"), h("pre", { class: "own" }, own)] : null,
-      all && all !== entry.exceptionName ? h("details", { open: own ? null : true }, h("summary", {}, own ? "All frames" : "Details"), h("pre", {}, all)) : null);
+      row ? h("pre", { class: "own" }, row) : null,
+      all && all !== entry.exceptionName
+        ? h("details", { open: own || row ? null : true }, h("summary", {}, own || row ? "All frames" : "Details"), h("pre", {}, all))
+        : null);
   });
 }
 
-// Split a failure's text into the user's own frames (with the error) and all frames.
+// Split a failure's text into the user's own frames (with the error and the row), the row of one without, and all frames.
 export function parts(text) {
-  if (!text.startsWith(OWN) || !text.includes(ALL)) return { own: "", all: text.trimEnd() };
   const at = text.indexOf(ALL);
-  return { own: text.slice(OWN.length, at).trimEnd(), all: text.slice(at + ALL.length).trimEnd() };
+  if (at < 0) return { own: "", row: "", all: text.trimEnd() };
+  const head = text.slice(0, at).trimEnd();
+  const all = text.slice(at + ALL.length).trimEnd();
+  return head.startsWith(OWN) ? { own: head.slice(OWN.length), row: "", all } : { own: "", row: head, all };
 }

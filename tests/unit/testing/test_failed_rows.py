@@ -1,0 +1,178 @@
+"""The row at which a user's code failed, for each kind of function: found after the failure, in the job's error."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import polars as pl
+import pytest
+
+import penstock as ps
+from penstock.testing import JobHarness
+from penstock_connectors.files import FileSource
+
+ROWS = [
+    {"user": user, "amount": amount, "ts": datetime(2026, 1, 1, 0, 0, second)}
+    for second, (user, amount) in enumerate([("a", 4), ("b", 0), ("c", 2)])
+]
+FAILED = "row 2 of a batch of 3: user='b', amount=0, ts=2026-01-01 00:00:01+00:00"
+WINDOW = "window 2026-01-01 00:00:00 to 2026-01-01 00:01:00"
+MINUTE = ps.Tumbling("1m")
+
+
+class Paid(ps.Schema):
+    user: str
+    amount: int
+    ts: datetime
+
+
+class Share(ps.Schema):
+    share: int
+
+
+def share(row: Paid) -> Share:
+    return Share(share=8 // row.amount)
+
+
+def shares(row: Paid) -> Iterator[Share]:
+    yield share(row)
+
+
+def frame_shares(rows: pl.DataFrame) -> pl.DataFrame:
+    raise ArithmeticError(f"{len(rows)} rows")
+
+
+def part(row: Paid) -> tuple[str, int]:
+    return row.user, 8 // row.amount
+
+
+class Keyed(ps.KeyedProcessFunction):
+    seen: ps.ValueState[int] = ps.value_state()
+
+    def process(self, row: Paid, ctx: ps.ProcessContext) -> Iterator[Share]:
+        self.seen.update(8 // row.amount)
+        yield Share(share=1)
+
+
+class Plain(ps.ProcessFunction):
+    def process(self, row: Paid, ctx: ps.RowContext) -> Iterator[Share]:
+        yield share(row)
+
+
+class Alarm(ps.KeyedProcessFunction):
+    def process(self, row: Paid, ctx: ps.ProcessContext) -> Iterator[Share]:
+        ctx.timers.event(ctx.timestamp + 1)
+        return iter(())
+
+    def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Share]:
+        raise ArithmeticError("alarm")
+
+
+class Shares(ps.Aggregator[Paid, int, int]):
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: Paid, accumulator: int) -> int:
+        return accumulator + 8 // value.amount
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+    def merge(self, a: int, b: int) -> int:
+        return a + b
+
+
+class Whole(ps.ProcessWindowFunction):
+    def process(self, key: str, ctx: ps.WindowContext, rows: list[Paid]) -> Iterator[Share]:
+        yield from map(share, rows)
+
+
+def smaller(one: Paid, other: Paid) -> Paid:
+    return one if 8 // one.amount > 8 // other.amount else other
+
+
+def first_rows(row: Paid) -> Share | None:
+    return Share(share=1) if row.amount else None
+
+
+def nothing(row: Paid) -> bool:
+    return True if row.amount else row.user  # type: ignore[return-value]
+
+
+def wrong(row: Paid) -> dict[str, object]:
+    return {"share": row.amount or "none"}
+
+
+def windows(stream):
+    return stream.select("user", "amount").key_by(lambda row: 1, returns=int).window(MINUTE)
+
+
+#: The kind of code -> the job, and the last line of its error.
+JOBS = {
+    "map": (lambda paid: paid.map(share), FAILED),
+    "flat_map": (lambda paid: paid.flat_map(shares), FAILED),
+    "filter": (lambda paid: paid.filter(lambda row: 8 // row.amount > 1), FAILED),
+    "key selector": (lambda paid: paid.key_by(part).aggregate(n=ps.count()).uid("n"), FAILED),
+    "process": (lambda paid: paid.key_by("user").process(Keyed()).uid("keyed"), FAILED),
+    "process without keys": (lambda paid: paid.process(Plain()).uid("plain"), FAILED),
+    "map_batches": (
+        lambda paid: paid.map_batches(frame_shares, returns=Share),
+        "first row of a batch of 3: user='a', amount=4, ts=2026-01-01 00:00:00+00:00",
+    ),
+    "Polars expression": (
+        lambda paid: paid.with_columns(number=pl.col("user").replace({"a": "1", "c": "2"}).cast(pl.Int64)),
+        FAILED,
+    ),
+    "a result of None": (lambda paid: paid.map(first_rows, returns=Share), FAILED),
+    "an answer that is no bool": (lambda paid: paid.filter(nothing), f"returned: 'b'\n{FAILED}"),
+    "a result of another type": (
+        lambda paid: paid.map(wrong, returns=Share),
+        "returned: {'share': 'none'} (Could not convert 'none' with type str: tried to convert to int64)\n" + FAILED,
+    ),
+    "timer": (
+        lambda paid: paid.key_by("user").process(Alarm()).uid("alarm"),
+        "timer at 2026-01-01 00:00:00.000001, key 'a'",
+    ),
+    "reduce": (
+        lambda paid: windows(paid).reduce(smaller).uid("least"),
+        f"row 2 of 3, Row(user='b', amount=0), of {WINDOW}",
+    ),
+    "aggregator": (
+        lambda paid: windows(paid).aggregate(total=ps.aggregating(Shares())).uid("shares"),
+        "row 2 of 3, Row(user='b', amount=0), of a window",
+    ),
+    "window function": (
+        lambda paid: windows(paid).process(Whole()).uid("whole"),
+        f"{WINDOW} of key 1, rows: 3, the first row: Row(user='a', amount=4)",
+    ),
+}
+
+
+def run(job):
+    job.push("paid", ROWS)
+    job.end()
+
+
+def failed(make, **settings):
+    """Run a job whose second row fails; return its error."""
+    env = ps.Environment(1, **settings)
+    times = ps.WatermarkStrategy.monotonic(timestamp="ts")
+    paid = env.from_source(FileSource("paid.jsonl", Paid), watermarks=times, uid="paid")
+    with JobHarness(make(paid)) as job, pytest.raises(ps.JobFailedError) as raised:
+        run(job)
+    return raised.value
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_a_failure_in_the_users_code_shows_the_row(kind):
+    make, row = JOBS[kind]
+    (note,) = failed(make).__notes__
+    assert note.endswith(row)
+
+
+def test_a_setting_hides_rows_and_values():
+    for kind in ("map", "a result of another type", "an answer that is no bool"):
+        error = failed(JOBS[kind][0], show_values_in_errors=False)
+        text = "".join([str(error), *getattr(error, "__notes__", [])])
+        assert "'b'" not in text
+        assert "none" not in text
+        assert "row 2" not in text
