@@ -49,6 +49,8 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     discovery_interval_ms: int | None = None
     #: Modules the workers' template imports before it forks, so that workers start at once; none may start a thread.
     preload: list[str] = []
+    #: Where the rows come from, for messages: `topic orders at broker:9092`.
+    place: str = ""
 
 
 prepare(SourceSplit, SourceSpec)

@@ -59,10 +59,10 @@ def test_a_job_without_problems_has_a_line_of_checkpoints_only(client, capsys):
 
 
 def test_sources_without_an_answer_and_slow_calls_are_named(client, capsys):
-    client.told["sources-unreachable"] = {"orders": 12_000}
+    client.told["sources-unreachable"] = {"orders": {"since": AT, "for-ms": 12_000, "place": "topic t at b:9"}}
     client.told["slow-calls"] = [{"what": "sink 'out' (0): w", "since": 5}]
     assert shown(capsys)[-2:] == [
-        "source orders: no answer for more than 5 s; it resumes with the next answer",
+        "source orders: no answer from topic t at b:9 since 2026-01-05 10:00:00 UTC; it resumes with the next answer",
         "slow call, more than 5 s: sink 'out' (0): w",
     ]
 

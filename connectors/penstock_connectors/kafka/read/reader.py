@@ -25,7 +25,8 @@ from penstock_connectors.formats.arrow_stream import decode_arrow
 from penstock_connectors.formats.decoded import Decoded, excerpt
 from penstock_connectors.formats.json_decode import JsonDecoder
 from penstock_connectors.kafka.client.properties import PartitionId, resolve
-from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchSettings
+from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchResult, FetchSettings
+from penstock_connectors.kafka.read.outage import Outage
 
 
 def open_fetcher(settings: FetchSettings) -> Fetcher:
@@ -157,7 +158,7 @@ class KafkaReader:
         self._by_place: dict[PartitionId, _Position] = {}
         self._newly_finished: list[str] = []
         self._bad_records = 0
-        self._outage_since: float | None = None
+        self._outage = Outage()
         self._lag_at: float | None = None
         self._lag = 0
         self._letters = self._dead_letter_writer()
@@ -191,7 +192,7 @@ class KafkaReader:
         if self._fetcher is None:
             return PollResult(finished=tuple(finished), metrics=self._metrics())
         result = self._fetcher.fetch(max_rows)
-        self._check_problems(result.problems, alive=bool(result.positions or result.ends))
+        self._check_brokers(result)
         batches = self._batches(result.messages, result.positions)
         for place, offset in result.positions.items():
             self._advance(place, offset, at_end=False)
@@ -320,11 +321,27 @@ class KafkaReader:
             self._fetcher.remove([p.place for p in done])
         return [p.split.id for p in done]
 
-    def _check_problems(self, problems: list[FetchProblem], *, alive: bool) -> None:
+    def _check_brokers(self, result: FetchResult) -> None:
         """Fail on lasting problems; measure how long brokers are unreachable."""
         now = self._context.clock.monotonic_ms()
-        if alive:
-            self._outage_since = None
+        if alive := bool(result.positions or result.ends):
+            self._outage.received()
+        if result.statistics:
+            self._outage.measured(result.statistics, now)
+        self._check_problems(result.problems)
+        if result.problems and not alive:
+            self._outage.failed(now)
+        since = self._outage.since_ms
+        if since is not None and now - since > OUTAGE_LIMIT_MS:
+            if self._brokers_answer():
+                self._outage.over()
+                return
+            raise ConnectorError(
+                f"Kafka at {self._config['bootstrap']} has not answered for {OUTAGE_LIMIT_MS // 1000} s",
+                hint="check that the broker runs",
+            )
+
+    def _check_problems(self, problems: list[FetchProblem]) -> None:
         for problem in problems:
             where = f"topic {problem.place[0]} partition {problem.place[1]}: " if problem.place else ""
             if problem.place is not None and problem.code in _OFFSET_GONE:
@@ -338,16 +355,6 @@ class KafkaReader:
                 )
             if problem.code not in _TRANSIENT:
                 raise ConnectorError(f"Kafka at {self._config['bootstrap']}: {where}{problem.text}")
-            if self._outage_since is None and not alive:
-                self._outage_since = now
-        if self._outage_since is not None and now - self._outage_since > OUTAGE_LIMIT_MS:
-            if self._brokers_answer():
-                self._outage_since = None
-                return
-            raise ConnectorError(
-                f"Kafka at {self._config['bootstrap']} has not answered for {OUTAGE_LIMIT_MS // 1000} s",
-                hint="check that the broker runs",
-            )
 
     def _brokers_answer(self) -> bool:
         """Return whether the brokers answer: for a quiet topic the client does not report that they are back."""
@@ -365,9 +372,12 @@ class KafkaReader:
             self._lag_at = now
             self._lag = self._fetcher.lag({p.place: p.offset for p in self._splits.values() if not p.finished})
         failures = self._fetcher.commit_failures if self._fetcher is not None else 0
+        since = self._outage.since_ms
+        away_ms = 0.0 if since is None else now - since
         return {
             "recordsLag": float(self._lag),
             "badRecords": float(self._bad_records),
             "commitsFailed": float(failures),
-            "sourceUnreachableMs": 0.0 if self._outage_since is None else float(now - self._outage_since),
+            "sourceUnreachableMs": away_ms,
+            "sourceUnreachableSince": self._context.clock.now_ms() - away_ms if away_ms else 0.0,
         }

@@ -37,6 +37,8 @@ class OperatorView(_View, frozen=True, kw_only=True):
     uid: str
     name: str
     kind: str
+    #: Where a source reads or a sink writes: `topic orders at broker:9092`; empty if the connector does not say it.
+    place: str = ""
 
 
 class VertexView(_View, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ TASK_STATES = (
     "RECONCILING",
 )
 #: A source counts as unreachable after this time without an answer of its external system.
-_UNREACHABLE_MS = 5_000
+_UNREACHABLE_MS = 2_000
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
@@ -381,9 +381,11 @@ def progress(detail: JobDetail) -> Json:
         "bad-records": {
             v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords") + _total(v, "badTimestamps"))
         },
-        # time since the external system of a source last answered (ms)
+        # since when the external system of a source has not answered (wall-clock ms), for how long (ms), and its place
         "sources-unreachable": {
-            v.operators[0].uid: ms for v in heads if (ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
+            v.operators[0].uid: {"since": _since(v), "for-ms": for_ms, "place": v.operators[0].place}
+            for v in heads
+            if (for_ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
         },
         # rows with an event time before 1990 and after 2100, and an example of such a time (ms)
         "doubtful-times": _implausible_times(heads, "oldTimestamp"),
@@ -426,6 +428,12 @@ def _implausible_times(heads: Sequence[VertexView], metric: str) -> Json:
         for vertex in heads
         if (rows := _total(vertex, f"{metric}s"))
     }
+
+
+def _since(vertex: VertexView) -> int | None:
+    """Return when the first subtask of a source had no answer any more."""
+    times = [int(at) for s in vertex.subtasks if (at := s.metrics.get("sourceUnreachableSince", 0))]
+    return min(times, default=None)
 
 
 def _most(vertex: VertexView, metric: str) -> int:
