@@ -20,11 +20,11 @@ from penstock.cli.options import (
     print_json,
     say,
 )
-from penstock.cli.running.job_report import report_lines
+from penstock.cli.running.job_report import counted_line, flow_table, report_lines, watermark_lag_ms, watermark_line
 from penstock.cli.terminal import terminal
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
-from penstock.core.clock import utc_text
+from penstock.core.clock import SystemClock, utc_text
 from penstock.core.errors import PenstockError, UsageError
 
 #: A job whose tasks do not exit within 10 s is ended anyway.
@@ -59,8 +59,8 @@ def show(
 ) -> None:
     """Show one job.
 
-    The command prints vertices with their rows, checkpoints, problems, and the last failure. Options print state or
-    keys instead.
+    The command prints the rows of sources, sinks and vertices, the watermark, checkpoints, problems, and the last
+    failure. Options print state or keys instead.
     """
     with connect(cluster) as client:
         found = find_job(client, job)
@@ -71,13 +71,18 @@ def show(
         checkpoints = client.checkpoints(found["jid"])
         failures = client.exceptions(found["jid"])
         summary = client.summary(found["jid"])
+    now_ms = SystemClock().now_ms()
     if json:
+        summary["watermark-lag-ms"] = watermark_lag_ms(summary, now_ms)
         print_json({"job": details, "checkpoints": checkpoints, "exceptions": failures, "summary": summary})
         return
     console = terminal()
     console.print(
         f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {utc_text(details['start-time'])}"
     )
+    console.print(flow_table(summary))
+    for line in (*counted_line(summary), watermark_line(summary, now_ms)):
+        console.print(line, markup=False, soft_wrap=True)
     table = Table("vertex", "parallelism", "status", "rows in", "rows out", box=None)
     for vertex in details["vertices"]:
         metrics = vertex["metrics"]

@@ -368,16 +368,23 @@ def progress(detail: JobDetail) -> Json:
     ends = [vertex for vertex in detail.vertices if vertex.operators[-1].kind in ENDS]
     read = {v.operators[0].uid: _total(v, "numRecordsIn") for v in heads}
     written = {v.operators[-1].uid: _total(v, "numRecordsOut") for v in ends}
-    marks = [s.metrics.get("currentInputWatermark") for v in detail.vertices if v.id in sources for s in v.subtasks]
+    behind = [vertex for vertex in detail.vertices if vertex.id in sources] or heads
+    marks = [subtask.metrics.get("currentInputWatermark") for vertex in behind for subtask in vertex.subtasks]
     known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
     summary = detail.summary
     return {
         "state": summary.state,
         "source-records": sum(read.values()),
         "records-out": sum(written.values()),
-        # since the last start: by uid of source and sink, and by name of the vertex that dropped late rows
+        # when the job last began to run (wall-clock ms)
+        "counted-since": detail.timestamps.get("RUNNING"),
+        # since then: by uid of source and sink, and by name of the vertex that dropped late rows
         "rows-read": read,
         "rows-written": written,
+        "rows-read-per-second": {v.operators[0].uid: _rate(v, "numRecordsInPerSecond") for v in heads},
+        "rows-written-per-second": {v.operators[-1].uid: _rate(v, "numRecordsOutPerSecond") for v in ends},
+        # where sources read and sinks write, by uid
+        "places": {o.uid: o.place for v in detail.vertices for o in v.operators if o.place},
         "bad-records": {
             v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords") + _total(v, "badTimestamps"))
         },
@@ -439,6 +446,12 @@ def _since(vertex: VertexView) -> int | None:
 def _most(vertex: VertexView, metric: str) -> int:
     """Return the maximum of a gauge over all subtasks."""
     return int(max((subtask.metrics.get(metric, 0) for subtask in vertex.subtasks), default=0))
+
+
+def _rate(vertex: VertexView, metric: str) -> float:
+    """Return the sum of a rate over the running subtasks."""
+    running = (subtask.metrics for subtask in vertex.subtasks if subtask.state == "RUNNING")
+    return round(sum(metrics.get(metric, 0.0) for metrics in running), 1)
 
 
 def _total(vertex: VertexView, metric: str) -> int:
