@@ -51,7 +51,7 @@ JOBS = {
     ),
     "a bad row": (
         "out(paid('bad.jsonl'))",
-        r"bad.jsonl at byte 26: field 'amount': an integer was expected, not a string; line b'.+'; operator 'paid'",
+        r"bad.jsonl line 2: field 'amount': an integer was expected, not a string; text b'.+'; operator 'paid'",
         "skip",
     ),
     "a root that is no place for files": (

@@ -20,7 +20,7 @@ from penstock.connector.staging import dead_letters
 from penstock.core.errors import BadRecordError, ConnectorError, GraphError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_from_text, schema_to_text
 from penstock.core.structs import prepare
-from penstock_connectors.files.cursors import BLOCK_BYTES, open_cursor
+from penstock_connectors.files.cursors import BLOCK_BYTES, line_number, open_cursor
 from penstock_connectors.formats.decoded import excerpt
 from penstock_connectors.formats.timestamps import TimestampUnit
 
@@ -114,6 +114,7 @@ class FileSource:
             config=msgspec.to_builtins(config),
             schema=schema_to_text(self.row_schema),
             bounded=True,
+            place=config.path,
         )
 
 
@@ -230,7 +231,7 @@ class FileReader:
     def __init__(self, config: _Config, schema: pa.Schema, block_bytes: int) -> None:
         self._config, self._schema, self._block_bytes = config, schema, block_bytes
         self._splits: dict[str, _Split] = {}
-        self._bad_records = 0
+        self._bad_records, self._bad_record = 0, ""
 
     def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
         """Read these files from their positions."""
@@ -253,7 +254,8 @@ class FileReader:
                 finished.append(path)
             else:
                 batches.append(self._batch(path, result))
-        return PollResult(tuple(batches), tuple(finished), (), {"badRecords": float(self._bad_records)})
+        metrics = {"badRecords": float(self._bad_records)}
+        return PollResult(tuple(batches), tuple(finished), metrics=metrics, bad_record=self._bad_record)
 
     def _batch(self, path: str, result: ReadResult) -> SourceBatch:
         if not result.bad:
@@ -261,10 +263,10 @@ class FileReader:
         self._bad_records += len(result.bad)
         policy = self._config.on_bad_record
         if policy == "fail":
-            first = result.bad[0]
             more = f" ({len(result.bad) - 1} more in the same read)" if len(result.bad) > 1 else ""
-            msg = f"file source: {path} at byte {first.offset}: {first.reason}; line {excerpt(first.value)}{more}"
+            msg = f"file source: {_bad_line(path, result.bad[0])}{more}"
             raise BadRecordError(msg, hint="fix the file, or set on_bad_record='skip' or 'dead-letter'")
+        self._bad_record = self._bad_record or _bad_line(path, result.bad[0])
         letters = _dead_letter_rows(path, result.bad) if policy == "dead-letter" else None
         return SourceBatch(result.rows, (path,), dead_letters=letters)
 
@@ -290,6 +292,10 @@ class FileReader:
         """Close all open files."""
         for split in self._splits.values():
             split.close()
+
+
+def _bad_line(path: str, line: BadLine) -> str:
+    return f"{path} line {line_number(path, line.offset):,}: {line.reason}; text {excerpt(line.value)}"
 
 
 def _dead_letter_rows(path: str, bad: tuple[BadLine, ...]) -> pa.RecordBatch:

@@ -382,6 +382,7 @@ def run_to_end(
         rows_read=counts.get("rows-read", {}),
         rows_written=counts.get("rows-written", {}),
         bad_records=counts.get("bad-records", {}),
+        bad_record_examples=counts.get("bad-record-examples", {}),
         late_rows=counts.get("late-records", {}),
         warnings=tuple(implausible_times(counts).values()),
         restored_checkpoint=(counts.get("restored") or {}).get("id"),

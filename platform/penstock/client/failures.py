@@ -67,6 +67,19 @@ def _since(away: dict[str, Any]) -> str:
     return f" since {utc_text(away['since'])} UTC" if away["since"] else f" for {away['for-ms'] / 1000:.0f} s"
 
 
+def bad_records(summary: dict[str, Any]) -> dict[str, str]:
+    """Return, by source, a line about its bad records with the first one."""
+    counts, examples = summary.get("bad-records", {}), summary.get("bad-record-examples", {})
+    first = {uid: f"; the first: {example}" for uid, example in examples.items()}
+    return {
+        uid: f"source {uid}: {_count(count, 'bad record')}{first.get(uid, '')}" for uid, count in sorted(counts.items())
+    }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def slow_calls(summary: dict[str, Any]) -> dict[str, str]:
     """Return, by call, a line about a call to an external system that takes long."""
     calls = {call["what"] for call in summary.get("slow-calls", ())}
@@ -155,9 +168,9 @@ class FailureWatch:
         lines += [f"{handle.name}: {line}" for line in self._waits.poll(summary)]
         bad = summary.get("bad-records", {})
         lines += [
-            f"{handle.name}: source {uid}: {bad[uid]:,} bad records, which do not fit its schema;"
-            f" see their number with `{handle.show_command}`"
-            for uid in sorted(bad.keys() - self._with_bad_records)
+            f"{handle.name}: {line}; see their number with `{handle.show_command}`"
+            for uid, line in bad_records(summary).items()
+            if uid not in self._with_bad_records
         ]
         self._with_bad_records |= bad.keys()
         implausible = implausible_times(summary)

@@ -94,6 +94,8 @@ class PollResult:
     caught_up: tuple[str, ...] = ()
     #: Counters to publish, e.g. recordsLag, badRecords.
     metrics: dict[str, float] = field(default_factory=dict)
+    #: The first bad record that the reader skipped or sent to the dead letters: place, reason, value; empty if none.
+    bad_record: str = ""
     #: Whether the source is drained, so that new rows come with time: the next poll may wait a moment for more.
     drained: bool = False
 

@@ -31,6 +31,8 @@ class JobResult:
     #: Undecodable records by the uid of the source; dropped late rows by operator.
     bad_records: dict[str, int] = field(default_factory=dict)
     late_rows: dict[str, int] = field(default_factory=dict)
+    #: The first bad record by the uid of the source: place, reason, value.
+    bad_record_examples: dict[str, str] = field(default_factory=dict)
     #: Peculiarities of its input, a sentence each.
     warnings: tuple[str, ...] = ()
     #: The checkpoint or savepoint it started from.

@@ -68,6 +68,14 @@ def test_rows_and_rates_of_sources_and_sinks_are_shown_with_their_places(client,
     assert ["sink", "out", "7", "0"] in lines
 
 
+def test_the_first_bad_record_of_a_source_is_shown(client, capsys):
+    client.told |= {
+        "bad-records": {"orders": 1},
+        "bad-record-examples": {"orders": "x.jsonl line 4: not JSON; text b'['"},
+    }
+    assert shown(capsys)[-1] == "source orders: 1 bad record; the first: x.jsonl line 4: not JSON; text b'['"
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [({}, False), ({"restarts": 2}, True), ({"jobmanagers-replaced": {"times": 1, "newest": AT}}, True)],

@@ -144,9 +144,13 @@ def test_a_replaced_jobmanager_is_told_once(job):
 
 
 def test_bad_records_are_told_once_by_source(job):
-    watch, bad = FailureWatch(), summary(**{"bad-records": {"in": 1_200}})
-    (line,) = watch.poll(job, bad)
-    assert line.startswith("orders: source in: 1,200 bad records, which do not fit its schema; see their number with ")
+    example = "topic t partition 0 offset 7: not JSON; value b'x'"
+    watch, bad = FailureWatch(), {"bad-records": {"in": 1_200}, "bad-record-examples": {"in": example}}
+    (line,) = watch.poll(job, summary(**bad))
+    assert (
+        line
+        == f"orders: source in: 1,200 bad records; the first: {example}; see their number with `{job.show_command}`"
+    )
     assert watch.poll(job, summary(**{"bad-records": {"in": 1_300}})) == []
 
 

@@ -252,12 +252,14 @@ def test_what_was_left_out_is_told_by_source_and_operator():
     found = row_findings(
         {
             "bad-records": {"orders": 1234},
+            "bad-record-examples": {"orders": "topic t partition 0 offset 7: not JSON; value b'x'"},
             "doubtful-times": {"orders": {"rows": 5, "example": 1_700_000}},
             "distant-times": {"orders": {"rows": 6, "example": 5_000_000_000_000}},
             "late-records": {"count risks": 7},
             "slow-calls": [],
         }
     )
+    assert found[0].text.startswith("The first one: topic t partition 0 offset 7: not JSON; value b'x'. Set on_bad_")
     assert [(f.level, f.title) for f in found] == [
         ("warn", "1,234 bad records in source orders"),
         ("warn", "5 rows of orders have event times before 1990"),

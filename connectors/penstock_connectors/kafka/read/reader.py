@@ -53,6 +53,8 @@ class DecodedRows:
     slot: np.ndarray[Any, Any]
     bad: int = 0
     dead_letters: pa.RecordBatch | None = None
+    #: The first undecodable message: place, reason, value.
+    bad_record: str = ""
 
 
 class RecordDecoder:
@@ -80,17 +82,21 @@ class RecordDecoder:
         if self._policy == "fail":
             raise self._failure(found, decoded)
         letters = _dead_letters(found, decoded) if self._policy == "dead-letter" else None
-        return DecodedRows(decoded.rows, slot, len(decoded.bad), letters)
+        return DecodedRows(decoded.rows, slot, len(decoded.bad), letters, _first_bad(found, decoded))
 
     def _failure(self, found: Fetched, decoded: Decoded) -> BadRecordError:
-        first = decoded.bad[0]
-        topic, partition = found.places[int(found.slot[first.index])]
         more = f" ({len(decoded.bad) - 1} more in the same fetch)" if len(decoded.bad) > 1 else ""
         return BadRecordError(
-            f"topic {topic} partition {partition} offset {int(found.offset[first.index])}: "
-            f"{first.reason}; value {excerpt(found.value[first.index].as_py())}{more}",
+            f"{_first_bad(found, decoded)}{more}",
             hint="set on_bad_record='skip' or 'dead-letter' on the KafkaSource, or correct the schema",
         )
+
+
+def _first_bad(found: Fetched, decoded: Decoded) -> str:
+    first = decoded.bad[0]
+    topic, partition = found.places[int(found.slot[first.index])]
+    place = f"topic {topic} partition {partition} offset {int(found.offset[first.index])}"
+    return f"{place}: {first.reason}; value {excerpt(found.value[first.index].as_py())}"
 
 
 def _raw(found: Fetched, schema: pa.Schema) -> pa.RecordBatch:
@@ -157,7 +163,7 @@ class KafkaReader:
         self._splits: dict[str, _Position] = {}
         self._by_place: dict[PartitionId, _Position] = {}
         self._newly_finished: list[str] = []
-        self._bad_records = 0
+        self._bad_records, self._bad_record = 0, ""
         self._outage = Outage()
         self._lag_at: float | None = None
         self._lag = 0
@@ -206,6 +212,7 @@ class KafkaReader:
             caught_up=at_end,
             drained=result.drained,
             metrics=self._metrics(),
+            bad_record=self._bad_record,
         )
 
     def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
@@ -272,6 +279,7 @@ class KafkaReader:
             return ()
         rows = self._decoder.decode(found)
         self._bad_records += rows.bad
+        self._bad_record = self._bad_record or rows.bad_record
         if rows.dead_letters is not None and self._letters is not None:
             self._letters.write(rows.dead_letters)
         if rows.data.num_rows == 0 and rows.dead_letters is None:

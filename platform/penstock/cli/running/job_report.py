@@ -7,7 +7,14 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.client.failures import implausible_times, next_attempt, resume_point, slow_calls, unreachable_sources
+from penstock.client.failures import (
+    bad_records,
+    implausible_times,
+    next_attempt,
+    resume_point,
+    slow_calls,
+    unreachable_sources,
+)
 from penstock.core.clock import utc_text
 from penstock.core.errors import ALL_FRAMES
 
@@ -63,6 +70,7 @@ def _span(duration_ms: int) -> str:
 def report_lines(checkpoints: dict[str, Any], failures: dict[str, Any], summary: dict[str, Any]) -> list[str]:
     """Return the lines; the arguments are answers of the `RestClient`."""
     lines = [_checkpoints(checkpoints)]
+    lines += bad_records(summary).values()
     lines += [f"late rows dropped at {name}: {count:,}" for name, count in summary["late-records"].items()]
     lines += implausible_times(summary).values()
     lines += [*unreachable_sources(summary).values(), *slow_calls(summary).values()]

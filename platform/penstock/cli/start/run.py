@@ -138,6 +138,7 @@ def _document(result: JobResult) -> dict[str, Any]:
         document |= {"checkpoints": result.checkpoints, "restarts": result.restarts}
         document |= {"rows-read": result.rows_read, "rows-written": result.rows_written}
         document |= {"bad-records": result.bad_records, "late-records": result.late_rows}
+        document |= {"bad-record-examples": result.bad_record_examples}
     return document
 
 
@@ -146,7 +147,9 @@ def _totals(result: JobResult) -> list[str]:
     if result.nothing_left:
         return [f"  nothing was left to do since checkpoint {result.restored_checkpoint}; --fresh starts over"]
     lines = [f"  read {count:,} rows from {uid}" for uid, count in result.rows_read.items()]
-    lines += [f"  bad records in source {uid}: {count:,}" for uid, count in result.bad_records.items()]
+    for uid, count in result.bad_records.items():
+        example = result.bad_record_examples.get(uid, "")
+        lines.append(f"  bad records in source {uid}: {count:,}" + (f"; the first: {example}" if example else ""))
     lines += [f"  dropped {count:,} late rows at {name}" for name, count in result.late_rows.items()]
     lines += [f"  wrote {count:,} rows to {uid}" for uid, count in result.rows_written.items()]
     lines += [f"  {warning}" for warning in result.warnings]

@@ -180,9 +180,10 @@ def _undeployed(index: int, job_state: str, metrics: dict[str, float]) -> Subtas
 
 
 def _subtask(vertex: JobVertex, index: int, master: JobMaster, deployment: Deployment | None) -> SubtaskView:
-    metrics = master.metrics.get(f"{vertex.id}/{index}", {})
+    name = f"{vertex.id}/{index}"
+    metrics, texts = master.metrics.get(name, {}), master.texts.get(name, {})
     if deployment is None:
-        return _undeployed(index, master.status.state.value, metrics)
+        return msgspec.structs.replace(_undeployed(index, master.status.state.value, metrics), texts=texts)
     execution = deployment.executions[vertex.id, index]
     worker = deployment.workers.get(execution.worker_id)
     return SubtaskView(
@@ -197,4 +198,5 @@ def _subtask(vertex: JobVertex, index: int, master: JobMaster, deployment: Deplo
         end_ms=execution.end_ms,
         input_ended=execution.input_ended,
         metrics=metrics,
+        texts=texts,
     )

@@ -29,6 +29,8 @@ class SubtaskView(_View, frozen=True, kw_only=True):
     input_ended: bool = False
     #: Newest metrics of the subtask, with Flink's names.
     metrics: dict[str, float] = {}
+    #: Texts of the subtask: `badRecord` is its first bad record.
+    texts: dict[str, str] = {}
 
 
 class OperatorView(_View, frozen=True, kw_only=True):

@@ -310,7 +310,9 @@ def row_findings(summary: dict[str, Any]) -> list[Finding]:
         text = f"It waits for {place} and resumes with the next answer. Check that the system runs and is reachable."
         found.append(Finding("source-unreachable", WARN, title, text, operator=uid, since_ms=int(away["since"] or 0)))
     for uid, count in summary["bad-records"].items():
-        text = "They could not be decoded. Set on_bad_record='dead-letter' to send them to a side output."
+        example = summary.get("bad-record-examples", {}).get(uid, "")
+        text = f"The first one: {example}. " if example else "They could not be decoded. "
+        text += "Set on_bad_record='dead-letter' to send them to a side output."
         found.append(Finding("bad-records", WARN, f"{count:,} bad records in source {uid}", text, operator=uid))
     for times, kind, when, units, unit in _IMPLAUSIBLE:
         for uid, doubt in summary.get(times, {}).items():

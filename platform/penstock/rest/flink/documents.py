@@ -388,6 +388,12 @@ def progress(detail: JobDetail) -> Json:
         "bad-records": {
             v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords") + _total(v, "badTimestamps"))
         },
+        # the first bad record of a source: place, reason, value
+        "bad-record-examples": {
+            v.operators[0].uid: text
+            for v in heads
+            if (text := next((s.texts["badRecord"] for s in v.subtasks if "badRecord" in s.texts), ""))
+        },
         # since when the external system of a source has not answered (wall-clock ms), for how long (ms), and its place
         "sources-unreachable": {
             v.operators[0].uid: {"since": _since(v), "for-ms": for_ms, "place": v.operators[0].place}

@@ -394,13 +394,13 @@ class Subtask:
         self.has_ended = True
         self.final_state = state
         self.mailbox.close()
-        metrics = self.metrics.read() if state == "FINISHED" else {}
+        last = (self.metrics.read(), self.metrics.texts) if state == "FINISHED" else None
         failures = self._chain.close() + close_stores(self._stores)
         if failures and state != "FAILED":
             # No output can be lost (all is published or will be replayed), but the error must be reported.
             error, detail = describe(failures[0])
             error = f"while closing: {error}"
-        self.reports.state(state, error, detail, metrics)
+        self.reports.state(state, error, detail, last)
 
     def _run_async(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None], what: str) -> None:
         work = self._environment.slow_calls.watched(self.deployment.job_id, what, work)

@@ -47,6 +47,8 @@ class SubtaskMetrics:
         self.input_watermark = MIN_TIMESTAMP
         self.next_publication_ms = clock.monotonic_ms() + PUBLICATION_MS
         self.latest: dict[str, float] = {}
+        #: Texts of the operators, published with `latest`.
+        self.texts: dict[str, str] = {}
 
     def enter(self, state: str) -> None:
         """Attribute the time from now on to this state."""
@@ -66,6 +68,7 @@ class SubtaskMetrics:
         self._in.mark(records_in - self._marked[0])
         self._out.mark(records_out - self._marked[1])
         self._marked = (records_in, records_out)
+        self.texts = {name: text for link in links for name, text in link.metrics.texts.items()}
         last = self._chain.last_watermark
         values = {
             "numRecordsIn": float(records_in),
