@@ -82,6 +82,7 @@ class JobProgress:
         if not self._start_reported and not summary["restarts"] and (start := resume_point(summary)):
             self._start_reported = True
             self.note(f"{handle.name} resumes from {start}")
+        self._start_reported = self._start_reported or summary["state"] == "RUNNING"
         self._newest = handle.name, summary
         for line in self._failures.poll(handle, summary):
             self.note(line)

@@ -148,9 +148,14 @@ class FailureWatch:
         """Return a line for each new problem in a `RestClient.summary`, oldest first."""
         lines = []
         replaced = (summary.get("jobmanagers-replaced") or {}).get("times", 0)
-        if self._replaced is not None and replaced > self._replaced:
-            lines.append(f"{handle.name}: the JobManager was replaced; it counts restarts and checkpoints from zero")
-        self._replaced = replaced
+        started = summary.get("restored") is not None or summary["state"] == "RUNNING"
+        if self._replaced is not None and replaced > self._replaced and started:
+            start = resume_point(summary)
+            how = f"the job resumed from {start}; " if start else ""
+            counted = "restarts, checkpoints and rows are counted from there"
+            lines.append(f"{handle.name}: a new JobManager leads the job; {how}{counted}")
+        if self._replaced is None or started:
+            self._replaced = replaced
         # a new JobManager counts from zero
         self._restarts = min(self._restarts, summary["restarts"])
         self._failed_checkpoints = min(self._failed_checkpoints, summary["checkpoints-failed"])

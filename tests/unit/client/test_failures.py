@@ -139,8 +139,18 @@ def test_a_failure_of_the_rejected_version_is_told_as_such(job):
 def test_a_replaced_jobmanager_is_told_once(job):
     watch = FailureWatch()
     looks = [summary(**{"jobmanagers-replaced": {"times": n, "newest": 5}}) for n in (1, 1, 2, 2)]
-    told = ["orders: the JobManager was replaced; it counts restarts and checkpoints from zero"]
+    told = ["orders: a new JobManager leads the job; restarts, checkpoints and rows are counted from there"]
     assert [watch.poll(job, look) for look in looks] == [[], [], told, []]
+
+
+def test_a_replaced_jobmanager_is_told_with_what_the_job_resumed_from(job):
+    watch, replaced = FailureWatch(), {"jobmanagers-replaced": {"times": 1, "newest": 5}}
+    restored = {"restored": {"id": 7, "taken": 0, "uri": ""}}
+    looks = [summary(), summary(state="CREATED", **replaced), summary(**replaced, **restored)]
+    told = "orders: a new JobManager leads the job; the job resumed from checkpoint 7, taken 1970-01-01 00:00:00 UTC; "
+    assert [watch.poll(job, look) for look in looks] == [
+        [], [], [f"{told}restarts, checkpoints and rows are counted from there"]
+    ]  # fmt: skip
 
 
 def test_bad_records_are_told_once_by_source(job):
