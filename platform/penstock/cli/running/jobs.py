@@ -124,7 +124,10 @@ def stop(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Stop a job with a savepoint and print the savepoint's location."""
+    """Stop a job with a savepoint.
+
+    The command prints the savepoint's location.
+    """
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
         uri = found.stop(drain=drain, target=target, token=token)
