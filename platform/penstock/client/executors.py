@@ -379,6 +379,7 @@ def run_to_end(
         checkpoints=counts.get("checkpoints-completed", 0),
         restarts=counts.get("restarts", 0),
         last_failure=failure,
+        jobmanagers_replaced=(counts.get("jobmanagers-replaced") or {}).get("times", 0),
         rows_read=counts.get("rows-read", {}),
         rows_written=counts.get("rows-written", {}),
         bad_records=counts.get("bad-records", {}),

@@ -25,7 +25,9 @@ class JobResult:
     restarts: int = 0
     #: The cause of its last restart; empty without a restart.
     last_failure: str = ""
-    #: Rows since its last start, by the uid of the source or sink.
+    #: How often its JobManager was replaced; the counts begin at the last time.
+    jobmanagers_replaced: int = 0
+    #: Rows by the uid of the source or sink; rows that were read again after a restart count once.
     rows_read: dict[str, int] = field(default_factory=dict)
     rows_written: dict[str, int] = field(default_factory=dict)
     #: Undecodable records by the uid of the source; dropped late rows by operator.

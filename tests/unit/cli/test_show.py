@@ -8,13 +8,13 @@ from penstock.cli.running import jobs as module
 from penstock.cli.running.job_report import watermark_line
 
 AT = 1_767_607_200_000  # 2026-01-05 10:00:00
-COUNTED = "restarts and checkpoints are counted from there"
+COUNTED = "rows, restarts and checkpoints are counted from there"
 SUMMARY = {
     "state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": "", "stopped-with": "",
     "bad-records": {}, "late-records": {}, "restored": None, "sources-unreachable": {}, "slow-calls": [],
     "jobmanagers-replaced": {"times": 0, "newest": None}, "rows-read": {"orders": 12_345}, "rows-written": {"out": 7},
     "rows-read-per-second": {"orders": 1_500.4}, "rows-written-per-second": {}, "watermark": None,
-    "places": {"orders": "topic orders at b:9"}, "counted-since": AT,
+    "places": {"orders": "topic orders at b:9"}, "running-since": AT,
 }  # fmt: skip
 FAILURE = {
     "timestamp": AT, "taskName": "totals (1)", "exceptionName": "ValueError: x", "rolled-back": None,
@@ -82,7 +82,7 @@ def test_the_first_bad_record_of_a_source_is_shown(client, capsys):
 )
 def test_rows_that_are_counted_since_a_restart_say_so(client, capsys, changes, told):
     client.told |= changes
-    assert ("rows are counted since the last restart, at 2026-01-05 10:00:00 UTC" in shown(capsys)) == told
+    assert ("rows of vertices are counted since the last start, at 2026-01-05 10:00:00" in shown(capsys)) == told
 
 
 @pytest.mark.parametrize(

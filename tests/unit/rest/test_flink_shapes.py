@@ -162,7 +162,13 @@ def test_the_summary_has_rows_and_rates_of_sources_and_sinks_and_their_places():
     assert (found["rows-read-per-second"], found["rows-written-per-second"]) == ({"in": 30.0}, {"out": 2.0})
     assert found["places"] == {"in": "topic a at b:9", "out": "/tmp/x"}
     assert found["watermark"] == 7.0
-    assert found["counted-since"] == 4_000
+    assert found["running-since"] == 4_000
+    carried = {"numRecordsIn": 1_000, "numRecordsOut": 50, "badRecords": 3}
+    found = flink_json.progress(
+        msgspec.structs.replace(DETAIL, vertices=(msgspec.structs.replace(alone, carried=carried),))
+    )
+    assert (found["rows-read"], found["rows-written"]) == ({"in": 1_100}, {"out": 60})
+    assert found["bad-records"] == {"in": 3}
 
 
 def test_the_summary_says_how_often_the_jobmanager_was_replaced():

@@ -38,10 +38,10 @@ def flow_table(summary: dict[str, Any]) -> Table:
 
 
 def counted_line(summary: dict[str, Any]) -> list[str]:
-    """Return from when on rows are counted, if that is not the begin of the job."""
+    """Return from when on the rows of vertices are counted, if that is not the begin of the job."""
     restarted = summary["restarts"] or summary["jobmanagers-replaced"]["times"]
-    since = summary["counted-since"]
-    return [f"rows are counted since the last restart, at {utc_text(since)} UTC"] if restarted and since else []
+    since = summary["running-since"]
+    return [f"rows of vertices are counted since the last start, at {utc_text(since)}"] if restarted and since else []
 
 
 def watermark_lag_ms(summary: dict[str, Any], now_ms: int) -> int | None:
@@ -98,7 +98,7 @@ def replaced_jobmanagers(summary: dict[str, Any]) -> str:
     if newest is None:  # the job has ended under an earlier one
         return text
     last = "" if times == 1 else "last "
-    return f"{text}, {last}at {utc_text(newest)}; restarts and checkpoints are counted from there"
+    return f"{text}, {last}at {utc_text(newest)}; rows, restarts and checkpoints are counted from there"
 
 
 def _checkpoints(checkpoints: dict[str, Any]) -> str:

@@ -81,8 +81,7 @@ def show(
         f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {utc_text(details['start-time'])}"
     )
     console.print(flow_table(summary))
-    for line in (*counted_line(summary), watermark_line(summary, now_ms)):
-        console.print(line, markup=False, soft_wrap=True)
+    console.print(watermark_line(summary, now_ms), markup=False)
     table = Table("vertex", "parallelism", "status", "rows in", "rows out", box=None)
     for vertex in details["vertices"]:
         metrics = vertex["metrics"]
@@ -94,7 +93,7 @@ def show(
             f"{metrics.get('write-records', 0):,}",
         )
     console.print(table)
-    for line in report_lines(checkpoints, failures, summary):
+    for line in (*counted_line(summary), *report_lines(checkpoints, failures, summary)):
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -181,9 +181,11 @@ def _totals(result: JobResult) -> list[str]:
     lines += [f"  dropped {count:,} late rows at {name}" for name, count in result.late_rows.items()]
     lines += [f"  wrote {count:,} rows to {uid}" for uid, count in result.rows_written.items()]
     lines += [f"  {warning}" for warning in result.warnings]
+    if result.jobmanagers_replaced:
+        lines.append("  its JobManager was replaced; these counts begin there")
     if result.restarts:
         times = "once" if result.restarts == 1 else f"{result.restarts} times"
-        lines.append(f"  the job restarted {times}; these counts begin at the last restart")
+        lines.append(f"  the job restarted {times}")
         if result.last_failure:
             lines.append(f"  it restarted because: {result.last_failure}")
     return lines

@@ -164,6 +164,7 @@ def _vertex(graph: JobGraph, vertex: JobVertex, master: JobMaster | None, now_ms
         subtasks=subtasks,
         start_ms=min(started, default=-1),
         end_ms=min(max(ended), now_ms) if len(ended) == len(subtasks) else -1,
+        carried={} if master is None else dict(master.checkpointing.history.totals.get(vertex.id, {})),
     )
 
 

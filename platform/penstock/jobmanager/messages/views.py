@@ -55,6 +55,8 @@ class VertexView(_View, frozen=True, kw_only=True):
     subtasks: tuple[SubtaskView, ...]
     start_ms: int = -1
     end_ms: int = -1
+    #: Counters up to the restored checkpoint; the totals are these and the subtasks' metrics.
+    carried: dict[str, int] = {}
 
 
 class EdgeView(_View, frozen=True, kw_only=True):

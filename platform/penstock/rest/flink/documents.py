@@ -377,8 +377,9 @@ def progress(detail: JobDetail) -> Json:
         "source-records": sum(read.values()),
         "records-out": sum(written.values()),
         # when the job last began to run (wall-clock ms)
-        "counted-since": detail.timestamps.get("RUNNING"),
-        # since then: by uid of source and sink, and by name of the vertex that dropped late rows
+        "running-since": detail.timestamps.get("RUNNING"),
+        # since the job's begin, or since its JobManager was replaced: by uid of source and sink; rows that were read
+        # again after a restart count once
         "rows-read": read,
         "rows-written": written,
         "rows-read-per-second": {v.operators[0].uid: _rate(v, "numRecordsInPerSecond") for v in heads},
@@ -461,8 +462,8 @@ def _rate(vertex: VertexView, metric: str) -> float:
 
 
 def _total(vertex: VertexView, metric: str) -> int:
-    """Return the sum of a counter over all subtasks."""
-    return int(sum(subtask.metrics.get(metric, 0) for subtask in vertex.subtasks))
+    """Return the total of a counter: up to the restored checkpoint, and of all subtasks since then."""
+    return vertex.carried.get(metric, 0) + int(sum(subtask.metrics.get(metric, 0) for subtask in vertex.subtasks))
 
 
 def _task_counts(tasks: dict[str, int]) -> dict[str, int]:

@@ -328,6 +328,7 @@ class Subtask:
     def _take_snapshot(self, barrier: Barrier, aligned: Aligned) -> None:
         """Freeze, send the barrier on, pass the rest to the pipeline."""
         begun = self._clock.monotonic_ms()
+        counts = self.metrics.counts()
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         for output in self._outputs:
             output.barrier(barrier)
@@ -343,6 +344,7 @@ class Subtask:
                 aligned=aligned,
                 sync_ms=self._clock.monotonic_ms() - begun,
                 begun_ms=begun,
+                counts=counts,
             )
         )
         self._compactor.start_due(self._stores)
