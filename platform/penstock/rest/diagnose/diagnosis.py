@@ -325,6 +325,13 @@ def row_findings(summary: dict[str, Any]) -> list[Finding]:
     return found
 
 
+def ordered(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, problems first; a job whose source has no answer is not said to keep up."""
+    waits = any(finding.kind == "source-unreachable" for finding in findings)
+    left = [finding for finding in findings if not (waits and finding.kind in ("fine", "idle"))]
+    return sorted(left, key=lambda finding: finding.level == GOOD)
+
+
 class FindingHistory:
     """Remembers when each finding was first seen, and when each source's event time last advanced."""
 
