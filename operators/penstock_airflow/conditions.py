@@ -81,9 +81,10 @@ class Operation(msgspec.Struct, frozen=True, tag="operation"):
             return f"the {self.what} is in progress"
         view = client.newest_upgrade(self.job_id)
         done, restarts = view["checkpoints"], view["restarts"]
+        allowed = f"of {restarts['allowed']} allowed" if restarts["allowed"] else "(none is allowed)"
         return (
-            f"{view['phase']}: {done['completed']} of {done['wanted']} checkpoints, {restarts['seen']} of"
-            f" {restarts['allowed']} restarts, {view['held']['rows']} rows withheld"
+            f"{view['phase']}: {done['completed']} of {done['wanted']} checkpoints,"
+            f" restarts: {restarts['seen']} {allowed}, {view['held']['rows']} rows withheld"
         )
 
 

@@ -30,7 +30,10 @@ def rows_after_a_kill(graph, folder, *, checkpoints, drain=False):
         done = completed()
         wait_until(lambda: completed() >= done + 3, story, seconds=LIMIT_S, step=0.1)
         read = rows_read(handle.stop(drain=drain))
-        assert summary()["restarts"] == 1
+        told = summary()
+        assert told["restarts"] == 1
     paths = (folder / "out").rglob("*.jsonl")
     rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    # rows that were read again after the kill count once
+    assert (told["rows-read"], sum(told["rows-written"].values())) == ({"orders": read}, len(rows))
     return rows, read

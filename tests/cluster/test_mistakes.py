@@ -52,7 +52,7 @@ JOBS = {
     ),
     "a bad row": (
         "out(paid('bad.jsonl'))",
-        r"bad.jsonl at byte 26: field 'amount': an integer was expected, not a string; operator 'paid' .+ line: b'.+'",
+        r"bad.jsonl line 2: field 'amount': an integer was expected, not a string; operator 'paid' .+ line: b'.+'",
         "skip",
     ),
     "a root that is no place for files": (

@@ -269,7 +269,9 @@ def test_ctrl_c_on_a_cluster_says_that_the_job_goes_on(cluster, endless, tmp_pat
         run.send_signal(signal.SIGINT)
         text = first + run.stdout.read()
     assert "endless RUNNING" in first, text
-    assert "endless keeps running in the cluster; `penstock stop endless` ends it with a savepoint" in text
+    assert "endless keeps running in the cluster" in text
+    assert f"`penstock stop endless --cluster {cluster.rest_url}` ends it with a savepoint" in text
+    assert f"`penstock run job.py --attach --cluster {cluster.rest_url}` follows it again" in text
     assert [j["state"] for j in cluster.client().jobs() if j["name"] == "endless"][:1] == ["RUNNING"]
 
 

@@ -9,6 +9,7 @@ from tests.support.waiting import wait_until
 from penstock.core.errors import BadRecordError, ConnectorError
 from penstock_connectors.kafka.read.fetch import FetchSettings
 from penstock_connectors.kafka.read.kafka_enumerator import KafkaEnumerator
+from penstock_connectors.kafka.read.outage import Outage
 from penstock_connectors.kafka.read.reader import open_fetcher
 from penstock_connectors.kafka.source import KafkaSource, KafkaSourceFactory
 
@@ -343,3 +344,21 @@ def test_a_paused_partition_goes_on_where_it_stood(kafka, open_reader):
     stage.until(lambda s: len(s.by_split()[first]) >= 30_000)
     assert ids(stage.by_split()[first]) == list(range(30_000))
     assert positions(stage.reader.snapshot())[first] == 30_000
+
+
+def test_the_statistics_name_the_broker_that_leads_a_partition(kafka):
+    topic = kafka.topic("measured", 1)
+    fetcher = open_fetcher(FetchSettings({**kafka.resolved, "group.id": "g"}, lambda: None))
+    outage = Outage()
+    outage.failed(0.0)
+    try:
+        fetcher.add({(topic, 0): 0})
+
+        def over():
+            if statistics := fetcher.fetch(10).statistics:
+                outage.measured(statistics, 1_000.0)
+            return outage.since_ms is None
+
+        wait_until(over, "statistics of a broker that answers")
+    finally:
+        fetcher.close()

@@ -47,6 +47,16 @@ class ReadResult:
     bad: tuple[BadLine, ...] = ()
 
 
+def line_number(path: str, offset: int) -> int:
+    """Return the number of the line that begins at a byte; reads the file up to there."""
+    number, left = 1, offset
+    with Path(path).open("rb") as file:
+        while left and (block := file.read(min(left, BLOCK_BYTES))):
+            number += block.count(b"\n")
+            left -= len(block)
+    return number
+
+
 class Cursor(Protocol):
     """One open file."""
 

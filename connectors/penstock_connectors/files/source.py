@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from penstock.connector.source import HistorySplit, PollResult, SourceBatch, SourceSpec, SourceSplit
+from penstock.connector.source import BadRecord, HistorySplit, PollResult, SourceBatch, SourceSpec, SourceSplit
 from penstock.connector.staging import dead_letters
 from penstock.core.errors import BadRecordError, ConnectorError, GraphError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_from_text, schema_to_text
 from penstock.core.structs import prepare
-from penstock_connectors.files.cursors import BLOCK_BYTES, open_cursor
+from penstock_connectors.files.cursors import BLOCK_BYTES, line_number, open_cursor
 from penstock_connectors.formats.decoded import excerpt
 from penstock_connectors.formats.timestamps import TimestampUnit
 
@@ -114,6 +114,7 @@ class FileSource:
             config=msgspec.to_builtins(config),
             schema=schema_to_text(self.row_schema),
             bounded=True,
+            place=config.path,
         )
 
 
@@ -231,6 +232,7 @@ class FileReader:
         self._config, self._schema, self._block_bytes = config, schema, block_bytes
         self._splits: dict[str, _Split] = {}
         self._bad_records = 0
+        self._bad_record: BadRecord | None = None
 
     def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
         """Read these files from their positions."""
@@ -253,19 +255,21 @@ class FileReader:
                 finished.append(path)
             else:
                 batches.append(self._batch(path, result))
-        return PollResult(tuple(batches), tuple(finished), (), {"badRecords": float(self._bad_records)})
+        metrics = {"badRecords": float(self._bad_records)}
+        return PollResult(tuple(batches), tuple(finished), metrics=metrics, bad_record=self._bad_record)
 
     def _batch(self, path: str, result: ReadResult) -> SourceBatch:
         if not result.bad:
             return SourceBatch(result.rows, (path,))
         self._bad_records += len(result.bad)
         policy = self._config.on_bad_record
+        bad = _bad_record(path, result.bad[0])
         if policy == "fail":
-            first = result.bad[0]
             more = f" ({len(result.bad) - 1} more in the same read)" if len(result.bad) > 1 else ""
-            msg = f"file source: {path} at byte {first.offset}: {first.reason}{more}"
+            msg = f"file source: {bad.where}{more}"
             hint = "fix the file, or set on_bad_record='skip' or 'dead-letter'"
-            raise BadRecordError(msg, hint=hint, values=f"line: {excerpt(first.value)}")
+            raise BadRecordError(msg, hint=hint, values=bad.value)
+        self._bad_record = self._bad_record or bad
         letters = _dead_letter_rows(path, result.bad) if policy == "dead-letter" else None
         return SourceBatch(result.rows, (path,), dead_letters=letters)
 
@@ -291,6 +295,11 @@ class FileReader:
         """Close all open files."""
         for split in self._splits.values():
             split.close()
+
+
+def _bad_record(path: str, line: BadLine) -> BadRecord:
+    where = f"{path} line {line_number(path, line.offset):,}: {line.reason}"
+    return BadRecord(where, f"line: {excerpt(line.value)}")
 
 
 def _dead_letter_rows(path: str, bad: tuple[BadLine, ...]) -> pa.RecordBatch:

@@ -140,6 +140,7 @@ class KafkaSource:
             bounded=bounded,
             discovery_interval_ms=None if bounded else self._discovery,
             preload=list(PRELOAD),
+            place=f"topic {', '.join(self._config['topics'])} at {self._config['bootstrap']}",
         )
 
 

@@ -116,9 +116,9 @@ def _field(keyword: str, value: Any) -> dict[str, Any]:
             return {keyword: str(value)}
         return {keyword: tuple(value) if isinstance(value, (list, set)) else value}
     if f"{keyword}_ms" in _FIELDS:
-        return {f"{keyword}_ms": parse_duration_ms(value, keyword.replace("_", " "))}
+        return {f"{keyword}_ms": parse_duration_ms(value, keyword)}
     if f"{keyword}_bytes" in _FIELDS:
-        return {f"{keyword}_bytes": parse_bytes(value, keyword.replace("_", " "))}
+        return {f"{keyword}_bytes": parse_bytes(value, keyword)}
     msg = f"ps.Environment: unknown setting {keyword!r}"
     raise UsageError(msg, hint=did_you_mean(keyword, sorted(_names())))
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.restart_wait import RestartWait
 from penstock.client.access import ClientAccess, access_of
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.handle import TERMINAL, JobHandle
@@ -59,7 +60,8 @@ def connect(cluster: str | None) -> RestClient:
     Raises:
         UsageError: no cluster is known.
     """
-    return RestClient(*_cluster_of(cluster))
+    url, access = _cluster_of(cluster)
+    return RestClient(url, access, retry=RestartWait(url, cluster_file()))
 
 
 def cluster_executor(cluster: str | None, options: SubmitOptions) -> ClusterExecutor:

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
     from penstock.client.handle import JobHandle
 
-_PLAIN_EVERY_MS = 2_000
+#: Intervals between two looks at the job: with plain lines, on a terminal.
+_PLAIN_EVERY_MS = 1_000
 _LIVE_EVERY_MS = 250
+#: Interval between two plain lines of progress.
+_LINE_EVERY_MS = 2_000
 
 
 class JobProgress:
@@ -35,7 +38,7 @@ class JobProgress:
         self._enabled = enabled
         self._live: Live | None = None
         self._begun = False
-        self._last_ms = -1e12
+        self._last_ms = self._line_ms = -1e12
         self._last_source_records = 0.0
         self._notes: list[str] = []
         self._failures = FailureWatch()
@@ -79,15 +82,16 @@ class JobProgress:
         if not self._start_reported and not summary["restarts"] and (start := resume_point(summary)):
             self._start_reported = True
             self.note(f"{handle.name} resumes from {start}")
+        self._start_reported = self._start_reported or summary["state"] == "RUNNING"
         self._newest = handle.name, summary
         for line in self._failures.poll(handle, summary):
             self.note(line)
-        rate = self._rate(summary, now_ms)
         self._last_ms = now_ms
         self._begin()
         if self._live is not None:
-            self._live.update(_panel(job, summary, rate))
-        else:
+            self._live.update(_panel(job, summary, self._rate(summary, now_ms)))
+        elif now_ms - self._line_ms >= _LINE_EVERY_MS:
+            rate = self._rate(summary, now_ms)
             line = _line(job, summary, rate)
             if line != self._last_line:  # a job that waits says so once
                 self._console.print(line, markup=False, soft_wrap=True)
@@ -120,9 +124,9 @@ class JobProgress:
 
     def _rate(self, summary: dict[str, Any], now_ms: float) -> float:
         records = float(summary["source-records"])
-        elapsed_ms = now_ms - self._last_ms
+        elapsed_ms = now_ms - self._line_ms
         rate = max(0.0, records - self._last_source_records) / elapsed_ms * 1000 if elapsed_ms < 1e9 else 0.0
-        self._last_source_records = records
+        self._last_source_records, self._line_ms = records, now_ms
         return rate
 
 

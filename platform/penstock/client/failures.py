@@ -54,9 +54,30 @@ def implausible_times(summary: dict[str, Any]) -> dict[tuple[str, str], str]:
 def unreachable_sources(summary: dict[str, Any]) -> dict[str, str]:
     """Return, by source, a line about an external system that does not answer."""
     return {
-        uid: f"source {uid}: no answer for more than 5 s; it resumes with the next answer"
-        for uid in sorted(summary.get("sources-unreachable", ()))
+        uid: f"source {uid}: no answer from {_place(away)}{_since(away)}; it resumes with the next answer"
+        for uid, away in sorted(summary.get("sources-unreachable", {}).items())
     }
+
+
+def _place(away: dict[str, Any]) -> str:
+    return str(away["place"] or "its external system")
+
+
+def _since(away: dict[str, Any]) -> str:
+    return f" since {utc_text(away['since'])} UTC" if away["since"] else f" for {away['for-ms'] / 1000:.0f} s"
+
+
+def bad_records(summary: dict[str, Any]) -> dict[str, str]:
+    """Return, by source, a line about its bad records with the first one."""
+    counts, examples = summary.get("bad-records", {}), summary.get("bad-record-examples", {})
+    first = {uid: f"; the first: {example}" for uid, example in examples.items()}
+    return {
+        uid: f"source {uid}: {_count(count, 'bad record')}{first.get(uid, '')}" for uid, count in sorted(counts.items())
+    }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def slow_calls(summary: dict[str, Any]) -> dict[str, str]:
@@ -84,6 +105,34 @@ def _name_of(restored: dict[str, Any]) -> str:
     return f"savepoint {restored['uri']}" if restored["uri"] else f"checkpoint {restored['id']}"
 
 
+class _WaitWatch:
+    """Remembers which external systems a job waits for."""
+
+    def __init__(self) -> None:
+        self._slow: set[str] = set()
+        self._unreachable: dict[str, dict[str, Any]] = {}
+        #: Restarts and JobManagers at the last look.
+        self._starts = (0, 0)
+
+    def poll(self, summary: dict[str, Any]) -> list[str]:
+        """Return a line for each system that stopped or began to answer."""
+        starts = summary["restarts"], (summary.get("jobmanagers-replaced") or {}).get("times", 0)
+        if starts != self._starts or summary["state"] != "RUNNING":  # its workers ended: nothing is known of answers
+            self._starts, self._slow, self._unreachable = starts, set(), {}
+        slow, unreachable = slow_calls(summary), unreachable_sources(summary)
+        away = summary.get("sources-unreachable", {})
+        lines = [line for what, line in slow.items() if what not in self._slow]
+        lines += [line for uid, line in unreachable.items() if uid not in self._unreachable]
+        lines += [f"slow call ended: {what}" for what in sorted(self._slow - slow.keys())]
+        lines += [
+            f"source {uid}: {_place(last)} answers again, after about {last['for-ms'] / 1000:.0f} s"
+            for uid, last in sorted(self._unreachable.items())
+            if uid not in away
+        ]
+        self._slow, self._unreachable = set(slow), dict(away)
+        return lines
+
+
 class FailureWatch:
     """Remembers the reported failures of one job."""
 
@@ -98,17 +147,21 @@ class FailureWatch:
         self._failed_checkpoints = 0
         self._waits_for = ""
         self._reported_times: set[tuple[str, str]] = set()
-        self._slow: set[str] = set()
-        self._unreachable: set[str] = set()
+        self._waits = _WaitWatch()
         self._with_bad_records: set[str] = set()
 
     def poll(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
         """Return a line for each new problem in a `RestClient.summary`, oldest first."""
         lines = []
         replaced = (summary.get("jobmanagers-replaced") or {}).get("times", 0)
-        if self._replaced is not None and replaced > self._replaced:
-            lines.append(f"{handle.name}: the JobManager was replaced; it counts restarts and checkpoints from zero")
-        self._replaced = replaced
+        started = summary.get("restored") is not None or summary["state"] == "RUNNING"
+        if self._replaced is not None and replaced > self._replaced and started:
+            start = resume_point(summary)
+            how = f"the job resumed from {start}; " if start else ""
+            counted = "restarts, checkpoints and rows are counted from there"
+            lines.append(f"{handle.name}: a new JobManager leads the job; {how}{counted}")
+        if self._replaced is None or started:
+            self._replaced = replaced
         # a new JobManager counts from zero
         self._restarts = min(self._restarts, summary["restarts"])
         self._failed_checkpoints = min(self._failed_checkpoints, summary["checkpoints-failed"])
@@ -123,15 +176,12 @@ class FailureWatch:
         if summary["waits-for"] and summary["waits-for"] != self._waits_for:
             lines.append(f"{handle.name} is waiting for slots: it needs {summary['waits-for']}")
         self._waits_for = summary["waits-for"]
-        slow, unreachable = slow_calls(summary), unreachable_sources(summary)
-        lines += [f"{handle.name}: {line}" for what, line in slow.items() if what not in self._slow]
-        lines += [f"{handle.name}: {line}" for uid, line in unreachable.items() if uid not in self._unreachable]
-        self._slow, self._unreachable = set(slow), set(unreachable)
+        lines += [f"{handle.name}: {line}" for line in self._waits.poll(summary)]
         bad = summary.get("bad-records", {})
         lines += [
-            f"{handle.name}: source {uid}: {bad[uid]:,} bad records, which do not fit its schema;"
-            f" see their number with `{handle.show_command}`"
-            for uid in sorted(bad.keys() - self._with_bad_records)
+            f"{handle.name}: {line}; see their number with `{handle.show_command}`"
+            for uid, line in bad_records(summary).items()
+            if uid not in self._with_bad_records
         ]
         self._with_bad_records |= bad.keys()
         implausible = implausible_times(summary)

@@ -34,7 +34,7 @@ TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
 _TRIGGER_ID = re.compile(r"[0-9a-f]{32}")
 _POLL_MS = 100.0
 #: Silence of the JobManager after which a waiting client logs a warning.
-_SILENCE_MS = 5_000.0
+_SILENCE_MS = 500.0
 _UPGRADE_POLL_MS = 200.0
 #: Grace period beyond the deadlines of checkpoint and trial: for starting, publishing, rolling back.
 _GRACE_MS = 900_000.0
@@ -43,20 +43,23 @@ _GRACE_MS = 900_000.0
 class _AnswerWatch:
     """Logs that the JobManager does not answer while a caller waits for a job, and when it answers again."""
 
-    def __init__(self, job: str, clock: Clock) -> None:
-        self._job, self._clock = job, clock
+    def __init__(self, job: str, url: str, clock: Clock) -> None:
+        self._job, self._url, self._clock = job, url, clock
         self._answered_ms = clock.monotonic_ms()
         self._reported = False
 
     def note(self, *, answered: bool) -> None:
         now_ms = self._clock.monotonic_ms()
+        away_s = (now_ms - self._answered_ms) / 1000
         if answered:
             if self._reported:
-                _log.warning("job %s: the JobManager answers again", self._job)
+                _log.warning("job %s: the JobManager answers again, after %.1f s", self._job, away_s)
             self._answered_ms, self._reported = now_ms, False
         elif not self._reported and now_ms - self._answered_ms > _SILENCE_MS:
             self._reported = True
-            _log.warning("job %s: no JobManager has answered for 5 s; waiting for a new one", self._job)
+            text = "job %s: the JobManager at %s does not answer; trying again every %.1f s; the job resumes from its"
+            text += " newest checkpoint once a JobManager runs again (a local cluster starts one by itself)"
+            _log.warning(text, self._job, self._url, _POLL_MS / 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class JobHandle:
             PenstockError: `timeout_ms` passed.
         """
         deadline = None if timeout_ms is None else self.clock.monotonic_ms() + timeout_ms
-        answers = _AnswerWatch(self.name, self.clock)
+        answers = _AnswerWatch(self.name, self.client.url, self.clock)
         while True:
             # The cluster answers as soon as the job has ended, or after a while, so the end is seen without a poll
             # delay.

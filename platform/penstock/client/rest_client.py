@@ -17,7 +17,7 @@ from penstock.config.security import is_loopback
 from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
 _TIMEOUT_SECONDS = 30.0
@@ -64,9 +64,16 @@ class RestClient:
     """A client of one JobManager; close it or use it as a context manager."""
 
     def __init__(
-        self, url: str, access: ClientAccess | None = None, *, timeout_seconds: float = _TIMEOUT_SECONDS
+        self,
+        url: str,
+        access: ClientAccess | None = None,
+        *,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
+        retry: Callable[[], bool] | None = None,
     ) -> None:
         """Create a client; `url` is like `http://127.0.0.1:8081`, `access` defaults to the environment's.
+
+        `retry` is called when a connection is refused; if it returns True, the request is sent again.
 
         Raises:
             UsageError: the URL is invalid, or would send the token unencrypted.
@@ -81,7 +88,7 @@ class RestClient:
         if self._access.token and place.scheme != "https" and not is_loopback(place.hostname or ""):
             msg = f"{self.url} is unencrypted: others could read the token"
             raise UsageError(msg, hint="use its https:// address, or unset PENSTOCK_TOKEN and PENSTOCK_TOKEN_FILE")
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._retry = timeout_seconds, retry
 
     def __enter__(self) -> Self:
         """Return self."""
@@ -297,7 +304,7 @@ class RestClient:
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/octet-stream" if isinstance(body, bytes) else "application/json"}
         try:
-            status, data = self._request(
+            status, data = self._answered(
                 method, f"{path}?{urlencode(query, doseq=True)}" if query else path, content, headers
             )
         except ssl.SSLError as error:
@@ -324,6 +331,14 @@ class RestClient:
             msg = f"{self.url} is not a JobManager: another service answers"
             raise PenstockError(msg, hint="check URL and port, as printed by `penstock cluster start`")
         return answer
+
+    def _answered(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        while True:
+            try:
+                return self._request(method, path, content, headers)
+            except ConnectionRefusedError:  # the request was not received
+                if self._retry is None or not self._retry():
+                    raise
 
     def _request(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
         place = urlsplit(self.url)

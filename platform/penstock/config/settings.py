@@ -219,7 +219,7 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
         given, leaf = leaf, next((name for name in (leaf, f"{leaf}_ms", f"{leaf}_bytes") if name in target), leaf)
         if leaf not in target:
             raise UsageError(f"unknown setting {key!r}", hint=did_you_mean(key, _names(target, parents)))
-        target[leaf] = text if given == leaf and text.strip().isdigit() else _typed(text, leaf)
+        target[leaf] = text if given == leaf and text.strip().isdigit() else _typed(text, leaf, key)
     try:
         return in_range(msgspec.convert(plain, JobSettings, strict=False))
     except msgspec.ValidationError as error:
@@ -266,9 +266,10 @@ def in_range(settings: JobSettings) -> JobSettings:
     return settings
 
 
-def _typed(text: str, key: str) -> Any:
-    if key.endswith("_ms"):
-        return parse_duration_ms(text, key)
-    if key.endswith("_bytes"):
-        return parse_bytes(text, key)
+def _typed(text: str, field: str, given: str) -> Any:
+    """Return the value of a field; errors name the setting as it was given."""
+    if field.endswith("_ms"):
+        return parse_duration_ms(text, given)
+    if field.endswith("_bytes"):
+        return parse_bytes(text, given)
     return text

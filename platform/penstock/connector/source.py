@@ -49,6 +49,8 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     discovery_interval_ms: int | None = None
     #: Modules the workers' template imports before it forks, so that workers start at once; none may start a thread.
     preload: list[str] = []
+    #: Where the rows come from, for messages: `topic orders at broker:9092`.
+    place: str = ""
 
 
 prepare(SourceSplit, SourceSpec)
@@ -82,6 +84,16 @@ class SourceBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that is no row."""
+
+    #: Its place, and why.
+    where: str
+    #: Its beginning, after a word for it.
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class PollResult:
     """The result of one non-blocking poll."""
 
@@ -92,6 +104,8 @@ class PollResult:
     caught_up: tuple[str, ...] = ()
     #: Counters to publish, e.g. recordsLag, badRecords.
     metrics: dict[str, float] = field(default_factory=dict)
+    #: The first bad record that the reader skipped or sent to the dead letters.
+    bad_record: BadRecord | None = None
     #: Whether the source is drained, so that new rows come with time: the next poll may wait a moment for more.
     drained: bool = False
 

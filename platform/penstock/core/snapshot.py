@@ -137,3 +137,5 @@ class CheckpointMetrics(msgspec.Struct, frozen=True, kw_only=True):
     #: Input processed between the first and the last barrier, and input that waited in blocked channels meanwhile.
     processed_bytes: int = 0
     buffered_bytes: int = 0
+    #: The counters whose totals continue after a restart, at the barrier: rows in and out, late rows, bad records.
+    counts: dict[str, int] = {}

@@ -25,12 +25,16 @@ class JobResult:
     restarts: int = 0
     #: The cause of its last restart; empty without a restart.
     last_failure: str = ""
-    #: Rows since its last start, by the uid of the source or sink.
+    #: How often its JobManager was replaced; the counts begin at the last time.
+    jobmanagers_replaced: int = 0
+    #: Rows by the uid of the source or sink; rows that were read again after a restart count once.
     rows_read: dict[str, int] = field(default_factory=dict)
     rows_written: dict[str, int] = field(default_factory=dict)
     #: Undecodable records by the uid of the source; dropped late rows by operator.
     bad_records: dict[str, int] = field(default_factory=dict)
     late_rows: dict[str, int] = field(default_factory=dict)
+    #: The first bad record by the uid of the source: place, reason, value.
+    bad_record_examples: dict[str, str] = field(default_factory=dict)
     #: Peculiarities of its input, a sentence each.
     warnings: tuple[str, ...] = ()
     #: The checkpoint or savepoint it started from.

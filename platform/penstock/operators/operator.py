@@ -44,10 +44,11 @@ class Collector(Protocol):
 
 @dataclass(slots=True)
 class OperatorMetrics:
-    """Counters of one operator, read by the metrics reporter; an operator adds its own into `extra`."""
+    """Counters and texts of one operator, read by the metrics reporter; an operator adds its own."""
 
     late_records_dropped: int = 0
     extra: dict[str, float] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

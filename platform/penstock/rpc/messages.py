@@ -201,8 +201,9 @@ class TaskState(Message, frozen=True, kw_only=True):
     error: str = ""
     #: Long text of a failure (traceback), user frames first.
     detail: str = ""
-    #: Last metrics of a finished subtask.
+    #: Last metrics and texts of a finished subtask.
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    texts: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class InputEnded(Message, frozen=True, kw_only=True):
@@ -289,6 +290,8 @@ class WorkerMetrics(Message, frozen=True, kw_only=True):
     worker: dict[str, float]
     #: Slow calls of the job in progress.
     slow: tuple[SlowCall, ...] = ()
+    #: Texts of subtasks, such as their first bad record: `<vertex>/<subtask>` -> name -> text.
+    texts: dict[str, dict[str, str]] = {}
 
 
 class WorkerReady(Message, frozen=True, kw_only=True):

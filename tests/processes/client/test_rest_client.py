@@ -126,3 +126,22 @@ def test_nobody_there(server):
     server.server_close()
     with pytest.raises(PenstockError, match=f"no JobManager answers at http://127.0.0.1:{port}"):
         RestClient(f"http://127.0.0.1:{port}").jobs()
+
+
+@pytest.mark.parametrize(("tries", "answered"), [(3, True), (0, False)])
+def test_a_refused_request_is_sent_again_as_long_as_the_caller_wants(server, unused_port, tries, answered):
+    left = [tries]
+
+    def retry():
+        left[0] -= 1
+        if left[0] == 0:  # the JobManager is back
+            client.url = f"http://127.0.0.1:{server.server_port}"
+        return left[0] >= 0
+
+    client = RestClient(f"http://127.0.0.1:{unused_port}", retry=retry)
+    if answered:
+        assert client.overview() == {}
+        assert left == [0]
+    else:
+        with pytest.raises(PenstockError, match="no JobManager answers"):
+            client.overview()

@@ -123,7 +123,9 @@ def test_a_failed_job_is_told_with_the_last_line_of_its_cause():
 
 def test_an_upgrade_tells_how_far_it_is_and_why_it_failed_in_one_line():
     asked = Operation("j", "r", "upgrade")
-    assert asked.ask(Cluster(operation={})).text == "trial: 2 of 5 checkpoints, 1 of 3 restarts, 40 rows withheld"
+    assert (
+        asked.ask(Cluster(operation={})).text == "trial: 2 of 5 checkpoints, restarts: 1 of 3 allowed, 40 rows withheld"
+    )
     answer = asked.ask(
         Cluster(operation={"failure-cause": {"stack-trace": "the old version is running again:\n  why\n"}})
     )

@@ -62,10 +62,10 @@ def test_every_setting_can_be_given_under_its_own_name(tmp_path):
     ("keywords", "words"),
     [
         ({"paralelism": 2}, ["'paralelism'", "did you mean 'parallelism'?"]),
-        ({"checkpoint_interval": "5 parsecs"}, ["checkpoint interval '5 parsecs'", "'5s'"]),
+        ({"checkpoint_interval": "5 parsecs"}, ["checkpoint_interval '5 parsecs'", "'5s'"]),
         ({"state_backend": "tape"}, ["'tape'"]),
         ({"parallelism": "two"}, ["parallelism='two' is not a whole number"]),
-        ({"managed_memory": "much"}, ["managed memory 'much'", "'256MB'"]),
+        ({"managed_memory": "much"}, ["managed_memory 'much'", "'256MB'"]),
         ({"restart": "perhaps"}, ["restart.kind='perhaps'", "fixed-delay"]),
     ],
 )

@@ -1,5 +1,6 @@
 """`penstock new` and `penstock preview` of files."""
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -57,12 +58,25 @@ def test_the_first_rows_of_a_file(suffix, capsys):
     assert capsys.readouterr().out == '{"user":"ann","amount":5}\n'
 
 
+def test_the_first_rows_of_a_folder_are_those_of_its_files_in_order(capsys):
+    folder = Path("parts")
+    folder.mkdir()
+    (folder / ".hidden").write_text("x")
+    for name, lines in (("b", '{"n":3,"more":1}\n{"n":4}\n'), ("a", '{"n":1}\n{"n":2}\n'), ("0", "")):
+        (folder / f"{name}.jsonl").write_text(lines)
+    preview("parts", limit=3, json=True)
+    assert [json.loads(line)["n"] for line in capsys.readouterr().out.splitlines()] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         ("rows.parquet", "there is no file rows.parquet"),
         ("rows.txt", "rows.txt has no known format"),
         ("broken.parquet", "broken.parquet cannot be read"),
+        ("nothing", "there is no file in nothing"),
+        ("mixed", "mixed has files of several formats: .csv, .jsonl"),
+        ("broken.jsonl", "broken.jsonl cannot be read as .jsonl: line 3: .+; text b'{\"a\": broken'"),
         ("kafka://", "names no broker and topic"),
         ("kafka://127.0.0.1:9092", "names no broker and topic"),
     ],
@@ -70,5 +84,10 @@ def test_the_first_rows_of_a_file(suffix, capsys):
 def test_what_cannot_be_shown_is_told(source, message):
     Path("rows.txt").write_text("x")
     Path("broken.parquet").write_text("x")
+    Path("broken.jsonl").write_text('{"a": 1}\n\n{"a": broken\n{"a": 2}\n')
+    Path("nothing").mkdir()
+    Path("mixed").mkdir()
+    for name in ("a.csv", "b.jsonl"):
+        (Path("mixed") / name).write_text("")
     with pytest.raises(UsageError, match=message):
         preview(source, limit=2)

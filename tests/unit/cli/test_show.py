@@ -5,14 +5,16 @@ import contextlib
 import pytest
 
 from penstock.cli.running import jobs as module
-from penstock.cli.running.job_report import story_lines
+from penstock.cli.running.job_report import story_lines, watermark_line
 
 AT = 1_767_607_200_000  # 2026-01-05 10:00:00
-COUNTED = "restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
+COUNTED = "rows, restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
 SUMMARY = {
     "state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": "", "stopped-with": "",
     "bad-records": {}, "late-records": {}, "restored": None, "sources-unreachable": {}, "slow-calls": [],
-    "jobmanagers-replaced": {"times": 0, "newest": None},
+    "jobmanagers-replaced": {"times": 0, "newest": None}, "rows-read": {"orders": 12_345}, "rows-written": {"out": 7},
+    "rows-read-per-second": {"orders": 1_500.4}, "rows-written-per-second": {}, "watermark": None,
+    "places": {"orders": "topic orders at b:9"}, "running-since": AT,
 }  # fmt: skip
 FAILURE = {
     "timestamp": AT, "taskName": "totals (1)", "exceptionName": "ValueError: x", "rolled-back": None,
@@ -59,11 +61,49 @@ def test_a_job_without_problems_has_a_line_of_checkpoints_only(client, capsys):
     assert shown(capsys)[-1] == "checkpoints: 1 completed, 0 failed"
 
 
+def test_rows_and_rates_of_sources_and_sinks_are_shown_with_their_places(client, capsys):
+    client.told["bad-records"] = {"orders": 3}
+    lines = [line.split() for line in shown(capsys)]
+    assert ["source", "orders", "12,345", "1,500", "3", "topic", "orders", "at", "b:9"] in lines
+    assert ["sink", "out", "7", "0"] in lines
+
+
+def test_the_first_bad_record_of_a_source_is_shown(client, capsys):
+    client.told |= {
+        "bad-records": {"orders": 1},
+        "bad-record-examples": {"orders": "x.jsonl line 4: not JSON; line: b'['"},
+    }
+    assert shown(capsys)[-1] == "source orders: 1 bad record; the first: x.jsonl line 4: not JSON; line: b'['"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({}, False), ({"restarts": 2}, True), ({"jobmanagers-replaced": {"times": 1, "newest": AT}}, True)],
+)
+def test_rows_that_are_counted_since_a_restart_say_so(client, capsys, changes, told):
+    client.told |= changes
+    assert ("rows of vertices are counted since the last start, at 2026-01-05 10:00:00" in shown(capsys)) == told
+
+
+@pytest.mark.parametrize(
+    ("mark", "line"),
+    [
+        (None, "watermark: none yet"),
+        (AT - 2_100, "watermark: 2026-01-05 09:59:57 UTC, lag 2.1 s"),
+        (AT - 5 * 86_400_000, "watermark: 2025-12-31 10:00:00 UTC, lag 5.0 days"),
+        (AT + 240_000, "watermark: 2026-01-05 10:04:00 UTC, 4.0 min ahead of the clock"),
+        (float((1 << 63) // 1000), "watermark: end of input"),
+    ],
+)
+def test_the_watermark_has_its_distance_from_the_clock(mark, line):
+    assert watermark_line({"watermark": mark}, AT) == line
+
+
 def test_sources_without_an_answer_and_slow_calls_are_named(client, capsys):
-    client.told["sources-unreachable"] = {"orders": 12_000}
+    client.told["sources-unreachable"] = {"orders": {"since": AT, "for-ms": 12_000, "place": "topic t at b:9"}}
     client.told["slow-calls"] = [{"what": "sink 'out' (0): w", "since": 5}]
     assert shown(capsys)[-2:] == [
-        "source orders: no answer for more than 5 s; it resumes with the next answer",
+        "source orders: no answer from topic t at b:9 since 2026-01-05 10:00:00 UTC; it resumes with the next answer",
         "slow call, more than 5 s: sink 'out' (0): w",
     ]
 

@@ -51,7 +51,7 @@ def test_one_that_was_rolled_back_has_its_reason(told):
 
 def test_one_on_trial(told):
     assert told(phase="trial", ended=None) == [
-        "trial of the new version: checkpoint 1 of 3, 0 of 0 restarts, 5 output rows withheld, 60 s left",
+        "trial of the new version: checkpoint 1 of 3, restarts: 0 (none is allowed), 5 output rows withheld, 60 s left",
         "  new version: new.py",
         "  requested at 2026-01-05 10:00:00",
         "  savepoint of the old version: file:///sp",

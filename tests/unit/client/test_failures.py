@@ -13,6 +13,9 @@ from penstock.core.errors import PenstockError
 FIRST = {"timestamp": 100, "exceptionName": "UserFunctionError: map 'm': ValueError: x at job.py:3 in f"}
 SECOND = {"timestamp": 200, "exceptionName": "worker w was lost: killed"}
 
+#: A source that has had no answer since 2026-01-05 10:00:00.
+AWAY = {"since": 1_767_607_200_000, "for-ms": 6_000, "place": "topic t at broker:9092"}
+
 
 def summary(**changes):
     plain = {"state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": ""}
@@ -100,9 +103,26 @@ def test_a_failure_is_told_later_if_nobody_answers_now(job):
 
 
 def test_a_source_without_an_answer_is_told_once_in_each_outage(job):
-    watch, away = FailureWatch(), summary(**{"sources-unreachable": {"in": 6_000}})
-    told = ["orders: source in: no answer for more than 5 s; it resumes with the next answer"]
-    assert [watch.poll(job, s) for s in (summary(), away, away, summary(), away)] == [[], told, [], [], told]
+    watch, away = FailureWatch(), summary(**{"sources-unreachable": {"in": AWAY}})
+    place = "topic t at broker:9092"
+    told = [f"orders: source in: no answer from {place} since 2026-01-05 10:00:00 UTC; it resumes with the next answer"]
+    back = [f"orders: source in: {place} answers again, after about 6 s"]
+    assert [watch.poll(job, s) for s in (summary(), away, away, summary(), away)] == [[], told, [], back, told]
+
+
+def test_the_end_of_a_slow_call_is_told(job):
+    watch, slow = FailureWatch(), summary(**{"slow-calls": [{"what": "sink 'out' (0): w", "since": 5}]})
+    begun, ended = "orders: slow call, more than 5 s: sink 'out' (0): w", "orders: slow call ended: sink 'out' (0): w"
+    assert [watch.poll(job, s) for s in (slow, slow, summary())] == [[begun], [], [ended]]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"restarts": 1}, {"state": "RESTARTING"}, {"jobmanagers-replaced": {"times": 1, "newest": 5}}]
+)
+def test_new_workers_are_no_sign_that_a_source_answers_again(job, changes):
+    watch = FailureWatch()
+    watch.poll(job, summary(**{"sources-unreachable": {"in": AWAY}}))
+    assert not any("answers again" in line for line in watch.poll(job, summary(**changes)))
 
 
 @pytest.mark.parametrize(
@@ -137,14 +157,28 @@ def test_a_failure_of_the_rejected_version_is_told_as_such(job):
 def test_a_replaced_jobmanager_is_told_once(job):
     watch = FailureWatch()
     looks = [summary(**{"jobmanagers-replaced": {"times": n, "newest": 5}}) for n in (1, 1, 2, 2)]
-    told = ["orders: the JobManager was replaced; it counts restarts and checkpoints from zero"]
+    told = ["orders: a new JobManager leads the job; restarts, checkpoints and rows are counted from there"]
     assert [watch.poll(job, look) for look in looks] == [[], [], told, []]
 
 
+def test_a_replaced_jobmanager_is_told_with_what_the_job_resumed_from(job):
+    watch, replaced = FailureWatch(), {"jobmanagers-replaced": {"times": 1, "newest": 5}}
+    restored = {"restored": {"id": 7, "taken": 0, "uri": ""}}
+    looks = [summary(), summary(state="CREATED", **replaced), summary(**replaced, **restored)]
+    told = "orders: a new JobManager leads the job; the job resumed from checkpoint 7, taken 1970-01-01 00:00:00 UTC; "
+    assert [watch.poll(job, look) for look in looks] == [
+        [], [], [f"{told}restarts, checkpoints and rows are counted from there"]
+    ]  # fmt: skip
+
+
 def test_bad_records_are_told_once_by_source(job):
-    watch, bad = FailureWatch(), summary(**{"bad-records": {"in": 1_200}})
-    (line,) = watch.poll(job, bad)
-    assert line.startswith("orders: source in: 1,200 bad records, which do not fit its schema; see their number with ")
+    example = "topic t partition 0 offset 7: not JSON; value: b'x'"
+    watch, bad = FailureWatch(), {"bad-records": {"in": 1_200}, "bad-record-examples": {"in": example}}
+    (line,) = watch.poll(job, summary(**bad))
+    assert (
+        line
+        == f"orders: source in: 1,200 bad records; the first: {example}; see their number with `{job.show_command}`"
+    )
     assert watch.poll(job, summary(**{"bad-records": {"in": 1_300}})) == []
 
 

@@ -20,6 +20,21 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         parse_duration_ms(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("checkpoint_interval", "5"),
+        ("checkpoint-interval-ms", "soon"),
+        ("restart.delay", "-1s"),
+        ("managed_memory", "3"),
+    ],
+)
+def test_an_error_names_the_setting_as_it_was_given(name: str, value: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        with_overrides(JobSettings(), {name: value})
+    assert refused.value.message.startswith(f"{name} {value!r} is not a ")
+
+
 def test_overrides_reach_nested_settings_and_keep_the_rest() -> None:
     settings = with_overrides(
         JobSettings(parallelism=2), {"checkpoint-interval-ms": "2s", "restart.kind": "none", "parallelism": "4"}

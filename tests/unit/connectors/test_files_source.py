@@ -127,7 +127,7 @@ BAD = {
 def test_bad_lines_fail_by_default_and_say_where(tmp_path, file_format):
     (tmp_path / "in").write_text("\n".join(BAD[file_format]))
     reader = open_reader(FileSource(tmp_path / "in", Order, format=file_format))
-    with pytest.raises(BadRecordError, match=r"in at byte \d+: ") as raised:
+    with pytest.raises(BadRecordError, match=r"in line [23]: ") as raised:
         drain(reader)
     assert raised.value.values.startswith("line: b'")
     reader.close()
@@ -140,7 +140,10 @@ def test_bad_lines_can_be_skipped_and_are_counted(tmp_path, file_format):
     found, letters = drain(reader)
     assert [row["user_id"] for row in found] == [1, 4]
     assert letters == []
-    assert reader.poll(1).metrics["badRecords"] == 2
+    result = reader.poll(1)
+    assert result.metrics["badRecords"] == 2
+    line = {"jsonl": 2, "csv": 3}[file_format]
+    assert result.bad_record.where.startswith(f"{tmp_path / 'in'} line {line}: ")
 
 
 @pytest.mark.parametrize("file_format", ["jsonl", "csv"])

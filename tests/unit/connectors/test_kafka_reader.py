@@ -168,6 +168,9 @@ def test_all_bad_and_skipped(fetcher, clock):
     fetcher.will_give((0, 0, b"x"), (0, 1, None))
     result = reader.poll(10)
     assert (result.batches, result.metrics["badRecords"]) == ((), 2)
+    assert result.bad_record.where.startswith("topic t partition 0 offset 0: not JSON")
+    assert result.bad_record.value == "value: b'x'"
+    assert reader.poll(10).bad_record == result.bad_record
     assert offsets(reader) == {"t-0": (2, False)}
 
 

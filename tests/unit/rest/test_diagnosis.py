@@ -20,6 +20,7 @@ from penstock.jobmanager.messages.views import (
 from penstock.rest.diagnose.diagnosis import (
     FORGET_MS,
     STALLED_MS,
+    Finding,
     FindingHistory,
     JobLoad,
     SubtaskLoad,
@@ -28,6 +29,7 @@ from penstock.rest.diagnose.diagnosis import (
     diagnose,
     load_of,
     mean_of,
+    ordered,
     row_findings,
 )
 from penstock.rest.flink.documents import progress
@@ -252,12 +254,14 @@ def test_what_was_left_out_is_told_by_source_and_operator():
     found = row_findings(
         {
             "bad-records": {"orders": 1234},
+            "bad-record-examples": {"orders": "topic t partition 0 offset 7: not JSON; value: b'x'"},
             "doubtful-times": {"orders": {"rows": 5, "example": 1_700_000}},
             "distant-times": {"orders": {"rows": 6, "example": 5_000_000_000_000}},
             "late-records": {"count risks": 7},
             "slow-calls": [],
         }
     )
+    assert found[0].text.startswith("The first one: topic t partition 0 offset 7: not JSON; value: b'x'. Set on_bad_")
     assert [(f.level, f.title) for f in found] == [
         ("warn", "1,234 bad records in source orders"),
         ("warn", "5 rows of orders have event times before 1990"),
@@ -280,3 +284,14 @@ def test_a_call_that_takes_long_is_told_with_what_it_waits_for():
     (found,) = row_findings({**nothing, "slow-calls": calls})
     assert (found.level, found.since_ms) == ("warn", 5)
     assert found.title == "Slow call: sink 'out' (1): publishing checkpoint 7 to topic t at b:9092"
+
+
+def test_a_source_without_an_answer_is_named_with_its_place_and_the_job_does_not_keep_up():
+    nothing = {"bad-records": {}, "late-records": {}}
+    away = {"since": 7, "for-ms": 4_300, "place": "topic t at b:9"}
+    (found,) = row_findings({**nothing, "sources-unreachable": {"in": away}})
+    assert (found.title, found.since_ms) == ("Source in: no answer for 4 s", 7)
+    assert found.text.startswith("It waits for topic t at b:9 and resumes with the next answer.")
+    fine, late = Finding("fine", "good", "Keeping up"), Finding("late-rows", "neutral", "late")
+    assert ordered([fine, late, found]) == [late, found]
+    assert ordered([fine, late]) == [late, fine]

@@ -143,6 +143,34 @@ def test_a_failure_says_whether_its_version_was_rolled_back():
     assert (second["failureLabels"], second["rolled-back"]) == ({"cause": "transient", "version": "rejected"}, 8)
 
 
+def test_the_summary_has_rows_and_rates_of_sources_and_sinks_and_their_places():
+    mark = {"currentInputWatermark": 7.0}
+    rates = {"numRecordsInPerSecond": 30.04, "numRecordsOutPerSecond": 2.0}
+    alone = VertexView(
+        id="v", name="all", parallelism=2, max_parallelism=8, state="RUNNING",
+        operators=(
+            OperatorView(uid="in", name="", kind="source", place="topic a at b:9"),
+            OperatorView(uid="out", name="", kind="sink", place="/tmp/x"),
+        ),
+        subtasks=(
+            subtask(0, numRecordsIn=40.0, numRecordsOut=4.0, **rates, **mark),
+            subtask(1, "FINISHED", numRecordsIn=60.0, numRecordsOut=6.0, **rates, currentInputWatermark=9.0),
+        ),
+    )  # fmt: skip
+    found = flink_json.progress(msgspec.structs.replace(DETAIL, vertices=(alone,)))
+    assert (found["rows-read"], found["rows-written"]) == ({"in": 100}, {"out": 10})
+    assert (found["rows-read-per-second"], found["rows-written-per-second"]) == ({"in": 30.0}, {"out": 2.0})
+    assert found["places"] == {"in": "topic a at b:9", "out": "/tmp/x"}
+    assert found["watermark"] == 7.0
+    assert found["running-since"] == 4_000
+    carried = {"numRecordsIn": 1_000, "numRecordsOut": 50, "badRecords": 3}
+    found = flink_json.progress(
+        msgspec.structs.replace(DETAIL, vertices=(msgspec.structs.replace(alone, carried=carried),))
+    )
+    assert (found["rows-read"], found["rows-written"]) == ({"in": 1_100}, {"out": 60})
+    assert found["bad-records"] == {"in": 3}
+
+
 def test_the_summary_says_how_often_the_jobmanager_was_replaced():
     assert flink_json.progress(DETAIL)["jobmanagers-replaced"] == {"times": 0, "newest": None}
     taken = msgspec.structs.replace(SUMMARY, takeovers=2, taken_over_ms=4_000)

@@ -90,6 +90,7 @@ error_destroy = _function("rd_kafka_error_destroy", None, c_void_p)
 event_type = _function("rd_kafka_event_type", c_int, c_void_p)
 event_error = _function("rd_kafka_event_error", c_int, c_void_p)
 event_error_string = _function("rd_kafka_event_error_string", c_char_p, c_void_p)
+event_stats = _function("rd_kafka_event_stats", c_char_p, c_void_p)
 event_message_count = _function("rd_kafka_event_message_count", c_size_t, c_void_p)
 event_message_next = _function("rd_kafka_event_message_next", c_void_p, c_void_p)
 event_destroy = _function("rd_kafka_event_destroy", None, c_void_p)
@@ -98,7 +99,7 @@ for _name in ("rd_kafka_message_timestamp", "rd_kafka_message_destroy"):
     _function(_name, None)
 
 PRODUCER, CONSUMER = 0, 1
-EVENT_DELIVERY, EVENT_ERROR, EVENT_COMMIT = 0x1, 0x8, 0x20
+EVENT_DELIVERY, EVENT_ERROR, EVENT_COMMIT, EVENT_STATS = 0x1, 0x8, 0x20, 0x40
 FLAG_COPY, FLAG_PARTITION = 0x2, 0x8
 PURGE_QUEUE, PURGE_INFLIGHT = 0x1, 0x2
 ERR_PARTITION_EOF, ERR_QUEUE_FULL, ERR_TIMED_OUT = -191, -184, -185

@@ -31,6 +31,8 @@ FIXED_PROPERTIES: Mapping[str, str] = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
     "enable.partition.eof": "true",
+    # the signs of a broker that does not answer (`outage`)
+    "statistics.interval.ms": "1000",
     # a position that no longer exists in the topic must be an error, not skipped
     "auto.offset.reset": "error",
 }
@@ -100,6 +102,8 @@ class FetchResult:
     problems: list[FetchProblem] = field(default_factory=list)
     #: Whether the queue is known to be empty now.
     drained: bool = False
+    #: The newest statistics of the client (JSON); empty if there are none since the last fetch.
+    statistics: bytes = b""
 
 
 class Fetcher(Protocol):

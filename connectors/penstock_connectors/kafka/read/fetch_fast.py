@@ -41,7 +41,8 @@ class FastFetcher:
     def __init__(self, settings: FetchSettings) -> None:
         """Start the client; nothing is fetched before `add`."""
         self._settings = settings
-        self._client = lib.new_client(lib.CONSUMER, client_properties(settings.properties), lib.EVENT_COMMIT)
+        events = lib.EVENT_COMMIT | lib.EVENT_STATS
+        self._client = lib.new_client(lib.CONSUMER, client_properties(settings.properties), events)
         self._main = lib.queue_get_main(self._client)  # errors and commit results; messages have their own queue
         self._queue = lib.queue_get_consumer(self._client)
         self._messages = np.empty(settings.most_messages, np.int64)
@@ -226,6 +227,8 @@ class FastFetcher:
             if kind == lib.EVENT_ERROR:
                 text = lib.event_error_string(event).decode(errors="replace")
                 result.problems.append(FetchProblem(code, text))
+            elif kind == lib.EVENT_STATS:
+                result.statistics = lib.event_stats(event)
             elif kind == lib.EVENT_COMMIT and code:
                 self.commit_failures += 1
             lib.event_destroy(event)

@@ -41,10 +41,12 @@ class PlainFetcher:
         self._found: queue.Queue[list[Message]] = queue.Queue(_QUEUED_BATCHES)
         self._rest: list[Message] = []
         self._problems: queue.SimpleQueue[FetchProblem] = queue.SimpleQueue()
+        self._statistics = b""
         self.commit_failures = 0
         silent = logging.getLogger("penstock.kafka.client")
         silent.disabled = True  # important log lines also come as events
         callbacks = {"logger": silent, "error_cb": self._on_error, "on_commit": self._on_commit}
+        callbacks |= {"stats_cb": self._on_statistics}
         try:
             self._consumer = Consumer({**client_properties(settings.properties), **callbacks})
         except KafkaException as error:
@@ -94,6 +96,7 @@ class PlainFetcher:
         found, self._rest = found[:max_messages], found[max_messages:]
         while not self._problems.empty():
             result.problems.append(self._problems.get_nowait())
+        result.statistics, self._statistics = self._statistics, b""
         self._columns(found, result)
         return result
 
@@ -141,6 +144,9 @@ class PlainFetcher:
 
     def _on_error(self, error: Any) -> None:
         self._problems.put(FetchProblem(error.code(), error.str()))
+
+    def _on_statistics(self, text: str) -> None:
+        self._statistics = text.encode()
 
     def _on_commit(self, error: Any, _partitions: Any) -> None:
         if error is not None:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.connector.source import PollResult, SourceBatch, SourceContext, SourceSpec, SourceSplit
+from penstock.connector.source import BadRecord, PollResult, SourceBatch, SourceContext, SourceSpec, SourceSplit
 from penstock.connector.staging import dead_letters
 from penstock.core.errors import BadRecordError, ConnectorError
 from penstock.core.schema import schema_from_text
@@ -25,7 +25,8 @@ from penstock_connectors.formats.arrow_stream import decode_arrow
 from penstock_connectors.formats.decoded import Decoded, excerpt
 from penstock_connectors.formats.json_decode import JsonDecoder
 from penstock_connectors.kafka.client.properties import PartitionId, resolve
-from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchSettings
+from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchResult, FetchSettings
+from penstock_connectors.kafka.read.outage import Outage
 
 
 def open_fetcher(settings: FetchSettings) -> Fetcher:
@@ -52,6 +53,8 @@ class DecodedRows:
     slot: np.ndarray[Any, Any]
     bad: int = 0
     dead_letters: pa.RecordBatch | None = None
+    #: The first undecodable message.
+    bad_record: BadRecord | None = None
 
 
 class RecordDecoder:
@@ -79,17 +82,23 @@ class RecordDecoder:
         if self._policy == "fail":
             raise self._failure(found, decoded)
         letters = _dead_letters(found, decoded) if self._policy == "dead-letter" else None
-        return DecodedRows(decoded.rows, slot, len(decoded.bad), letters)
+        return DecodedRows(decoded.rows, slot, len(decoded.bad), letters, _first_bad(found, decoded))
 
     def _failure(self, found: Fetched, decoded: Decoded) -> BadRecordError:
-        first = decoded.bad[0]
-        topic, partition = found.places[int(found.slot[first.index])]
         more = f" ({len(decoded.bad) - 1} more in the same fetch)" if len(decoded.bad) > 1 else ""
+        bad = _first_bad(found, decoded)
         return BadRecordError(
-            f"topic {topic} partition {partition} offset {int(found.offset[first.index])}: {first.reason}{more}",
+            f"{bad.where}{more}",
             hint="set on_bad_record='skip' or 'dead-letter' on the KafkaSource, or correct the schema",
-            values=f"value: {excerpt(found.value[first.index].as_py())}",
+            values=bad.value,
         )
+
+
+def _first_bad(found: Fetched, decoded: Decoded) -> BadRecord:
+    first = decoded.bad[0]
+    topic, partition = found.places[int(found.slot[first.index])]
+    place = f"topic {topic} partition {partition} offset {int(found.offset[first.index])}"
+    return BadRecord(f"{place}: {first.reason}", f"value: {excerpt(found.value[first.index].as_py())}")
 
 
 def _raw(found: Fetched, schema: pa.Schema) -> pa.RecordBatch:
@@ -157,7 +166,8 @@ class KafkaReader:
         self._by_place: dict[PartitionId, _Position] = {}
         self._newly_finished: list[str] = []
         self._bad_records = 0
-        self._outage_since: float | None = None
+        self._bad_record: BadRecord | None = None
+        self._outage = Outage()
         self._lag_at: float | None = None
         self._lag = 0
         self._letters = self._dead_letter_writer()
@@ -191,7 +201,7 @@ class KafkaReader:
         if self._fetcher is None:
             return PollResult(finished=tuple(finished), metrics=self._metrics())
         result = self._fetcher.fetch(max_rows)
-        self._check_problems(result.problems, alive=bool(result.positions or result.ends))
+        self._check_brokers(result)
         batches = self._batches(result.messages, result.positions)
         for place, offset in result.positions.items():
             self._advance(place, offset, at_end=False)
@@ -205,6 +215,7 @@ class KafkaReader:
             caught_up=at_end,
             drained=result.drained,
             metrics=self._metrics(),
+            bad_record=self._bad_record,
         )
 
     def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
@@ -271,6 +282,7 @@ class KafkaReader:
             return ()
         rows = self._decoder.decode(found)
         self._bad_records += rows.bad
+        self._bad_record = self._bad_record or rows.bad_record
         if rows.dead_letters is not None and self._letters is not None:
             self._letters.write(rows.dead_letters)
         if rows.data.num_rows == 0 and rows.dead_letters is None:
@@ -320,11 +332,27 @@ class KafkaReader:
             self._fetcher.remove([p.place for p in done])
         return [p.split.id for p in done]
 
-    def _check_problems(self, problems: list[FetchProblem], *, alive: bool) -> None:
+    def _check_brokers(self, result: FetchResult) -> None:
         """Fail on lasting problems; measure how long brokers are unreachable."""
         now = self._context.clock.monotonic_ms()
-        if alive:
-            self._outage_since = None
+        if alive := bool(result.positions or result.ends):
+            self._outage.received()
+        if result.statistics:
+            self._outage.measured(result.statistics, now)
+        self._check_problems(result.problems)
+        if result.problems and not alive:
+            self._outage.failed(now)
+        since = self._outage.since_ms
+        if since is not None and now - since > OUTAGE_LIMIT_MS:
+            if self._brokers_answer():
+                self._outage.over()
+                return
+            raise ConnectorError(
+                f"Kafka at {self._config['bootstrap']} has not answered for {OUTAGE_LIMIT_MS // 1000} s",
+                hint="check that the broker runs",
+            )
+
+    def _check_problems(self, problems: list[FetchProblem]) -> None:
         for problem in problems:
             where = f"topic {problem.place[0]} partition {problem.place[1]}: " if problem.place else ""
             if problem.place is not None and problem.code in _OFFSET_GONE:
@@ -338,16 +366,6 @@ class KafkaReader:
                 )
             if problem.code not in _TRANSIENT:
                 raise ConnectorError(f"Kafka at {self._config['bootstrap']}: {where}{problem.text}")
-            if self._outage_since is None and not alive:
-                self._outage_since = now
-        if self._outage_since is not None and now - self._outage_since > OUTAGE_LIMIT_MS:
-            if self._brokers_answer():
-                self._outage_since = None
-                return
-            raise ConnectorError(
-                f"Kafka at {self._config['bootstrap']} has not answered for {OUTAGE_LIMIT_MS // 1000} s",
-                hint="check that the broker runs",
-            )
 
     def _brokers_answer(self) -> bool:
         """Return whether the brokers answer: for a quiet topic the client does not report that they are back."""
@@ -365,9 +383,12 @@ class KafkaReader:
             self._lag_at = now
             self._lag = self._fetcher.lag({p.place: p.offset for p in self._splits.values() if not p.finished})
         failures = self._fetcher.commit_failures if self._fetcher is not None else 0
+        since = self._outage.since_ms
+        away_ms = 0.0 if since is None else now - since
         return {
             "recordsLag": float(self._lag),
             "badRecords": float(self._bad_records),
             "commitsFailed": float(failures),
-            "sourceUnreachableMs": 0.0 if self._outage_since is None else float(now - self._outage_since),
+            "sourceUnreachableMs": away_ms,
+            "sourceUnreachableSince": self._context.clock.now_ms() - away_ms if away_ms else 0.0,
         }

@@ -1,17 +1,75 @@
-"""The lines of `penstock story`, and those of `penstock show` below the table of vertices.
+"""The lines of `penstock story`, and the report of `penstock show`.
 
-The latter are checkpoints, what is wrong, starts, and the last failure.
+The latter has rows of sources and sinks, watermark, checkpoints, problems, and the last failure.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.client.failures import implausible_times, next_attempt, resume_point, slow_calls, unreachable_sources
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.client.failures import (
+    bad_records,
+    implausible_times,
+    next_attempt,
+    resume_point,
+    slow_calls,
+    unreachable_sources,
+)
 from penstock.core.clock import utc_text
 from penstock.core.errors import ALL_FRAMES, without_all_frames
 
 _MORE = "(all frames: penstock show --all)"
+
+#: A watermark above this one (ms) is the end of all input.
+_END_MS = (1 << 62) // 1000
+
+
+def flow_table(summary: dict[str, Any]) -> Table:
+    """Return a table of the sources and sinks: rows, rows per second, bad records, place."""
+    table = Table("", "uid", box=None)
+    for heading in ("rows", "rows/s", "bad records"):
+        table.add_column(heading, justify="right")
+    table.add_column("place", overflow="fold")
+    bad, places = summary["bad-records"], summary["places"]
+    for what, verb in (("source", "read"), ("sink", "written")):
+        for uid, rows in summary[f"rows-{verb}"].items():
+            rate = f"{summary[f'rows-{verb}-per-second'].get(uid, 0):,.0f}"
+            wrong = f"{bad.get(uid, 0):,}" if what == "source" else ""
+            table.add_row(what, escape(uid), f"{rows:,}", rate, wrong, escape(places.get(uid, "")))
+    return table
+
+
+def counted_line(summary: dict[str, Any]) -> list[str]:
+    """Return from when on the rows of vertices are counted, if that is not the begin of the job."""
+    restarted = summary["restarts"] or summary["jobmanagers-replaced"]["times"]
+    since = summary["running-since"]
+    return [f"rows of vertices are counted since the last start, at {utc_text(since)}"] if restarted and since else []
+
+
+def watermark_lag_ms(summary: dict[str, Any], now_ms: int) -> int | None:
+    """Return the clock less the watermark; None without a watermark, or at the end of input."""
+    mark = summary["watermark"]
+    return None if mark is None or mark >= _END_MS else now_ms - int(mark)
+
+
+def watermark_line(summary: dict[str, Any], now_ms: int) -> str:
+    """Return the lowest watermark and its distance from the clock."""
+    lag_ms = watermark_lag_ms(summary, now_ms)
+    if lag_ms is None:
+        return "watermark: none yet" if summary["watermark"] is None else "watermark: end of input"
+    lag = f"lag {_span(lag_ms)}" if lag_ms >= 0 else f"{_span(-lag_ms)} ahead of the clock"
+    return f"watermark: {utc_text(now_ms - lag_ms)} UTC, {lag}"
+
+
+def _span(duration_ms: int) -> str:
+    seconds = duration_ms / 1000
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 3 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.1f} s"
 
 
 def report_lines(
@@ -22,7 +80,7 @@ def report_lines(
     Of the last failure they have the lines of the user's code and the row; `all_frames`: also penstock's.
     """
     lines = [_checkpoints(checkpoints)]
-    lines += [f"bad records of {uid}: {count:,}" for uid, count in summary["bad-records"].items()]
+    lines += bad_records(summary).values()
     lines += [f"late rows dropped at {name}: {count:,}" for name, count in summary["late-records"].items()]
     lines += implausible_times(summary).values()
     lines += [*unreachable_sources(summary).values(), *slow_calls(summary).values()]
@@ -67,7 +125,7 @@ def replaced_jobmanagers(summary: dict[str, Any]) -> str:
     if newest is None:  # the job has ended under an earlier one
         return text
     last = "" if times == 1 else "last "
-    counted = "restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
+    counted = "rows, restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
     return f"{text}, {last}at {utc_text(newest)}; {counted}"
 
 

@@ -20,11 +20,18 @@ from penstock.cli.options import (
     print_json,
     say,
 )
-from penstock.cli.running.job_report import report_lines, story_lines
+from penstock.cli.running.job_report import (
+    counted_line,
+    flow_table,
+    report_lines,
+    story_lines,
+    watermark_lag_ms,
+    watermark_line,
+)
 from penstock.cli.terminal import terminal
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
-from penstock.core.clock import utc_text
+from penstock.core.clock import SystemClock, utc_text
 from penstock.core.errors import PenstockError, UsageError
 
 #: A job whose tasks do not exit within 10 s is ended anyway.
@@ -60,8 +67,8 @@ def show(
 ) -> None:
     """Show one job.
 
-    The command prints vertices with their rows, checkpoints, problems, and the last failure: the lines of your code
-    and the row that failed. Options print state or keys instead.
+    The command prints the rows of sources, sinks and vertices, the watermark, checkpoints, problems, and the last
+    failure: the lines of your code and the row that failed. Options print state or keys instead.
     """
     with connect(cluster) as client:
         found = find_job(client, job)
@@ -72,13 +79,17 @@ def show(
         checkpoints = client.checkpoints(found["jid"])
         failures = client.exceptions(found["jid"])
         summary = client.summary(found["jid"])
+    now_ms = SystemClock().now_ms()
     if json:
+        summary["watermark-lag-ms"] = watermark_lag_ms(summary, now_ms)
         print_json({"job": details, "checkpoints": checkpoints, "exceptions": failures, "summary": summary})
         return
     console = terminal()
     console.print(
         f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {utc_text(details['start-time'])}"
     )
+    console.print(flow_table(summary))
+    console.print(watermark_line(summary, now_ms), markup=False)
     table = Table("vertex", "parallelism", "status", "rows in", "rows out", box=None)
     for vertex in details["vertices"]:
         metrics = vertex["metrics"]
@@ -90,7 +101,8 @@ def show(
             f"{metrics.get('write-records', 0):,}",
         )
     console.print(table)
-    for line in report_lines(checkpoints, failures, summary, all_frames=all_frames):
+    report = report_lines(checkpoints, failures, summary, all_frames=all_frames)
+    for line in (*counted_line(summary), *report):
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -120,7 +132,10 @@ def stop(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Stop a job with a savepoint and print the savepoint's location."""
+    """Stop a job with a savepoint.
+
+    The command prints the savepoint's location.
+    """
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
         uri = found.stop(drain=drain, target=target, token=token)

@@ -131,7 +131,8 @@ def _described(view: dict[str, Any]) -> str:
     if view["phase"] == "trial":
         done, restarts, held = view["checkpoints"], view["restarts"], view["held"]
         text = f"trial of the new version: checkpoint {done['completed']} of {done['wanted']}"
-        text += f", {restarts['seen']} of {restarts['allowed']} restarts, {held['rows']:,} output rows withheld"
+        allowed = f"of {restarts['allowed']} allowed" if restarts["allowed"] else "(none is allowed)"
+        text += f", restarts: {restarts['seen']} {allowed}, {held['rows']:,} output rows withheld"
         return text + ("; waiting for --healthy or --unhealthy" if view["confirm"] else "")
     return f"upgrade {view['phase'].replace('-', ' ')}{view['reason'] and ': ' + view['reason']}"
 

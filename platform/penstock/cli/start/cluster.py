@@ -27,6 +27,7 @@ from penstock.cli.options import (
     print_json,
     say,
 )
+from penstock.cli.restart_wait import alive
 from penstock.cli.serve import LOG_VARIABLE, OTLP_VARIABLE
 from penstock.cli.start.certs import certs
 from penstock.cli.start.spark_options import (
@@ -87,7 +88,7 @@ def start(
         refuse_settings(spark_conf, way="start it with --provider spark --master URL")
     taskmanager_bounds(taskmanagers, slots, taskmanager_timeout, on_spark=bool(master))
     record = cluster_file()
-    if record.exists() and _alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
+    if record.exists() and alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
         msg = f"a cluster is already running ({record})"
         raise UsageError(msg, hint="stop it with `penstock cluster stop`")
     compile_kernels()  # here, where its progress is visible
@@ -198,18 +199,10 @@ def stop() -> None:
         os.kill(pid, signal.SIGTERM)
     clock = SystemClock()
     deadline = clock.monotonic_ms() + _STOP_TIMEOUT_MS
-    while _alive(pid) and clock.monotonic_ms() < deadline:
+    while alive(pid) and clock.monotonic_ms() < deadline:
         clock.sleep_ms(_POLL_MS)
-    if _alive(pid):
+    if alive(pid):
         msg = f"the cluster (pid {pid}) did not end within {_STOP_TIMEOUT_MS // 1000} s"
         raise PenstockError(msg, hint=f"see {home() / 'cluster.log'}")
     cluster_file().unlink(missing_ok=True)
     say("cluster stopped")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        status_text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return False
-    return status_text.rpartition(")")[2].split()[0] != "Z"

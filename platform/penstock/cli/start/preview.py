@@ -1,4 +1,4 @@
-"""`penstock preview SOURCE`: the first rows of a Kafka topic or a file; no offset is committed."""
+"""`penstock preview SOURCE`: the first rows of a Kafka topic, a file or a folder; no offset is committed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
+import msgspec
 import typer
 
-from penstock.cli.options import JsonOption, say
+from penstock.cli.options import say
 from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,25 +17,30 @@ if TYPE_CHECKING:
 
 #: Characters of a line of the table; a terminal wraps it, and a file keeps it.
 _WIDTH = 1_000
-_WAYS = "use kafka://HOST:PORT/TOPIC, or a .parquet, .jsonl or .csv file"
+_FORMATS = (".parquet", ".jsonl", ".csv")
+_WAYS = "use kafka://HOST:PORT/TOPIC, a .parquet, .jsonl or .csv file, or a folder with such files"
 
 
 def preview(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="kafka://HOST:PORT/TOPIC, or a file.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="kafka://HOST:PORT/TOPIC, a file, or a folder.")],
     *,
     limit: Annotated[int, typer.Option(help="Number of rows.", min=1)] = 20,
     latest: Annotated[
-        bool, typer.Option("--latest", help="Wait for new messages instead of reading old ones.")
+        bool, typer.Option("--latest", help="Wait until LIMIT new messages have arrived, instead of reading old ones.")
     ] = False,
-    json: JsonOption = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object a row.")] = False,
 ) -> None:
-    """Print the first rows of a Kafka topic or a file.
+    """Print the first rows of a Kafka topic, a file or a folder.
 
     Offsets of consumer groups stay as they are.
     """
-    rows = _of_topic(source, limit, latest=latest) if source.startswith("kafka://") else _of_file(source, limit)
+    if source.startswith("kafka://"):
+        rows = _of_topic(source, limit, latest=latest)
+    else:
+        rows = _of_files(_files_of(source), limit)
     if json:
-        say(rows.write_ndjson().rstrip())
+        if rows.height:
+            say(rows.write_ndjson().rstrip())
         return
     import polars as pl
 
@@ -61,6 +67,7 @@ def _of_topic(source: str, limit: int, *, latest: bool) -> pl.DataFrame:
         raise UsageError(f"{source} names no broker and topic", hint=_WAYS)
     environment = Environment()
     if latest:
+        typer.echo(f"waiting for {limit} new messages of topic {topic}; Ctrl-C ends", err=True)
         messages = KafkaSource(place.netloc, topic=topic, format="raw", start="latest")
     else:
         messages = KafkaSource(place.netloc, topic=topic, format="raw", start="earliest", bounded="latest")
@@ -77,22 +84,70 @@ def _text(data: bytes) -> str:
         return repr(data)
 
 
-def _of_file(source: str, limit: int) -> pl.DataFrame:
+def _files_of(source: str) -> list[Path]:
+    """Return a file, or the files of a folder that a file source would read.
+
+    Raises:
+        UsageError: there is none, or their formats are unknown or differ.
+    """
+    path = Path(source)
+    found = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in found if file.is_file() and not file.name.startswith(".")]
+    if not files:
+        raise UsageError(f"there is no file {'in ' if path.is_dir() else ''}{source}", hint=_WAYS)
+    unknown = [file for file in files if file.suffix not in _FORMATS]
+    if unknown:
+        raise UsageError(f"{unknown[0]} has no known format", hint=_WAYS)
+    formats = sorted({file.suffix for file in files})
+    if len(formats) > 1:
+        msg = f"{source} has files of several formats: {', '.join(formats)}"
+        raise UsageError(msg, hint="give one of the files")
+    return files
+
+
+def _of_files(files: list[Path], limit: int) -> pl.DataFrame:
+    """Return the first rows of files of one format, in the order of their names."""
     import polars as pl
 
-    path = Path(source)
-    if not path.is_file():
-        raise UsageError(f"there is no file {source}", hint=_WAYS)
+    found: list[pl.DataFrame] = []
+    for file in files:
+        rows = _of_file(file, limit - sum(part.height for part in found))
+        if rows.height or not found:
+            found.append(rows)
+        if sum(part.height for part in found) >= limit:
+            break
+    return pl.concat(found, how="diagonal_relaxed")
+
+
+def _of_file(file: Path, limit: int) -> pl.DataFrame:
+    import polars as pl
+
+    if not file.stat().st_size and file.suffix != ".parquet":
+        return pl.DataFrame()
     try:
-        match path.suffix:
+        match file.suffix:
             case ".parquet":
-                return pl.scan_parquet(path).head(limit).collect()
+                return pl.scan_parquet(file).head(limit).collect()
             case ".jsonl":
-                return pl.scan_ndjson(path).head(limit).collect()
-            case ".csv":
-                return pl.scan_csv(path).head(limit).collect()
+                return pl.scan_ndjson(file).head(limit).collect()
             case _:
-                raise UsageError(f"{source} has no known format", hint=_WAYS)
+                return pl.scan_csv(file).head(limit).collect()
     except pl.exceptions.PolarsError as error:
-        msg = f"{source} cannot be read as {path.suffix}: {str(error).splitlines()[0]}"
+        why = (_broken_line(file) if file.suffix == ".jsonl" else "") or str(error).splitlines()[0]
+        msg = f"{file} cannot be read as {file.suffix}: {why}"
         raise UsageError(msg, hint="look at the file, or rename it if it has another format") from error
+
+
+def _broken_line(file: Path) -> str:
+    """Return number, fault and text of the first line that is not JSON; empty if there is none."""
+    from penstock_connectors.formats.decoded import excerpt
+
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            text = line.strip()
+            try:
+                if text:
+                    msgspec.json.decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                return f"line {number:,}: {error}; text {excerpt(text)}"
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,33 +93,59 @@ def run(
             executor = cluster_executor(cluster, options)
             executor.detached = detached
         executor.on_poll = progress.on_poll
-        results = _executed(job, executor, overrides, progress)
-    _tell(results, as_json=json)
+        results = _executed(_Commands(job, cluster), executor, overrides, progress)
+    _tell(results, _Commands(job, cluster), as_json=json)
 
 
-def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str], progress: JobProgress) -> list[JobResult]:
+@dataclass(frozen=True, slots=True)
+class _Commands:
+    """Commands on the submitted job, for hints."""
+
+    job: Path
+    cluster: str | None
+
+    def of(self, command: str, name: str) -> str:
+        """Return a command on the job of that name."""
+        return f"penstock {command} {name}{self._where}"
+
+    @property
+    def follow(self) -> str:
+        """Return the command that follows the job."""
+        return f"penstock run {self.job} --attach{self._where}"
+
+    @property
+    def _where(self) -> str:
+        return "" if self.cluster is None else f" --cluster {self.cluster}"
+
+
+def _executed(
+    commands: _Commands, executor: JobExecutor, overrides: dict[str, str], progress: JobProgress
+) -> list[JobResult]:
     """Run the job file; its imports run while the cluster's processes start."""
     from penstock.api.building.executors import use_executor
 
     with use_executor(executor, overrides) as results:
         try:
-            execute_file(job)
+            execute_file(commands.job)
         except KeyboardInterrupt:
             if isinstance(executor, ClusterExecutor) and executor.submitted is not None:
                 name = executor.submitted.name
-                say(f"\n{name} keeps running in the cluster; `penstock stop {name}` ends it with a savepoint,")
-                say(f"`penstock cancel {name}` without; `penstock run ... --attach` follows it again")
+                say(f"\n{name} keeps running in the cluster")
+                say(
+                    f"  `{commands.of('stop', name)}` ends it with a savepoint, `{commands.of('cancel', name)}` without"
+                )
+                say(f"  `{commands.follow}` follows it again")
             else:
                 for line in progress.so_far():
                     say(line)
             raise
     if not results:
-        msg = f"{job} ran to its end without calling env.execute(...)"
+        msg = f"{commands.job} ran to its end without calling env.execute(...)"
         raise UsageError(msg, hint="end the job file with env.execute('name')")
     return results
 
 
-def _tell(results: list[JobResult], *, as_json: bool) -> None:
+def _tell(results: list[JobResult], commands: _Commands, *, as_json: bool) -> None:
     for result in results:
         if as_json:
             print_json(_document(result))
@@ -127,7 +154,8 @@ def _tell(results: list[JobResult], *, as_json: bool) -> None:
             for line in _totals(result):
                 say(line)
         else:
-            say(f"{result.name} {result.job_id} is submitted; see its state with `penstock show {result.name}`")
+            say(f"{result.name} {result.job_id} is submitted")
+            say(f"  `{commands.of('show', result.name)}` shows it, `{commands.follow}` follows it")
             if result.resumed_from:
                 say(f"  it resumes from {result.resumed_from}")
 
@@ -138,6 +166,7 @@ def _document(result: JobResult) -> dict[str, Any]:
         document |= {"checkpoints": result.checkpoints, "restarts": result.restarts}
         document |= {"rows-read": result.rows_read, "rows-written": result.rows_written}
         document |= {"bad-records": result.bad_records, "late-records": result.late_rows}
+        document |= {"bad-record-examples": result.bad_record_examples}
     return document
 
 
@@ -146,13 +175,17 @@ def _totals(result: JobResult) -> list[str]:
     if result.nothing_left:
         return [f"  nothing was left to do since {result.resumed_from}; --fresh starts over"]
     lines = [f"  read {count:,} rows from {uid}" for uid, count in result.rows_read.items()]
-    lines += [f"  bad records in source {uid}: {count:,}" for uid, count in result.bad_records.items()]
+    for uid, count in result.bad_records.items():
+        example = result.bad_record_examples.get(uid, "")
+        lines.append(f"  bad records in source {uid}: {count:,}" + (f"; the first: {example}" if example else ""))
     lines += [f"  dropped {count:,} late rows at {name}" for name, count in result.late_rows.items()]
     lines += [f"  wrote {count:,} rows to {uid}" for uid, count in result.rows_written.items()]
     lines += [f"  {warning}" for warning in result.warnings]
+    if result.jobmanagers_replaced:
+        lines.append("  its JobManager was replaced; these counts begin there")
     if result.restarts:
         times = "once" if result.restarts == 1 else f"{result.restarts} times"
-        lines.append(f"  the job restarted {times}; these counts begin at the last restart")
+        lines.append(f"  the job restarted {times}")
         if result.last_failure:
             lines.append(f"  it restarted because: {result.last_failure}")
     return lines

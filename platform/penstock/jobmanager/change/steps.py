@@ -65,9 +65,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class StoreMetrics:
-    """Keep these metrics of subtasks, by `<vertex>/<subtask>`."""
+    """Keep these metrics and texts of subtasks, by `<vertex>/<subtask>`."""
 
     tasks: Mapping[str, dict[str, float]]
+    texts: Mapping[str, dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)

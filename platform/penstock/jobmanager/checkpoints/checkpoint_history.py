@@ -1,4 +1,4 @@
-"""Keeps the last hundred checkpoints and the job's failures for display; no decision depends on it.
+"""Keeps the last hundred checkpoints and the totals up to the restored one for display; no decision depends on it.
 
 Filled by `jobmanager.checkpoints.checkpointing` and `jobmanager.master.job_master`, read by
 `jobmanager.jobs.job_views`.
@@ -6,7 +6,7 @@ Filled by `jobmanager.checkpoints.checkpointing` and `jobmanager.master.job_mast
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.coordinator import Ack, PendingCheckpoint
@@ -15,6 +15,8 @@ from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.messages.views import CheckpointsView, CheckpointView, RestoredView, SubtaskCheckpointView
 
 LIMIT = 100
+#: Totals by vertex: counter -> count.
+Totals = dict[str, Counter[str]]
 
 
 @dataclass(slots=True)
@@ -31,6 +33,15 @@ class _Record:
     path: str = ""
     #: Number of objects written for it, including the manifest.
     objects: int = 0
+    #: Totals up to the checkpoint that its attempt restored.
+    before: Totals = field(default_factory=dict)
+
+    def totals(self) -> Totals:
+        """Return the totals up to this checkpoint."""
+        found = {vertex_id: Counter(counts) for vertex_id, counts in self.before.items()}
+        for execution, ack in self.acks.items():
+            found.setdefault(execution.vertex_id, Counter()).update(ack.metrics.counts)
+        return found
 
     def paths(self) -> set[str]:
         """Return the objects that its acks refer to."""
@@ -86,6 +97,8 @@ class CheckpointHistory:
         self.restored = 0
         self.latest_restored: RestoredView | None = None
         self.latest_id: int | None = None
+        #: Totals up to the restored checkpoint; from the job's begin, or from that of this leader.
+        self.totals: Totals = {}
         self._latest: dict[str, CheckpointView] = {}
         #: Objects that the newest checkpoint references.
         self._paths: set[str] = set()
@@ -95,6 +108,7 @@ class CheckpointHistory:
         record = _Record(pending.checkpoint_id, pending.label, pending.triggered_ms, len(pending.expected))
         # Shared with the coordinator, so acks show as they arrive.
         record.acks = pending.acks
+        record.before = self.totals
         self._records.append(record)
 
     def appended(self, checkpoint_id: int, sequence: int, path: str, now_ms: int) -> None:
@@ -131,6 +145,9 @@ class CheckpointHistory:
         """Record a restore; `savepoint` if a user started the job from a savepoint, else that of a stop is named."""
         self.restored += 1
         taken_id = manifest.checkpoint_id or 0
+        record = self._find(taken_id)
+        if record is not None:
+            self.totals = record.totals()
         uri = "" if savepoint else manifest.savepoint_uri
         self.latest_restored = RestoredView(
             checkpoint_id=taken_id,

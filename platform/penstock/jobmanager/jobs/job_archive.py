@@ -32,7 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class JobArchive(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown of an ended job."""
+    """The shown record of an ended job."""
 
     #: Of the JobManager that recorded the end: an archive of another one does not belong to the record.
     generation: int

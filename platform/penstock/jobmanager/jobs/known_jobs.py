@@ -22,7 +22,7 @@ class KnownJob:
     record: JobRecord
     graph: JobGraph
     driver: JobDriver | None = None
-    #: What is shown of it after its end.
+    #: Its record after its end.
     archive: JobArchive | None = None
     #: The newest upgrade that was refused.
     refusal: UpgradeRefusal | None = None

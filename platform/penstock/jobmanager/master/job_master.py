@@ -121,6 +121,7 @@ class JobMaster:
         #: Workers of the last deployment that has ended.
         self.last_workers: tuple[Worker, ...] = ()
         self.metrics: dict[str, dict[str, float]] = {}
+        self.texts: dict[str, dict[str, str]] = {}
         self.slow_call_tracker = SlowCallTracker()
         self.restarts = 0
         self.error = ""
@@ -332,6 +333,7 @@ class JobMaster:
         self.deployment = Deployment(self.graph, self.identity.plan_ids(number), root)
         self.step, self._deadline_ms, self._changing = Step.STARTING, now_ms + START_TIMEOUT_MS, False
         self.metrics.clear()
+        self.texts.clear()
         self.event_log.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
         surplus = self._held.trim(self.deployment.needed)
         return [cmd.ReadLog(list_files=first), *surplus, *self.deployment.begin(self._held.slots)]
@@ -497,8 +499,9 @@ class JobMaster:
                     commands += self._finish(now_ms)
                 case Note(kind, text):
                     self.event_log.add(now_ms, kind, text)
-                case StoreMetrics(tasks):
+                case StoreMetrics(tasks, texts):
                     self.metrics.update(tasks)
+                    self.texts.update(texts)
                 case StopForChange():
                     commands += self._stop_for_change(command, now_ms)
                 case AdoptDefinition():

@@ -85,7 +85,7 @@ def handle_report(job: DeployedJob, worker_id: str, report: msg.WorkerReport, no
         case msg.WorkerMetrics():
             slow = [Note("slow", line) for line in job.slow_call_tracker.reported(worker_id, report.slow, now_ms)]
             latest = {**job.metrics, **report.tasks}
-            return [StoreMetrics(report.tasks), *slow, *job.alignment.limits(latest, deployment, now_ms)]
+            return [StoreMetrics(report.tasks, report.texts), *slow, *job.alignment.limits(latest, deployment, now_ms)]
         case msg.TaskState():
             return _task_state(job, worker_id, report, now_ms)
         case msg.PendingResolved():
@@ -107,7 +107,8 @@ def handle_report(job: DeployedJob, worker_id: str, report: msg.WorkerReport, no
 def _task_state(job: DeployedJob, worker_id: str, report: msg.TaskState, now_ms: int) -> Sequence[ChangeStep]:
     if report.attempt != job.deployment.ids.attempt:
         return []
-    measured = [StoreMetrics({f"{report.vertex_id}/{report.subtask}": report.metrics})] if report.metrics else []
+    name = f"{report.vertex_id}/{report.subtask}"
+    measured = [StoreMetrics({name: report.metrics}, {name: report.texts})] if report.metrics else []
     commands = job.deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
     if report.state != "FAILED" or job.step not in (Step.RUNNING, Step.STARTING):
         return [*measured, *commands]

@@ -29,6 +29,8 @@ class SubtaskView(_View, frozen=True, kw_only=True):
     input_ended: bool = False
     #: Newest metrics of the subtask, with Flink's names.
     metrics: dict[str, float] = {}
+    #: Texts of the subtask: `badRecord` is its first bad record.
+    texts: dict[str, str] = {}
 
 
 class OperatorView(_View, frozen=True, kw_only=True):
@@ -37,6 +39,8 @@ class OperatorView(_View, frozen=True, kw_only=True):
     uid: str
     name: str
     kind: str
+    #: Where a source reads or a sink writes: `topic orders at broker:9092`; empty if the connector does not say it.
+    place: str = ""
 
 
 class VertexView(_View, frozen=True, kw_only=True):
@@ -51,6 +55,8 @@ class VertexView(_View, frozen=True, kw_only=True):
     subtasks: tuple[SubtaskView, ...]
     start_ms: int = -1
     end_ms: int = -1
+    #: Counters up to the restored checkpoint; the totals are these and the subtasks' metrics.
+    carried: dict[str, int] = {}
 
 
 class EdgeView(_View, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.clock import utc_text
 from penstock.core.errors import NotFoundError, PenstockError, UsageError, did_you_mean
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, first_hash_of, key_group_of, key_groups_of, subtask_of
 from penstock.jobmanager.cluster.taskmanagers import WorkerAddress, WorkerQueries
@@ -230,6 +231,8 @@ def _running(job: JobDetail, vertex: VertexView) -> tuple[SubtaskView, ...]:
     return vertex.subtasks
 
 
+#: An idle timeout is advised after this time without rows.
+_QUIET_MS = 10_000
 #: If rows arrived this recently, the split is being read and only its event times do not advance.
 _RECENT_MS = 2_000
 #: A watermark that advanced this recently holds nothing back.
@@ -279,14 +282,17 @@ def _source_uids(parts: Sequence[dict[str, Any]]) -> list[str]:
 
 def _source(job: JobDetail, uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     marks = [part["watermark"] for part in parts if not part["idle"]]
+    subtasks = [subtask for part in parts if (subtask := _subtask(job, uid, part["subtask"])) is not None]
     splits = [{**split, "subtask": part["subtask"]} for part in parts for split in part["splits"]]
     return {
         "uid": uid,
         "watermark": None if not marks or None in marks else min(marks),
         "idle": all(part["idle"] for part in parts),
         "count": sum(part["count"] for part in parts),
-        # the longest time since the external system of a subtask answered; 0 if it answers
-        "unreachable-ms": max((_unreachable_ms(_subtask(job, uid, part["subtask"])) for part in parts), default=0),
+        # the longest time since the external system of a subtask answered, and its begin (wall ms); 0 if it answers
+        "unreachable-ms": max(map(_unreachable_ms, subtasks), default=0),
+        "unreachable-since": min(filter(None, map(_unreachable_since, subtasks)), default=0),
+        "place": _place(job, uid),
         "splits": sorted(splits, key=lambda split: (split["finished"], split["idle"], *_order(split))),
     }
 
@@ -306,7 +312,7 @@ def _held(job: JobDetail, split: dict[str, Any], now_ms: int) -> dict[str, Any]:
         "watermark": split["watermark"],
         "since": now_ms - split["standing-ms"],
         "moving": split["standing-ms"] < _MOVING_MS,
-        "why": _why(split, subtask),
+        "why": _why(split, subtask, _place(job, split["uid"])),
     }
 
 
@@ -315,29 +321,41 @@ def _subtask(job: JobDetail, uid: str, index: int) -> SubtaskView | None:
     return None if vertex is None else vertex.subtasks[index]
 
 
-def _unreachable_ms(subtask: SubtaskView | None) -> int:
-    return 0 if subtask is None else int(subtask.metrics.get("sourceUnreachableMs", 0))
+def _place(job: JobDetail, uid: str) -> str:
+    vertex = _vertex_with(job, uid)
+    operators = () if vertex is None else vertex.operators
+    return next((operator.place for operator in operators if operator.uid == uid), "")
 
 
-def _why(split: dict[str, Any], subtask: SubtaskView | None) -> str:
+def _unreachable_ms(subtask: SubtaskView) -> int:
+    return int(subtask.metrics.get("sourceUnreachableMs", 0))
+
+
+def _unreachable_since(subtask: SubtaskView) -> int:
+    return int(subtask.metrics.get("sourceUnreachableSince", 0))
+
+
+def _why(split: dict[str, Any], subtask: SubtaskView | None, place: str) -> str:
     pressed = 0.0 if subtask is None else subtask.metrics.get("backPressuredTimeMsPerSecond", 0.0) / 1000
     if split["standing-ms"] < _MOVING_MS:
         return "it advances; all others are ahead of it"
     if pressed > 0.5:
         return f"its source is back-pressured {pressed:.0%} of the time: the slow operator is downstream"
-    if away_ms := _unreachable_ms(subtask):
+    if subtask is not None and (away_ms := _unreachable_ms(subtask)):
         way = "it resumes with the next one; check that its external system is reachable"
-        return f"its source {_silence(away_ms)}; {way}"
+        return f"its source {_silence(away_ms, _unreachable_since(subtask), place)}; {way}"
     if split["quiet-ms"] >= _RECENT_MS:
         seconds = split["quiet-ms"] / 1000
-        return f"no rows from it for {seconds:,.0f} s; an idle timeout (with_idleness) would exclude it"
+        way = "; an idle timeout (with_idleness) would exclude it" if split["quiet-ms"] >= _QUIET_MS else ""
+        return f"no rows from it for {seconds:,.0f} s{way}"
     if split["watermark"] is None:
         return "rows arrive, but none has produced a watermark yet"
     return "rows arrive, but their event times do not advance"
 
 
-def _silence(away_ms: int) -> str:
-    return f"has had no answer for {away_ms / 1000:,.0f} s"
+def _silence(away_ms: int, since_ms: int, place: str) -> str:
+    by = f" from {place}" if place else ""
+    return f"has had no answer{by} for {away_ms / 1000:,.0f} s, since {utc_text(since_ms)} UTC"
 
 
 def _text(held: dict[str, Any] | None, sources: Sequence[dict[str, Any]]) -> str:
@@ -346,8 +364,12 @@ def _text(held: dict[str, Any] | None, sources: Sequence[dict[str, Any]]) -> str
     if held is None:
         if all(split["finished"] for source in sources for split in source["splits"]):
             return "all input is read"
-        away = [f"; source {s['uid']} {_silence(s['unreachable-ms'])}" for s in sources if s["unreachable-ms"]]
-        return "all splits are idle or finished: nothing holds the watermark back" + "".join(away)
+        away = "".join(
+            f"; source {s['uid']} {_silence(s['unreachable-ms'], s['unreachable-since'], s['place'])}"
+            for s in sources
+            if s["unreachable-ms"]
+        )
+        return f"all splits are idle or finished: nothing holds the watermark back{away}"
     return f"{held['split']} of source {held['uid']} (subtask {held['subtask']}): {held['why']}"
 
 

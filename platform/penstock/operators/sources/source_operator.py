@@ -58,6 +58,8 @@ POLL_ROWS = 65_536
 #: Names of the saved states.
 SPLITS_STATE = "splits"
 WATERMARK_STATE = "watermark"
+#: Name of the text about the first bad record.
+BAD_RECORD_TEXT = "badRecord"
 
 
 class SourceOperator(Operator):
@@ -183,6 +185,9 @@ class SourceOperator(Operator):
         paused = frozenset() if self._aligned is None else self._aligned.paused
         self._watermarks.advance_time(now, frozenset(result.caught_up) - paused, backpressured=False)
         self._context.metrics.extra.update(result.metrics)
+        if result.bad_record is not None:
+            shown = f"; {result.bad_record.value}" if self._context.settings.show_values_in_errors else ""
+            self._context.metrics.texts.setdefault(BAD_RECORD_TEXT, f"{result.bad_record.where}{shown}")
 
     def _emit(self, source: SourceBatch, out: Collector) -> bool:
         if source.dead_letters is not None and source.dead_letters.num_rows:
@@ -301,6 +306,7 @@ class SourceOperator(Operator):
         if self._policy == "fail":
             msg = f"{self._where}: {error}: {value} (in {split})"
             raise BadRecordError(msg, hint=f"{self._times.unit_hint(value)}set on_bad_record='skip' or 'dead-letter'")
+        self._context.metrics.texts.setdefault(BAD_RECORD_TEXT, f"{error}: {value} (in {split})")
         if self._policy == "dead-letter":
             # as plain numbers: a time outside the calendar has no text form
             raw = source.data.set_column(source.data.schema.get_field_index(name), name, values)

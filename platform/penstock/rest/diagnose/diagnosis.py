@@ -304,12 +304,15 @@ def row_findings(summary: dict[str, Any]) -> list[Finding]:
         found.append(
             Finding("slow-call", WARN, f"Slow call: {call['what']}", text, subtask=number, since_ms=call["since"])
         )
-    for uid, ms in summary.get("sources-unreachable", {}).items():
-        title = f"Source {uid}: no answer for {ms / 1000:.0f} s"
-        text = "It resumes when its external system answers. Check that the system is reachable."
-        found.append(Finding("source-unreachable", WARN, title, text, operator=uid))
+    for uid, away in summary.get("sources-unreachable", {}).items():
+        title = f"Source {uid}: no answer for {away['for-ms'] / 1000:.0f} s"
+        place = away["place"] or "its external system"
+        text = f"It waits for {place} and resumes with the next answer. Check that the system runs and is reachable."
+        found.append(Finding("source-unreachable", WARN, title, text, operator=uid, since_ms=int(away["since"] or 0)))
     for uid, count in summary["bad-records"].items():
-        text = "They could not be decoded. Set on_bad_record='dead-letter' to send them to a side output."
+        example = summary.get("bad-record-examples", {}).get(uid, "")
+        text = f"The first one: {example}. " if example else "They could not be decoded. "
+        text += "Set on_bad_record='dead-letter' to send them to a side output."
         found.append(Finding("bad-records", WARN, f"{count:,} bad records in source {uid}", text, operator=uid))
     for times, kind, when, units, unit in _IMPLAUSIBLE:
         for uid, doubt in summary.get(times, {}).items():
@@ -320,6 +323,13 @@ def row_findings(summary: dict[str, Any]) -> list[Finding]:
         text = "They arrived after the watermark. Increase the out-of-orderness bound, or keep them with .late_to(tag)."
         found.append(Finding("late-rows", NEUTRAL, f"{count:,} late rows were dropped at {name}", text, operator=name))
     return found
+
+
+def ordered(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, problems first; a job whose source has no answer is not said to keep up."""
+    waits = any(finding.kind == "source-unreachable" for finding in findings)
+    left = [finding for finding in findings if not (waits and finding.kind in ("fine", "idle"))]
+    return sorted(left, key=lambda finding: finding.level == GOOD)
 
 
 class FindingHistory:

@@ -20,6 +20,7 @@ from penstock.rest.diagnose.diagnosis import (
     diagnose,
     load_of,
     mean_of,
+    ordered,
     row_findings,
 )
 from penstock.rest.flink.documents import progress
@@ -107,9 +108,7 @@ class JobWatch:
             findings += job.since.stalled_sources(mean, now_ms)
             findings += checkpoint_findings(self._dispatcher.checkpoints(job_id), detail, now_ms)
         findings += row_findings(progress(detail))
-        # Problems come first.
-        findings.sort(key=lambda finding: finding.level == "good")
-        job.findings = job.since.stamped(findings, now_ms)
+        job.findings = job.since.stamped(ordered(findings), now_ms)
 
 
 def add_routes(router: APIRouter, watch: JobWatch) -> None:

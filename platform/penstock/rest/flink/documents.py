@@ -42,7 +42,7 @@ TASK_STATES = (
     "RECONCILING",
 )
 #: A source counts as unreachable after this time without an answer of its external system.
-_UNREACHABLE_MS = 5_000
+_UNREACHABLE_MS = 2_000
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
@@ -368,22 +368,38 @@ def progress(detail: JobDetail) -> Json:
     ends = [vertex for vertex in detail.vertices if vertex.operators[-1].kind in ENDS]
     read = {v.operators[0].uid: _total(v, "numRecordsIn") for v in heads}
     written = {v.operators[-1].uid: _total(v, "numRecordsOut") for v in ends}
-    marks = [s.metrics.get("currentInputWatermark") for v in detail.vertices if v.id in sources for s in v.subtasks]
+    behind = [vertex for vertex in detail.vertices if vertex.id in sources] or heads
+    marks = [subtask.metrics.get("currentInputWatermark") for vertex in behind for subtask in vertex.subtasks]
     known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
     summary = detail.summary
     return {
         "state": summary.state,
         "source-records": sum(read.values()),
         "records-out": sum(written.values()),
-        # since the last start: by uid of source and sink, and by name of the vertex that dropped late rows
+        # when the job last began to run (wall-clock ms)
+        "running-since": detail.timestamps.get("RUNNING"),
+        # since the job's begin, or since its JobManager was replaced: by uid of source and sink; rows that were read
+        # again after a restart count once
         "rows-read": read,
         "rows-written": written,
+        "rows-read-per-second": {v.operators[0].uid: _rate(v, "numRecordsInPerSecond") for v in heads},
+        "rows-written-per-second": {v.operators[-1].uid: _rate(v, "numRecordsOutPerSecond") for v in ends},
+        # where sources read and sinks write, by uid
+        "places": {o.uid: o.place for v in detail.vertices for o in v.operators if o.place},
         "bad-records": {
             v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords") + _total(v, "badTimestamps"))
         },
-        # time since the external system of a source last answered (ms)
+        # the first bad record of a source: place, reason, value
+        "bad-record-examples": {
+            v.operators[0].uid: text
+            for v in heads
+            if (text := next((s.texts["badRecord"] for s in v.subtasks if "badRecord" in s.texts), ""))
+        },
+        # since when the external system of a source has not answered (wall-clock ms), for how long (ms), and its place
         "sources-unreachable": {
-            v.operators[0].uid: ms for v in heads if (ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
+            v.operators[0].uid: {"since": _since(v), "for-ms": for_ms, "place": v.operators[0].place}
+            for v in heads
+            if (for_ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
         },
         # rows with an event time before 1990 and after 2100, and an example of such a time (ms)
         "doubtful-times": _implausible_times(heads, "oldTimestamp"),
@@ -428,14 +444,26 @@ def _implausible_times(heads: Sequence[VertexView], metric: str) -> Json:
     }
 
 
+def _since(vertex: VertexView) -> int | None:
+    """Return when the first subtask of a source had no answer any more."""
+    times = [int(at) for s in vertex.subtasks if (at := s.metrics.get("sourceUnreachableSince", 0))]
+    return min(times, default=None)
+
+
 def _most(vertex: VertexView, metric: str) -> int:
     """Return the maximum of a gauge over all subtasks."""
     return int(max((subtask.metrics.get(metric, 0) for subtask in vertex.subtasks), default=0))
 
 
+def _rate(vertex: VertexView, metric: str) -> float:
+    """Return the sum of a rate over the running subtasks."""
+    running = (subtask.metrics for subtask in vertex.subtasks if subtask.state == "RUNNING")
+    return round(sum(metrics.get(metric, 0.0) for metrics in running), 1)
+
+
 def _total(vertex: VertexView, metric: str) -> int:
-    """Return the sum of a counter over all subtasks."""
-    return int(sum(subtask.metrics.get(metric, 0) for subtask in vertex.subtasks))
+    """Return the total of a counter: up to the restored checkpoint, and of all subtasks since then."""
+    return vertex.carried.get(metric, 0) + int(sum(subtask.metrics.get(metric, 0) for subtask in vertex.subtasks))
 
 
 def _task_counts(tasks: dict[str, int]) -> dict[str, int]:

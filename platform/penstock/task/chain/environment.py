@@ -43,8 +43,11 @@ class TaskReports:
     deployment: TaskDeployment
     send: Callable[[WorkerReport], None]
 
-    def state(self, state: str, error: str = "", detail: str = "", metrics: dict[str, float] | None = None) -> None:
-        """Report another state of the subtask; `metrics`: its last ones."""
+    def state(
+        self, state: str, error: str = "", detail: str = "", last: tuple[dict[str, float], dict[str, str]] | None = None
+    ) -> None:
+        """Report another state of the subtask; `last`: its last metrics and texts."""
+        metrics, texts = last or ({}, {})
         execution = self.deployment.execution
         self.send(
             TaskState(
@@ -55,7 +58,8 @@ class TaskReports:
                 state=state,
                 error=error,
                 detail=detail,
-                metrics=metrics or {},
+                metrics=metrics,
+                texts=texts,
             )
         )
 

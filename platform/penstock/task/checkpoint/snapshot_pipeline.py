@@ -54,6 +54,8 @@ class SubtaskCheckpoint:
     aligned: Aligned
     sync_ms: float
     begun_ms: float
+    #: See `CheckpointMetrics.counts`.
+    counts: dict[str, int] = field(default_factory=dict)
     aborted: bool = False
     uncopied: deque[FrozenState] = field(default_factory=deque)
 
@@ -254,6 +256,7 @@ class SnapshotPipeline:
             new_bytes=self.last_durable_bytes if paths else 0,
             processed_bytes=checkpoint.aligned.processed_bytes,
             buffered_bytes=checkpoint.aligned.buffered_bytes,
+            counts=checkpoint.counts,
         )
         evidence = {"checkpoint": checkpoint.barrier.checkpoint_id, "subtask": execution}
         failpoints.hit("task.before_ack", **evidence)

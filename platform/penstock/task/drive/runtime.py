@@ -139,9 +139,12 @@ class TaskRuntime:
         for job_id in {**self._jobs, **slow, **dict.fromkeys(self._reported_slow)}:
             subtasks = self._jobs[job_id].subtasks if job_id in self._jobs else []
             tasks = {subtask.metric_name: subtask.metrics.latest for subtask in subtasks if subtask.metrics.latest}
+            texts = {subtask.metric_name: subtask.metrics.texts for subtask in subtasks if subtask.metrics.texts}
             calls = slow.get(job_id, ())
             if tasks or calls or job_id in self._reported_slow:
-                found.append(WorkerMetrics(worker_id=own, job_id=job_id, tasks=tasks, worker=worker, slow=calls))
+                found.append(
+                    WorkerMetrics(worker_id=own, job_id=job_id, tasks=tasks, texts=texts, worker=worker, slow=calls)
+                )
         self._reported_slow = set(slow)
         return found
 

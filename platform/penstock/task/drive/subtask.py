@@ -328,6 +328,7 @@ class Subtask:
     def _take_snapshot(self, barrier: Barrier, aligned: Aligned) -> None:
         """Freeze, send the barrier on, pass the rest to the pipeline."""
         begun = self._clock.monotonic_ms()
+        counts = self.metrics.counts()
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         for output in self._outputs:
             output.barrier(barrier)
@@ -343,6 +344,7 @@ class Subtask:
                 aligned=aligned,
                 sync_ms=self._clock.monotonic_ms() - begun,
                 begun_ms=begun,
+                counts=counts,
             )
         )
         self._compactor.start_due(self._stores)
@@ -395,14 +397,14 @@ class Subtask:
         self.has_ended = True
         self.final_state = state
         self.mailbox.close()
-        metrics = self.metrics.read() if state == "FINISHED" else {}
+        last = (self.metrics.read(), self.metrics.texts) if state == "FINISHED" else None
         failures = self._chain.close() + close_stores(self._stores)
         if failures and state != "FAILED":
             # No output can be lost (all is published or will be replayed), but the error must be reported.
             shown = self.deployment.settings.show_values_in_errors
             error, detail = describe(failures[0], show_values=shown)
             error = f"while closing: {error}"
-        self.reports.state(state, error, detail, metrics)
+        self.reports.state(state, error, detail, last)
 
     def _run_async(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None], what: str) -> None:
         work = self._environment.slow_calls.watched(self.deployment.job_id, what, work)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from penstock.task.checkpoint.compaction import Compactor
 
 BUSY, IDLE, BACK_PRESSURED = "busy", "idle", "backPressured"
+#: Counters of operators whose totals continue after a restart.
+_COUNTED = ("badRecords", "badTimestamps")
 #: Interval at which a new dictionary is published.
 PUBLICATION_MS = 1000.0
 
@@ -47,6 +49,8 @@ class SubtaskMetrics:
         self.input_watermark = MIN_TIMESTAMP
         self.next_publication_ms = clock.monotonic_ms() + PUBLICATION_MS
         self.latest: dict[str, float] = {}
+        #: Texts of the operators, published with `latest`.
+        self.texts: dict[str, str] = {}
 
     def enter(self, state: str) -> None:
         """Attribute the time from now on to this state."""
@@ -58,14 +62,33 @@ class SubtaskMetrics:
             self.next_publication_ms = now_ms + PUBLICATION_MS
             self.latest = self.read()
 
-    def read(self) -> dict[str, float]:
-        """Return all values (the subtask's thread); watermarks in milliseconds, as Flink reports them."""
+    def counts(self) -> dict[str, int]:
+        """Return the counters whose totals continue after a restart, those that are not 0 (the subtask's thread)."""
+        links = self._chain.links
+        records_in, records_out = self._rows()
+        found = {
+            "numRecordsIn": records_in,
+            "numRecordsOut": records_out,
+            "numLateRecordsDropped": sum(link.metrics.late_records_dropped for link in links),
+            **{name: sum(int(link.metrics.extra.get(name, 0)) for link in links) for name in _COUNTED},
+        }
+        return {name: count for name, count in found.items() if count}
+
+    def _rows(self) -> tuple[int, int]:
+        """Return the rows in and out."""
         links = self._chain.links
         records_in = self._gate.records_in if self._gate is not None else links[0].records_out
         records_out = sum(output.records_out for output in self._outputs) if self._outputs else links[-1].records_in
+        return records_in, records_out
+
+    def read(self) -> dict[str, float]:
+        """Return all values (the subtask's thread); watermarks in milliseconds, as Flink reports them."""
+        links = self._chain.links
+        records_in, records_out = self._rows()
         self._in.mark(records_in - self._marked[0])
         self._out.mark(records_out - self._marked[1])
         self._marked = (records_in, records_out)
+        self.texts = {name: text for link in links for name, text in link.metrics.texts.items()}
         last = self._chain.last_watermark
         values = {
             "numRecordsIn": float(records_in),

@@ -1,5 +1,6 @@
 """What is shown of checkpoints: the objects each of them wrote."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from penstock.checkpoint.coordinator import Ack
@@ -62,3 +63,34 @@ def test_an_object_counts_for_the_checkpoint_that_wrote_it():
     assert entries[1]["objects_written"] == 3 + 1, "two of state, one of output, the manifest"
     assert entries[2]["objects_written"] == 1 + 1
     assert (entries[1]["max_sync_duration"], entries[2]["max_sync_duration"]) == (1.5, 0.5)
+
+
+def counted(**counts):
+    return replace(ack(0), metrics=CheckpointMetrics(counts=counts))
+
+
+def restore(history, checkpoint_id):
+    history.was_restored(
+        SimpleNamespace(checkpoint_id=checkpoint_id, created_ms=0, savepoint_uri=""), 5, savepoint=False
+    )
+    return {vertex: dict(counts) for vertex, counts in history.totals.items()}
+
+
+def test_totals_continue_from_the_restored_checkpoint():
+    history = CheckpointHistory()
+    assert restore(history, 9) == {}  # of an earlier leader: its counts are not known
+    completed(history, 1, counted(rows=10), counted(rows=5, bad=1))
+    completed(history, 2, counted(rows=20), counted(rows=8, bad=1))
+    assert restore(history, 2) == {"v": {"rows": 28, "bad": 1}}
+    assert restore(history, 2) == {"v": {"rows": 28, "bad": 1}}  # no checkpoint since
+    completed(history, 3, counted(rows=1), counted(rows=1))
+    assert restore(history, 3) == {"v": {"rows": 30, "bad": 1}}
+
+
+def test_totals_go_back_with_a_rollback():
+    history = CheckpointHistory()
+    completed(history, 1, counted(rows=10))
+    restore(history, 1)
+    completed(history, 2, counted(rows=4))  # of the new version
+    assert restore(history, 2) == {"v": {"rows": 14}}
+    assert restore(history, 1) == {"v": {"rows": 10}}

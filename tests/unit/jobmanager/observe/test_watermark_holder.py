@@ -17,7 +17,7 @@ SUMMARY = JobSummary(
 def vertex(uid, *metrics):
     return VertexView(
         id=f"v-{uid}", name=uid, parallelism=len(metrics), max_parallelism=8, state="RUNNING",
-        operators=(OperatorView(uid=uid, name=uid, kind="k"),),
+        operators=(OperatorView(uid=uid, name=uid, kind="k", place="topic t at b:9"),),
         subtasks=tuple(SubtaskView(subtask=i, state="RUNNING", attempt=0, metrics=m) for i, m in enumerate(metrics)),
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_one_without_any_watermark_is_before_all():
     ("what", "pressed", "why"),
     [
         (split("p", 1, standing=500), 0, "it advances"),
-        (split("p", 1, quiet=60_000), 0, "no rows from it for 60 s"),
+        (split("p", 1, quiet=60_000), 0, "no rows from it for 60 s; an idle timeout"),
         (split("p", None), 0, "none has produced a watermark"),
         (split("p", 1), 0, "event times do not advance"),
         (split("p", 1, quiet=60_000), 900, "back-pressured 90%"),
@@ -78,7 +78,8 @@ def test_why(what, pressed, why):
     assert why in explain_watermark(job, [part("a", 0, what)], NOW)["held-by"]["why"]
 
 
-AWAY = {"sourceUnreachableMs": 12_300.0}
+AWAY = {"sourceUnreachableMs": 12_300.0, "sourceUnreachableSince": 987_700.0}
+SINCE = "since 1970-01-01 00:16:27 UTC"
 
 
 def test_a_source_without_an_answer_is_the_reason_and_not_a_quiet_partition():
@@ -86,7 +87,7 @@ def test_a_source_without_an_answer_is_the_reason_and_not_a_quiet_partition():
     found = explain_watermark(job, [part("a", 1, split("p", 1, quiet=14_000)), part("b", 0, split("q", 9))], NOW)
     why = found["held-by"]["why"]
     way = "it resumes with the next one; check that its external system is reachable"
-    assert why == f"its source has had no answer for 12 s; {way}"
+    assert why == f"its source has had no answer from topic t at b:9 for 12 s, {SINCE}; {way}"
     assert found["text"] == f"p of source a (subtask 1): {why}"
     assert [source["unreachable-ms"] for source in found["sources"]] == [12_300, 0]
 
@@ -99,7 +100,8 @@ def test_a_source_that_is_back_pressured_does_not_ask_for_rows():
 def test_a_source_without_an_answer_is_named_when_all_its_splits_are_idle():
     job = msgspec.structs.replace(JOB, vertices=(vertex("a", AWAY),))
     found = explain_watermark(job, [part("a", 0, split("p", 1, idle=True), idle=True)], NOW)
-    assert found["text"].endswith("nothing holds the watermark back; source a has had no answer for 12 s")
+    silence = f"source a has had no answer from topic t at b:9 for 12 s, {SINCE}"
+    assert found["text"].endswith(f"nothing holds the watermark back; {silence}")
 
 
 @pytest.mark.parametrize(
@@ -114,3 +116,8 @@ def test_nothing_holds_it_back(parts, text):
     found = explain_watermark(JOB, parts, NOW)
     assert found["held-by"] is None
     assert text in found["text"]
+
+
+def test_an_idle_timeout_is_not_advised_for_a_short_silence():
+    found = explain_watermark(JOB, [part("a", 0, split("p", 1, quiet=4_000))], NOW)
+    assert found["held-by"]["why"] == "no rows from it for 4 s"

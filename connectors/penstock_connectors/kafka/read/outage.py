@@ -1,0 +1,77 @@
+"""Since when the brokers of a reader's partitions have not answered; pure.
+
+Used by `reader`. Two signs begin an outage: an error event of the client, and a request in the client's statistics that
+waits for its answer. The second one also shows a broker that keeps its connections open but is frozen.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+#: A request that waits longer is an outage. A fetch without rows is answered after `fetch.wait.max.ms`.
+SILENT_MS = 2_000.0
+
+
+class _Broker(msgspec.Struct):
+    """A broker in the statistics; times are microseconds since the last bytes, -1 for none on this connection."""
+
+    state: str
+    rxidle: int = -1
+    txidle: int = -1
+    #: Requests that wait for an answer.
+    waitresp_cnt: int = 0
+    #: The reader's partitions that it leads.
+    toppars: dict[str, msgspec.Raw] = {}
+
+    @property
+    def silent_ms(self) -> float:
+        """How long a request has waited for any answer; 0 if none waits."""
+        idle = [us for us in (self.rxidle, self.txidle) if us >= 0]
+        return min(idle) / 1000 if idle and self.waitresp_cnt else 0.0
+
+
+class _Statistics(msgspec.Struct):
+    """librdkafka's statistics, as far as they are read."""
+
+    brokers: dict[str, _Broker] = {}
+
+
+_decoder = msgspec.json.Decoder(_Statistics)
+
+
+class Outage:
+    """The outage of one reader; times are monotonic milliseconds."""
+
+    def __init__(self) -> None:
+        """Start without an outage."""
+        self._failed_since: float | None = None
+        self._silent_since: float | None = None
+
+    @property
+    def since_ms(self) -> float | None:
+        """The begin of the outage; None without one."""
+        return min((at for at in (self._failed_since, self._silent_since) if at is not None), default=None)
+
+    def failed(self, now_ms: float) -> None:
+        """Take an error event about an unreachable broker."""
+        if self._failed_since is None:
+            self._failed_since = now_ms
+
+    def received(self) -> None:
+        """Take messages, or the end of a partition."""
+        self._failed_since = None
+
+    def measured(self, statistics: bytes, now_ms: float) -> None:
+        """Take the client's statistics (JSON)."""
+        brokers = [broker for broker in _decoder.decode(statistics).brokers.values() if broker.toppars]
+        connected = [broker for broker in brokers if broker.state == "UP"]
+        silent_ms = max((broker.silent_ms for broker in connected), default=0.0)
+        if silent_ms >= SILENT_MS:
+            if self._silent_since is None:
+                self._silent_since = now_ms - silent_ms
+        elif brokers and len(connected) == len(brokers):
+            self.over()
+
+    def over(self) -> None:
+        """End the outage: all brokers answer."""
+        self._failed_since = self._silent_since = None
