@@ -66,10 +66,14 @@ class SlotPool:
         """Number of slots that waiting requests need."""
         return sum(request.count for request in self._requests)
 
+    @property
+    def _supply(self) -> str:
+        return f"{self.free} of {self.total} are free" if self.total else "no TaskManager is registered"
+
     def waiting(self, job_id: str) -> str:
         """Return what a job's request waits for, such as `9 slots, 4 of 6 are free`; empty without a request."""
         count = next((request.count for request in self._requests if request.job_id == job_id), 0)
-        return f"{_slots(count)}, {self.free} of {self.total} are free" if count else ""
+        return f"{_slots(count)}, {self._supply}" if count else ""
 
     def free_of(self, taskmanager_id: str) -> int:
         """Return the number of free slots of one TaskManager."""
@@ -92,7 +96,7 @@ class SlotPool:
         """Request `count` more slots for a job; without `wait` the answer is immediate."""
         if not wait and count > self.free:
             needed = "1 more slot is" if count == 1 else f"{count} more slots are"
-            return [Refuse(job_id, f"{needed} needed, {self.free} of {self.total} are free")]
+            return [Refuse(job_id, f"{needed} needed, {self._supply}")]
         self._requests = [r for r in self._requests if r.job_id != job_id]
         self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms))
         return self._serve()
@@ -123,7 +127,7 @@ class SlotPool:
         return [
             Refuse(
                 r.job_id,
-                f"{_slots(r.count)} needed, {self.free} of {self.total} are free: "
+                f"{_slots(r.count)} needed, {self._supply}: "
                 f"not enough became free within {self._timeout_ms / 1000:.0f} s",
             )
             for r in late

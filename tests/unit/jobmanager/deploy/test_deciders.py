@@ -111,7 +111,7 @@ def test_a_strategy_that_counts_for_itself_counts_errors_of_user_code_too():
 def test_slots_are_granted_whole_and_spread_and_a_large_request_holds_up_no_small_one():
     pool = SlotPool(timeout_ms=100)
     assert pool.request("a", 3, 0) == []
-    assert pool.waiting("a") == "3 slots, 0 of 0 are free"
+    assert pool.waiting("a") == "3 slots, no TaskManager is registered"
     assert pool.add("tm1", "h1", 2) == []
     (small,) = pool.request("b", 1, 0)
     assert (small.job_id, len(small.slots)) == ("b", 1)
