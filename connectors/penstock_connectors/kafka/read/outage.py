@@ -20,7 +20,7 @@ class _Broker(msgspec.Struct):
     txidle: int = -1
     #: Requests that wait for an answer.
     waitresp_cnt: int = 0
-    #: The reader's partitions that it leads.
+    #: Partitions that it leads, by `topic-partition`; also those that the reader does not read.
     toppars: dict[str, msgspec.Raw] = {}
 
     @property
@@ -61,9 +61,9 @@ class Outage:
         """Take messages, or the end of a partition."""
         self._failed_since = None
 
-    def measured(self, statistics: bytes, now_ms: float) -> None:
-        """Take the client's statistics (JSON)."""
-        brokers = [broker for broker in _decoder.decode(statistics).brokers.values() if broker.toppars]
+    def measured(self, statistics: bytes, read: set[str], now_ms: float) -> None:
+        """Take the client's statistics (JSON); `read` are the partitions being read, as `topic-partition`."""
+        brokers = [broker for broker in _decoder.decode(statistics).brokers.values() if broker.toppars.keys() & read]
         connected = [broker for broker in brokers if broker.state == "UP"]
         silent_ms = max((broker.silent_ms for broker in connected), default=0.0)
         if silent_ms >= SILENT_MS:

@@ -335,7 +335,8 @@ class KafkaReader:
         if alive := bool(result.positions or result.ends):
             self._outage.received()
         if result.statistics:
-            self._outage.measured(result.statistics, now)
+            read = {f"{p.place[0]}-{p.place[1]}" for p in self._splits.values() if not p.finished}
+            self._outage.measured(result.statistics, read, now)
         self._check_problems(result.problems)
         if result.problems and not alive:
             self._outage.failed(now)
