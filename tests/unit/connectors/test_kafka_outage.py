@@ -44,6 +44,14 @@ def test_a_broker_that_is_not_asked_is_no_outage(broker):
     assert outage.since_ms is None
 
 
+def test_a_fetch_that_the_broker_may_hold_back_for_long_is_no_outage():
+    outage = Outage(fetch_wait_ms=SILENT_MS)
+    outage.measured(statistics(FROZEN), READ, 10_000)
+    assert outage.since_ms is None
+    outage.measured(statistics({"rxidle": 2 * LONG_US, "txidle": 2 * LONG_US}), READ, 12_000)
+    assert outage.since_ms == 12_000 - 2 * SILENT_MS
+
+
 def test_one_frozen_broker_of_two_is_an_outage_although_messages_of_the_other_come():
     outage = Outage()
     outage.measured(statistics({}, FROZEN), READ, 10_000)

@@ -25,7 +25,14 @@ from penstock_connectors.formats.arrow_stream import decode_arrow
 from penstock_connectors.formats.decoded import Decoded, excerpt
 from penstock_connectors.formats.json_decode import JsonDecoder
 from penstock_connectors.kafka.client.properties import PartitionId, resolve
-from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchResult, FetchSettings
+from penstock_connectors.kafka.read.fetch import (
+    Fetched,
+    Fetcher,
+    FetchProblem,
+    FetchResult,
+    FetchSettings,
+    client_properties,
+)
 from penstock_connectors.kafka.read.outage import Outage
 
 
@@ -164,7 +171,7 @@ class KafkaReader:
         self._by_place: dict[PartitionId, _Position] = {}
         self._newly_finished: list[str] = []
         self._bad_records, self._bad_record = 0, ""
-        self._outage = Outage()
+        self._outage = Outage(float(client_properties(self._resolved)["fetch.wait.max.ms"]))
         self._lag_at: float | None = None
         self._lag = 0
         self._letters = self._dead_letter_writer()
