@@ -356,7 +356,7 @@ def test_the_statistics_name_the_broker_that_leads_a_partition(kafka):
 
         def over():
             if statistics := fetcher.fetch(10).statistics:
-                outage.measured(statistics, 1_000.0)
+                outage.measured(statistics, {f"{topic}-0"}, 1_000.0)
             return outage.since_ms is None
 
         wait_until(over, "statistics of a broker that answers")

@@ -9,6 +9,9 @@ from penstock_connectors.kafka.read.outage import SILENT_MS, Outage
 LONG_US = int(SILENT_MS * 1000)
 
 
+READ = {"t-0"}
+
+
 def statistics(*brokers):
     """Statistics of brokers; each leads a partition if nothing else is said."""
     plain = {"state": "UP", "rxidle": 0, "txidle": 0, "waitresp_cnt": 1, "toppars": {"t-0": {"topic": "t"}}}
@@ -20,10 +23,10 @@ FROZEN = {"rxidle": LONG_US, "txidle": LONG_US}
 
 def test_a_request_that_waits_for_long_is_an_outage_since_it_was_sent():
     outage = Outage()
-    outage.measured(statistics({}), 10_000)
+    outage.measured(statistics({}), READ, 10_000)
     assert outage.since_ms is None
-    outage.measured(statistics(FROZEN), 13_000)
-    outage.measured(statistics({"rxidle": 2 * LONG_US, "txidle": 2 * LONG_US}), 15_000)
+    outage.measured(statistics(FROZEN), READ, 13_000)
+    outage.measured(statistics({"rxidle": 2 * LONG_US, "txidle": 2 * LONG_US}), READ, 15_000)
     assert outage.since_ms == 13_000 - SILENT_MS
 
 
@@ -32,39 +35,47 @@ def test_a_request_that_waits_for_long_is_an_outage_since_it_was_sent():
     [
         {**FROZEN, "waitresp_cnt": 0},  # all partitions are paused
         {"rxidle": LONG_US},  # a request after a pause
-        {**FROZEN, "toppars": {}},  # it leads none of the partitions
+        {**FROZEN, "toppars": {"t-1": {}}},  # another subtask reads its partition
     ],
 )
 def test_a_broker_that_is_not_asked_is_no_outage(broker):
     outage = Outage()
-    outage.measured(statistics(broker), 10_000)
+    outage.measured(statistics(broker), READ, 10_000)
     assert outage.since_ms is None
+
+
+def test_a_fetch_that_the_broker_may_hold_back_for_long_is_no_outage():
+    outage = Outage(fetch_wait_ms=SILENT_MS)
+    outage.measured(statistics(FROZEN), READ, 10_000)
+    assert outage.since_ms is None
+    outage.measured(statistics({"rxidle": 2 * LONG_US, "txidle": 2 * LONG_US}), READ, 12_000)
+    assert outage.since_ms == 12_000 - 2 * SILENT_MS
 
 
 def test_one_frozen_broker_of_two_is_an_outage_although_messages_of_the_other_come():
     outage = Outage()
-    outage.measured(statistics({}, FROZEN), 10_000)
+    outage.measured(statistics({}, FROZEN), READ, 10_000)
     outage.received()
     assert outage.since_ms == 10_000 - SILENT_MS
 
 
 def test_it_lasts_while_the_client_connects_anew_and_ends_with_an_answer():
     outage = Outage()
-    outage.measured(statistics(FROZEN), 10_000)
+    outage.measured(statistics(FROZEN), READ, 10_000)
     begun = outage.since_ms
     for connecting in ({"state": "APIVERSION_QUERY", "rxidle": -1}, {"state": "INIT", "toppars": {}}):
-        outage.measured(statistics(connecting), 12_000)
+        outage.measured(statistics(connecting), READ, 12_000)
         assert outage.since_ms == begun
-    outage.measured(statistics({}), 13_000)
+    outage.measured(statistics({}), READ, 13_000)
     assert outage.since_ms is None
 
 
 def test_a_quiet_topic_whose_brokers_are_back_is_no_outage():
     outage = Outage()
     outage.failed(10_000)
-    outage.measured(statistics({"state": "CONNECT"}), 11_000)
+    outage.measured(statistics({"state": "CONNECT"}), READ, 11_000)
     assert outage.since_ms == 10_000
-    outage.measured(statistics({}), 12_000)
+    outage.measured(statistics({}), READ, 12_000)
     assert outage.since_ms is None
 
 
@@ -74,4 +85,12 @@ def test_messages_end_an_outage_that_an_error_event_began():
     outage.failed(11_000)
     assert outage.since_ms == 10_000
     outage.received()
+    assert outage.since_ms is None
+
+
+def test_a_broker_of_another_subtasks_partitions_does_not_prolong_an_outage():
+    outage, unconnected = Outage(), {"state": "INIT", "toppars": {"t-1": {}}}
+    outage.measured(statistics(FROZEN, unconnected), READ, 10_000)
+    assert outage.since_ms is not None
+    outage.measured(statistics({}, unconnected), READ, 13_000)
     assert outage.since_ms is None

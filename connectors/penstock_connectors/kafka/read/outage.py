@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-#: A request that waits longer is an outage. A fetch without rows is answered after `fetch.wait.max.ms`.
+#: A request that waits this long, beyond the time in which a broker answers a fetch without rows, is an outage.
 SILENT_MS = 2_000.0
 
 
@@ -20,7 +20,7 @@ class _Broker(msgspec.Struct):
     txidle: int = -1
     #: Requests that wait for an answer.
     waitresp_cnt: int = 0
-    #: The reader's partitions that it leads.
+    #: Partitions that it leads, by `topic-partition`; also those that the reader does not read.
     toppars: dict[str, msgspec.Raw] = {}
 
     @property
@@ -42,8 +42,9 @@ _decoder = msgspec.json.Decoder(_Statistics)
 class Outage:
     """The outage of one reader; times are monotonic milliseconds."""
 
-    def __init__(self) -> None:
-        """Start without an outage."""
+    def __init__(self, fetch_wait_ms: float = 0.0) -> None:
+        """Start without an outage; a broker answers a fetch without rows after `fetch_wait_ms`."""
+        self._limit_ms = SILENT_MS + fetch_wait_ms
         self._failed_since: float | None = None
         self._silent_since: float | None = None
 
@@ -61,12 +62,12 @@ class Outage:
         """Take messages, or the end of a partition."""
         self._failed_since = None
 
-    def measured(self, statistics: bytes, now_ms: float) -> None:
-        """Take the client's statistics (JSON)."""
-        brokers = [broker for broker in _decoder.decode(statistics).brokers.values() if broker.toppars]
+    def measured(self, statistics: bytes, read: set[str], now_ms: float) -> None:
+        """Take the client's statistics (JSON); `read` are the partitions being read, as `topic-partition`."""
+        brokers = [broker for broker in _decoder.decode(statistics).brokers.values() if broker.toppars.keys() & read]
         connected = [broker for broker in brokers if broker.state == "UP"]
         silent_ms = max((broker.silent_ms for broker in connected), default=0.0)
-        if silent_ms >= SILENT_MS:
+        if silent_ms >= self._limit_ms:
             if self._silent_since is None:
                 self._silent_since = now_ms - silent_ms
         elif brokers and len(connected) == len(brokers):

@@ -25,7 +25,14 @@ from penstock_connectors.formats.arrow_stream import decode_arrow
 from penstock_connectors.formats.decoded import Decoded, excerpt
 from penstock_connectors.formats.json_decode import JsonDecoder
 from penstock_connectors.kafka.client.properties import PartitionId, resolve
-from penstock_connectors.kafka.read.fetch import Fetched, Fetcher, FetchProblem, FetchResult, FetchSettings
+from penstock_connectors.kafka.read.fetch import (
+    Fetched,
+    Fetcher,
+    FetchProblem,
+    FetchResult,
+    FetchSettings,
+    client_properties,
+)
 from penstock_connectors.kafka.read.outage import Outage
 
 
@@ -167,7 +174,7 @@ class KafkaReader:
         self._newly_finished: list[str] = []
         self._bad_records = 0
         self._bad_record: BadRecord | None = None
-        self._outage = Outage()
+        self._outage = Outage(float(client_properties(self._resolved)["fetch.wait.max.ms"]))
         self._lag_at: float | None = None
         self._lag = 0
         self._letters = self._dead_letter_writer()
@@ -338,7 +345,8 @@ class KafkaReader:
         if alive := bool(result.positions or result.ends):
             self._outage.received()
         if result.statistics:
-            self._outage.measured(result.statistics, now)
+            read = {f"{p.place[0]}-{p.place[1]}" for p in self._splits.values() if not p.finished}
+            self._outage.measured(result.statistics, read, now)
         self._check_problems(result.problems)
         if result.problems and not alive:
             self._outage.failed(now)
