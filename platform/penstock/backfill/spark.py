@@ -2,44 +2,32 @@
 
 Called by `penstock backfill --master`.
 
-A stage is `mapInArrow` over parts of history, or over the rows of the stages before, repartitioned by key range and
-sorted within each partition. The output of a stage is kept on the executors' disks until the end. After the loss of an
-executor Spark computes its part again, under other file names; the lost files are never named.
+A stage is `mapInArrow` over parts of history, or over the packets of the stages before, repartitioned by part and
+sorted within each partition: Spark moves and sorts packets of some thousand rows, never a row. The output of a stage is
+kept on the executors' disks until the end. After the loss of an executor Spark computes its part again, under other
+file names; the lost files are never named.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
-from penstock.backfill.engine import feeds
-from penstock.backfill.stages import (
-    COMBINED,
-    EDGE,
-    NO_EDGE,
-    ORDER,
-    PART,
-    RESULT,
-    TIME,
-    Stage,
-    TaskResult,
-    column_of,
-    input_schema,
-    output_schema,
-)
+from penstock.backfill.exchange import COMBINED, NO_EDGE, Packet
+from penstock.backfill.stages import Stage, TaskResult, feeds
 from penstock.backfill.task import run_parts, run_source
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
@@ -47,16 +35,39 @@ from penstock.snapshots.on_spark.spark_session import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
     from penstock.backfill.engine import Progress
 
 _Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-_BATCH_ROWS = 32_768
-#: Column by which the rows of a part are shuffled together.
+#: Packets that Spark gives a task at a time.
+_BATCH_PACKETS = 16
+#: The columns of a packet, in the order of `Packet`.
+_SCHEMA = StructType(
+    [
+        StructField("part", IntegerType()),
+        StructField("first", LongType()),
+        StructField("edge", IntegerType()),
+        StructField("origin", LongType()),
+        StructField("number", LongType()),
+        StructField("data", BinaryType()),
+    ]
+)
+_ARROW_SCHEMA = pa.schema(
+    {
+        "part": pa.int32(), "first": pa.int64(), "edge": pa.int32(),
+        "origin": pa.int64(), "number": pa.int64(), "data": pa.binary(),
+    }
+)  # fmt: skip
+#: The columns of `Packet.place`.
+_PLACE = _SCHEMA.names[:-1]
+#: Column by which the packets of a part are shuffled together.
 _SLOT = "__slot"
-#: Candidates per partition when searching a number that Spark hashes to that partition.
-_TRIED_A_PARTITION = 64
+#: Spark sorts and moves a packet for thousands of rows, so that compiling its plans costs more than it gains.
+_SETTINGS = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(_BATCH_PACKETS),
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.adaptive.enabled": "false",
+}
 
 
 class BackfillFailedError(PenstockError):
@@ -67,10 +78,11 @@ class SparkEngine:
     """Runs stages as jobs of one Spark session."""
 
     def __init__(self, session: SparkSession) -> None:
-        """Use `session`, which stays the caller's."""
-        self._session = session
+        """Use the context of `session`, which stays the caller's, with settings of its own."""
+        self._session = session.newSession()
         self._given: dict[str, DataFrame] = {}
-        session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_BATCH_ROWS))
+        for name, value in _SETTINGS.items():
+            self._session.conf.set(name, value)
 
     def run(self, stage: Stage, progress: Progress) -> list[TaskResult]:
         """Run all tasks of a stage; see `engine.Engine`.
@@ -78,13 +90,13 @@ class SparkEngine:
         Raises:
             BackfillFailedError: with the error of the task's last attempt.
         """
-        schema = from_arrow_schema(output_schema(stage))
         rows = self._pieces(stage) if stage.vertex.is_source else self._parts(stage)
-        given = _map_in_arrow(rows, _task_of(msgspec.msgpack.encode(stage)), schema).persist(StorageLevel.DISK_ONLY)
-        self._given[stage.vertex.id] = given
+        given = _map_in_arrow(rows, _task_of(msgspec.msgpack.encode(stage)), _SCHEMA)
+        if stage.outputs:
+            self._given[stage.vertex.id] = given.persist(StorageLevel.DISK_ONLY)
         progress(stage, 0, stage.parts)
         try:
-            found = given.where(F.col(EDGE) == NO_EDGE).select(RESULT).collect()
+            found = given.where(F.col("edge") == NO_EDGE).select("data").collect()
         except (PySparkException, Py4JError) as error:
             msg = f"stage {stage.vertex.name!r} failed on Spark: {reason_of(error)}"
             raise BackfillFailedError(msg, hint="no savepoint was written") from error
@@ -103,41 +115,41 @@ class SparkEngine:
         return self._session.range(0, stage.parts, 1, max(1, stage.parts))
 
     def _parts(self, stage: Stage) -> DataFrame:
-        schema = input_schema(stage)
-        names = {field.name: field.dataType for field in from_arrow_schema(schema)}
-        rows = self._session.range(0, stage.parts, 1, 1).select(
-            *(_of_part_marker(name).cast(kind).alias(name) for name, kind in names.items())
-        )
+        # a packet without rows for each part, so that parts without input run too
+        marker = {"part": F.col("id"), "first": F.lit(MIN_TIMESTAMP), "edge": F.lit(NO_EDGE), "data": F.lit("")}
+        columns = [marker.get(f.name, F.lit(0)).cast(f.dataType).alias(f.name) for f in _SCHEMA]
+        packets = self._session.range(0, stage.parts, 1, 1).select(*columns)
         for number, (vertex_id, index) in enumerate(feeds(stage)):
-            for more in (0, COMBINED) if any(stage.combined_inputs[number : number + 1]) else (0,):
-                given = self._given[vertex_id].where(F.col(EDGE) == index + more)
-                own = {column_of("i", number + more): F.col(column_of("e", index + more)), EDGE: F.lit(number + more)}
-                columns = [
-                    own.get(name, F.col(name) if name in ORDER else F.lit(None)).cast(kind).alias(name)
-                    for name, kind in names.items()
-                ]
-                rows = rows.unionByName(given.select(*columns))
-        slots = F.array(*(F.lit(slot) for slot in self._slots(stage.parts)))
-        placed = rows.withColumn(_SLOT, F.element_at(slots, F.col(PART) + 1))
-        return placed.repartition(stage.parts, _SLOT).drop(_SLOT).sortWithinPartitions(*ORDER)
-
-    def _slots(self, parts: int) -> list[int]:
-        """Return for each part a number that Spark's hash puts into a separate partition."""
-        return _slots_of(self._session, parts)
+            given = self._given[vertex_id].where(F.col("edge").isin(index, COMBINED + index))
+            packets = packets.union(given.withColumn("edge", F.col("edge") + F.lit(number - index)))
+        slots = F.array(*(F.lit(slot) for slot in slots_of(stage.parts)))
+        placed = packets.withColumn(_SLOT, F.element_at(slots, F.col("part") + 1))
+        return placed.repartition(stage.parts, _SLOT).drop(_SLOT).sortWithinPartitions(*_PLACE)
 
 
-@functools.lru_cache(maxsize=16)
-def _slots_of(session: SparkSession, parts: int) -> list[int]:
-    candidates = session.range(0, parts * _TRIED_A_PARTITION).select(F.col("id").cast("int").alias(_SLOT))
-    hashed = candidates.select(_SLOT, F.pmod(F.hash(_SLOT), F.lit(parts)).alias(PART))
-    found = {row[PART]: row["slot"] for row in hashed.groupBy(PART).agg(F.min(_SLOT).alias("slot")).collect()}
-    return [found.get(part, part) for part in range(parts)]
+@functools.cache
+def slots_of(parts: int) -> tuple[int, ...]:
+    """Return for each part a number that Spark's `repartition` puts into a partition of its own."""
+    found: dict[int, int] = {}
+    for slot in itertools.count():
+        found.setdefault(spark_hash(slot) % parts, slot)
+        if len(found) == parts:
+            return tuple(found[part] for part in range(parts))
+    raise AssertionError
 
 
-def _of_part_marker(name: str) -> Any:
-    """Return a column of `stages.part_markers`."""
-    known = {PART: F.col("id"), TIME: F.lit(MIN_TIMESTAMP), EDGE: F.lit(NO_EDGE)}
-    return known.get(name, F.lit(0) if name in ORDER else F.lit(None))
+def spark_hash(value: int) -> int:
+    """Return Spark's `hash` of a non-negative 32-bit integer: Murmur3 with seed 42."""
+    mask = 0xFFFFFFFF
+    mixed = value * 0xCC9E2D51 & mask
+    mixed = ((mixed << 15 | mixed >> 17) & mask) * 0x1B873593 & mask
+    found = 42 ^ mixed
+    found = ((found << 13 | found >> 19) & mask) * 5 + 0xE6546B64 & mask
+    found ^= 4
+    found = (found ^ found >> 16) * 0x85EBCA6B & mask
+    found = (found ^ found >> 13) * 0xC2B2AE35 & mask
+    found ^= found >> 16
+    return found - (1 << 32) if found >> 31 else found
 
 
 def _map_in_arrow(rows: DataFrame, task: _Task, schema: StructType) -> DataFrame:
@@ -151,11 +163,25 @@ def _map_in_arrow(rows: DataFrame, task: _Task, schema: StructType) -> DataFrame
 def _task_of(encoded: bytes) -> _Task:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         stage = msgspec.msgpack.decode(encoded, type=Stage)
-        if not stage.vertex.is_source:
-            yield from run_parts(stage, batches)
-            return
-        for batch in batches:
-            for number in batch.column(0).to_numpy():
-                yield from run_source(stage, int(np.int64(number)))
+        packets: Iterator[Packet]
+        if stage.vertex.is_source:
+            numbers = (int(number) for batch in batches for number in batch.column(0).to_pylist())
+            packets = (packet for number in numbers for packet in run_source(stage, number))
+        else:
+            packets = run_parts(stage, _packets(batches))
+        while batch := _batch(list(itertools.islice(packets, _BATCH_PACKETS))):
+            yield batch
 
     return run
+
+
+def _packets(batches: Iterator[pa.RecordBatch]) -> Iterator[Packet]:
+    for batch in batches:
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            yield Packet(*row)
+
+
+def _batch(packets: Sequence[Packet]) -> pa.RecordBatch | None:
+    columns = zip(*((*packet.place, packet.data) for packet in packets), strict=True)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, _ARROW_SCHEMA, strict=False)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA) if packets else None

@@ -1,21 +1,15 @@
-"""A job as stages of a batch: the inputs and results of their tasks, and the form of rows between stages.
-
-A row has its position and, in a separate struct, the columns of its edge: Spark can sort rows of any job. Pure;
-used by driver and tasks.
-"""
+"""A job as stages of a batch: the inputs and results of their tasks. Pure; used by driver and tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
+from penstock.backfill.exchange import COMBINED
 from penstock.connector.source import HistorySplit, SourceSpec, SourceSplit
-from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN
-from penstock.core.errors import UsageError
+from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES, HashRange, hash_range_of
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot, SubtaskSnapshot
@@ -166,172 +160,13 @@ def _last_states(uid: str, own: Sequence[TaskResult]) -> list[OperatorStateSnaps
     return [state for r in own[-1:] for state in r.snapshot.operator if state.uid != uid]
 
 
-PART, TIME, EDGE, ORIGIN, SEQ, RESULT = "__part", "__time", "__edge", "__origin", "__seq", "__result"
-#: Sort order of rows within a task: the canonical order, with ties decided by the origin of a row.
-ORDER = (PART, TIME, EDGE, ORIGIN, SEQ)
-_PLACE = [
-    pa.field(PART, pa.int32()),
-    pa.field(TIME, pa.int64()),
-    pa.field(EDGE, pa.int32()),
-    pa.field(ORIGIN, pa.int64()),
-    pa.field(SEQ, pa.int64()),
-]
-#: Value of `__edge` in result rows and in rows that only make a part run.
-NO_EDGE = -1
-#: Added to the number of an edge in `__edge` if its rows are combined.
-COMBINED = 1 << 16
+def schemas_of(stage: Stage) -> dict[int, pa.Schema]:
+    """Return the schemas of a stage's input rows, by edge as in `exchange.Packet`."""
+    schemas = {number: schema_from_text(edge.schema) for number, edge in enumerate(stage.inputs)}
+    combined = {COMBINED + number: data for number, data in enumerate(stage.combined_inputs) if data}
+    return schemas | {number: pa.ipc.read_schema(pa.py_buffer(data)) for number, data in combined.items()}
 
 
-def output_schema(stage: Stage) -> pa.Schema:
-    """Return the output columns of a stage's tasks."""
-    return _schema("e", [edge.schema for edge in stage.outputs], stage.combined)
-
-
-def input_schema(stage: Stage) -> pa.Schema:
-    """Return the input columns of a stage's tasks, sorted by `ORDER`."""
-    return _schema("i", [edge.schema for edge in stage.inputs], stage.combined_inputs)
-
-
-def _schema(prefix: str, texts: Sequence[str], combined: Sequence[bytes]) -> pa.Schema:
-    structs = [pa.field(f"{prefix}{i}", wire_type(schema_from_text(text))) for i, text in enumerate(texts)]
-    structs += [pa.field(f"c{i}", wire_type(combined_layout(data))) for i, data in enumerate(combined) if data]
-    return pa.schema([*_PLACE, *structs, pa.field(RESULT, pa.binary())])
-
-
-def combined_layout(data: bytes) -> pa.Schema:
-    """Return the columns of combined rows."""
-    return pa.ipc.read_schema(pa.py_buffer(data))
-
-
-def wire_type(schema: pa.Schema) -> pa.DataType:
-    """Return an edge's columns as a struct.
-
-    Raises:
-        UsageError: a column's type cannot be sent between stages.
-    """
-    return pa.struct([pa.field(field.name, _carried(field.name, field.type)) for field in schema])
-
-
-def _carried(name: str, kind: pa.DataType) -> pa.DataType:
-    types = pa.types
-    if types.is_timestamp(kind) or types.is_time64(kind) or types.is_duration(kind) or types.is_date64(kind):
-        return pa.int64()
-    if types.is_unsigned_integer(kind):
-        return {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[kind.bit_width]
-    if types.is_large_string(kind) or types.is_string(kind):
-        return pa.string()
-    if types.is_large_binary(kind) or types.is_binary(kind) or types.is_fixed_size_binary(kind):
-        return pa.binary()
-    plain = types.is_boolean(kind) or types.is_signed_integer(kind) or types.is_date32(kind)
-    if plain or types.is_float32(kind) or types.is_float64(kind) or types.is_decimal128(kind):
-        return kind
-    if (types.is_list(kind) or types.is_large_list(kind)) and _carried(name, kind.value_type) == kind.value_type:
-        return pa.list_(kind.value_type)
-    if types.is_struct(kind) and all(_carried(name, f.type) == f.type for f in kind):
-        return kind
-    msg = f"column {name!r} of type {kind} cannot be sent between the stages of a backfill"
-    raise UsageError(msg, hint="cast it to a plain type before the shuffle")
-
-
-def _to_wire(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if array.type == kind:
-        return array
-    if kind.id in (pa.int8().id, pa.int16().id, pa.int32().id, pa.int64().id) and not pa.types.is_signed_integer(
-        array.type
-    ):
-        return array.view(kind)
-    return array.cast(kind)
-
-
-def _from_wire(array: pa.Array, field: pa.Field) -> pa.Array:
-    kind = field.type
-    if array.type == kind:
-        return array
-    if pa.types.is_signed_integer(array.type) and not pa.types.is_signed_integer(kind):
-        return array.view(kind)
-    return array.cast(kind)
-
-
-class Outbox:
-    """The output rows of one task: collected by edge, returned as batches of the stage's columns."""
-
-    def __init__(self, stage: Stage, origin: int) -> None:
-        """Collect rows of task `origin`, whose number decides ties between rows of one time."""
-        self._schema = output_schema(stage)
-        self._first = len(_PLACE)
-        self._origin = origin
-        self._seq = 0
-        self._ready: list[pa.RecordBatch] = []
-
-    def add(self, edge: int, batch: pa.RecordBatch, parts: np.ndarray[Any, Any], *, combined: bool = False) -> None:
-        """Add rows of one edge, each with its target part in the next stage; the time of a combined row is its pane."""
-        count = batch.num_rows
-        index = batch.schema.get_field_index(TS_COLUMN)
-        times = batch.column(index).to_numpy() if index >= 0 else np.full(count, MIN_TIMESTAMP)
-        position = self._schema.get_field_index(f"{'c' if combined else 'e'}{edge}")
-        kind = self._schema.field(position).type
-        columns = [_to_wire(batch.column(field.name), field.type) for field in kind]
-        struct = pa.StructArray.from_arrays(columns, fields=list(kind))
-        place = [
-            pa.array(parts.astype(np.int32)),
-            pa.array(times),
-            pa.array(np.full(count, edge + (COMBINED if combined else 0), np.int32)),
-            pa.array(np.full(count, self._origin, np.int64)),
-            pa.array(np.arange(self._seq, self._seq + count)),
-        ]
-        self._seq += count
-        self._ready.append(self._batch(place, {position: struct}, count))
-
-    def result(self, data: bytes) -> None:
-        """Add the result of the task."""
-        place = [pa.array([value], field.type) for value, field in zip((0, 0, NO_EDGE, 0, 0), _PLACE, strict=True)]
-        self._ready.append(self._batch(place, {len(self._schema) - 1: pa.array([data], pa.binary())}, 1))
-
-    def take(self) -> list[pa.RecordBatch]:
-        """Return the collected rows."""
-        ready, self._ready = self._ready, []
-        return ready
-
-    def _batch(self, place: list[pa.Array], filled: dict[int, pa.Array], count: int) -> pa.RecordBatch:
-        rest = [
-            filled[position] if position in filled else pa.nulls(count, self._schema.field(position).type)
-            for position in range(self._first, len(self._schema))
-        ]
-        return pa.RecordBatch.from_arrays([*place, *rest], schema=self._schema)
-
-
-def column_of(prefix: str, number: int) -> str:
-    """Return the column of an edge's rows: `prefix` is `i` for inputs and `e` for outputs."""
-    return f"c{number - COMBINED}" if number >= COMBINED else f"{prefix}{number}"
-
-
-def rows_of(batch: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of one edge (its value of `__edge`) of a batch with rows of that edge only."""
-    names = batch.schema.names
-    struct = batch.column(next(name for name in (column_of("i", number), column_of("e", number)) if name in names))
-    arrays = [_from_wire(array, field) for array, field in zip(struct.flatten(), schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def runs(values: np.ndarray[Any, Any]) -> Iterator[tuple[int, int, int]]:
-    """Yield (value, start, stop) of each run of equal values."""
-    if not len(values):
-        return
-    bounds = np.flatnonzero(np.diff(values)) + 1
-    starts = [0, *bounds.tolist()]
-    for start, stop in zip(starts, [*starts[1:], len(values)], strict=True):
-        yield int(values[start]), start, stop
-
-
-def part_markers(stage: Stage) -> pa.RecordBatch:
-    """Return a row for each part of a stage, so that parts without input rows run too."""
-    schema, count = input_schema(stage), stage.parts
-    place = [
-        pa.array(np.arange(count, dtype=np.int32)),
-        pa.array(np.full(count, MIN_TIMESTAMP)),
-        pa.array(np.full(count, NO_EDGE, np.int32)),
-        pa.array(np.zeros(count, np.int64)),
-        pa.array(np.zeros(count, np.int64)),
-    ]
-    rest = [pa.nulls(count, field.type) for field in list(schema)[len(_PLACE) :]]
-    return pa.RecordBatch.from_arrays([*place, *rest], schema=schema)
+def feeds(stage: Stage) -> list[tuple[str, int]]:
+    """Return for each input of a stage the vertex that feeds it and the edge's index among that vertex's outputs."""
+    return [(edge.source, place) for edge, place in zip(stage.inputs, stage.places, strict=True)]

@@ -7,30 +7,21 @@ of results that the driver received.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from penstock.backfill.combining import combiner_of
-from penstock.backfill.stages import (
-    COMBINED,
-    EDGE,
-    NO_EDGE,
-    PART,
-    TIME,
-    Outbox,
-    Stage,
-    TaskResult,
-    combined_layout,
-    rows_of,
-    runs,
-)
+from penstock.backfill.exchange import COMBINED, NO_EDGE, Merger, Outbox, Packet, joined
+from penstock.backfill.feeding import Feeding
+from penstock.backfill.stages import Stage, TaskResult, schemas_of
 from penstock.backfill.staging import HistoryOperator, operators_of
 from penstock.checkpoint.stores import checksum_of, open_store, read_file
 from penstock.config.settings import JobSettings
@@ -58,122 +49,10 @@ if TYPE_CHECKING:
     from penstock.state.store import KeyedState
     from penstock.task.chain.chain import Chain
 
-#: Kinds whose result does not depend on the order of the inputs within a batch.
-_JOINS = frozenset({"interval_join", "window_join", "window_rows_join", "temporal_join"})
-#: Kinds with distinct inputs; all others take several inputs as one stream, a union.
-_TWO_INPUTS = frozenset({"co_process", *_JOINS})
-#: Most rows at a time if timers have to fire between rows.
-_TIMED_ROWS = 1024
 #: Rows that are combined at a time: more have more rows of the same key and pane.
 _COMBINED_ROWS = 1 << 19
-
-
-class RowReceiver(Protocol):
-    """The part that receives the rows."""
-
-    @property
-    def next_timer(self) -> int | None:
-        """Return a time before which no timer in the backfill is due; None: there is no timer."""
-
-    @property
-    def may_fire(self) -> bool:
-        """Return whether rows may set timers that fire in the backfill."""
-
-    def feed(self, rows: pa.RecordBatch, edge: int) -> None:
-        """Take rows of one input."""
-
-    def advance(self, watermark: int) -> None:
-        """Advance event time."""
-
-
-class Feeding:
-    """Feeds the parts of one stage."""
-
-    def __init__(self, stage: Stage) -> None:
-        """Derive the order from the stage's first operator."""
-        self._schemas = {number: schema_from_text(edge.schema) for number, edge in enumerate(stage.inputs)}
-        self._schemas |= {COMBINED + n: combined_layout(data) for n, data in enumerate(stage.combined_inputs) if data}
-        self._partitioners = [edge.partitioner for edge in stage.inputs]
-        kind = stage.vertex.operators[0].kind
-        self._any_order = kind in _JOINS
-        same = all(self._schemas[number].equals(self._schemas[0]) for number in range(len(stage.inputs)))
-        self._one_stream = kind not in _TWO_INPUTS and same
-
-    def feed(self, part: RowReceiver, batch: pa.RecordBatch) -> None:
-        """Feed rows of one part, sorted by `stages.ORDER`, then advance event time to just before the last row's."""
-        edges = batch.column(EDGE).to_numpy()
-        batch = batch.slice(int(np.count_nonzero(edges == NO_EDGE)))  # these rows have the smallest time
-        if not batch.num_rows:
-            return
-        times = batch.column(TIME).to_numpy()
-        start = 0
-        before = self._before(batch, times) if part.may_fire else None
-        while start < len(times):
-            part.advance(int(times[start]) - 1)
-            stop = len(times)
-            if before is not None and part.may_fire:
-                stop = _stop(times, before, start, part.next_timer)
-            self._feed(part, batch.slice(start, stop - start))
-            start = stop
-        # more rows of this time may come
-        part.advance(int(times[-1]) - 1)
-
-    def _feed(self, part: RowReceiver, batch: pa.RecordBatch) -> None:
-        edges = batch.column(EDGE).to_numpy()
-        combined = edges >= COMBINED
-        if combined.any() and not combined.all():  # no watermark is between them, so that their order is free
-            self._feed(part, batch.filter(pa.array(combined)))
-            batch, edges = batch.filter(pa.array(~combined)), edges[~combined]
-        elif combined.any():
-            for edge, start, stop in runs(edges):
-                part.feed(rows_of(batch.slice(start, stop - start), edge, self._schemas[edge]), edge)
-            return
-        if self._any_order:
-            batch = batch.take(pa.array(np.argsort(edges, kind="stable")))
-            edges = np.sort(edges, kind="stable")
-        elif self._one_stream and edges.min() != edges.max():
-            part.feed(self._united(batch, edges), int(edges[0]))
-            return
-        for edge, start, stop in runs(edges):
-            part.feed(rows_of(batch.slice(start, stop - start), edge, self._schemas[edge]), edge)
-
-    def _united(self, batch: pa.RecordBatch, edges: np.ndarray[Any, Any]) -> pa.RecordBatch:
-        """Return the rows of all inputs as one batch in their order."""
-        order = np.argsort(edges, kind="stable")
-        sorted_rows = batch.take(pa.array(order))
-        found = [rows_of(sorted_rows.slice(a, b - a), edge, self._schemas[edge]) for edge, a, b in runs(edges[order])]
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        table = pa.Table.from_batches([part.cast(self._schemas[0]) for part in found])
-        return table.take(pa.array(back)).combine_chunks().to_batches()[0]
-
-    def _before(self, batch: pa.RecordBatch, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return for each row the index of the previous row of its key, -1 if there is none or it has the same time."""
-        edges = batch.column(EDGE).to_numpy()
-        hashes = np.zeros(len(edges), np.uint64)
-        for edge in np.unique(edges).tolist():
-            partitioner = self._partitioners[edge % COMBINED]
-            if isinstance(partitioner, KeyGroup):
-                own = np.flatnonzero(edges == edge)
-                rows = rows_of(batch.take(pa.array(own)), edge, self._schemas[edge])
-                hashes[own] = hash_columns(rows, partitioner.columns)
-        order = np.argsort(hashes, kind="stable")
-        earlier, later = order[:-1], order[1:]
-        counts = (hashes[earlier] == hashes[later]) & (times[earlier] < times[later])
-        before = np.full(len(edges), -1, np.int64)
-        before[later] = np.where(counts, earlier, -1)
-        return before
-
-
-def _stop(times: np.ndarray[Any, Any], before: np.ndarray[Any, Any], start: int, due: int | None) -> int:
-    """Return the end of the rows from `start` on between which no timer of their keys can fire."""
-    end = min(len(times), start + _TIMED_ROWS)
-    ends = before[start + 1 : end] >= start
-    if due is not None:
-        ends |= times[start + 1 : end] > due
-    found = np.flatnonzero(ends)
-    return start + 1 + int(found[0]) if len(found) else end
-
+#: Rows that operators take at a time.
+BATCH_ROWS = 1 << 15
 
 #: The only checkpoint of a backfill.
 CHECKPOINT_ID = 1
@@ -211,7 +90,7 @@ class _Edge:
         """Combine the rows that wait, and send them."""
         if self._combiner is None or not self._rows:
             return
-        rows = self._rows[0] if len(self._rows) == 1 else pa.concat_batches(self._rows)
+        rows = joined(self._rows)
         self._rows, self._waiting = [], 0
         combined = self._combiner.combine(rows)
         sent = rows if combined is None else combined
@@ -242,7 +121,7 @@ class _Part:
             if folder not in sys.path:
                 sys.path.insert(0, folder)
         self.stage, self.number = stage, number
-        self.box = Outbox(stage, number)
+        self.box = Outbox(number)
         self.rows_in = 0
         self._store = open_store(stage.target_uri)
         #: Unique to this attempt.
@@ -283,7 +162,7 @@ class _Part:
             budget=MemoryBudget(self.stage.memory_bytes),
         )
 
-    def read(self) -> Iterator[list[pa.RecordBatch]]:
+    def read(self) -> Iterator[list[Packet]]:
         """Read this part of history to its end."""
         piece = self.stage.pieces[self.number]
         if piece.empty:
@@ -368,44 +247,45 @@ class _Part:
         self._folder.cleanup()
 
 
-def run_source(stage: Stage, number: int) -> Iterator[pa.RecordBatch]:
+def run_source(stage: Stage, number: int) -> Iterator[Packet]:
     """Read one part of history; yield rows for the next stages and, last, the result."""
     part = _Part(stage, number)
     try:
-        for batches in part.read():
-            yield from batches
+        for packets in part.read():
+            yield from packets
         yield from _end(part)
     finally:
         part.close()
 
 
-def run_parts(stage: Stage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Process the rows of some parts, sorted by `stages.ORDER`; yield as `run_source`, part by part."""
-    feeding = Feeding(stage)
-    part: _Part | None = None
+def run_parts(stage: Stage, packets: Iterable[Packet], batch_rows: int = BATCH_ROWS) -> Iterator[Packet]:
+    """Process the packets of some parts, in the order of `Packet.place`; yield as `run_source`, part by part."""
+    for number, own in itertools.groupby(packets, lambda packet: packet.part):
+        yield from _run_part(stage, number, own, batch_rows)
+
+
+def _run_part(stage: Stage, number: int, packets: Iterable[Packet], batch_rows: int) -> Iterator[Packet]:
+    feeding, merger = Feeding(stage), Merger(schemas_of(stage), batch_rows)
+    part = _Part(stage, number)
     try:
-        for batch in batches:
-            for number, start, stop in runs(batch.column(PART).to_numpy()):
-                if part is None or part.number != number:
-                    if part is not None:
-                        yield from _end(part)
-                        part.close()
-                        part = None
-                    part = _Part(stage, number)
-                feeding.feed(part, batch.slice(start, stop - start))
-                yield from part.box.take()
-        if part is not None:
-            yield from _end(part)
+        for packet in packets:
+            if packet.edge == NO_EDGE:
+                continue
+            for rows in merger.add(packet):
+                feeding.feed(part, rows)
+            yield from part.box.take()
+        for rows in merger.rest():
+            feeding.feed(part, rows)
+            yield from part.box.take()
+        part.advance(stage.watermark)
+        yield from _end(part)
     finally:
-        if part is not None:
-            part.close()
+        part.close()
 
 
-def _end(part: _Part) -> Iterator[pa.RecordBatch]:
-    if not part.stage.vertex.is_source:
-        part.advance(part.stage.watermark)
+def _end(part: _Part) -> Iterator[Packet]:
     result = part.write_savepoint()
-    part.box.result(msgspec.msgpack.encode(result))
+    part.box.finish(msgspec.msgpack.encode(result))
     yield from part.box.take()
 
 

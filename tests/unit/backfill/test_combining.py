@@ -1,14 +1,16 @@
 """Combining before the shuffle of a backfill: fewer rows between stages, and the same savepoint."""
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import penstock as ps
 from penstock.backfill.engine import LocalEngine
+from penstock.backfill.exchange import COMBINED
 from penstock.backfill.run import Backfill, BackfillOptions
-from penstock.backfill.stages import COMBINED
 from penstock.core.clock import SystemClock
 from penstock.core.rand import SystemRand
+from penstock.core.schema import schema_from_text
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 
@@ -16,22 +18,28 @@ ROWS = 4_000
 
 
 class Watched(LocalEngine):
-    """Counts the rows after sources, by whether they are combined."""
+    """Counts the rows after the source, by whether they are combined."""
 
     sent = (0, 0)
 
     def run(self, stage, progress):
         if stage.vertex.is_source:
-            self.source = stage.vertex.id
+            self.source = stage
         return super().run(stage, progress)
 
     def close(self):
         counts = {False: 0, True: 0}
-        for (vertex, edge), batches in self._given.items():
-            if vertex == self.source:
-                counts[edge >= COMBINED] += sum(batch.num_rows for batch in batches)
+        for (vertex, edge), packets in self._given.items():
+            if vertex == self.source.vertex.id:
+                counts[edge >= COMBINED] += sum(len(self._rows(packet)) for packet in packets)
         self.sent = counts[False], counts[True]
         super().close()
+
+    def _rows(self, packet):
+        edge, combined = packet.edge % COMBINED, packet.edge >= COMBINED
+        layout = pa.ipc.read_schema(pa.py_buffer(self.source.combined[edge])) if combined else None
+        schema = layout or schema_from_text(self.source.outputs[edge].schema)
+        return pa.ipc.read_record_batch(pa.py_buffer(packet.data), schema).to_pylist()
 
 
 @pytest.fixture
