@@ -44,6 +44,19 @@ def combiner_of(edge: JobEdge, settings: JobSettings) -> Combiner | None:
     return None if combiner is None or combiner.depends_on_order else combiner
 
 
+def why_not_combined(edge: JobEdge, target: OperatorSpec, settings: JobSettings) -> str:
+    """Return why the rows of an edge to an operator are sent as they are; empty if they are combined."""
+    edge = combined_edge(edge, target)
+    if not edge.combine:
+        return "" if target.kind != "window_aggregate" else "its windows take rows one by one"
+    if combiner_of(edge, settings) is not None:
+        return ""
+    if settings.combine == "off":
+        return "combine=off"
+    exact = combiner_of(edge, msgspec.structs.replace(settings, combine="all")) is not None
+    return "sums of floats depend on the order; combine=all combines them" if exact else "first or last values"
+
+
 def layout_of(edge: JobEdge, settings: JobSettings) -> bytes:
     """Return the Arrow schema of the edge's combined rows, serialized; empty if they are sent as they are."""
     combiner = combiner_of(edge, settings)

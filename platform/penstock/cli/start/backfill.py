@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.backfill.histories import TableHistory
     from penstock.backfill.run import BackfillResult
     from penstock.backfill.stages import Stage
+    from penstock.graph.job_graph import JobGraph
 
 UNTIL = (
     "latest, a time such as 2026-01-31T00:00Z (of writing, not of events), SPLIT=POSITION,... (Kafka: orders-0=1200), "
@@ -122,7 +123,7 @@ def _pair(option: str, item: str, form: str) -> tuple[str, str]:
 def backfill(
     job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
     *,
-    target: Annotated[str, typer.Option("--to", metavar="URI", help="Folder of the savepoint; must be empty.")],
+    target: Annotated[str, typer.Option("--to", metavar="URI", help="Folder of the savepoint; must be empty.")] = "",
     until: UntilOption = "latest",
     history: HistoryOption = None,
     offsets: OffsetsOption = None,
@@ -134,6 +135,9 @@ def backfill(
     accept: Annotated[
         list[str] | None, typer.Option(metavar="UID", help="Accept this operator although it does not qualify.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print the stages and how each operator runs; run nothing.")
+    ] = False,
     settings: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -146,6 +150,11 @@ def backfill(
     """
     from penstock.backfill.run import Backfill, BackfillOptions
 
+    if explain:
+        _explain(planned(job, parse_overrides(settings or []), ""), parts, master, tuple(accept or ()), as_json=json)
+        return
+    if not target:
+        raise UsageError("a backfill needs a folder for its savepoint", hint="add --to URI, or --explain")
     options = BackfillOptions(
         target=target,
         until=parse_until(until),
@@ -175,6 +184,20 @@ def backfill(
     if result.rows_late:
         say(f"{result.rows_late:,} late rows were dropped, as in a live run")
     say(f"event time is at {_time(result.watermark)}; start the job with: penstock run {job} --from {result.uri}")
+
+
+def _explain(graph: JobGraph, parts: int, master: str | None, accept: tuple[str, ...], *, as_json: bool) -> None:
+    from penstock.backfill.explain import explain, lines
+    from penstock.backfill.qualify import require_qualified
+    from penstock.backfill.run import PIECE_ROWS
+
+    require_qualified(graph, accept)
+    stages = explain(graph, parts=parts, piece_rows=PIECE_ROWS, master=master)
+    if as_json:
+        print_json({"job": graph.name, "stages": stages})
+        return
+    for line in lines(stages):
+        say(line)
 
 
 @contextlib.contextmanager

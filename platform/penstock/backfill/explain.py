@@ -1,0 +1,85 @@
+"""The plan of a backfill as text: stages, tasks, and how each operator and each row between stages is processed.
+
+Called by `penstock backfill --explain`; reads nothing outside the job.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.backfill.combining import combined_edge, combiner_of, why_not_combined
+from penstock.backfill.stages import is_splittable, parts_of
+from penstock.graph.explain import partitioner_text
+from penstock.graph.job_graph import KeyGroup
+
+if TYPE_CHECKING:
+    from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorSpec
+
+_KERNELS = "compiled kernels, over columns"
+_BY_ROW = "Python, row by row"
+#: kind -> how its rows are processed.
+_PROCESSED = {
+    "source": "decodes to columns",
+    "assign_watermarks": _KERNELS,
+    "project": "Polars expressions, over columns",
+    "constant_key": _KERNELS,
+    "map_batches": "Python, batch by batch",
+    **dict.fromkeys(
+        ("key_selector", "map", "flat_map", "filter_rows", "plain_process", "process", "co_process"), _BY_ROW
+    ),
+    **dict.fromkeys(("window_rows", "window_rows_join"), "keeps rows; Python at each window"),
+    "sink": "writes columns as staged output",
+}
+
+
+def explain(graph: JobGraph, *, parts: int, piece_rows: int, master: str | None) -> list[dict[str, Any]]:
+    """Return the stages in the order in which they run."""
+    numbers = {vertex.id: number for number, vertex in enumerate(graph.vertices, 1)}
+    return [
+        {
+            "stage": numbers[vertex.id],
+            "name": vertex.name,
+            "tasks": _tasks(vertex, graph, parts, piece_rows),
+            "runs": "in this process" if master is None else f"as a job of Spark ({master})",
+            "inputs": [_input(edge, vertex, graph, numbers) for edge in graph.in_edges(vertex.id)],
+            "operators": [_operator(operator) for operator in vertex.operators],
+        }
+        for vertex in graph.vertices
+    ]
+
+
+def lines(stages: list[dict[str, Any]]) -> list[str]:
+    """Return the stages as text."""
+    found = []
+    for stage in stages:
+        found.append(f"stage {stage['stage']}: {stage['name']}, {stage['tasks']}, {stage['runs']}")
+        found += [
+            f"    from stage {given['stage']} {given['partitioned']}: {given['rows']}" for given in stage["inputs"]
+        ]
+        found += [f"    {operator['name']}: {operator['processed']}" for operator in stage["operators"]]
+    return found
+
+
+def _tasks(vertex: JobVertex, graph: JobGraph, parts: int, piece_rows: int) -> str:
+    if not vertex.is_source:
+        count = parts_of(vertex, parts, graph.settings.key_groups)
+        return f"{count} tasks, each a range of keys" if count > 1 else "1 task"
+    if is_splittable(vertex):
+        return f"one task for about {piece_rows:,} rows of a split, or for a file"
+    return "one task for each split, because operators after the source need all rows of it in order"
+
+
+def _input(edge: JobEdge, vertex: JobVertex, graph: JobGraph, numbers: dict[str, int]) -> dict[str, Any]:
+    target = vertex.operators[0]
+    if combiner_of(combined_edge(edge, target), graph.settings) is not None:
+        rows = "one row for each key and pane of a task, where it pays"
+    else:
+        why = why_not_combined(edge, target, graph.settings)
+        rows = f"every row ({why})" if why else "every row"
+    known = partitioner_text(edge.partitioner)
+    partitioned = known if isinstance(edge.partitioner, KeyGroup) else f"({known})"
+    return {"stage": numbers[edge.source], "partitioned": partitioned, "rows": rows}
+
+
+def _operator(operator: OperatorSpec) -> dict[str, Any]:
+    return {"uid": operator.uid, "name": operator.name, "processed": _PROCESSED.get(operator.kind, _KERNELS)}
