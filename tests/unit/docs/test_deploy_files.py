@@ -1,0 +1,50 @@
+"""Units of systemd and the image call commands and options that exist."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+
+from penstock.cli.start import processes
+
+INFRA = Path(__file__).parents[3] / "infra"
+UNITS = sorted((INFRA / "systemd").glob("*.service"))
+
+
+def values(unit, name):
+    return [line.partition("=")[2] for line in unit.read_text().splitlines() if line.startswith(f"{name}=")]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_a_unit_starts_a_process_with_options_and_variables_that_exist(unit):
+    (line,) = values(unit, "ExecStart")
+    program, command, *words = shlex.split(line)
+    assert program.endswith("/bin/penstock")
+    known = {option for name in option_names(command) for option in name}
+    assert {word for word in words if word.startswith("--")} <= known
+    given = dict(line.partition("=")[::2] for line in (INFRA / "systemd" / "penstock.env").read_text().splitlines())
+    assert set(re.findall(r"\$\{(\w+)\}", line)) <= set(given)
+
+
+def option_names(command):
+    app = typer.Typer()
+    app.command()(getattr(processes, command))
+    return [parameter.opts for parameter in get_command(app).params]
+
+
+def test_variables_of_the_example_are_documented():
+    documented = (INFRA.parent / "docs" / "reference" / "environment.md").read_text()
+    own = {"PENSTOCK_HOST", "PENSTOCK_HA_ROOT", "PENSTOCK_JOBMANAGER", "PENSTOCK_SLOTS", "PENSTOCK_DATA_HOST"}
+    for line in (INFRA / "systemd" / "penstock.env").read_text().splitlines():
+        name = line.partition("=")[0]
+        assert name.startswith("#") or name in own or f"`{name}`" in documented, name
+
+
+def test_the_image_installs_extras_that_exist():
+    extras = tomllib.loads((INFRA.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (wanted,) = re.findall(r"\.whl\)\[([\w,]+)\]", (INFRA / "Dockerfile").read_text())
+    assert set(wanted.split(",")) <= set(extras)
