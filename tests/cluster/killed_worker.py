@@ -35,5 +35,6 @@ def rows_after_a_kill(graph, folder, *, checkpoints, drain=False):
     paths = (folder / "out").rglob("*.jsonl")
     rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
     # rows that were read again after the kill count once
-    assert (told["rows-read"], sum(told["rows-written"].values())) == ({"orders": read}, len(rows))
+    counted = told["rows-read"], sum(told["rows-written"].values())
+    assert counted == ({"orders": read}, len(rows)), f"{counted}, but {read} rows were read and {len(rows)} written"
     return rows, read

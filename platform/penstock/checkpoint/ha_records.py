@@ -141,7 +141,7 @@ class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int = 0
 
 
-prepare(LeaderRecord, JobRecord)
+prepare(LeaderRecord, JobRecord, UpgradeRefusal)
 
 
 def cluster_id(store: ObjectStore, rand: Rand) -> str:

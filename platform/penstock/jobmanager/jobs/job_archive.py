@@ -17,6 +17,7 @@ from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import PenstockError
 from penstock.core.event_log import Entry
 from penstock.core.secrets import redact
+from penstock.core.structs import prepare
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.jobs import job_views
 from penstock.jobmanager.master.job_master import JobMaster
@@ -50,6 +51,9 @@ class JobArchive(msgspec.Struct, frozen=True, kw_only=True):
     def metrics(self) -> dict[str, dict[str, float]]:
         """The last metrics: `<vertex>/<subtask>` -> name -> value."""
         return {f"{v.id}/{s.subtask}": s.metrics for v in self.vertices for s in v.subtasks if s.metrics}
+
+
+prepare(JobArchive)
 
 
 def archive_of(record: JobRecord, graph: JobGraph, master: JobMaster, now_ms: int) -> JobArchive:
