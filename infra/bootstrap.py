@@ -153,6 +153,8 @@ def install_airflow() -> None:
 def build_wheel(interpreters: Sequence[str]) -> None:
     """Build the source archive and a wheel with compiled kernels: for the Python of `.venv` and the given ones."""
     shutil.rmtree(SHIPPED, ignore_errors=True)
+    for old in (ROOT / "dist").glob("penstock-*"):
+        old.unlink()
     try:
         for python in [str(PYTHON), *(str(_wheel_environment(python)) for python in interpreters)]:
             version = subprocess.run([python, "--version"], capture_output=True, text=True, check=True).stdout.strip()

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.secrets import redact
+
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
@@ -15,13 +17,17 @@ if TYPE_CHECKING:
 
 #: Bytes of a bad record that its error shows.
 _SHOWN_BYTES = 80
+#: Bytes in which secrets are looked for.
+_READ_BYTES = 4096
 
 
 def excerpt(payload: bytes | None) -> str:
-    """Return the beginning of a bad record as text for an error."""
+    """Return the beginning of a bad record as text for an error, without secrets."""
     if payload is None:
         return "null"
-    return repr(payload[:_SHOWN_BYTES]) + ("..." if len(payload) > _SHOWN_BYTES else "")
+    # before the cut: a secret is not recognised without its end
+    shown = redact(payload[:_READ_BYTES].decode("latin-1")).encode("latin-1", "replace")
+    return repr(shown[:_SHOWN_BYTES]) + ("..." if len(payload) > _SHOWN_BYTES else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ _PACKET_ROWS, _PACKET_BYTES = 1 << 13, 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """Rows of one edge for one part, sorted by time; or the result of a task."""
+    """Rows of one edge for one part, sorted by time; or the result of a task, for which `data` alone counts."""
 
     part: int
     #: Time of the first row.

@@ -288,7 +288,7 @@ def read_refusals(store: ObjectStore) -> dict[str, UpgradeRefusal]:
     """Return the newest refused upgrade of each job that has one, by job id; a damaged file counts as none."""
     found = {}
     for key in store.list(_refusal_key("").removesuffix(".json")):
-        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+        with contextlib.suppress(FileNotFoundError, StorageError, msgspec.MsgspecError):
             job_id = key.rpartition("/")[2].removesuffix(".json")
             found[job_id] = msgspec.json.decode(store.read(key), type=UpgradeRefusal)
     return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ from penstock.jobmanager.jobs.recorded_jobs import (
     submitted_record,
 )
 from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
+from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages.commands import OperationEnded
 from penstock.jobmanager.messages.events import (
     CancelRequested,
@@ -62,6 +64,7 @@ from penstock.jobmanager.messages.views import (
 from penstock.jobmanager.observe.event_logs import EventLogs
 from penstock.jobmanager.observe.spans import SpanSink
 
+_LOGGER = logging.getLogger(__name__)
 #: Number of runs in the event log of a name.
 _STORY_RUNS = 50
 
@@ -143,7 +146,8 @@ class Dispatcher:
         records = [job.record for job in self._jobs.values()]
         count = self._parts.limits.retained_ended_jobs
         for job_id, archive in (await asyncio.to_thread(read_archives, self._parts.ha_store, records, count)).items():
-            self._jobs[job_id].archive = archive
+            if job_id in self._jobs:
+                self._jobs[job_id].archive = archive
         for job_id, refusal in (await asyncio.to_thread(read_refusals, self._parts.ha_store)).items():
             if job_id in self._jobs:
                 self._jobs[job_id].refusal = refusal
@@ -408,11 +412,18 @@ class Dispatcher:
         self._operations.end_all(job.record.job_id, f"the job is {state}")
         self._spawn(self._record_end(job, driver))
 
+    async def _archive(self, job: KnownJob, master: JobMaster) -> None:
+        """Keep the last views of a job; a failure is logged, because the end of the job must be recorded anyway."""
+        try:
+            archive = archive_of(job.record, job.graph, master, self._parts.clock.now_ms())
+            job.archive = await save_archive(self._parts.ha_store, archive)
+        except Exception:
+            _LOGGER.exception("the last views of job %s could not be kept", job.record.job_id)
+
     async def _record_end(self, job: KnownJob, driver: JobDriver) -> None:
         try:
             if driver.master is not None:
-                archive = archive_of(job.record, job.graph, driver.master, self._parts.clock.now_ms())
-                job.archive = await save_archive(self._parts.ha_store, archive)
+                await self._archive(job, driver.master)
             await asyncio.to_thread(write_record, self._parts.ha_store, job.record)
             await driver.close(release=True)
         finally:

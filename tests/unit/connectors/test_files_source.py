@@ -156,6 +156,15 @@ def test_bad_lines_can_be_dead_letters(tmp_path, file_format):
     assert {x["topic"] for x in letters} == {str(tmp_path / "in")}
 
 
+def test_a_secret_in_a_bad_line_is_not_shown_even_if_its_end_is_cut(tmp_path):
+    (tmp_path / "in").write_text('{"user_id": "x", "note": "' + "n" * 20 + '", "password": "hunter2-' + "y" * 60 + '"}')
+    reader = open_reader(FileSource(tmp_path / "in", Order))
+    with pytest.raises(BadRecordError) as raised:
+        drain(reader)
+    reader.close()
+    assert "hunter2" not in raised.value.values
+
+
 def test_a_long_line_and_windows_line_ends(tmp_path):
     long = {"user_id": 1, "amount": 1, "note": "x" * (5 << 20)}
     (tmp_path / "in").write_bytes(b"".join(json.dumps(r).encode() + b"\r\n" for r in (ROWS[1], long, ROWS[2])))

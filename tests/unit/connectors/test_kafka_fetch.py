@@ -146,8 +146,7 @@ class Message:
 
 def test_the_plain_fetcher_takes_events_while_nothing_is_fetched(monkeypatch):
     monkeypatch.setattr(fetch_plain, "Consumer", ScriptedConsumer)
-    monkeypatch.setattr(fetch_plain, "_WAIT_S", 0.001)
-    fetcher = fetch_plain.PlainFetcher(SETTINGS)
+    fetcher = fetch_plain.PlainFetcher(SETTINGS, wait_s=0.001)
     consumer = fetcher._consumer
     fetcher.add({PLACE: 0, ("t", 1): 0})
     wait_until(lambda: consumer.served > 200, "the queue is full, and the client is not served")

@@ -39,8 +39,9 @@ _PARTITION_EOF = -191
 class PlainFetcher:
     """A `Fetcher` on confluent-kafka's `Consumer`."""
 
-    def __init__(self, settings: FetchSettings) -> None:
+    def __init__(self, settings: FetchSettings, wait_s: float = _WAIT_S) -> None:
         """Start the client; nothing is fetched before `add`."""
+        self._wait_s = wait_s
         self._settings = settings
         self._found: queue.Queue[list[Message]] = queue.Queue(_QUEUED_BATCHES)
         self._rest: list[Message] = []
@@ -125,7 +126,7 @@ class PlainFetcher:
         while self._thread.is_alive():
             while not self._found.empty():
                 self._found.get_nowait()
-            self._thread.join(_WAIT_S)
+            self._thread.join(self._wait_s)
         self._consumer.close()
 
     def _consume(self) -> None:
@@ -139,7 +140,7 @@ class PlainFetcher:
         try:
             while not self._calls.empty():
                 self._calls.get_nowait()()
-            batch = self._consumer.consume(_BATCH, _WAIT_S)
+            batch = self._consumer.consume(_BATCH, self._wait_s)
             for place in {(str(m.topic()), int(m.partition() or 0)) for m in batch}:
                 marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
                 self._ends[place] = marks[1]
@@ -153,7 +154,7 @@ class PlainFetcher:
         waits = 0
         while not self._closing.is_set():
             try:
-                self._found.put(batch, timeout=0 if self._held else _WAIT_S)
+                self._found.put(batch, timeout=0 if self._held else self._wait_s)
             except queue.Full:
                 waits += 1
                 if waits >= _WAITS_UNTIL_PAUSE:

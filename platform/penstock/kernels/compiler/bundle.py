@@ -5,7 +5,7 @@ module that contains kernels. `function` looks up kernels while `kernels.compile
 the file; the workers' template calls it after compiling. A file is used only with the versions, the processor and the
 sources it was made for. Without one, numba compiles or loads every kernel as usual.
 
-A wheel ships files for a baseline of processors (`kernels.compiler.portable`). They are used until this installation
+A wheel ships files for a baseline of processors (`native.baseline`). They are used until this installation
 has compiled its own.
 """
 

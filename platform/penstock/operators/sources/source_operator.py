@@ -22,6 +22,7 @@ from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG, dead
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import BadRecordError
 from penstock.core.schema import schema_from_text
+from penstock.core.secrets import redact
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.eventtime.split_watermarks import SplitAlignment, SplitWatermarks
 from penstock.eventtime.strategy import (
@@ -187,7 +188,7 @@ class SourceOperator(Operator):
         self._context.metrics.extra.update(result.metrics)
         if result.bad_record is not None:
             shown = f"; {result.bad_record.value}" if self._context.settings.show_values_in_errors else ""
-            self._context.metrics.texts.setdefault(BAD_RECORD_TEXT, f"{result.bad_record.where}{shown}")
+            self._context.metrics.texts.setdefault(BAD_RECORD_TEXT, redact(f"{result.bad_record.where}{shown}"))
 
     def _emit(self, source: SourceBatch, out: Collector) -> bool:
         if source.dead_letters is not None and source.dead_letters.num_rows:

@@ -54,7 +54,7 @@ def describe(
     # an error that is meant for users is complete without its frames
     parts = ["".join(own).rstrip(), ALL_FRAMES] if own or isinstance(error, PenstockError) else []
     parts += traceback.format_exception(error)
-    return redact(line)[:_MAX_LINE], redact("".join(parts)[:_MAX_DETAIL])
+    return redact(line)[:_MAX_LINE], redact("".join(parts))[:_MAX_DETAIL]
 
 
 def _own_frames(error: BaseException, user: list[traceback.FrameSummary]) -> list[str]:
@@ -67,7 +67,7 @@ def _own_frames(error: BaseException, user: list[traceback.FrameSummary]) -> lis
         lines[half:-half] = [f"  ... {len(lines) - 2 * half} further frames\n"]
     raised = error.__cause__ if isinstance(error, PenstockError) and error.__cause__ is not None else error
     # neither a generated line of code nor a long text takes the place of the row
-    texts = "".join(lines), "".join(traceback.format_exception_only(raised))
+    texts = (redact("".join(text)) for text in (lines, traceback.format_exception_only(raised)))
     return [_OWN_CODE, *(text if len(text) <= _MAX_OWN else f"{text[:_MAX_OWN]}...\n" for text in texts)]
 
 
