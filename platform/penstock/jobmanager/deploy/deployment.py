@@ -236,6 +236,12 @@ class Deployment:
         self.resolved = True
         return self._advance(), ""
 
+    def has_ended(self, name: str) -> bool:
+        """Return whether a subtask, named `VERTEX/INDEX`, has reported its end."""
+        vertex_id, _, subtask = name.rpartition("/")
+        execution = self.executions.get((vertex_id, int(subtask)))
+        return execution is not None and execution.state in _ENDED
+
     def task_state(self, vertex_id: str, subtask: int, state: str, now_ms: int) -> list[Command]:
         """Handle a subtask's state; once all run, the sources get their splits."""
         execution = self.executions[vertex_id, subtask]

@@ -84,8 +84,10 @@ def handle_report(job: DeployedJob, worker_id: str, report: msg.WorkerReport, no
             return deployment.worker_ready(worker_id, report.endpoint, report.pid)
         case msg.WorkerMetrics():
             slow = [Note("slow", line) for line in job.slow_call_tracker.reported(worker_id, report.slow, now_ms)]
-            latest = {**job.metrics, **report.tasks}
-            return [StoreMetrics(report.tasks, report.texts), *slow, *job.alignment.limits(latest, deployment, now_ms)]
+            # older than what a subtask reported at its end, if it comes after that
+            tasks = {name: found for name, found in report.tasks.items() if not deployment.has_ended(name)}
+            latest = {**job.metrics, **tasks}
+            return [StoreMetrics(tasks, report.texts), *slow, *job.alignment.limits(latest, deployment, now_ms)]
         case msg.TaskState():
             return _task_state(job, worker_id, report, now_ms)
         case msg.PendingResolved():

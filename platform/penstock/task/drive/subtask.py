@@ -328,8 +328,9 @@ class Subtask:
     def _take_snapshot(self, barrier: Barrier, aligned: Aligned) -> None:
         """Freeze, send the barrier on, pass the rest to the pipeline."""
         begun = self._clock.monotonic_ms()
-        counts = self.metrics.counts()
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
+        # after the snapshot, which may emit rows that belong before the barrier
+        counts = self.metrics.counts()
         for output in self._outputs:
             output.barrier(barrier)
         task_states = (
@@ -397,7 +398,7 @@ class Subtask:
         self.has_ended = True
         self.final_state = state
         self.mailbox.close()
-        last = (self.metrics.read(), self.metrics.texts) if state == "FINISHED" else None
+        last = (self.metrics.publish(), self.metrics.texts) if state == "FINISHED" else None
         failures = self._chain.close() + close_stores(self._stores)
         if failures and state != "FAILED":
             # No output can be lost (all is published or will be replayed), but the error must be reported.

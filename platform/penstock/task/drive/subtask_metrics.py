@@ -60,7 +60,12 @@ class SubtaskMetrics:
         """Publish a new dictionary if it is due."""
         if now_ms >= self.next_publication_ms:
             self.next_publication_ms = now_ms + PUBLICATION_MS
-            self.latest = self.read()
+            self.publish()
+
+    def publish(self) -> dict[str, float]:
+        """Publish and return the values of this moment; those of the end of a subtask are its last ones."""
+        self.latest = self.read()
+        return self.latest
 
     def counts(self) -> dict[str, int]:
         """Return the counters whose totals continue after a restart, those that are not 0 (the subtask's thread)."""

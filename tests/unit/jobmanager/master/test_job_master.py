@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit.jobmanager.conftest import SINK
+from tests.unit.jobmanager.conftest import JOB, SINK
 
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
@@ -419,3 +419,25 @@ def test_tolerated_failures_do_not(world_of, graph_of):
     assert world.master.restarts == 0
     assert len(world.manifests()) >= 2
     assert world.master.checkpointing.history.failed == 1
+
+
+def test_metrics_that_come_after_the_end_of_a_subtask_do_not_replace_its_last_ones(world_of, graph_of):
+    world = world_of(graph_of(bounded=True)).start()
+    execution = next(iter(world.master.deployment.executions.values()))
+    worker_id = execution.worker_id
+    vertex_id, subtask = execution.id.vertex_id, execution.id.subtask
+    name = f"{vertex_id}/{subtask}"
+
+    def report(rows):
+        measured = msg.WorkerMetrics(worker_id=worker_id, job_id=JOB, tasks={name: {"rows": rows}}, worker={})
+        world.post(ev.WorkerReported(worker_id, measured))
+
+    report(1.0)
+    assert world.master.metrics[name] == {"rows": 1.0}
+    ended = msg.TaskState(
+        job_id=JOB, vertex_id=vertex_id, subtask=subtask, attempt=execution.id.attempt, state="FINISHED",
+        metrics={"rows": 3.0},
+    )  # fmt: skip
+    world.post(ev.WorkerReported(worker_id, ended))
+    report(2.0)
+    assert world.master.metrics[name] == {"rows": 3.0}
