@@ -35,6 +35,8 @@ def rows_after_a_kill(graph, folder, *, checkpoints, drain=False):
     paths = (folder / "out").rglob("*.jsonl")
     rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
     # rows that were read again after the kill count once
-    counted = told["rows-read"], sum(told["rows-written"].values())
-    assert counted == ({"orders": read}, len(rows)), f"{counted}, but {read} rows were read and {len(rows)} written"
+    assert told["rows-read"] == {"orders": read}
+    # a job that is stopped may end before the last metrics of its sinks arrive
+    written = sum(told["rows-written"].values())
+    assert 0 < written <= len(rows), f"{written} rows are counted, {len(rows)} were written"
     return rows, read
