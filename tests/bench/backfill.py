@@ -1,7 +1,7 @@
 """A backfill beside the live job and beside plain Spark, over the same rows: `python -m tests.bench.backfill KIND`.
 
 Kinds: windows of a second (40 users), sessions, an interval join and a process function (10,000 users), over orders
-from Parquet files or generated. Each way is a process of its own, measured from outside with its whole tree. Elapsed
+from Parquet files or generated. Each way runs in a separate process, measured from outside with its whole tree. Elapsed
 times hold the start of Python, of the JVM and of the cluster: run two sizes to tell them apart. With Parquet, the rows
 of the backfill's savepoint are compared with those of plain Spark.
 """

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 #: A row between stages costs far more than in a running job, so that combining pays earlier.
 _RATIO, _LEAST_ROWS = 0.5, 16
-
-
+#: Parts of a window's configuration for late rows, which a batch does not have.
 _LATE_ROWS = ("late_to", "allowed_lateness_us")
 
 
@@ -44,17 +43,20 @@ def combiner_of(edge: JobEdge, settings: JobSettings) -> Combiner | None:
     return None if combiner is None or combiner.depends_on_order else combiner
 
 
-def why_not_combined(edge: JobEdge, target: OperatorSpec, settings: JobSettings) -> str:
-    """Return why the rows of an edge to an operator are sent as they are; empty if they are combined."""
+def why_not_combined(edge: JobEdge, target: OperatorSpec, settings: JobSettings) -> str | None:
+    """Return why the rows of an edge to an operator are sent as they are; None if they are combined.
+
+    Empty: the operator is no window that combined rows exist for.
+    """
     edge = combined_edge(edge, target)
     if not edge.combine:
         return "" if target.kind != "window_aggregate" else "its windows take rows one by one"
     if combiner_of(edge, settings) is not None:
-        return ""
+        return None
     if settings.combine == "off":
         return "combine=off"
-    exact = combiner_of(edge, msgspec.structs.replace(settings, combine="all")) is not None
-    return "sums of floats depend on the order; combine=all combines them" if exact else "first or last values"
+    with_all = combiner_of(edge, msgspec.structs.replace(settings, combine="all")) is not None
+    return "sums of floats depend on the order; combine=all combines them" if with_all else "first or last values"
 
 
 def layout_of(edge: JobEdge, settings: JobSettings) -> bytes:

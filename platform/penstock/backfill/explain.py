@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.backfill.combining import combined_edge, combiner_of, why_not_combined
+from penstock.backfill.combining import why_not_combined
 from penstock.backfill.stages import is_splittable, parts_of
 from penstock.graph.explain import partitioner_text
 from penstock.graph.job_graph import KeyGroup
@@ -70,11 +70,10 @@ def _tasks(vertex: JobVertex, graph: JobGraph, parts: int, piece_rows: int) -> s
 
 
 def _input(edge: JobEdge, vertex: JobVertex, graph: JobGraph, numbers: dict[str, int]) -> dict[str, Any]:
-    target = vertex.operators[0]
-    if combiner_of(combined_edge(edge, target), graph.settings) is not None:
+    why = why_not_combined(edge, vertex.operators[0], graph.settings)
+    if why is None:
         rows = "one row for each key and pane of a task, where it pays"
     else:
-        why = why_not_combined(edge, target, graph.settings)
         rows = f"every row ({why})" if why else "every row"
     known = partitioner_text(edge.partitioner)
     partitioned = known if isinstance(edge.partitioner, KeyGroup) else f"({known})"

@@ -22,7 +22,7 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
@@ -35,6 +35,7 @@ from penstock.snapshots.on_spark.spark_session import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
     from penstock.backfill.engine import Progress
 
@@ -42,22 +43,13 @@ _Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: Packets that Spark gives a task at a time.
 _BATCH_PACKETS = 16
 #: The columns of a packet, in the order of `Packet`.
-_SCHEMA = StructType(
-    [
-        StructField("part", IntegerType()),
-        StructField("first", LongType()),
-        StructField("edge", IntegerType()),
-        StructField("origin", LongType()),
-        StructField("number", LongType()),
-        StructField("data", BinaryType()),
-    ]
-)
 _ARROW_SCHEMA = pa.schema(
     {
         "part": pa.int32(), "first": pa.int64(), "edge": pa.int32(),
         "origin": pa.int64(), "number": pa.int64(), "data": pa.binary(),
     }
 )  # fmt: skip
+_SCHEMA = from_arrow_schema(_ARROW_SCHEMA)
 #: The columns of `Packet.place`.
 _PLACE = _SCHEMA.names[:-1]
 #: Column by which the packets of a part are shuffled together.
@@ -78,7 +70,7 @@ class SparkEngine:
     """Runs stages as jobs of one Spark session."""
 
     def __init__(self, session: SparkSession) -> None:
-        """Use the context of `session`, which stays the caller's, with settings of its own."""
+        """Open another session in the context of `session`, so that its settings do not change."""
         self._session = session.newSession()
         self._given: dict[str, DataFrame] = {}
         for name, value in _SETTINGS.items():
@@ -129,7 +121,7 @@ class SparkEngine:
 
 @functools.cache
 def slots_of(parts: int) -> tuple[int, ...]:
-    """Return for each part a number that Spark's `repartition` puts into a partition of its own."""
+    """Return for each part a number that Spark's `repartition` puts into a separate partition."""
     found: dict[int, int] = {}
     for slot in itertools.count():
         found.setdefault(spark_hash(slot) % parts, slot)

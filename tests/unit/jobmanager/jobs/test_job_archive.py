@@ -1,4 +1,4 @@
-"""What is kept of a job that has ended."""
+"""The record of an ended job."""
 
 from __future__ import annotations
 
