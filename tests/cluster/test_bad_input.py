@@ -1,6 +1,6 @@
-"""What bad input gets: one line that names the place and the way out, an exit code, and nothing hangs or is lost.
+"""Bad input gives one line with place and remedy, and an exit code; nothing hangs or is lost.
 
-A bad record follows in a line of its own.
+The next line has the bad record.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Checks that this TaskManager's workers can write a job's checkpoints in a folder.
 
-The JobManager writes there too, but possibly as another user or on another host. A job with little state writes no
-files of its own for a long time, so that without this check the first large checkpoint would fail. Called in a thread
-of a worker when its subtasks are deployed.
+The JobManager writes there too, but possibly as another user or on another host. The workers of a job
+with little state write no files for a long time, so that the first large checkpoint would fail. Called in a thread of a
+worker when its subtasks are deployed.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class FetchResult:
 
 
 class ClientEvents:
-    """What a client has reported since the last fetch; a fetcher's thread fills it, also while nothing is fetched.
+    """The events of a client since the last fetch. A fetcher's thread adds them, also while nothing is fetched.
 
     Its size is bounded: the newest statistics, and the newest error of each kind and partition.
     """
