@@ -125,7 +125,7 @@ class Dispatcher:
         )
 
     async def recover(self) -> None:
-        """Start every job of the HA store that has not ended."""
+        """Start every job of the HA store that has not ended; what is only shown of jobs is read afterwards."""
         found: dict[tuple[str, str], KnownJob] = {}
         for record, graph in await asyncio.to_thread(recorded_jobs, self._parts.ha_store, self._parts.generation):
             job = KnownJob(record, graph)
@@ -140,13 +140,7 @@ class Dispatcher:
         for job in found.values():
             self.changes.resume(job.record)
             self._spawn(self._recover_one(job))
-        records = [job.record for job in self._jobs.values()]
-        count = self._parts.limits.retained_ended_jobs
-        for job_id, archive in (await asyncio.to_thread(read_archives, self._parts.ha_store, records, count)).items():
-            self._jobs[job_id].archive = archive
-        for job_id, refusal in (await asyncio.to_thread(read_refusals, self._parts.ha_store)).items():
-            if job_id in self._jobs:
-                self._jobs[job_id].refusal = refusal
+        self._spawn(self._read_shown())
 
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
         """Persist and start a job (`graph.job_graph.encode_graph`); return its id (32 hex digits).
@@ -363,6 +357,18 @@ class Dispatcher:
             await driver.close(release=False)
             self._spawn(self._recover_one(job))
         return record.job_id
+
+    async def _read_shown(self) -> None:
+        """Read archives and refused upgrades that earlier leaders wrote; no job and no start waits for them."""
+        store, count = self._parts.ha_store, self._parts.limits.retained_ended_jobs
+        ended = [job.record for job in self._jobs.values() if job.record.ended]
+        for job_id, archive in (await asyncio.to_thread(read_archives, store, ended, count)).items():
+            # Other jobs end meanwhile, and the oldest ones are forgotten then.
+            if (job := self._jobs.get(job_id)) is not None:
+                job.archive = job.archive or archive
+        for job_id, refusal in (await asyncio.to_thread(read_refusals, store)).items():
+            if (job := self._jobs.get(job_id)) is not None:
+                job.refusal = job.refusal or refusal
 
     async def _recover_one(self, job: KnownJob) -> None:
         """Take a job over from the previous leader, retrying until its lease is free or the tries are used up."""

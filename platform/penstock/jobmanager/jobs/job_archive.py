@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from penstock.checkpoint import ha_records
 from penstock.checkpoint.ha_records import JobRecord, delete_archive, read_archive, write_archive
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import PenstockError
@@ -77,7 +78,7 @@ async def save_archive(store: ObjectStore, archive: JobArchive) -> JobArchive:
     job_id = archive.summary.job_id
     try:
         if "RUNNING" not in archive.timestamps:
-            before = await asyncio.to_thread(_read, store, job_id)
+            before = await asyncio.to_thread(read_archive, store, job_id, JobArchive)
             if before is not None and _same_end(before, archive):
                 archive = msgspec.structs.replace(before, generation=archive.generation)
         await asyncio.to_thread(write_archive, store, job_id, msgspec.json.encode(_stored(archive)))
@@ -97,31 +98,13 @@ async def drop_archive(store: ObjectStore, job_id: str) -> None:
 def read_archives(store: ObjectStore, records: Iterable[JobRecord], count: int) -> dict[str, JobArchive]:
     """Return the archives of the `count` jobs that ended last, by job id; one that cannot be read is logged."""
     ended = sorted((record for record in records if record.ended), key=lambda record: record.ended_ms)
-    found = {}
-    for record in ended[max(0, len(ended) - count) :]:
-        try:
-            archive = _read(store, record.job_id)
-        except PenstockError as error:
-            _LOGGER.warning("the archive of job %s could not be read: %s", record.job_id, error)
-            continue
-        if archive is not None and archive.generation == record.generation:
-            found[record.job_id] = archive
-    return found
+    generations = {record.job_id: record.generation for record in ended[max(0, len(ended) - count) :]}
+    found = ha_records.read_archives(store, generations, JobArchive)
+    return {job_id: archive for job_id, archive in found.items() if archive.generation == generations[job_id]}
 
 
 def _same_end(one: JobArchive, other: JobArchive) -> bool:
     return (one.summary.run_id, one.summary.state) == (other.summary.run_id, other.summary.state)
-
-
-def _read(store: ObjectStore, job_id: str) -> JobArchive | None:
-    data = read_archive(store, job_id)
-    if data is None:
-        return None
-    try:
-        return msgspec.json.decode(data, type=JobArchive)
-    except msgspec.MsgspecError as error:
-        _LOGGER.warning("the archive of job %s is of another version or damaged: %s", job_id, error)
-        return None
 
 
 def _stored(archive: JobArchive) -> JobArchive:
