@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -62,6 +63,7 @@ from penstock.jobmanager.messages.views import (
 from penstock.jobmanager.observe.event_logs import EventLogs
 from penstock.jobmanager.observe.spans import SpanSink
 
+_LOGGER = logging.getLogger(__name__)
 #: Number of runs in the event log of a name.
 _STORY_RUNS = 50
 
@@ -416,11 +418,7 @@ class Dispatcher:
 
     async def _record_end(self, job: KnownJob, driver: JobDriver) -> None:
         try:
-            if driver.master is not None:
-                archive = archive_of(job.record, job.graph, driver.master, self._parts.clock.now_ms())
-                job.archive = await save_archive(self._parts.ha_store, archive)
-            await asyncio.to_thread(write_record, self._parts.ha_store, job.record)
-            await driver.close(release=True)
+            await asyncio.gather(self._write_end(job, driver), self._archive(job, driver))
         finally:
             driver.ended.set()
         await self._event_logs.save(job.record.job_id, driver.master)
@@ -432,6 +430,21 @@ class Dispatcher:
             self._event_logs.forget(old.record.job_id)
         for job_id in await asyncio.to_thread(delete_oldest, self._parts.ha_store, [j.record for j in ended]):
             self._jobs.pop(job_id, None)
+
+    async def _write_end(self, job: KnownJob, driver: JobDriver) -> None:
+        """Write the record, by which no later leader runs the job, and release the job's lease."""
+        await asyncio.to_thread(write_record, self._parts.ha_store, job.record)
+        await driver.close(release=True)
+
+    async def _archive(self, job: KnownJob, driver: JobDriver) -> None:
+        """Archive the job; an error is logged, and nothing but the archive is missing."""
+        if driver.master is None:
+            return
+        try:
+            archive = archive_of(job.record, job.graph, driver.master, self._parts.clock.now_ms())
+            job.archive = await asyncio.to_thread(save_archive, self._parts.ha_store, archive)
+        except Exception:
+            _LOGGER.exception("job %s was not archived", job.record.job_id)
 
     def _summary(self, job: KnownJob) -> JobSummary:
         if job.archive is not None:

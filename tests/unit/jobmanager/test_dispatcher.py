@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import msgspec
 import pytest
@@ -12,13 +13,14 @@ from penstock.checkpoint.ha_records import (
     JobRecord,
     UpgradeRefusal,
     read_archives,
+    read_records,
     read_refusals,
     write_archive,
     write_record,
     write_refusal,
 )
 from penstock.checkpoint.job_lease import this_process
-from penstock.config.settings import ClusterSettings
+from penstock.config.settings import ClusterSettings, RestartStrategy
 from penstock.core.clock import ManualClock
 from penstock.core.errors import StorageError
 from penstock.core.rand import SeededRand
@@ -97,6 +99,18 @@ def failing(*keys):
     return fault
 
 
+async def run_to_its_end(store, dispatcher_of, tmp_path, fault=failing()):  # noqa: B008 - it is not changed
+    """Run a job whose source cannot be imported; return when its end is recorded."""
+    graph = encode_graph(make_graph(checkpoint_root=str(tmp_path), restart=RestartStrategy(kind="none")))
+    write_record(store, msgspec.structs.replace(RECORD, graph=graph, ended="", ended_ms=-1, error=""))
+    dispatcher, _ = dispatcher_of()
+    await dispatcher.recover()
+    store.fault = fault
+    await settled(dispatcher)
+    await dispatcher._jobs[JOB].driver.ended.wait()
+    await settled(dispatcher)
+
+
 def test_a_file_that_cannot_be_read_is_logged_and_hides_no_other(store, caplog):
     write_ended(store, RECORD, OTHER)
     for record in (RECORD, OTHER):
@@ -135,3 +149,34 @@ async def test_a_recovery_needs_neither_archives_nor_refused_upgrades(store, dis
     assert dispatcher.exceptions(OTHER.job_id) == (FAILURE,)
     assert [failure.error for failure in dispatcher.exceptions(JOB)] == ["it failed"]
     assert dispatcher.changes.view(JOB) is None
+
+
+async def test_the_end_of_a_job_is_recorded_though_its_archive_cannot_be_made(
+    store, dispatcher_of, tmp_path, monkeypatch, caplog
+):
+    def fail(*_):
+        raise RuntimeError("an error in a view")
+
+    monkeypatch.setattr("penstock.jobmanager.dispatcher.archive_of", fail)
+    await run_to_its_end(store, dispatcher_of, tmp_path)
+    (record,) = read_records(store)
+    assert record.ended == "FAILED"
+    assert "Traceback" in caplog.text
+    assert "an error in a view" in caplog.text
+
+
+async def test_the_end_of_a_job_is_recorded_while_its_archive_is_written(store, dispatcher_of, tmp_path):
+    recorded, loop_thread = threading.Event(), threading.get_ident()
+    before, threads = [], []
+
+    def fault(operation, key, phase):
+        if operation == "put" and key.startswith("archives/"):
+            threads.append(threading.get_ident())
+            before.append(recorded.wait(5))
+        elif operation == "put" and (key, phase) == (f"jobs/{JOB}.json", "after"):
+            recorded.set()
+
+    await run_to_its_end(store, dispatcher_of, tmp_path, fault)
+    assert before[0], "the record waits for the archive"
+    assert loop_thread not in threads
+    assert list(read_archives(store, [JOB], JobArchive)) == [JOB]

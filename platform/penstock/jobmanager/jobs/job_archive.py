@@ -69,8 +69,8 @@ def archive_of(record: JobRecord, graph: JobGraph, master: JobMaster, now_ms: in
     )
 
 
-async def save_archive(store: ObjectStore, archive: JobArchive) -> JobArchive:
-    """Write the archive and return it; a store that fails is logged.
+def save_archive(store: ObjectStore, archive: JobArchive) -> JobArchive:
+    """Write the archive and return it; a store that fails is logged. Runs in a thread: an archive may have megabytes.
 
     An earlier JobManager may have archived the job and died before it recorded the end. Its archive is kept: this one
     has not run the job and knows less.
@@ -78,10 +78,10 @@ async def save_archive(store: ObjectStore, archive: JobArchive) -> JobArchive:
     job_id = archive.summary.job_id
     try:
         if "RUNNING" not in archive.timestamps:
-            before = await asyncio.to_thread(read_archive, store, job_id, JobArchive)
+            before = read_archive(store, job_id, JobArchive)
             if before is not None and _same_end(before, archive):
                 archive = msgspec.structs.replace(before, generation=archive.generation)
-        await asyncio.to_thread(write_archive, store, job_id, msgspec.json.encode(_stored(archive)))
+        write_archive(store, job_id, msgspec.json.encode(_stored(archive)))
     except PenstockError as error:
         _LOGGER.warning("the archive of job %s was not stored: %s", job_id, error)
     return archive
