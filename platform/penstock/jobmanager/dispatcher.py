@@ -198,8 +198,7 @@ class Dispatcher:
 
     def exceptions(self, job: str) -> tuple[ExceptionView, ...]:
         """Return the failures, newest first."""
-        found = self._find(job)
-        return found.archive.exceptions if found.archive else job_views.exceptions_of(found.record, found.master)
+        return _exceptions(self._find(job))
 
     def last_workers(self, job: str) -> tuple[LastWorkerView, ...]:
         """Return workers of the last deployment that has ended; if one of them failed, that one alone."""
@@ -309,8 +308,8 @@ class Dispatcher:
             NotFoundError: there is no such worker, or its TaskManager is gone.
         """
         found = [t.taskmanager_id for t in self.taskmanagers() if any(w.worker_id == worker_id for w in t.workers)]
-        masters = [job.master for job in self._jobs.values() if job.master is not None]
-        found += [f.taskmanager_id for master in masters for f in master.failures if f.worker_id == worker_id]
+        failures = [failure for job in self._jobs.values() for failure in _exceptions(job)]
+        found += [failure.taskmanager_id for failure in failures if failure.worker_id == worker_id]
         last = [worker for job in self._jobs.values() for worker in _last_workers(job)]
         found += [worker.taskmanager_id for worker in last if worker.worker_id == worker_id]
         if not found:
@@ -487,6 +486,10 @@ def _earlier_runs(job: KnownJob) -> tuple[Entry, ...]:
     if job.archive is not None:
         return job.archive.earlier_runs
     return () if job.master is None else job.master.event_log.earlier
+
+
+def _exceptions(job: KnownJob) -> tuple[ExceptionView, ...]:
+    return job.archive.exceptions if job.archive else job_views.exceptions_of(job.record, job.master)
 
 
 def _last_workers(job: KnownJob) -> tuple[LastWorkerView, ...]:

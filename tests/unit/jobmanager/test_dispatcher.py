@@ -22,7 +22,7 @@ from penstock.checkpoint.ha_records import (
 from penstock.checkpoint.job_lease import this_process
 from penstock.config.settings import ClusterSettings, RestartStrategy
 from penstock.core.clock import ManualClock
-from penstock.core.errors import StorageError
+from penstock.core.errors import NotFoundError, StorageError
 from penstock.core.rand import SeededRand
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
@@ -180,3 +180,17 @@ async def test_the_end_of_a_job_is_recorded_while_its_archive_is_written(store, 
     assert before[0], "the record waits for the archive"
     assert loop_thread not in threads
     assert list(read_archives(store, [JOB], JobArchive)) == [JOB]
+
+
+async def test_the_log_of_a_worker_that_an_archive_names_is_found(store, dispatcher_of, monkeypatch):
+    async def log_tail(taskmanager_id, worker_id):
+        return f"log of {worker_id} in {taskmanager_id}"
+
+    write_ended(store, RECORD)
+    dispatcher, parts = dispatcher_of()
+    monkeypatch.setattr(parts.taskmanagers, "log_tail", log_tail)
+    await dispatcher.recover()
+    await settled(dispatcher)
+    assert await dispatcher.worker_log("worker-1") == "log of worker-1 in tm"
+    with pytest.raises(NotFoundError, match="no worker worker-2"):
+        await dispatcher.worker_log("worker-2")
