@@ -23,6 +23,7 @@ from penstock.jobmanager.jobs import job_views
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages.views import (
     CheckpointsView,
+    CheckpointView,
     ExceptionView,
     JobSummary,
     LastWorkerView,
@@ -62,7 +63,7 @@ def archive_of(record: JobRecord, graph: JobGraph, master: JobMaster, now_ms: in
         summary=summary,
         vertices=detail.vertices,
         timestamps=detail.timestamps,
-        checkpoints=job_views.checkpoints_of(record, master),
+        checkpoints=_condensed(job_views.checkpoints_of(record, master)),
         exceptions=job_views.exceptions_of(record, master),
         workers=job_views.last_workers_of(master),
         earlier_runs=tuple(entry for entry in master.event_log.earlier if entry.job_id != record.job_id),
@@ -101,6 +102,22 @@ def read_archives(store: ObjectStore, records: Iterable[JobRecord], count: int) 
     generations = {record.job_id: record.generation for record in ended[max(0, len(ended) - count) :]}
     found = ha_records.read_archives(store, generations, JobArchive)
     return {job_id: archive for job_id, archive in found.items() if archive.generation == generations[job_id]}
+
+
+def _condensed(view: CheckpointsView) -> CheckpointsView:
+    """Return the view with subtasks of the newest checkpoint only: a hundred times all subtasks are megabytes."""
+    newest_id = view.history[0].id if view.history else None
+
+    def condensed(checkpoint: CheckpointView) -> CheckpointView:
+        return checkpoint if checkpoint.id == newest_id else msgspec.structs.replace(checkpoint, subtasks=())
+
+    return msgspec.structs.replace(
+        view,
+        history=tuple(condensed(checkpoint) for checkpoint in view.history),
+        latest_completed=view.latest_completed and condensed(view.latest_completed),
+        latest_savepoint=view.latest_savepoint and condensed(view.latest_savepoint),
+        latest_failed=view.latest_failed and condensed(view.latest_failed),
+    )
 
 
 def _same_end(one: JobArchive, other: JobArchive) -> bool:

@@ -12,6 +12,7 @@ from penstock.config.settings import RestartStrategy
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager.jobs.job_archive import archive_of, read_archives, save_archive
+from penstock.jobmanager.jobs.job_views import checkpoints_of
 
 GRAPH = make_graph(restart=RestartStrategy(kind="none"))
 RECORD = JobRecord(
@@ -70,3 +71,14 @@ def test_no_job_depends_on_an_archive(world_of, store, monkeypatch, caplog):
     monkeypatch.setattr(store, "put", refuse)
     assert save_archive(store, archive) == archive
     assert "no room" in caplog.text
+
+
+def test_an_archive_has_the_subtasks_of_the_newest_checkpoint_alone(world_of):
+    world = world_of(GRAPH).start().pass_time(2_500)
+    whole = checkpoints_of(RECORD, world.master)
+    checkpoints = archive_of(RECORD, world.graph, world.master, 9).checkpoints
+    newest, *older = checkpoints.history
+    assert newest == whole.history[0]
+    assert checkpoints.latest_completed == whole.latest_completed
+    assert [len(checkpoint.subtasks) for checkpoint in (newest, *older)] == [4, 0]
+    assert older == [msgspec.structs.replace(checkpoint, subtasks=()) for checkpoint in whole.history[1:]]
