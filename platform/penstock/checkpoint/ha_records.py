@@ -6,11 +6,11 @@ and-set and carry the leader's generation, so a superseded leader cannot overwri
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,9 @@ from penstock.core.event_log import Entry
 from penstock.core.rand import Rand
 from penstock.core.secrets import redact
 from penstock.core.structs import prepare
+
+_LOGGER = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: `cut`: the old version runs until its checkpoint is taken; `trial`: the new one runs and may be rolled back. The
 #: others are ends: `completed`, `rolled-back` (the old version runs again), `refused` (it was never replaced), `kept`
@@ -99,6 +102,7 @@ class UpgradeRefusal(msgspec.Struct, frozen=True, kw_only=True):
 
 _MAX_RACES = 1000
 _CLUSTER_KEY = "cluster.json"
+_REFUSALS = "refusals/"
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +258,7 @@ def delete_record(store: ObjectStore, job_id: str) -> None:
 
 
 def write_archive(store: ObjectStore, job_id: str, data: bytes) -> None:
-    """Write the last views of a job that ends (`jobmanager.jobs.job_archive`)."""
+    """Write the last views of a job that ends (`jobmanager.jobs.job_archive`); nothing depends on them."""
     store.put(_archive_key(job_id), data)
 
 
@@ -263,12 +267,18 @@ def delete_archive(store: ObjectStore, job_id: str) -> None:
     store.delete(_archive_key(job_id))
 
 
-def read_archive(store: ObjectStore, job_id: str) -> bytes | None:
-    """Return the last views of an ended job; None if they were never written."""
-    try:
-        return store.read(_archive_key(job_id))
-    except FileNotFoundError:
-        return None
+def read_archive(store: ObjectStore, job_id: str, kind: type[T]) -> T | None:
+    """Return the last views of an ended job; None if there are none, or (logged) none that can be decoded.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    return _decoded(store, _archive_key(job_id), kind)
+
+
+def read_archives(store: ObjectStore, job_ids: Iterable[str], kind: type[T]) -> dict[str, T]:
+    """Return the last views of these jobs, by job id; a job whose views cannot be read is logged and left out."""
+    return _readable(store, (_archive_key(job_id) for job_id in job_ids), kind)
 
 
 def _job_key(job_id: str) -> str:
@@ -285,17 +295,42 @@ def write_refusal(store: ObjectStore, job_id: str, refusal: UpgradeRefusal) -> N
 
 
 def read_refusals(store: ObjectStore) -> dict[str, UpgradeRefusal]:
-    """Return the newest refused upgrade of each job that has one, by job id; a damaged file counts as none."""
+    """Return the newest refused upgrade of each job that has one, by job id; one that cannot be read is logged."""
+    try:
+        keys = store.list(_REFUSALS)
+    except StorageError as error:
+        _LOGGER.warning("the refused upgrades in %s/%s could not be listed: %s", store.uri, _REFUSALS, error)
+        return {}
+    return _readable(store, keys, UpgradeRefusal)
+
+
+def _readable(store: ObjectStore, keys: Iterable[str], kind: type[T]) -> dict[str, T]:
+    """Return, by job id, the files that can be read, of files that nothing depends on; the others are logged."""
     found = {}
-    for key in store.list(_refusal_key("").removesuffix(".json")):
-        with contextlib.suppress(FileNotFoundError, StorageError, msgspec.MsgspecError):
-            job_id = key.rpartition("/")[2].removesuffix(".json")
-            found[job_id] = msgspec.json.decode(store.read(key), type=UpgradeRefusal)
+    for key in keys:
+        try:
+            value = _decoded(store, key, kind)
+        except StorageError as error:
+            _LOGGER.warning("%s/%s could not be read: %s", store.uri, key, error)
+            continue
+        if value is not None:
+            found[key.rpartition("/")[2].removesuffix(".json")] = value
     return found
 
 
+def _decoded(store: ObjectStore, key: str, kind: type[T]) -> T | None:
+    """Return a decoded file; None if it is absent, or (logged) of another version or damaged. Raises StorageError."""
+    try:
+        return msgspec.json.decode(store.read(key), type=kind)
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        _LOGGER.warning("%s/%s is of another version or damaged: %s", store.uri, key, error)
+        return None
+
+
 def _refusal_key(job_id: str) -> str:
-    return f"refusals/{job_id}.json"
+    return f"{_REFUSALS}{job_id}.json"
 
 
 def _archive_key(job_id: str) -> str:

@@ -41,7 +41,6 @@ from penstock.jobmanager.jobs.recorded_jobs import (
     submitted_record,
 )
 from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
-from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages.commands import OperationEnded
 from penstock.jobmanager.messages.events import (
     CancelRequested,
@@ -128,7 +127,7 @@ class Dispatcher:
         )
 
     async def recover(self) -> None:
-        """Start every job of the HA store that has not ended."""
+        """Start every job of the HA store that has not ended; what is only shown of jobs is read afterwards."""
         found: dict[tuple[str, str], KnownJob] = {}
         for record, graph in await asyncio.to_thread(recorded_jobs, self._parts.ha_store, self._parts.generation):
             job = KnownJob(record, graph)
@@ -143,14 +142,7 @@ class Dispatcher:
         for job in found.values():
             self.changes.resume(job.record)
             self._spawn(self._recover_one(job))
-        records = [job.record for job in self._jobs.values()]
-        count = self._parts.limits.retained_ended_jobs
-        for job_id, archive in (await asyncio.to_thread(read_archives, self._parts.ha_store, records, count)).items():
-            if job_id in self._jobs:
-                self._jobs[job_id].archive = archive
-        for job_id, refusal in (await asyncio.to_thread(read_refusals, self._parts.ha_store)).items():
-            if job_id in self._jobs:
-                self._jobs[job_id].refusal = refusal
+        self._spawn(self._read_shown())
 
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
         """Persist and start a job (`graph.job_graph.encode_graph`); return its id (32 hex digits).
@@ -206,8 +198,7 @@ class Dispatcher:
 
     def exceptions(self, job: str) -> tuple[ExceptionView, ...]:
         """Return the failures, newest first."""
-        found = self._find(job)
-        return found.archive.exceptions if found.archive else job_views.exceptions_of(found.record, found.master)
+        return _exceptions(self._find(job))
 
     def last_workers(self, job: str) -> tuple[LastWorkerView, ...]:
         """Return workers of the last deployment that has ended; if one of them failed, that one alone."""
@@ -317,8 +308,8 @@ class Dispatcher:
             NotFoundError: there is no such worker, or its TaskManager is gone.
         """
         found = [t.taskmanager_id for t in self.taskmanagers() if any(w.worker_id == worker_id for w in t.workers)]
-        masters = [job.master for job in self._jobs.values() if job.master is not None]
-        found += [f.taskmanager_id for master in masters for f in master.failures if f.worker_id == worker_id]
+        failures = [failure for job in self._jobs.values() for failure in _exceptions(job)]
+        found += [failure.taskmanager_id for failure in failures if failure.worker_id == worker_id]
         last = [worker for job in self._jobs.values() for worker in _last_workers(job)]
         found += [worker.taskmanager_id for worker in last if worker.worker_id == worker_id]
         if not found:
@@ -368,6 +359,18 @@ class Dispatcher:
             self._spawn(self._recover_one(job))
         return record.job_id
 
+    async def _read_shown(self) -> None:
+        """Read archives and refused upgrades that earlier leaders wrote; no job and no start waits for them."""
+        store, count = self._parts.ha_store, self._parts.limits.retained_ended_jobs
+        ended = [job.record for job in self._jobs.values() if job.record.ended]
+        for job_id, archive in (await asyncio.to_thread(read_archives, store, ended, count)).items():
+            # Other jobs end meanwhile, and the oldest ones are forgotten then.
+            if (job := self._jobs.get(job_id)) is not None:
+                job.archive = job.archive or archive
+        for job_id, refusal in (await asyncio.to_thread(read_refusals, store)).items():
+            if (job := self._jobs.get(job_id)) is not None:
+                job.refusal = job.refusal or refusal
+
     async def _recover_one(self, job: KnownJob) -> None:
         """Take a job over from the previous leader, retrying until its lease is free or the tries are used up."""
         limits = self._parts.limits
@@ -412,20 +415,9 @@ class Dispatcher:
         self._operations.end_all(job.record.job_id, f"the job is {state}")
         self._spawn(self._record_end(job, driver))
 
-    async def _archive(self, job: KnownJob, master: JobMaster) -> None:
-        """Keep the last views of a job; a failure is logged, because the end of the job must be recorded anyway."""
-        try:
-            archive = archive_of(job.record, job.graph, master, self._parts.clock.now_ms())
-            job.archive = await save_archive(self._parts.ha_store, archive)
-        except Exception:
-            _LOGGER.exception("the last views of job %s could not be kept", job.record.job_id)
-
     async def _record_end(self, job: KnownJob, driver: JobDriver) -> None:
         try:
-            if driver.master is not None:
-                await self._archive(job, driver.master)
-            await asyncio.to_thread(write_record, self._parts.ha_store, job.record)
-            await driver.close(release=True)
+            await asyncio.gather(self._write_end(job, driver), self._archive(job, driver))
         finally:
             driver.ended.set()
         await self._event_logs.save(job.record.job_id, driver.master)
@@ -437,6 +429,21 @@ class Dispatcher:
             self._event_logs.forget(old.record.job_id)
         for job_id in await asyncio.to_thread(delete_oldest, self._parts.ha_store, [j.record for j in ended]):
             self._jobs.pop(job_id, None)
+
+    async def _write_end(self, job: KnownJob, driver: JobDriver) -> None:
+        """Write the record, by which no later leader runs the job, and release the job's lease."""
+        await asyncio.to_thread(write_record, self._parts.ha_store, job.record)
+        await driver.close(release=True)
+
+    async def _archive(self, job: KnownJob, driver: JobDriver) -> None:
+        """Archive the job; an error is logged, and nothing but the archive is missing."""
+        if driver.master is None:
+            return
+        try:
+            archive = archive_of(job.record, job.graph, driver.master, self._parts.clock.now_ms())
+            job.archive = await asyncio.to_thread(save_archive, self._parts.ha_store, archive)
+        except Exception:
+            _LOGGER.exception("job %s was not archived", job.record.job_id)
 
     def _summary(self, job: KnownJob) -> JobSummary:
         if job.archive is not None:
@@ -479,6 +486,10 @@ def _earlier_runs(job: KnownJob) -> tuple[Entry, ...]:
     if job.archive is not None:
         return job.archive.earlier_runs
     return () if job.master is None else job.master.event_log.earlier
+
+
+def _exceptions(job: KnownJob) -> tuple[ExceptionView, ...]:
+    return job.archive.exceptions if job.archive else job_views.exceptions_of(job.record, job.master)
 
 
 def _last_workers(job: KnownJob) -> tuple[LastWorkerView, ...]:

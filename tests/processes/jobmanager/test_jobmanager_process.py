@@ -300,7 +300,7 @@ async def test_jobs_that_ended_are_shown_in_full_by_the_next_leader(cluster_of, 
     await machine.close()
     await old.close()
     new, _ = await cluster_of()
-    assert [all_views(new.dispatcher, job) for job in (cancelled, failed)] == before
+    await until(lambda: [all_views(new.dispatcher, job) for job in (cancelled, failed)] == before, "the archives")
     (summary, _, checkpoints, (failure,), (last,), _) = before[1]
     assert summary.state == "FAILED"
     assert checkpoints.completed == len([c for c in checkpoints.history if c.status == "COMPLETED"]) >= 2

@@ -209,4 +209,4 @@ async def test_an_upgrade_that_the_job_refuses_is_shown_by_the_next_leader_too(c
     await machine.close()
     await manager.close()
     second, _ = await cluster_of()
-    assert second.dispatcher.changes.view(job_id) == view
+    await until(lambda: second.dispatcher.changes.view(job_id) == view, "the refused upgrade")

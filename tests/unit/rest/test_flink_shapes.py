@@ -64,7 +64,7 @@ PARTS = tuple(
 )  # fmt: skip
 CHECKPOINT = CheckpointView(
     id=7, kind="checkpoint", status="COMPLETED", trigger_ms=100, end_ms=130, duration_ms=30, acknowledged=2, total=3,
-    state_bytes=20, new_bytes=2, subtasks=PARTS,
+    state_bytes=20, new_bytes=2, processed_bytes=200, buffered_bytes=14, max_sync_ms=2.0, subtasks=PARTS,
 )  # fmt: skip
 CHECKPOINTS = CheckpointsView(
     completed=1, failed=0, in_progress=0, restored=0, history=(CHECKPOINT,), latest_completed=CHECKPOINT

@@ -68,6 +68,9 @@ class _Record:
             sequence=self.sequence,
             path=self.path,
             objects=self.objects,
+            processed_bytes=sum(ack.metrics.processed_bytes for ack in self.acks.values()),
+            buffered_bytes=sum(ack.metrics.buffered_bytes for ack in self.acks.values()),
+            max_sync_ms=max((ack.metrics.sync_ms for ack in self.acks.values()), default=0.0),
             subtasks=tuple(
                 SubtaskCheckpointView(
                     vertex_id=execution.vertex_id,

@@ -72,8 +72,8 @@ class ChangeRequests:
     def __init__(self, parts: ChangeParts) -> None:
         """Start with no change under way; `resume` adds those of an earlier leader."""
         self._parts = parts
-        #: Upgrades under way, by request id, as they are recorded if they are refused.
-        self._asked: dict[str, UpgradeRefusal] = {}
+        #: Upgrades under way: request id -> file of the new version and wall time of the request.
+        self._under_way: dict[str, tuple[str, int]] = {}
         #: Rescales jobs that have the autoscaler on.
         self.autoscaler = Autoscaler(parts.jobs, parts.operations, self._slots, self._begin_rescale)
 
@@ -117,16 +117,15 @@ class ChangeRequests:
         if self._is_known(found, request_id, "upgrade", before):
             return request_id
         now_ms = parts.clock.now_ms()
-        asked = UpgradeRefusal(token=request_id, file=policy.file, at_ms=now_ms, reason="")
         try:
             event = await self._checked(found, graph, policy, request_id)
         except PenstockError as error:
             if found.master is not None:
                 found.master.event_log.add(now_ms, "upgrade", refused_text(policy, str(error)))
-            self._refused(found, asked, str(error))
+            self._refused(found, UpgradeRefusal(token=request_id, file=policy.file, at_ms=now_ms, reason=str(error)))
             raise
         if not parts.operations.known(request_id):  # else a concurrent request with the same token was faster
-            self._asked[request_id] = asked
+            self._under_way[request_id] = policy.file, now_ms
             parts.operate(found, request_id, event)
         return request_id
 
@@ -149,14 +148,15 @@ class ChangeRequests:
 
     def ended(self, job_id: str, ended: OperationEnded) -> None:
         """Record an upgrade that the job's decider has refused: it has ended, and the job's record does not have it."""
-        asked, job = self._asked.pop(ended.request_id, None), self._parts.jobs[job_id]
+        asked, job = self._under_way.pop(ended.request_id, None), self._parts.jobs[job_id]
         recorded = job.record.upgrade is not None and job.record.upgrade.token == ended.request_id
         if asked is not None and ended.error and not recorded:
-            self._refused(job, asked, ended.error)
+            file, at_ms = asked
+            self._refused(job, UpgradeRefusal(token=ended.request_id, file=file, at_ms=at_ms, reason=ended.error))
 
-    def _refused(self, job: KnownJob, asked: UpgradeRefusal, reason: str) -> None:
-        job.refusal = msgspec.structs.replace(asked, reason=reason)
-        self._parts.spawn(self._write_refusal(job.record.job_id, job.refusal))
+    def _refused(self, job: KnownJob, refusal: UpgradeRefusal) -> None:
+        job.refusal = refusal
+        self._parts.spawn(self._write_refusal(job.record.job_id, refusal))
 
     async def _write_refusal(self, job_id: str, refusal: UpgradeRefusal) -> None:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from penstock.checkpoint import ha_records
 from penstock.checkpoint.ha_records import JobRecord, delete_archive, read_archive, write_archive
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import PenstockError
@@ -23,6 +24,7 @@ from penstock.jobmanager.jobs import job_views
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages.views import (
     CheckpointsView,
+    CheckpointView,
     ExceptionView,
     JobSummary,
     LastWorkerView,
@@ -65,15 +67,15 @@ def archive_of(record: JobRecord, graph: JobGraph, master: JobMaster, now_ms: in
         summary=summary,
         vertices=detail.vertices,
         timestamps=detail.timestamps,
-        checkpoints=job_views.checkpoints_of(record, master),
+        checkpoints=_condensed(job_views.checkpoints_of(record, master)),
         exceptions=job_views.exceptions_of(record, master),
         workers=job_views.last_workers_of(master),
         earlier_runs=tuple(entry for entry in master.event_log.earlier if entry.job_id != record.job_id),
     )
 
 
-async def save_archive(store: ObjectStore, archive: JobArchive) -> JobArchive:
-    """Write the archive and return it; a store that fails is logged.
+def save_archive(store: ObjectStore, archive: JobArchive) -> JobArchive:
+    """Write the archive and return it; a store that fails is logged. Runs in a thread: an archive may have megabytes.
 
     An earlier JobManager may have archived the job and died before it recorded the end. Its archive is kept: this one
     has not run the job and knows less.
@@ -81,10 +83,10 @@ async def save_archive(store: ObjectStore, archive: JobArchive) -> JobArchive:
     job_id = archive.summary.job_id
     try:
         if "RUNNING" not in archive.timestamps:
-            before = await asyncio.to_thread(_read, store, job_id)
+            before = read_archive(store, job_id, JobArchive)
             if before is not None and _same_end(before, archive):
                 archive = msgspec.structs.replace(before, generation=archive.generation)
-        await asyncio.to_thread(write_archive, store, job_id, msgspec.json.encode(_stored(archive)))
+        write_archive(store, job_id, msgspec.json.encode(_stored(archive)))
     except PenstockError as error:
         _LOGGER.warning("the archive of job %s was not stored: %s", job_id, error)
     return archive
@@ -101,31 +103,29 @@ async def drop_archive(store: ObjectStore, job_id: str) -> None:
 def read_archives(store: ObjectStore, records: Iterable[JobRecord], count: int) -> dict[str, JobArchive]:
     """Return the archives of the `count` jobs that ended last, by job id; one that cannot be read is logged."""
     ended = sorted((record for record in records if record.ended), key=lambda record: record.ended_ms)
-    found = {}
-    for record in ended[max(0, len(ended) - count) :]:
-        try:
-            archive = _read(store, record.job_id)
-        except PenstockError as error:
-            _LOGGER.warning("the archive of job %s could not be read: %s", record.job_id, error)
-            continue
-        if archive is not None and archive.generation == record.generation:
-            found[record.job_id] = archive
-    return found
+    generations = {record.job_id: record.generation for record in ended[max(0, len(ended) - count) :]}
+    found = ha_records.read_archives(store, generations, JobArchive)
+    return {job_id: archive for job_id, archive in found.items() if archive.generation == generations[job_id]}
+
+
+def _condensed(view: CheckpointsView) -> CheckpointsView:
+    """Return the view with subtasks of the newest checkpoint only: a hundred times all subtasks are megabytes."""
+    newest_id = view.history[0].id if view.history else None
+
+    def condensed(checkpoint: CheckpointView) -> CheckpointView:
+        return checkpoint if checkpoint.id == newest_id else msgspec.structs.replace(checkpoint, subtasks=())
+
+    return msgspec.structs.replace(
+        view,
+        history=tuple(condensed(checkpoint) for checkpoint in view.history),
+        latest_completed=view.latest_completed and condensed(view.latest_completed),
+        latest_savepoint=view.latest_savepoint and condensed(view.latest_savepoint),
+        latest_failed=view.latest_failed and condensed(view.latest_failed),
+    )
 
 
 def _same_end(one: JobArchive, other: JobArchive) -> bool:
     return (one.summary.run_id, one.summary.state) == (other.summary.run_id, other.summary.state)
-
-
-def _read(store: ObjectStore, job_id: str) -> JobArchive | None:
-    data = read_archive(store, job_id)
-    if data is None:
-        return None
-    try:
-        return msgspec.json.decode(data, type=JobArchive)
-    except msgspec.MsgspecError as error:
-        _LOGGER.warning("the archive of job %s is of another version or damaged: %s", job_id, error)
-        return None
 
 
 def _stored(archive: JobArchive) -> JobArchive:

@@ -174,17 +174,14 @@ class CheckpointView(_View, frozen=True, kw_only=True):
     path: str = ""
     #: Objects written for it: files that no earlier checkpoint references, and the manifest.
     objects: int = 0
+    #: Input that subtasks processed between their first and last barriers.
+    processed_bytes: int = 0
+    #: Input that was buffered in channels whose barrier had arrived before the last one.
+    buffered_bytes: int = 0
+    #: The longest synchronous phase of a subtask.
+    max_sync_ms: float = 0.0
+    #: Empty in archives, except for the newest checkpoint.
     subtasks: tuple[SubtaskCheckpointView, ...] = ()
-
-    @property
-    def processed_bytes(self) -> int:
-        """Input that subtasks processed between their first and last barriers."""
-        return sum(subtask.processed_bytes for subtask in self.subtasks)
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Input that was buffered in channels whose barrier had arrived before the last one."""
-        return sum(subtask.buffered_bytes for subtask in self.subtasks)
 
 
 class CheckpointsView(_View, frozen=True, kw_only=True):

@@ -263,7 +263,7 @@ def checkpoint(view: CheckpointView) -> Json:
         "checkpoint_type": "CHECKPOINT" if view.kind in ("checkpoint", "final") else "SAVEPOINT",
         "tasks": {},
         # not Flink's: the longest synchronous phase of a subtask, and the number of objects stored
-        "max_sync_duration": max((subtask.sync_ms for subtask in view.subtasks), default=0.0),
+        "max_sync_duration": view.max_sync_ms,
         "objects_written": view.objects,
     }
     if view.status == "COMPLETED":

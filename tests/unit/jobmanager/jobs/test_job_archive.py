@@ -12,6 +12,7 @@ from penstock.config.settings import RestartStrategy
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager.jobs.job_archive import archive_of, read_archives, save_archive
+from penstock.jobmanager.jobs.job_views import checkpoints_of
 
 GRAPH = make_graph(restart=RestartStrategy(kind="none"))
 RECORD = JobRecord(
@@ -27,12 +28,12 @@ def ended(world_of):
     return archive_of(RECORD, world.graph, world.master, 9)
 
 
-async def test_an_archive_is_read_as_it_was_written_but_for_secrets(world_of, store):
+def test_an_archive_is_read_as_it_was_written_but_for_secrets(world_of, store):
     written = ended(world_of)
     (vertex, *others) = written.vertices
     measured = tuple(msgspec.structs.replace(s, metrics={"rows": 3.0, "odd": math.inf}) for s in vertex.subtasks)
     vertices = (msgspec.structs.replace(vertex, subtasks=measured), *others)
-    await save_archive(store, msgspec.structs.replace(written, vertices=vertices))
+    save_archive(store, msgspec.structs.replace(written, vertices=vertices))
     (read,) = read_archives(store, [RECORD], 50).values()
     assert read.checkpoints == written.checkpoints
     assert read.checkpoints.completed == 2
@@ -45,19 +46,19 @@ async def test_an_archive_is_read_as_it_was_written_but_for_secrets(world_of, st
     assert read_archives(store, [RECORD], 50) == {}
 
 
-async def test_the_leader_that_ran_the_job_is_believed_not_the_one_that_recorded_its_end(world_of, store):
+def test_the_leader_that_ran_the_job_is_believed_not_the_one_that_recorded_its_end(world_of, store):
     whole = ended(world_of)
-    await save_archive(store, whole)
+    save_archive(store, whole)
     record = msgspec.structs.replace(RECORD, generation=5)
     assert read_archives(store, [record], 50) == {}, "the leader that wrote it did not record the end"
     successor = world_of(GRAPH, generation=2).start()
     empty = archive_of(record, GRAPH, successor.master, 10)
     assert (empty.summary.state, empty.checkpoints.completed) == ("FAILED", 0)
-    assert (await save_archive(store, empty)).checkpoints.completed == 2
+    assert save_archive(store, empty).checkpoints.completed == 2
     assert read_archives(store, [record], 50)[JOB].checkpoints == whole.checkpoints
 
 
-async def test_no_job_depends_on_an_archive(world_of, store, monkeypatch, caplog):
+def test_no_job_depends_on_an_archive(world_of, store, monkeypatch, caplog):
     write_archive(store, JOB, b"{}")
     assert read_archives(store, [RECORD], 50) == {}
     assert "of another version or damaged" in caplog.text
@@ -68,5 +69,16 @@ async def test_no_job_depends_on_an_archive(world_of, store, monkeypatch, caplog
         raise StorageError("no room")
 
     monkeypatch.setattr(store, "put", refuse)
-    assert await save_archive(store, archive) == archive
+    assert save_archive(store, archive) == archive
     assert "no room" in caplog.text
+
+
+def test_an_archive_has_the_subtasks_of_the_newest_checkpoint_alone(world_of):
+    world = world_of(GRAPH).start().pass_time(2_500)
+    whole = checkpoints_of(RECORD, world.master)
+    checkpoints = archive_of(RECORD, world.graph, world.master, 9).checkpoints
+    newest, *older = checkpoints.history
+    assert newest == whole.history[0]
+    assert checkpoints.latest_completed == whole.latest_completed
+    assert [len(checkpoint.subtasks) for checkpoint in (newest, *older)] == [4, 0]
+    assert older == [msgspec.structs.replace(checkpoint, subtasks=()) for checkpoint in whole.history[1:]]
