@@ -6,6 +6,7 @@ call blocks.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -104,6 +105,47 @@ class FetchResult:
     drained: bool = False
     #: The newest statistics of the client (JSON); empty if there are none since the last fetch.
     statistics: bytes = b""
+
+
+class ClientEvents:
+    """What a client has reported since the last fetch; a fetcher's thread fills it, also while nothing is fetched.
+
+    Its size is bounded: the newest statistics, and the newest error of each kind and partition.
+    """
+
+    def __init__(self) -> None:
+        """Begin without events."""
+        self._lock = threading.Lock()
+        self._statistics = b""
+        self._problems: dict[tuple[int, PartitionId | None], FetchProblem] = {}
+        self._commit_failures = 0
+
+    @property
+    def commit_failures(self) -> int:
+        """Return the number of commits that failed so far."""
+        return self._commit_failures
+
+    def measured(self, statistics: bytes) -> None:
+        """Take statistics (JSON)."""
+        with self._lock:
+            self._statistics = statistics
+
+    def failed(self, problem: FetchProblem) -> None:
+        """Take an error event."""
+        with self._lock:
+            self._problems[problem.code, problem.place] = problem
+
+    def commit_failed(self) -> None:
+        """Count a commit that failed."""
+        with self._lock:
+            self._commit_failures += 1
+
+    def move_to(self, result: FetchResult) -> None:
+        """Move statistics and errors into the result of a fetch."""
+        with self._lock:
+            result.statistics, self._statistics = self._statistics, b""
+            result.problems += self._problems.values()
+            self._problems.clear()
 
 
 class Fetcher(Protocol):

@@ -1,7 +1,8 @@
 """The compiled fetcher: librdkafka's queue -> message structs -> Arrow buffers, without a Python object per message.
 
-Chosen by `reader.open_fetcher`. Waking: librdkafka writes a byte into a pipe when its queue becomes non-empty; one
-thread waits on the other end and calls `wake`, if the last fetch found nothing.
+Chosen by `reader.open_fetcher`. librdkafka writes a byte into a pipe when a queue becomes non-empty; one thread waits
+on the other end. For messages it calls `wake`, if the last fetch found nothing. Events (statistics, errors, commits) it
+takes itself: librdkafka's queue of them has no bound, and a reader under back-pressure does not fetch for hours.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from penstock_connectors.kafka.client import _kernels as kernels
 from penstock_connectors.kafka.client import librdkafka as lib
 from penstock_connectors.kafka.client.properties import PartitionId
 from penstock_connectors.kafka.read.fetch import (
+    ClientEvents,
     Envelope,
     Fetched,
     FetchProblem,
@@ -32,7 +34,8 @@ from penstock_connectors.kafka.read.fetch import (
 
 #: Byte positions of address and size in a message struct, and the columns' names.
 _VALUE, _KEY = (24, "payload", "size"), (40, "key", "key_size")
-_STOP = b"q"
+#: Bytes in the pipe: messages, events, the end.
+_MESSAGES, _EVENTS, _STOP = b"x", b"e", b"q"
 
 
 class FastFetcher:
@@ -54,10 +57,11 @@ class FastFetcher:
         self._places: list[PartitionId] = []
         self._slots: dict[PartitionId, int] = {}
         self._topics: dict[int, np.ndarray[Any, Any]] = {}
-        self.commit_failures = 0
+        self._events = ClientEvents()
         self._hungry = False
         self._reader, self._writer = os.pipe()
-        lib.queue_io_event_enable(self._queue, self._writer, b"x", 1)
+        lib.queue_io_event_enable(self._queue, self._writer, _MESSAGES, 1)
+        lib.queue_io_event_enable(self._main, self._writer, _EVENTS, 1)
         self._thread = threading.Thread(target=self._watch, name="kafka-wake", daemon=True)
         self._thread.start()
 
@@ -108,7 +112,7 @@ class FastFetcher:
             finally:
                 if not self._settings.envelopes:
                     self._free()
-        self._serve_events(result)
+        self._events.move_to(result)
         return result
 
     def lag(self, positions: Mapping[PartitionId, int]) -> int:
@@ -127,7 +131,12 @@ class FastFetcher:
         """Publish offsets; the answer is an event."""
         with lib.PartitionList([(topic, partition, at) for (topic, partition), at in offsets.items()]) as items:
             if lib.commit_queue(self._client, items, self._main, None, None):
-                self.commit_failures += 1
+                self._events.commit_failed()
+
+    @property
+    def commit_failures(self) -> int:
+        """Return the number of commits that failed so far."""
+        return self._events.commit_failures
 
     def close(self) -> None:
         """Free everything."""
@@ -135,7 +144,8 @@ class FastFetcher:
             return
         client, self._client = self._client, 0
         self._free()
-        lib.queue_io_event_enable(self._queue, -1, None, 0)
+        for queue in (self._queue, self._main):
+            lib.queue_io_event_enable(queue, -1, None, 0)
         os.write(self._writer, _STOP)
         self._thread.join(5)
         lib.queue_destroy(self._queue)
@@ -221,22 +231,25 @@ class FastFetcher:
             self._topics[topic] = table
         return table
 
-    def _serve_events(self, result: FetchResult) -> None:
+    def _serve_events(self) -> None:
         while event := lib.queue_poll(self._main, 0):
             kind, code = lib.event_type(event), lib.event_error(event)
             if kind == lib.EVENT_ERROR:
                 text = lib.event_error_string(event).decode(errors="replace")
-                result.problems.append(FetchProblem(code, text))
+                self._events.failed(FetchProblem(code, text))
             elif kind == lib.EVENT_STATS:
-                result.statistics = lib.event_stats(event)
+                self._events.measured(lib.event_stats(event))
             elif kind == lib.EVENT_COMMIT and code:
-                self.commit_failures += 1
+                self._events.commit_failed()
             lib.event_destroy(event)
 
     def _watch(self) -> None:
+        self._serve_events()  # those from before the pipe was connected
         with contextlib.suppress(OSError):
-            while _STOP not in os.read(self._reader, 4096):
-                if self._hungry:
+            while _STOP not in (signs := os.read(self._reader, 4096)):
+                if _EVENTS in signs:
+                    self._serve_events()
+                if self._hungry and _MESSAGES in signs:
                     self._settings.wake()
 
 

@@ -1,7 +1,8 @@
 """The plain fetcher: confluent-kafka's message objects, one Python object per message.
 
 Chosen by `reader.open_fetcher` where librdkafka's C interface cannot be used. A thread consumes into a queue of few
-batches and calls `wake`; the subtask's thread only takes from that queue.
+batches and calls `wake`; the subtask's thread only takes from that queue. While the queue stays full, the thread pauses
+all partitions and goes on consuming: the client's queue of statistics has no bound, and only `consume` empties it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.client.properties import PartitionId
 from penstock_connectors.kafka.read.fetch import (
+    ClientEvents,
     Envelope,
     Fetched,
     FetchProblem,
@@ -28,21 +30,21 @@ from penstock_connectors.kafka.read.fetch import (
     client_properties,
 )
 
-_BATCH, _QUEUED_BATCHES, _WAIT_S = 1000, 4, 0.1
+_BATCH, _QUEUED_BATCHES = 1000, 4
+#: Waits for a place in the queue before the partitions are paused, which discards prefetched messages.
+_WAITS_UNTIL_PAUSE = 100
 _PARTITION_EOF = -191
 
 
 class PlainFetcher:
     """A `Fetcher` on confluent-kafka's `Consumer`."""
 
-    def __init__(self, settings: FetchSettings) -> None:
-        """Start the client; nothing is fetched before `add`."""
-        self._settings = settings
+    def __init__(self, settings: FetchSettings, wait_s: float = 0.1) -> None:
+        """Start the client; nothing is fetched before `add`. Its thread waits for `wait_s` at a time."""
+        self._settings, self._wait_s = settings, wait_s
         self._found: queue.Queue[list[Message]] = queue.Queue(_QUEUED_BATCHES)
         self._rest: list[Message] = []
-        self._problems: queue.SimpleQueue[FetchProblem] = queue.SimpleQueue()
-        self._statistics = b""
-        self.commit_failures = 0
+        self._events = ClientEvents()
         silent = logging.getLogger("penstock.kafka.client")
         silent.disabled = True  # important log lines also come as events
         callbacks = {"logger": silent, "error_cb": self._on_error, "on_commit": self._on_commit}
@@ -55,6 +57,9 @@ class PlainFetcher:
         self._slots: dict[PartitionId, int] = {}
         # the consuming thread makes all calls: calls of another one would wait for that thread's `consume` forever
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        #: Partitions paused by the reader, and by a full queue.
+        self._paused: set[PartitionId] = set()
+        self._held: set[PartitionId] = set()
         self._ends: dict[PartitionId, int] = {}
         self._assigned = threading.Event()
         self._closing = threading.Event()
@@ -73,16 +78,15 @@ class PlainFetcher:
 
     def remove(self, places: list[PartitionId]) -> None:
         """Stop fetching these."""
-        assignment = [TopicPartition(*place) for place in places]
-        self._calls.put(functools.partial(self._consumer.incremental_unassign, assignment))
+        self._calls.put(functools.partial(self._remove, places))
 
     def pause(self, places: list[PartitionId]) -> None:
         """Pause these partitions."""
-        self._calls.put(functools.partial(self._consumer.pause, [TopicPartition(*place) for place in places]))
+        self._calls.put(functools.partial(self._pause, places))
 
     def resume(self, places: list[PartitionId]) -> None:
         """Resume these partitions."""
-        self._calls.put(functools.partial(self._consumer.resume, [TopicPartition(*place) for place in places]))
+        self._calls.put(functools.partial(self._resume, places))
 
     def fetch(self, max_messages: int) -> FetchResult:
         """Return the messages that the thread has queued."""
@@ -94,9 +98,7 @@ class PlainFetcher:
             except queue.Empty:
                 break
         found, self._rest = found[:max_messages], found[max_messages:]
-        while not self._problems.empty():
-            result.problems.append(self._problems.get_nowait())
-        result.statistics, self._statistics = self._statistics, b""
+        self._events.move_to(result)
         self._columns(found, result)
         return result
 
@@ -109,6 +111,11 @@ class PlainFetcher:
         wanted = [TopicPartition(*place, at) for place, at in offsets.items()]
         self._calls.put(functools.partial(self._consumer.commit, offsets=wanted, asynchronous=True))
 
+    @property
+    def commit_failures(self) -> int:
+        """Return the number of commits that failed so far."""
+        return self._events.commit_failures
+
     def close(self) -> None:
         """Free everything."""
         if self._closing.is_set():
@@ -118,39 +125,88 @@ class PlainFetcher:
         while self._thread.is_alive():
             while not self._found.empty():
                 self._found.get_nowait()
-            self._thread.join(_WAIT_S)
+            self._thread.join(self._wait_s)
         self._consumer.close()
 
     def _consume(self) -> None:
         self._assigned.wait()
         while not self._closing.is_set():
+            if batch := self._next():
+                self._hand_over(batch)
+
+    def _next(self) -> list[Message]:
+        """Make the calls that wait, and return new messages; the client calls back with its events meanwhile."""
+        try:
+            while not self._calls.empty():
+                self._calls.get_nowait()()
+            batch = self._consumer.consume(_BATCH, self._wait_s)
+            for place in {(str(m.topic()), int(m.partition() or 0)) for m in batch}:
+                marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+                self._ends[place] = marks[1]
+        except KafkaException as error:
+            self._on_error(error.args[0])
+            return []
+        return batch
+
+    def _hand_over(self, batch: list[Message]) -> None:
+        """Wait until the queue has a place for the batch."""
+        waits = 0
+        while not self._closing.is_set():
             try:
-                while not self._calls.empty():
-                    self._calls.get_nowait()()
-                batch = self._consumer.consume(_BATCH, _WAIT_S)
-                for place in {(str(m.topic()), int(m.partition() or 0)) for m in batch}:
-                    marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-                    self._ends[place] = marks[1]
-            except KafkaException as error:
-                self._on_error(error.args[0])
+                self._found.put(batch, timeout=0 if self._held else self._wait_s)
+            except queue.Full:
+                waits += 1
+                if waits >= _WAITS_UNTIL_PAUSE:
+                    self._hold()
+                    batch += self._next()
                 continue
-            while batch and not self._closing.is_set():
-                try:
-                    self._found.put(batch, timeout=_WAIT_S)
-                except queue.Full:
-                    continue
-                self._settings.wake()
-                break
+            self._settings.wake()
+            self._release()
+            return
+
+    def _hold(self) -> None:
+        """Pause all partitions, also those that were added since."""
+        try:
+            assigned = {(item.topic, item.partition) for item in self._consumer.assignment()}
+            if fresh := assigned - self._held:
+                self._consumer.pause([TopicPartition(*place) for place in fresh])
+                self._held |= fresh
+        except KafkaException as error:
+            self._on_error(error.args[0])
+
+    def _release(self) -> None:
+        """Resume the partitions that are paused by the full queue alone."""
+        held, self._held = self._held, set()
+        try:
+            assigned = {(item.topic, item.partition) for item in self._consumer.assignment()} if held else set()
+            if again := held & assigned - self._paused:
+                self._consumer.resume([TopicPartition(*place) for place in again])
+        except KafkaException as error:
+            self._on_error(error.args[0])
+
+    def _pause(self, places: list[PartitionId]) -> None:
+        self._paused.update(places)
+        self._consumer.pause([TopicPartition(*place) for place in places])
+
+    def _resume(self, places: list[PartitionId]) -> None:
+        self._paused.difference_update(places)
+        if again := [TopicPartition(*place) for place in places if place not in self._held]:
+            self._consumer.resume(again)
+
+    def _remove(self, places: list[PartitionId]) -> None:
+        self._paused.difference_update(places)
+        self._held.difference_update(places)
+        self._consumer.incremental_unassign([TopicPartition(*place) for place in places])
 
     def _on_error(self, error: Any) -> None:
-        self._problems.put(FetchProblem(error.code(), error.str()))
+        self._events.failed(FetchProblem(error.code(), error.str()))
 
     def _on_statistics(self, text: str) -> None:
-        self._statistics = text.encode()
+        self._events.measured(text.encode())
 
     def _on_commit(self, error: Any, _partitions: Any) -> None:
         if error is not None:
-            self.commit_failures += 1
+            self._events.commit_failed()
 
     def _columns(self, found: list[Message], result: FetchResult) -> None:
         rows = []
