@@ -263,13 +263,14 @@ class FileReader:
             return SourceBatch(result.rows, (path,))
         self._bad_records += len(result.bad)
         policy = self._config.on_bad_record
-        bad = _bad_record(path, result.bad[0])
         if policy == "fail":
+            bad = _bad_record(path, result.bad[0])
             more = f" ({len(result.bad) - 1} more in the same read)" if len(result.bad) > 1 else ""
             msg = f"file source: {bad.where}{more}"
             hint = "fix the file, or set on_bad_record='skip' or 'dead-letter'"
             raise BadRecordError(msg, hint=hint, values=bad.value)
-        self._bad_record = self._bad_record or bad
+        if self._bad_record is None:  # its line number costs a read of the file up to there
+            self._bad_record = _bad_record(path, result.bad[0])
         letters = _dead_letter_rows(path, result.bad) if policy == "dead-letter" else None
         return SourceBatch(result.rows, (path,), dead_letters=letters)
 

@@ -15,7 +15,7 @@ from penstock.connector.source import SourceContext, SourceSplit
 from penstock.core.clock import ManualClock
 from penstock.core.errors import BadRecordError, ConnectorError, GraphError, UsageError
 from penstock.core.schema import Schema
-from penstock_connectors.files import FileSource
+from penstock_connectors.files import FileSource, source
 from penstock_connectors.files.source import FileSourceFactory
 
 
@@ -144,6 +144,18 @@ def test_bad_lines_can_be_skipped_and_are_counted(tmp_path, file_format):
     assert result.metrics["badRecords"] == 2
     line = {"jsonl": 2, "csv": 3}[file_format]
     assert result.bad_record.where.startswith(f"{tmp_path / 'in'} line {line}: ")
+
+
+@pytest.mark.parametrize("policy", ["skip", "dead-letter"])
+def test_lines_are_numbered_for_the_first_bad_one_alone(tmp_path, monkeypatch, policy):
+    numbered = []
+    monkeypatch.setattr(source, "line_number", lambda path, offset: numbered.append(offset) or 1)
+    (tmp_path / "in").write_text("no row\n" * 5)
+    reader = open_reader(FileSource(tmp_path / "in", Order, on_bad_record=policy))
+    for _ in range(5):
+        reader.poll(1)
+    assert reader.poll(1).metrics["badRecords"] == 5
+    assert numbered == [0]
 
 
 @pytest.mark.parametrize("file_format", ["jsonl", "csv"])
