@@ -8,20 +8,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.secrets import redacted
+
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
 
-#: Bytes of a bad record that its error shows.
-_SHOWN_BYTES = 80
+#: Characters of a bad record that its error shows; bytes that are no UTF-8 count as one each.
+_SHOWN = 80
+#: Bytes of a bad record that are searched for secrets.
+_SEARCHED_BYTES = 1 << 16
 
 
 def excerpt(payload: bytes | None) -> str:
-    """Return the beginning of a bad record as text for an error."""
+    """Return the beginning of a bad record as text for an error, without secrets."""
     if payload is None:
         return "null"
-    return repr(payload[:_SHOWN_BYTES]) + ("..." if len(payload) > _SHOWN_BYTES else "")
+    # the escapes return to the same bytes
+    text = payload[:_SEARCHED_BYTES].decode(errors="surrogateescape")
+    shown, whole = redacted(text, _SHOWN), redacted(text, _SHOWN + 1)
+    return repr(shown.encode(errors="surrogateescape")) + ("..." if shown != whole else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from penstock.core import secrets
 from penstock.core.errors import ALL_FRAMES, BadRecordError, PenstockError, without_all_frames
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.rows.user_functions import UserFunctionError
+from penstock.operators.rows.user_functions import UserFunctionError, user_error
 from penstock.task.chain.failure import describe
 
 
@@ -28,6 +28,16 @@ def test_a_function_that_fails_with_a_secret_in_its_words(monkeypatch):
     assert "other" not in line
     assert "login with ****** failed" in line
     assert "Traceback" in detail
+
+
+@pytest.mark.parametrize("length", [350, 1_960, 3_900, 15_900])
+def test_a_secret_at_the_end_of_what_is_told_is_not_cut_before_it_is_redacted(monkeypatch, length):
+    monkeypatch.setenv("SHOP_PASSWORD", "opensesame77" * 20)
+    secrets._of_this_process.cache_clear()
+    error = ValueError("x" * length + "opensesame77" * 20)
+    told = [*describe(error), *describe(user_error("map 'm'", error))]
+    secrets._of_this_process.cache_clear()
+    assert "opensesame" not in "".join(told)
 
 
 def test_a_long_message_is_told_in_one_short_line():
