@@ -6,6 +6,7 @@ Text files (`jsonl`, `csv`) resume at a byte offset after a line; Parquet at a r
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 #: Bytes of text read at once; a longer line is read in steps of this up to `_LINE_BYTES`.
 BLOCK_BYTES = 4 << 20
 _LINE_BYTES = 64 << 20
+#: Values in Arrow's errors about CSV: in quotes, or a line after the numbers of columns.
+_QUOTED = re.compile(r"'.*'", re.DOTALL)
+_LINE = re.compile(r"(columns, got \d+): .*", re.DOTALL)
 _CHANGED = "files must not change while a job reads them; start with --fresh"
 
 
@@ -222,7 +226,7 @@ class CsvLines:
             return self._parse_block(lines)
         except (pa.ArrowInvalid, ValueError) as error:
             if len(lines) == 1:
-                bad.append((first, str(error).splitlines()[0]))
+                bad.append((first, _without_values(error)))
                 return ()
         half = len(lines) // 2
         left = self._parse_range(lines[:half], first, bad)
@@ -239,6 +243,14 @@ class CsvLines:
             msg = f"{len(lines)} lines gave {table.num_rows} rows"
             raise ValueError(msg)
         return table.cast(self._schema).to_batches()  # type: ignore[no-any-return]
+
+
+def _without_values(error: Exception) -> str:
+    """Return the reason of a CSV error in one line; Arrow quotes the value or the line, which a setting may hide."""
+    text = str(error)
+    if isinstance(error, pa.ArrowInvalid):
+        text = _LINE.sub(r"\1", _QUOTED.sub("'...'", text))
+    return text.splitlines()[0]
 
 
 class ParquetCursor:

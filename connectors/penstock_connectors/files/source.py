@@ -269,8 +269,8 @@ class FileReader:
             msg = f"file source: {bad.where}{more}"
             hint = "fix the file, or set on_bad_record='skip' or 'dead-letter'"
             raise BadRecordError(msg, hint=hint, values=bad.value)
-        # the number of a line is found by reading the file up to it: for the first one only
-        self._bad_record = self._bad_record or _bad_record(path, result.bad[0])
+        if self._bad_record is None:  # its line number costs a read of the file up to there
+            self._bad_record = _bad_record(path, result.bad[0])
         letters = _dead_letter_rows(path, result.bad) if policy == "dead-letter" else None
         return SourceBatch(result.rows, (path,), dead_letters=letters)
 

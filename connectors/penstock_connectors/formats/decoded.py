@@ -8,26 +8,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.secrets import redact
+from penstock.core.secrets import redacted
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
 
-#: Bytes of a bad record that its error shows.
-_SHOWN_BYTES = 80
-#: Bytes in which secrets are looked for.
-_READ_BYTES = 4096
+#: Characters of a bad record that its error shows; bytes that are no UTF-8 count as one each.
+_SHOWN = 80
+#: Bytes of a bad record that are searched for secrets.
+_SEARCHED_BYTES = 1 << 16
 
 
 def excerpt(payload: bytes | None) -> str:
     """Return the beginning of a bad record as text for an error, without secrets."""
     if payload is None:
         return "null"
-    # before the cut: a secret is not recognised without its end
-    shown = redact(payload[:_READ_BYTES].decode("latin-1")).encode("latin-1", "replace")
-    return repr(shown[:_SHOWN_BYTES]) + ("..." if len(payload) > _SHOWN_BYTES else "")
+    # the escapes return to the same bytes
+    text = payload[:_SEARCHED_BYTES].decode(errors="surrogateescape")
+    shown, whole = redacted(text, _SHOWN), redacted(text, _SHOWN + 1)
+    return repr(shown.encode(errors="surrogateescape")) + ("..." if shown != whole else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def _integer(kind: pa.DataType) -> Convert:
         if type(value) is not int:
             raise RowError(f"an integer was expected, not {_kind(value)}")
         if not low <= value <= high:
-            raise RowError(f"{value} does not fit {kind}")
+            raise RowError(f"the number does not fit {kind}")
         return value
 
     return convert
@@ -151,9 +151,9 @@ def _floating(value: Any) -> Any:
     try:
         number = float(value)
     except OverflowError as error:
-        raise RowError(f"{value} does not fit double") from error
+        raise RowError("the number does not fit double") from error
     if math.isinf(number):
-        raise RowError(f"{value} does not fit double")
+        raise RowError("the number does not fit double")
     return number
 
 
@@ -177,10 +177,10 @@ def _timestamp(kind: pa.DataType, unit: TimestampUnit) -> Convert:
         else:
             raise RowError(f"a time was expected, not {_kind(value)}")
         if micros is None:
-            raise RowError(f"{value!r} is not an accepted time (ISO 8601, or an integer since the epoch)")
+            raise RowError("the value is not an accepted time (ISO 8601, or an integer since the epoch)")
         scaled = micros * times // divisor
         if not -(1 << 63) <= scaled < 1 << 63:
-            raise RowError(f"{value!r} does not fit {kind}")
+            raise RowError(f"the time does not fit {kind}")
         return scaled
 
     return convert
@@ -189,7 +189,7 @@ def _timestamp(kind: pa.DataType, unit: TimestampUnit) -> Convert:
 def _date(value: Any) -> Any:
     days = days_of_text(value) if type(value) is str else None
     if days is None:
-        raise RowError(f"a date YYYY-MM-DD was expected, not {value!r}")
+        raise RowError("a date YYYY-MM-DD was expected")
     return days
 
 
@@ -203,7 +203,7 @@ def _decimal(kind: pa.DataType) -> Convert:
         try:
             return context.quantize(decimal.Decimal(value), step)
         except decimal.DecimalException as error:
-            raise RowError(f"{value} does not fit {kind}") from error
+            raise RowError(f"the number does not fit {kind}") from error
 
     return convert
 

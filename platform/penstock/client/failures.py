@@ -207,7 +207,7 @@ class FailureWatch:
         after = next_attempt(summary) or _AFTER.get(summary["state"], f"it is {summary['state']} now")
         after += f", from {_name_of(summary['restored'])}" if summary.get("restored") else ""
         lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.show_command}`)"
-        own = without_all_frames(new[0].get("stacktrace", ""), "")
+        own = without_all_frames(new[0].get("stacktrace", ""))
         if own and own != self._reported_own:  # the same row fails at each restart
             lines.append(own)
         self._reported_own = own

@@ -28,10 +28,10 @@ def extra_hint(extra: str) -> str:
 ALL_FRAMES = "\n\nAll frames:\n"
 
 
-def without_all_frames(detail: str, other: str | None = None) -> str:
-    """Return what a user needs of a failure's long text: own lines, the row; of another text `other`, or itself."""
+def without_all_frames(detail: str) -> str:
+    """Return what a user needs of a failure's long text: own lines, the row; empty for any other text."""
     own, found, _ = detail.partition(ALL_FRAMES)
-    return own.strip("\n") if found or other is None else other
+    return own.strip("\n") if found else ""
 
 
 class PenstockError(Exception):
@@ -110,7 +110,7 @@ class JobFailedError(PenstockError):
 def job_failed(name: str, line: str, detail: str, hint: str = "") -> JobFailedError:
     """Return the error of a failed job; `line` and `detail` describe its last failure (`task.chain.failure`)."""
     error = JobFailedError(f"job {name} failed: {line}", hint=hint)
-    own = without_all_frames(detail, "")
+    own = without_all_frames(detail)
     if own:
         error.add_note(own)
     return error

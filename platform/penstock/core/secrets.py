@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 REDACTED = "******"
+#: Characters after a cut that are redacted with the text before it; more would cost time with a huge text.
+_MARGIN = 1 << 16
 #: Shorter values may be ordinary words, which would disappear from every text.
 _LEAST_LENGTH = 6
 _NAME = re.compile(
@@ -26,7 +28,8 @@ _SHAPES = (
     # sasl.password=..., 'ssl.key.password': '...', secret_key = "..."
     re.compile(
         r"(?i)((?:password|passwd|passphrase|secret(?:[_.-]?key)?|access[_.-]?key|api[_.-]?key)[\"']?\s*[=:]\s*)"
-        r"(?:\"[^\"]*\"|'[^']*'|[^\s,;}&\"')]+)"
+        # a value whose closing quote was cut goes to the end
+        r"(?:\"[^\"]*(?:\"|\Z)|'[^']*(?:'|\Z)|[^\s,;}&\"')]+)"
     ),
     # scheme://user:password@host
     re.compile(r"(://[^\s:/@]*:)[^\s/@]+(?=@)"),
@@ -96,6 +99,15 @@ def register_secret(value: str) -> None:
 def redact(text: str) -> str:
     """Return `text` without secrets: those of the environment, remembered ones, and texts shaped like one."""
     return _of_this_process()(text)
+
+
+def redacted(text: str, most: int, mark: str = "") -> str:
+    """Return the first `most` characters of a text without secrets, and `mark` if it is longer.
+
+    The text is redacted before it is cut, because a part of a secret would not be recognized.
+    """
+    found = redact(text[: most + _MARGIN])
+    return found if len(found) <= most else f"{found[:most]}{mark}"
 
 
 @lru_cache(maxsize=1)

@@ -15,8 +15,9 @@ from penstock.connector.source import SourceContext, SourceSplit
 from penstock.core.clock import ManualClock
 from penstock.core.errors import BadRecordError, ConnectorError, GraphError, UsageError
 from penstock.core.schema import Schema
-from penstock_connectors.files import FileSource
+from penstock_connectors.files import FileSource, source
 from penstock_connectors.files.source import FileSourceFactory
+from penstock_connectors.formats.decoded import excerpt
 
 
 class Order(Schema):
@@ -144,6 +145,48 @@ def test_bad_lines_can_be_skipped_and_are_counted(tmp_path, file_format):
     assert result.metrics["badRecords"] == 2
     line = {"jsonl": 2, "csv": 3}[file_format]
     assert result.bad_record.where.startswith(f"{tmp_path / 'in'} line {line}: ")
+
+
+@pytest.mark.parametrize(
+    ("file_format", "line"),
+    [
+        ("csv", "1,hidden,a"),
+        ("csv", "1,2,hidden,4"),
+        ("jsonl", '{"user_id": 1, "amount": 98765432109876543210, "note": ""}'),
+    ],
+)
+def test_the_reason_of_a_bad_line_has_none_of_its_values(tmp_path, file_format, line):
+    (tmp_path / "in").write_text(f"user_id,amount,note\n{line}\n" if file_format == "csv" else line)
+    reader = open_reader(FileSource(tmp_path / "in", Order, format=file_format))
+    with pytest.raises(BadRecordError) as raised:
+        drain(reader)
+    assert not re.search("hidden|98765", raised.value.message)
+    assert re.search("hidden|98765", raised.value.values)
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b'{"password": "' + b"x" * 100 + b'", "b": 2}', """b'{"password": ******, "b": 2}'"""),
+        (b"\xff" + "ü".encode(), r"b'\xff\xc3\xbc'"),
+        (b"x" * 81, f"b'{'x' * 80}'..."),
+    ],
+)
+def test_a_bad_line_is_shown_without_secrets(line, shown):
+    assert excerpt(line) == shown
+
+
+@pytest.mark.parametrize("policy", ["skip", "dead-letter"])
+def test_lines_are_numbered_for_the_first_bad_one_alone(tmp_path, monkeypatch, policy):
+    numbered = []
+    monkeypatch.setattr(source, "line_number", lambda path, offset: numbered.append(offset) or 1)
+    (tmp_path / "in").write_text("no row\n" * 5)
+    reader = open_reader(FileSource(tmp_path / "in", Order, on_bad_record=policy))
+    for _ in range(5):
+        reader.poll(1)
+    assert reader.poll(1).metrics["badRecords"] == 5
+    assert numbered == [0]
 
 
 @pytest.mark.parametrize("file_format", ["jsonl", "csv"])

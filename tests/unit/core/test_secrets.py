@@ -6,7 +6,7 @@ import time
 import pytest
 
 from penstock.core import secrets
-from penstock.core.secrets import Redactor, Secret, redact, register_secret, secret_values
+from penstock.core.secrets import Redactor, Secret, redact, redacted, register_secret, secret_values
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ from penstock.core.secrets import Redactor, Secret, redact, register_secret, sec
         ("sasl.password=pa55wort, next=1", "sasl.password=******, next=1"),
         ("{'sasl.password': 'pa 55', 'a': 1}", "{'sasl.password': ******, 'a': 1}"),
         ('{"ssl.key.password":"x"}', '{"ssl.key.password":******}'),
+        ('{"password": "cut he', '{"password": ******'),
         ("PENSTOCK_S3_SECRET_KEY=abc", "PENSTOCK_S3_SECRET_KEY=******"),
         ("s3_secret_key: abc; ok", "s3_secret_key: ******; ok"),
         ("kafka://me:hidden@host:9", "kafka://me:******@host:9"),
@@ -58,6 +59,13 @@ def test_known_values_are_struck_wherever_they_stand():
     assert Redactor(values)("say kitten7700, kitten77 and abc") == "say ******, ****** and abc", (
         "three letters are a word"
     )
+
+
+def test_a_text_is_redacted_before_it_is_cut():
+    text = '{"a": 1, "password": "0123456789", "b": 2}'
+    assert redacted(text, 30, "...") == '{"a": 1, "password": ******, "...'
+    assert redacted(text, 100, "...") == '{"a": 1, "password": ******, "b": 2}'
+    assert redacted(f'"password": "{"x" * 1_000_000}', 30) == '"password": ******'
 
 
 def test_this_process_remembers(monkeypatch):

@@ -81,6 +81,19 @@ class Shares(ps.Aggregator[Paid, int, int]):
         return a + b
 
 
+class NoStart(Shares):
+    def create_accumulator(self) -> int:
+        raise ArithmeticError
+
+
+class NoEnd(Shares):
+    def add(self, value: Paid, accumulator: int) -> int:
+        return accumulator
+
+    def get_result(self, accumulator: int) -> int:
+        raise ArithmeticError
+
+
 class Whole(ps.ProcessWindowFunction):
     def process(self, key: str, ctx: ps.WindowContext, rows: list[Paid]) -> Iterator[Share]:
         yield from map(share, rows)
@@ -138,7 +151,15 @@ JOBS = {
     ),
     "aggregator": (
         lambda paid: windows(paid).aggregate(total=ps.aggregating(Shares())).uid("shares"),
-        "row 2 of 3, Row(user='b', amount=0), of a window",
+        "add of row 2 of 3, Row(user='b', amount=0), of a window",
+    ),
+    "aggregator without a first value": (
+        lambda paid: windows(paid).aggregate(total=ps.aggregating(NoStart())).uid("shares"),
+        "ArithmeticError\ncreate_accumulator of a window of 3 rows",
+    ),
+    "aggregator without a result": (
+        lambda paid: windows(paid).aggregate(total=ps.aggregating(NoEnd())).uid("shares"),
+        "ArithmeticError\nget_result of a window of 3 rows",
     ),
     "window function": (
         lambda paid: windows(paid).process(Whole()).uid("whole"),

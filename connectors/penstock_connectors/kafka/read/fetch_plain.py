@@ -30,8 +30,8 @@ from penstock_connectors.kafka.read.fetch import (
     client_properties,
 )
 
-_BATCH, _QUEUED_BATCHES, _WAIT_S = 1000, 4, 0.1
-#: Waits of `_WAIT_S` for a place in the queue before the partitions are paused, which discards prefetched messages.
+_BATCH, _QUEUED_BATCHES = 1000, 4
+#: Waits for a place in the queue before the partitions are paused, which discards prefetched messages.
 _WAITS_UNTIL_PAUSE = 100
 _PARTITION_EOF = -191
 
@@ -39,10 +39,9 @@ _PARTITION_EOF = -191
 class PlainFetcher:
     """A `Fetcher` on confluent-kafka's `Consumer`."""
 
-    def __init__(self, settings: FetchSettings, wait_s: float = _WAIT_S) -> None:
-        """Start the client; nothing is fetched before `add`."""
-        self._wait_s = wait_s
-        self._settings = settings
+    def __init__(self, settings: FetchSettings, wait_s: float = 0.1) -> None:
+        """Start the client; nothing is fetched before `add`. Its thread waits for `wait_s` at a time."""
+        self._settings, self._wait_s = settings, wait_s
         self._found: queue.Queue[list[Message]] = queue.Queue(_QUEUED_BATCHES)
         self._rest: list[Message] = []
         self._events = ClientEvents()

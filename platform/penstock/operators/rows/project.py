@@ -166,7 +166,10 @@ class ProjectOperator(Operator):
         try:
             data = self._apply(batch.data)
         except Exception as error:
-            raise self._failed(batch.data, error) from error
+            failure = self._failed(batch.data, error)
+            if failure is error:
+                raise
+            raise failure from error
         if data.num_rows:
             out.batch(Batch(data))
 
@@ -183,7 +186,8 @@ class ProjectOperator(Operator):
         alone = high > low and self._raises(batch.slice(low, 1))
         shown = numbered_row(batch, low, names) if alone else batch_text(batch, names)
         if isinstance(error, PenstockError):
-            return type(error)(error.message, hint=error.hint, values=shown)
+            error.values = shown
+            return error
         first_line, _, _ = str(error).partition("\n")
         msg = f"{self._where}: {type(error).__name__}: {short_text(first_line)}"
         cast = isinstance(error, pl.exceptions.InvalidOperationError) and "conversion" in str(error)

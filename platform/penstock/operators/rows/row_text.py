@@ -9,7 +9,7 @@ import datetime as dt
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.secrets import REDACTED, is_secret_name, redact
+from penstock.core.secrets import REDACTED, is_secret_name, redacted
 from penstock.state.tables.value_columns import python_values
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ def value_text(value: Any, most: int = _LONGEST_ROW) -> str:
 
 def short_text(text: str, most: int = _LONGEST_ROW) -> str:
     """Return a text with values of the user's in one line of `most` characters, without secrets."""
-    # a part of a secret would no longer be recognized: redact before the cut
-    text = " ".join(redact(text).split())
-    return text if len(text) <= most else f"{text[:most]}..."
+    return redacted(" ".join(text.split()), most, "...")
 
 
 def row_text(batch: pa.RecordBatch, index: int, names: Iterable[str]) -> str:

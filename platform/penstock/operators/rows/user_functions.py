@@ -25,6 +25,7 @@ import pyarrow as pa
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import PenstockError, missing_module_hint, misuse_hint
 from penstock.core.schema import schema_from_text
+from penstock.core.secrets import redacted
 from penstock.functions.moved_modules import MOVED
 from penstock.operators.operator import Operator
 from penstock.operators.rows.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
@@ -101,9 +102,12 @@ def _one_line(error: BaseException) -> str:
 
     if isinstance(error, ValidationError):
         faults = error.errors(include_url=False)
-        shown = (f"{'.'.join(map(str, f['loc']))}: {f['msg']}, not {f['input']!r:.80}" for f in faults[:_MAX_FAULTS])
+        shown = (
+            f"{'.'.join(map(str, f['loc']))}: {f['msg']}, not {value_text(f['input'], 80)}"
+            for f in faults[:_MAX_FAULTS]
+        )
         return f"{error.title}: {'; '.join(shown)}"
-    return " ".join(str(error).split())[:_MAX_TEXT]
+    return redacted(" ".join(str(error).split()), _MAX_TEXT)
 
 
 class _Unpickler(pickle.Unpickler):

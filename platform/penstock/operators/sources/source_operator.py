@@ -17,7 +17,15 @@ import polars as pl
 import pyarrow as pa
 
 from penstock.connector.sink import load_factory
-from penstock.connector.source import PollResult, SourceContext, SourceFactory, SourceReader, SourceSpec, SourceSplit
+from penstock.connector.source import (
+    BadRecord,
+    PollResult,
+    SourceContext,
+    SourceFactory,
+    SourceReader,
+    SourceSpec,
+    SourceSplit,
+)
 from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG, dead_letters
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import BadRecordError
@@ -187,8 +195,7 @@ class SourceOperator(Operator):
         self._watermarks.advance_time(now, frozenset(result.caught_up) - paused, backpressured=False)
         self._context.metrics.extra.update(result.metrics)
         if result.bad_record is not None:
-            shown = f"; {result.bad_record.value}" if self._context.settings.show_values_in_errors else ""
-            self._context.metrics.texts.setdefault(BAD_RECORD_TEXT, redact(f"{result.bad_record.where}{shown}"))
+            self._note_bad_record(result.bad_record)
 
     def _emit(self, source: SourceBatch, out: Collector) -> bool:
         if source.dead_letters is not None and source.dead_letters.num_rows:
@@ -294,6 +301,13 @@ class SourceOperator(Operator):
 
     # --- bad records -----------------------------------------------------------------------------------------------
 
+    def _note_bad_record(self, record: BadRecord) -> None:
+        """Publish the first bad record, for every page and command that shows the job."""
+        texts = self._context.metrics.texts
+        if BAD_RECORD_TEXT not in texts:
+            shown = f"; {record.value}" if self._context.settings.show_values_in_errors else ""
+            texts[BAD_RECORD_TEXT] = redact(f"{record.where}{shown}")
+
     def _bad_times(self, source: SourceBatch, bad: Bools, out: Collector) -> None:
         assert self._times is not None  # noqa: S101 - only called with event time
         rows = np.flatnonzero(bad)
@@ -304,10 +318,11 @@ class SourceOperator(Operator):
         values = self._times.raw(source.data)
         value = values[first].as_py()
         error = f"event time {name!r} is null or outside the years 1 to 9999"
+        record = BadRecord(f"{error} (in {split})", f"value: {value}")
         if self._policy == "fail":
-            msg = f"{self._where}: {error}: {value} (in {split})"
-            raise BadRecordError(msg, hint=f"{self._times.unit_hint(value)}set on_bad_record='skip' or 'dead-letter'")
-        self._context.metrics.texts.setdefault(BAD_RECORD_TEXT, f"{error}: {value} (in {split})")
+            hint = f"{self._times.unit_hint(value)}set on_bad_record='skip' or 'dead-letter'"
+            raise BadRecordError(f"{self._where}: {record.where}", hint=hint, values=record.value)
+        self._note_bad_record(record)
         if self._policy == "dead-letter":
             # as plain numbers: a time outside the calendar has no text form
             raw = source.data.set_column(source.data.schema.get_field_index(name), name, values)

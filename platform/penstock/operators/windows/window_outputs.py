@@ -64,30 +64,34 @@ def apply_aggregator(
     """Return a user-defined aggregate of each window's rows, or of the non-null values of `column`.
 
     Raises:
-        UserFunctionError: the aggregator raised; with the row, and the number of its window's rows.
+        UserFunctionError: the aggregator raised; with its method and the number of rows, and the row for `add`.
     """
     results = []
+    method = ""
     rows: Sequence[Any] = ()
     unread: Iterator[Any] = iter(())
     try:
         for rows in windows:
             unread = iter(rows)
+            method = "create_accumulator"
             held = aggregator.create_accumulator()
+            method = "add"
             for row in unread:
                 value = row if column is None else getattr(row, column)
                 if value is not None:
                     held = aggregator.add(value, held)
+            method = "get_result"
             results.append(aggregator.get_result(held))
     except Exception as error:
-        raise user_error(where, error, f"{_newest(rows, unread)} of a window") from error
+        place = f"{_newest(rows, unread)} of a window" if method == "add" else f"a window of {len(rows):,} rows"
+        raise user_error(where, error, f"{method} of {place}") from error
     return results
 
 
 def _newest(rows: Sequence[Any], unread: Iterator[Any]) -> str:
     """Return the newest row that an iterator of `rows` has returned, as text for an error."""
     done = len(rows) - operator.length_hint(unread)
-    text = f"row {done:,} of {len(rows):,}"
-    return f"{text}, {value_text(rows[done - 1])}," if done else f"before {text}"
+    return f"row {done:,} of {len(rows):,}, {value_text(rows[done - 1])},"
 
 
 def _distinct(values: pa.Array, window: I64, windows: int) -> I64:

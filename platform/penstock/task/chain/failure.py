@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import ALL_FRAMES, PenstockError, missing_module_hint, misuse_hint
-from penstock.core.secrets import redact
+from penstock.core.secrets import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def describe(
     place = _place(error, operator)
     # The class name precedes a PenstockError too: `jobmanager.deploy.failover` uses it to recognize errors that no
     # restart can resolve.
-    line = f"{type(error).__name__}: {text}"[: _MAX_LINE - len(place) - len(hint) - 3].strip()
+    line = redacted(f"{type(error).__name__}: {text}", max(0, _MAX_LINE - len(place) - len(hint) - 3)).strip()
     line = " ".join(f"{line}{place}{f' ({hint})' if hint else ''}".split()) or type(error).__name__
     if user and not isinstance(error, PenstockError):
         line = f"{line} (in {user[-1].name}, {Path(user[-1].filename).name}:{user[-1].lineno})"
@@ -54,7 +54,7 @@ def describe(
     # an error that is meant for users is complete without its frames
     parts = ["".join(own).rstrip(), ALL_FRAMES] if own or isinstance(error, PenstockError) else []
     parts += traceback.format_exception(error)
-    return redact(line)[:_MAX_LINE], redact("".join(parts))[:_MAX_DETAIL]
+    return redacted(line, _MAX_LINE), redacted("".join(parts), _MAX_DETAIL)
 
 
 def _own_frames(error: BaseException, user: list[traceback.FrameSummary]) -> list[str]:
@@ -67,8 +67,8 @@ def _own_frames(error: BaseException, user: list[traceback.FrameSummary]) -> lis
         lines[half:-half] = [f"  ... {len(lines) - 2 * half} further frames\n"]
     raised = error.__cause__ if isinstance(error, PenstockError) and error.__cause__ is not None else error
     # neither a generated line of code nor a long text takes the place of the row
-    texts = (redact("".join(text)) for text in (lines, traceback.format_exception_only(raised)))
-    return [_OWN_CODE, *(text if len(text) <= _MAX_OWN else f"{text[:_MAX_OWN]}...\n" for text in texts)]
+    texts = "".join(lines), "".join(traceback.format_exception_only(raised))
+    return [_OWN_CODE, *(redacted(text, _MAX_OWN, "...\n") for text in texts)]
 
 
 def _values(error: BaseException) -> list[str]:

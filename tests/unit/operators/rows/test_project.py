@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.elements import Batch
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, PenstockError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.rows.columns import TS_FIELD, ColumnError
@@ -125,6 +125,21 @@ def test_a_value_that_does_not_fit_the_declared_type_is_named(bench, out):
     operator.open(bench.context(spec, SCHEMA))
     with pytest.raises(ColumnError, match="select 'p': column 's' must not be null, but 1 of 1 rows are"):
         operator.process_batch(rows((2, None, 20)), 0, out)
+
+
+class OtherError(PenstockError):
+    def __init__(self, number):
+        super().__init__(f"number {number}")
+
+
+def test_an_error_of_its_own_class_keeps_it_and_gets_the_row(bench, out, monkeypatch):
+    def refuse(*_):
+        raise OtherError(7)
+
+    monkeypatch.setattr("penstock.operators.rows.project.conform_array", refuse)
+    with pytest.raises(OtherError, match="number 7") as raised:
+        run(bench, out, "select", pl.col("a") + 1)
+    assert raised.value.values == "row 1 of a batch of 2: a=1, s='x'"
 
 
 def test_columns_that_are_only_taken_do_not_pass_through_polars(bench, out):

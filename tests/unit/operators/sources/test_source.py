@@ -1,5 +1,6 @@
 """The source operator over a scripted reader."""
 
+import dataclasses
 import datetime as dt
 import json
 
@@ -9,7 +10,7 @@ import pytest
 from tests.property.pools import pooled
 from tests.unit.operators.scripted_source import MONOTONIC, SCHEMA, batch, opened, poll, scripted_reader, splits
 
-from penstock.connector.source import PollResult, SourceBatch, SourceSplit
+from penstock.connector.source import BadRecord, PollResult, SourceBatch, SourceSplit
 from penstock.connector.staging import DEAD_LETTER_SCHEMA, dead_letters
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.errors import BadRecordError, GraphError
@@ -117,7 +118,8 @@ def test_a_time_beyond_the_years_is_told_with_the_unit_that_fits(bench, reader, 
     operator.add_splits(splits("a"), no_more=False)
     with pytest.raises(BadRecordError) as caught:
         poll(operator, reader, out, PollResult((batch([value], schema=schema),)))
-    assert str(value) in caught.value.message
+    assert str(value) not in caught.value.message, "a setting may hide values"
+    assert caught.value.values == f"value: {value}"
     assert caught.value.hint == f"{way}, or set on_bad_record='skip' or 'dead-letter'"
 
 
@@ -129,6 +131,30 @@ def test_a_time_in_the_wrong_unit_is_a_bad_record_not_the_end_of_time(bench, rea
     assert [row["v"] for row in out.rows] == [1]
     assert out.watermarks == [9_999_999]
     assert operator._context.metrics.extra["badTimestamps"] == 1
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_first_bad_record_is_published_with_its_value_if_the_job_shows_values(bench, reader, out, shown):
+    schema = pa.schema([SCHEMA.field(0), pa.field("ts", pa.int64())])
+    strategy = WatermarkStrategy.monotonic(timestamp="ts", unit="s")
+    operator = opened(bench, strategy, schema, policy="skip")
+    settings = msgspec.structs.replace(operator._context.settings, show_values_in_errors=shown)
+    operator._context = dataclasses.replace(operator._context, settings=settings)
+    operator.add_splits(splits("a"), no_more=False)
+    poll(operator, reader, out, PollResult((batch([1_700_000_000_000], schema=schema),)))
+    text = operator._context.metrics.texts["badRecord"]
+    assert text.startswith("event time 'ts' is null or outside the years 1 to 9999 (in a)")
+    assert ("1700000000000" in text) is shown
+
+
+def test_a_bad_record_of_the_reader_is_published_without_secrets(bench, reader, out):
+    operator = opened(bench, policy="skip")
+    operator.add_splits(splits("a"), no_more=False)
+    record = BadRecord("line 1: login=db://me:hidden1@host", 'value: b\'{"password": "hidden2')
+    poll(operator, reader, out, PollResult(bad_record=record))
+    text = operator._context.metrics.texts["badRecord"]
+    assert text.startswith("line 1: login=db://me:******@host; value: ")
+    assert "hidden" not in text
 
 
 def test_bad_times_become_dead_letters_with_their_split(bench, reader, out):

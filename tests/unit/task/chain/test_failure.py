@@ -9,7 +9,7 @@ import pytest
 from penstock.core import secrets
 from penstock.core.errors import ALL_FRAMES, BadRecordError, PenstockError, without_all_frames
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.rows.user_functions import UserFunctionError
+from penstock.operators.rows.user_functions import UserFunctionError, user_error
 from penstock.task.chain.failure import describe
 
 
@@ -28,6 +28,16 @@ def test_a_function_that_fails_with_a_secret_in_its_words(monkeypatch):
     assert "other" not in line
     assert "login with ****** failed" in line
     assert "Traceback" in detail
+
+
+@pytest.mark.parametrize("length", [350, 1_960, 3_900, 15_900])
+def test_a_secret_at_the_end_of_what_is_told_is_not_cut_before_it_is_redacted(monkeypatch, length):
+    monkeypatch.setenv("SHOP_PASSWORD", "opensesame77" * 20)
+    secrets._of_this_process.cache_clear()
+    error = ValueError("x" * length + "opensesame77" * 20)
+    told = [*describe(error), *describe(user_error("map 'm'", error))]
+    secrets._of_this_process.cache_clear()
+    assert "opensesame" not in "".join(told)
 
 
 def test_a_long_message_is_told_in_one_short_line():
@@ -86,8 +96,8 @@ def test_a_long_text_does_not_take_the_place_of_the_row():
     with pytest.raises(UserFunctionError) as raised:
         raise UserFunctionError("map 'm': ValueError", values=ROW) from ValueError("long " * 5_000)
     _, detail = describe(raised.value)
-    assert len(without_all_frames(detail, "")) < 9_000
-    assert without_all_frames(detail, "").endswith(f"...\n{ROW}")
+    assert len(without_all_frames(detail)) < 9_000
+    assert without_all_frames(detail).endswith(f"...\n{ROW}")
 
 
 def test_an_error_for_users_without_lines_of_theirs_has_its_values_before_all_frames():
@@ -95,14 +105,14 @@ def test_an_error_for_users_without_lines_of_theirs_has_its_values_before_all_fr
     assert line == "BadRecordError: offset 7: not JSON"
     assert detail.startswith(f"value: b'x'{ALL_FRAMES}")
     assert without_all_frames(describe(PenstockError("full"))[1]) == ""
-    assert without_all_frames(describe(KeyError("a bug"))[1]).startswith("KeyError")
+    assert without_all_frames(describe(KeyError("a bug"))[1]) == ""
 
 
 def test_frames_of_compiled_packages_are_not_the_users():
     with pytest.raises(pa.ArrowInvalid) as raised:
         pa.array(["x"], pa.int64())
     assert "array.pxi" in describe(raised.value)[1]
-    assert "array.pxi" not in without_all_frames(describe(raised.value)[1])
+    assert "array.pxi" not in describe(raised.value)[1].partition(ALL_FRAMES)[0]
 
 
 def test_a_package_that_users_code_lacks_is_told_with_where_to_install_it():
