@@ -170,7 +170,7 @@ class FakeWorker:
             snapshot=SubtaskSnapshot(
                 vertex_id=e.vertex_id, subtask=e.subtask, committables=committables, operator=operator
             ),
-            metrics=CheckpointMetrics(),
+            metrics=CheckpointMetrics(counts=dict(self.world.counts)),
         )
 
 
@@ -210,6 +210,8 @@ class World:
         self.owed: list[Committable] = []
         self.output: dict[str, int] = {}
         self.operations: dict[str, cmd.OperationEnded] = {}
+        #: Counts of rows that each subtask has at its next barrier.
+        self.counts: dict[str, int] = {}
         self.terminal: cmd.JobTerminal | None = None
         self.wake: int | None = None
         self.held_discovery: list = []

@@ -97,13 +97,23 @@ def handle_report(job: DeployedJob, worker_id: str, report: msg.WorkerReport, no
             deployment.executions[where].input_ended = True
             return checkpointing.input_ended(ExecutionId(*where, report.attempt), now_ms)
         case msg.CheckpointAck():
-            return checkpointing.acked(report, now_ms)
+            return [*_counted(job, report), *checkpointing.acked(report, now_ms)]
         case msg.CheckpointDeclined():
             return checkpointing.declined(report, now_ms)
         case msg.OutputPublished():
             return checkpointing.published(report.committable_ids)
         case msg.SavepointWritten():
             return checkpointing.savepoint_written(report)
+
+
+def _counted(job: DeployedJob, ack: msg.CheckpointAck) -> Sequence[ChangeStep]:
+    """Return the counts at a barrier: a job that is stopped may end before any later metrics arrive."""
+    if ack.attempt != job.deployment.ids.attempt:
+        return []
+    name = f"{ack.snapshot.vertex_id}/{ack.snapshot.subtask}"
+    known = job.metrics.get(name, {})
+    counts = {count: max(float(value), known.get(count, 0.0)) for count, value in ack.metrics.counts.items()}
+    return [StoreMetrics({name: {**known, **counts}}, {})]
 
 
 def _task_state(job: DeployedJob, worker_id: str, report: msg.TaskState, now_ms: int) -> Sequence[ChangeStep]:

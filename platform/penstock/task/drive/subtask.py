@@ -331,6 +331,8 @@ class Subtask:
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         # after the snapshot, which may emit rows that belong before the barrier
         counts = self.metrics.counts()
+        # the next report must not have less than the ack
+        self.metrics.publish()
         for output in self._outputs:
             output.barrier(barrier)
         task_states = (

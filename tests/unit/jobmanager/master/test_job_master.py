@@ -441,3 +441,22 @@ def test_metrics_that_come_after_the_end_of_a_subtask_do_not_replace_its_last_on
     world.post(ev.WorkerReported(worker_id, ended))
     report(2.0)
     assert world.master.metrics[name] == {"rows": 3.0}
+
+
+def test_rows_at_the_last_barrier_are_counted_without_later_metrics(world_of):
+    world = world_of().start()
+    name, execution = next((f"{e.id.vertex_id}/{e.id.subtask}", e) for e in world.master.deployment.executions.values())
+
+    def report(rows):
+        tasks = {name: {"numRecordsOut": rows, "busy": 5.0}}
+        measured = msg.WorkerMetrics(worker_id=execution.worker_id, job_id=JOB, tasks=tasks, worker={})
+        world.post(ev.WorkerReported(execution.worker_id, measured))
+
+    report(30.0)
+    world.counts = {"numRecordsOut": 20}
+    world.pass_time(1_500)
+    assert world.master.metrics[name] == {"numRecordsOut": 30.0, "busy": 5.0}, "measured after the barrier"
+    world.counts = {"numRecordsOut": 50}
+    world.post(ev.StopRequested("q", "memory://sp", drain=False))
+    assert world.terminal.state == "FINISHED"
+    assert world.master.metrics[name] == {"numRecordsOut": 50.0, "busy": 5.0}
