@@ -135,6 +135,8 @@ def opened(folder, kafka_server, minio_server):
         "PENSTOCK_S3_ACCESS_KEY": minio_server.access_key,
         "PENSTOCK_S3_SECRET_KEY": minio_server.secret_key,
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        # the files do not change: parsing them every ten seconds would take a quarter of the processor time
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
     }
     config = LocalClusterConfig(
         taskmanagers=1, slots_per_taskmanager=5, directory=folder / "cluster", environment=environment

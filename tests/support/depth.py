@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 
 DEPTHS = ("fast", "gate", "nightly")
 #: Part of the examples that a depth runs, and the fewest.
-_PART = {"fast": 0.06, "gate": 0.06, "nightly": 1.0}
-_FEWEST = {"fast": 2, "gate": 4, "nightly": 20}
+_PART = {"fast": 0.04, "gate": 0.04, "nightly": 1.0}
+_FEWEST = {"fast": 2, "gate": 3, "nightly": 20}
 
 
 def depth():

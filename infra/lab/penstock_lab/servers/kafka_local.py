@@ -48,6 +48,8 @@ SETTINGS: Mapping[str, str] = {
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "400",
     "transaction.max.timeout.ms": "3600000",
+    # an idle broker writes nothing: the default is a record of metadata every 500 ms
+    "metadata.max.idle.interval.ms": "0",
     "num.network.threads": "2",
     "num.io.threads": "4",
     "log.cleaner.dedupe.buffer.size": "16777216",
