@@ -63,6 +63,9 @@ def _entry(name, found):
     text = [f"### {name}\n", _first(found) + "\n"]
     if inspect.isclass(found):
         rows = _members(found)
+        heads = [f"[`ps.{parent.__name__}`](#ps{parent.__name__.lower()})" for parent in _parents(found)]
+        if heads:
+            text.append(f"It also has the methods of {' and '.join(heads)}.\n")
         if found.__name__ in _MADE_BY_USERS:
             text.append(f"```text\n{name}{_signature(found)}\n```\n")
     elif inspect.ismodule(found):
@@ -76,17 +79,23 @@ def _entry(name, found):
     return "\n".join(text)
 
 
+def _parents(kind):
+    """Return the classes of the page from which a class inherits methods."""
+    return [base for base in kind.__mro__[1:] if getattr(ps, base.__name__, None) is base and _members(base)]
+
+
 def _own(module, value):
     return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
 def _members(kind):
-    """Return public methods and properties, in the order in which they are written, inherited ones last."""
+    """Return public methods and properties, in the order of the source; those of `_parents` are left out."""
     if issubclass(kind, enum.Enum):
         return []
     found = {}
+    above = {base for parent in _parents(kind) for base in parent.__mro__}
     for base in kind.__mro__:
-        if not base.__module__.startswith("penstock"):
+        if not base.__module__.startswith("penstock") or base in above:
             continue
         for name, written in vars(base).items():
             value = written.__func__ if isinstance(written, (classmethod, staticmethod)) else written

@@ -34,7 +34,7 @@ AggregateFunction = Literal[
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """One aggregate: a function, its input column, its output column, and the rows it includes."""
+    """One aggregate: a function, its input column and the rows it includes; named `<function>_<column>` by default."""
 
     fn: AggregateFunction
     column: str | None
@@ -70,52 +70,52 @@ class Aggregate(msgspec.Struct, frozen=True):
 
 
 def count(column: str | None = None) -> Aggregate:
-    """Return the number of rows, or of a column's non-null values; called `count` unless named."""
+    """Return the number of rows, or of a column's non-null values."""
     return Aggregate("count", column, "count" if column is None else f"count_{column}")
 
 
 def sum(column: str) -> Aggregate:  # noqa: A001
-    """Return the sum of a numeric column; nulls are ignored; called `sum_<column>` unless named."""
+    """Return the sum of a numeric column; nulls are ignored."""
     return Aggregate("sum", column, f"sum_{column}")
 
 
 def min(column: str) -> Aggregate:  # noqa: A001
-    """Return the smallest value; called `min_<column>` unless named."""
+    """Return the smallest value."""
     return Aggregate("min", column, f"min_{column}")
 
 
 def max(column: str) -> Aggregate:  # noqa: A001
-    """Return the largest value; called `max_<column>` unless named."""
+    """Return the largest value."""
     return Aggregate("max", column, f"max_{column}")
 
 
 def mean(column: str) -> Aggregate:
-    """Return the arithmetic mean; called `mean_<column>` unless named."""
+    """Return the arithmetic mean."""
     return Aggregate("mean", column, f"mean_{column}")
 
 
 def var(column: str) -> Aggregate:
-    """Return the sample variance (n - 1); called `var_<column>` unless named."""
+    """Return the sample variance (n - 1)."""
     return Aggregate("var", column, f"var_{column}")
 
 
 def std(column: str) -> Aggregate:
-    """Return the sample standard deviation (n - 1); called `std_<column>` unless named."""
+    """Return the sample standard deviation (n - 1)."""
     return Aggregate("std", column, f"std_{column}")
 
 
 def first(column: str) -> Aggregate:
-    """Return the first value in event time; called `first_<column>` unless named."""
+    """Return the first value in event time."""
     return Aggregate("first", column, f"first_{column}")
 
 
 def last(column: str) -> Aggregate:
-    """Return the last value in event time; called `last_<column>` unless named."""
+    """Return the last value in event time."""
     return Aggregate("last", column, f"last_{column}")
 
 
 def collect(column: str) -> Aggregate:
-    """Return a list of the non-null values, in order of arrival; for windows. Called `collect_<column>` unless named.
+    """Return a list of the non-null values, in order of arrival; for windows.
 
     A window with this aggregate keeps its rows, as with `count_distinct`, `quantile` and user-defined aggregates.
     """
@@ -123,17 +123,14 @@ def collect(column: str) -> Aggregate:
 
 
 def count_distinct(column: str) -> Aggregate:
-    """Return the exact number of distinct non-null values; for windows, which then keep their rows.
-
-    Called `count_distinct_<column>` unless named.
-    """
+    """Return the exact number of distinct non-null values; for windows, which then keep their rows."""
     return Aggregate("count_distinct", column, f"count_distinct_{column}")
 
 
 def approx_count_distinct(column: str) -> Aggregate:
     """Return the approximate number of distinct non-null values (HyperLogLog, standard error 4.6 %).
 
-    Takes 512 bytes per key and pane, for any number of values; called `approx_count_distinct_<column>` unless named.
+    Takes 512 bytes per key and pane, for any number of values.
     """
     return Aggregate("approx_count_distinct", column, f"approx_count_distinct_{column}")
 
@@ -141,7 +138,7 @@ def approx_count_distinct(column: str) -> Aggregate:
 def quantile(column: str, q: float) -> Aggregate:
     """Return the exact `q`-quantile (0 to 1) of numbers, interpolated; for windows, which then keep their rows.
 
-    `quantile("amount", 0.5)` is the median. Null when there is no value; called `quantile_<column>` unless named.
+    `quantile("amount", 0.5)` is the median. Null when there is no value.
     """
     return Aggregate("quantile", column, f"quantile_{column}", quantile=q)
 
