@@ -49,6 +49,10 @@ class Airflow:
         """Start what does not run."""
         return self._infra("start")
 
+    def exports(self):
+        """Lines for a shell, which then uses this Airflow."""
+        return self._infra("env")
+
     def _infra(self, command):
         done = subprocess.run(
             [*self._command, command, *self._options], env=self._environment, capture_output=True, text=True
