@@ -80,10 +80,19 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def slow_calls(summary: dict[str, Any]) -> dict[str, str]:
-    """Return, by call, a line about a call to an external system that takes long."""
-    calls = {call["what"] for call in summary.get("slow-calls", ())}
-    return {what: f"slow call, more than 5 s: {what}" for what in sorted(calls)}
+def slow_calls(summary: dict[str, Any], now_ms: int | None = None) -> dict[str, str]:
+    """Return, by call, a line about a call to an external system that takes long; with `now_ms`, for how long."""
+    oldest: dict[str, int] = {}
+    for call in summary.get("slow-calls", ()):
+        oldest[call["what"]] = min(call["since"], oldest.get(call["what"], call["since"]))
+    return {
+        what: f"slow call since {utc_text(since)} UTC{_so_far(since, now_ms)}: {what}"
+        for what, since in sorted(oldest.items())
+    }
+
+
+def _so_far(since_ms: int, now_ms: int | None) -> str:
+    return "" if now_ms is None else f", {max(0, now_ms - since_ms) / 1000:.0f} s so far"
 
 
 def next_attempt(summary: dict[str, Any]) -> str:

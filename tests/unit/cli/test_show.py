@@ -6,6 +6,7 @@ import pytest
 
 from penstock.cli.running import jobs as module
 from penstock.cli.running.job_report import story_lines, watermark_line
+from penstock.core.clock import ManualClock
 
 AT = 1_767_607_200_000  # 2026-01-05 10:00:00
 COUNTED = "rows, restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
@@ -26,7 +27,7 @@ class Client:
     """One job, whose summary and failures a test sets."""
 
     def __init__(self):
-        self.told, self.entries = dict(SUMMARY), []
+        self.told, self.entries, self.findings = dict(SUMMARY), [], []
 
     def jobs(self):
         return [{"jid": "a" * 32, "name": "orders", "state": "RUNNING", "start-time": 1}]
@@ -43,6 +44,16 @@ class Client:
 
     def summary(self, job_id):
         return self.told
+
+    def health(self, job_id):
+        return {"findings": self.findings}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = ManualClock(AT + 42_000)
+    monkeypatch.setattr(module, "SystemClock", lambda: found)
+    return found
 
 
 @pytest.fixture
@@ -99,13 +110,24 @@ def test_the_watermark_has_its_distance_from_the_clock(mark, line):
     assert watermark_line({"watermark": mark}, AT) == line
 
 
-def test_sources_without_an_answer_and_slow_calls_are_named(client, capsys):
+def test_sources_without_an_answer_and_slow_calls_are_named(client, clock, capsys):
     client.told["sources-unreachable"] = {"orders": {"since": AT, "for-ms": 12_000, "place": "topic t at b:9"}}
-    client.told["slow-calls"] = [{"what": "sink 'out' (0): w", "since": 5}]
+    client.told["slow-calls"] = [{"what": "sink 'out' (0): w", "since": AT}]
     assert shown(capsys)[-2:] == [
         "source orders: no answer from topic t at b:9 since 2026-01-05 10:00:00 UTC; it resumes with the next answer",
-        "slow call, more than 5 s: sink 'out' (0): w",
+        "slow call since 2026-01-05 10:00:00 UTC, 42 s so far: sink 'out' (0): w",
     ]
+    clock.advance(60_000)
+    assert shown(capsys)[-1].startswith("slow call since 2026-01-05 10:00:00 UTC, 102 s so far: ")
+
+
+def test_the_slow_operator_is_named_and_what_is_well_is_not(client, capsys):
+    text = "Its chain is busy 99 % of the time, 98 % of that in map-3."
+    slow = {"kind": "limit", "level": "warn", "title": "map(score) is at its limit", "text": text, "vertex": "v"}
+    away = {"kind": "source-unreachable", "level": "warn", "title": "Source in", "text": "", "vertex": ""}
+    client.findings = [{**slow, "since": AT}, {**away, "since": AT}, {**slow, "level": "good", "since": AT}]
+    line = f"map(score) is at its limit: {text} (since 2026-01-05 10:00:00 UTC)"
+    assert [found for found in shown(capsys) if "score" in found or "Source in" in found] == [line]
 
 
 def test_the_last_failure_is_shown_with_the_users_frames_and_on_request_with_all(client, capsys):

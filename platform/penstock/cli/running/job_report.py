@@ -72,10 +72,24 @@ def _span(duration_ms: int) -> str:
     return f"{seconds:.1f} s"
 
 
+def load_lines(findings: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each finding about a slow operator, an event time that stands still, or a slow checkpoint."""
+    return [
+        f"{found['title']}: {found['text']} (since {utc_text(found['since'])} UTC)"
+        for found in findings
+        if found["level"] in ("bad", "warn") and (found["vertex"] or found["kind"] == "checkpoint-slow")
+    ]
+
+
 def report_lines(
-    checkpoints: dict[str, Any], failures: dict[str, Any], summary: dict[str, Any], *, all_frames: bool = False
+    checkpoints: dict[str, Any],
+    failures: dict[str, Any],
+    summary: dict[str, Any],
+    now_ms: int,
+    *,
+    all_frames: bool = False,
 ) -> list[str]:
-    """Return the lines; the arguments are answers of the `RestClient`.
+    """Return the lines; the arguments are answers of the `RestClient` and the clock (ms).
 
     Of the last failure they have the lines of the user's code and the row; `all_frames`: also penstock's.
     """
@@ -83,7 +97,7 @@ def report_lines(
     lines += bad_records(summary).values()
     lines += [f"late rows dropped at {name}: {count:,}" for name, count in summary["late-records"].items()]
     lines += implausible_times(summary).values()
-    lines += [*unreachable_sources(summary).values(), *slow_calls(summary).values()]
+    lines += [*unreachable_sources(summary).values(), *slow_calls(summary, now_ms).values()]
     if failed := (checkpoints["latest"] or {}).get("failed"):
         at = utc_text(failed["failure_timestamp"])
         lines.append(f"last failed checkpoint: {failed['id']} at {at}: {failed['failure_message']}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.graph.job_graph import ENDS
 from penstock.jobmanager.deploy.failover import cause_of
+from penstock.jobmanager.messages.views import UNREACHABLE_MS
 from penstock.rest.flink.java_throwable import serialized_throwable
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ TASK_STATES = (
     "FAILED",
     "RECONCILING",
 )
-#: A source counts as unreachable after this time without an answer of its external system.
-_UNREACHABLE_MS = 2_000
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
@@ -399,7 +398,7 @@ def progress(detail: JobDetail) -> Json:
         "sources-unreachable": {
             v.operators[0].uid: {"since": _since(v), "for-ms": for_ms, "place": v.operators[0].place}
             for v in heads
-            if (for_ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
+            if (for_ms := _most(v, "sourceUnreachableMs")) >= UNREACHABLE_MS
         },
         # rows with an event time before 1990 and after 2100, and an example of such a time (ms)
         "doubtful-times": _implausible_times(heads, "oldTimestamp"),
