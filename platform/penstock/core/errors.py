@@ -9,7 +9,12 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
+
+_OURS = ("penstock", "penstock_connectors", "penstock_airflow")
+_LOCATED = re.compile(r"\S+\.py:\d+: ")
 
 
 def extra_hint(extra: str) -> str:
@@ -22,6 +27,21 @@ def extra_hint(extra: str) -> str:
         needed = []
     names = [one.partition(";")[0].strip() for one in needed if re.search(rf"extra == ['\"]{extra}['\"]", one)]
     return f"pip install {' '.join(map(repr, names))}" if names else f"install penstock with its extra {extra!r}"
+
+
+def call_site() -> str:
+    """Return `file:line` of the innermost caller outside penstock, or an empty string if there is none."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - a traceback would cost much more, at every call
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _OURS:
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def is_located(message: str) -> bool:
+    """Return whether a message begins with a place in a job file."""
+    return bool(_LOCATED.match(message))
 
 
 #: Separates what a user needs (own lines, row) from all frames, in the long text of a failure.
@@ -139,7 +159,6 @@ _UNNAMED_ARGUMENTS = re.compile(r"(\w+_state)\(\) takes \d+ positional arguments
 _STATE_TYPES = re.compile(r"Too (?:few|many) arguments for <class 'penstock\.functions\.\w+\.(\w+State)'>")
 #: The example in the docstring of a function such as `ps.value_state`.
 _STATE_EXAMPLE = re.compile(r"`(\w+: ps\.\w+State\[.*?) = (ps\..*?)`")
-_OURS = ("penstock", "penstock_connectors", "penstock_airflow")
 
 
 #: More names than these hide the nearest one.
