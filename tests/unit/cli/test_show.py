@@ -137,6 +137,29 @@ def test_the_last_failure_is_shown_with_the_users_frames_and_on_request_with_all
     assert shown(capsys, all_frames=True)[-6:] == [head, "In your code:", "  at f", "", "All frames:", "  at g"]
 
 
+def of_row(number, row="user='a', amount=0"):
+    row = f"row {number} of a batch of {number + 7}: {row}"
+    return {**FAILURE, "stacktrace": f"In your code:\n  at f\nValueError: x\n{row}\n\nAll frames:\n  at g"}
+
+
+def test_a_row_that_fails_each_time_is_told_with_the_restarts_that_are_left_and_the_way_out(client, capsys):
+    client.entries, client.told["restarts"] = [of_row(1), of_row(4), of_row(9), of_row(1, "user='b'")], 4
+    client.told["restarts-of-user-code"] = 10
+    line = shown(capsys)[-1]
+    assert line.startswith("3 of 10 restarts, the same row each time: correct the function, or catch the error in it")
+    assert "penstock upgrade" in line
+    client.told["state"] = "FAILED"
+    assert shown(capsys)[-1].startswith("the same row failed 3 times: correct the function")
+    client.told |= {"state": "RUNNING", "restarts-of-user-code": None}
+    assert shown(capsys)[-1].startswith("3 restarts, the same row each time: ")
+
+
+@pytest.mark.parametrize("entries", [[of_row(1)], [of_row(1), of_row(1, "other")], [FAILURE, FAILURE]])
+def test_failures_without_a_common_row_have_no_such_line(client, capsys, entries):
+    client.entries = entries
+    assert not any("the same row" in line for line in shown(capsys))
+
+
 def test_a_failure_outside_the_users_code_is_shown_by_its_line_or_whole(client, capsys):
     client.entries = [{**FAILURE, "stacktrace": "\n\nAll frames:\n  at g"}]
     assert shown(capsys)[-2:] == [
@@ -172,6 +195,30 @@ def test_replaced_jobmanagers_are_counted(client, capsys, times, newest, told):
 
 def entry(job_id, generation, text):
     return {"at_ms": 0, "kind": "deploy", "text": text, "generation": generation, "job_id": job_id}
+
+
+def checkpoint(number, seconds, generation=1):
+    text = f"checkpoint:{number} completed (log entry {number})"
+    return {"at_ms": 1000 * seconds, "kind": "checkpoint", "text": text, "generation": generation, "job_id": "a"}
+
+
+def test_a_story_has_one_line_for_a_series_of_checkpoints():
+    stop = {**checkpoint(49, 1), "text": "stop:49 completed (log entry 50)"}
+    many = [checkpoint(number, 10 * number) for number in range(12, 48)]
+    entries = [entry("a", 1, "one"), *many, entry("a", 1, "two"), *many[:2], stop]
+    assert [line[20:] for line in story_lines(entries)] == [
+        "deploy       one",
+        "checkpoint   checkpoints 12 to 47 completed, 36 in 5.8 min",
+        "deploy       two",
+        "checkpoint   checkpoint:12 completed (log entry 12)",
+        "checkpoint   checkpoint:13 completed (log entry 13)",
+        "checkpoint   stop:49 completed (log entry 50)",
+    ]
+    split = story_lines([checkpoint(n, n, 1) for n in (1, 2, 3)] + [checkpoint(n, n, 2) for n in (4, 5, 6)])
+    assert [line[20:] for line in split if "---" not in line] == [
+        "checkpoint   checkpoints 1 to 3 completed, 3 in 2.0 s",
+        "checkpoint   checkpoints 4 to 6 completed, 3 in 2.0 s",
+    ]
 
 
 def test_a_story_separates_runs_and_their_jobmanagers():

@@ -5,6 +5,8 @@ The latter has rows of sources and sinks, watermark, checkpoints, problems, and 
 
 from __future__ import annotations
 
+import re
+from itertools import groupby
 from typing import Any
 
 from rich.markup import escape
@@ -14,6 +16,7 @@ from penstock.client.failures import (
     bad_records,
     implausible_times,
     next_attempt,
+    repeated_row,
     resume_point,
     slow_calls,
     unreachable_sources,
@@ -21,6 +24,9 @@ from penstock.client.failures import (
 from penstock.core.clock import utc_text
 from penstock.core.errors import ALL_FRAMES, without_all_frames
 
+#: The text of a periodic checkpoint in the event log, and the least number of them in one line.
+_COMPLETED = re.compile(r"checkpoint:(\d+) completed\b")
+_LEAST_SERIES = 3
 _MORE = "(all frames: penstock show --all)"
 
 #: A watermark above this one (ms) is the end of all input.
@@ -118,7 +124,7 @@ def story_lines(entries: list[dict[str, Any]]) -> list[str]:
     for entry in entries:
         leaders.setdefault(entry["job_id"], set()).add(entry["generation"])
     lines, run, leader = list[str](), "", 0
-    for entry in entries:
+    for entry in _condensed(entries):
         job_id, generation = entry["job_id"], entry["generation"]
         if job_id != run and len(leaders) > 1:
             lines.append(f"--- run {job_id}")
@@ -127,6 +133,26 @@ def story_lines(entries: list[dict[str, Any]]) -> list[str]:
         lines.append(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
         run, leader = job_id, generation
     return lines
+
+
+def _condensed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries with one for each series of completed checkpoints."""
+    shown: list[dict[str, Any]] = []
+    for (job_id, generation, routine), group in groupby(entries, _series):
+        series = list(group)
+        if not routine or len(series) < _LEAST_SERIES:
+            shown += series
+            continue
+        first, last = (_COMPLETED.match(entry["text"]) for entry in (series[0], series[-1]))
+        span = _span(series[-1]["at_ms"] - series[0]["at_ms"])
+        text = f"checkpoints {first and first[1]} to {last and last[1]} completed, {len(series)} in {span}"
+        shown.append({**series[0], "text": text, "job_id": job_id, "generation": generation})
+    return shown
+
+
+def _series(entry: dict[str, Any]) -> tuple[str, int, bool]:
+    routine = entry["kind"] == "checkpoint" and _COMPLETED.match(entry["text"]) is not None
+    return entry["job_id"], entry["generation"], routine
 
 
 def replaced_jobmanagers(summary: dict[str, Any]) -> str:
@@ -175,4 +201,6 @@ def _last_failure(failures: dict[str, Any], summary: dict[str, Any], *, all_fram
     head = [f"last failure ({version}{', '.join(filter(None, facts))}): {newest['exceptionName']}"]
     if shortened:
         text = f"{text}\n{_MORE}".lstrip()
-    return head if text == newest["exceptionName"] else [*head, text]
+    lines = head if text == newest["exceptionName"] else [*head, text]
+    repeated = repeated_row(entries, summary)
+    return [*lines, repeated] if repeated else lines

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.core.snapshot import pending_text
 from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Note, Step, StoreMetrics
 from penstock.jobmanager.deploy.failover import cause_of
@@ -160,7 +161,8 @@ def _task_state(job: DeployedJob, worker_id: str, report: msg.TaskState, now_ms:
 
 
 def _resolved(job: DeployedJob, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:
+    published = [committable for committable in job.deployment.pending if committable.id in report.published]
+    notes = [Note("recovery", f"published before the start: {pending_text(published)}")] if published else []
     commands, problem = job.deployment.pending_resolved(report)
     job.checkpointing.set_pending(job.deployment.pending)
-    note = Note("resolved", f"{len(report.published)} committables published before the start")
-    return [note, *([Failed(Failure(now_ms, problem), cause_of(report.error))] if problem else commands)]
+    return [*notes, *([Failed(Failure(now_ms, problem), cause_of(report.error))] if problem else commands)]

@@ -411,6 +411,8 @@ def progress(detail: JobDetail) -> Json:
         "checkpoints-failed": summary.checkpoints_failed,
         "checkpoint-interval": detail.settings.checkpoint_interval_ms,
         "restarts": summary.restarts,
+        # that errors of the user's functions may cause in a row; null: they are not counted
+        "restarts-of-user-code": detail.settings.restart.most_of_user_code,
         "error": summary.error,
         "waits-for": summary.waits_for,
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
