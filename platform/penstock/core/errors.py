@@ -167,14 +167,19 @@ _MOST_NAMES = 20
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint for a misspelt name: the nearest one if there is any, and all valid ones unless they are many."""
+    names = list(known)
+    close = nearest(name, names)
+    if close and len(names) > _MOST_NAMES:
+        return f"did you mean {close!r}?"
+    listed = f"there are: {', '.join(names)}" if names else "there are none"
+    return f"did you mean {close!r}? {listed}" if close else listed
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that resembles `name` most; empty if none does."""
     import difflib  # imported only when a name is wrong
 
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    if close and len(names) > _MOST_NAMES:
-        return f"did you mean {close[0]!r}?"
-    listed = f"there are: {', '.join(names)}" if names else "there are none"
-    return f"did you mean {close[0]!r}? {listed}" if close else listed
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), "")
 
 
 def argument_text(value: object) -> str:
