@@ -28,13 +28,14 @@ class Client:
 
     def __init__(self):
         self.told, self.entries, self.findings = dict(SUMMARY), [], []
+        self.times = {"state": "RUNNING", "start-time": AT, "timestamps": {"RUNNING": AT}}
 
     def jobs(self):
         return [{"jid": "a" * 32, "name": "orders", "state": "RUNNING", "start-time": 1}]
 
     def job(self, job_id):
         vertex = {"name": "in", "parallelism": 2, "status": "RUNNING", "metrics": {}}
-        return {"name": "orders", "jid": job_id, "state": "RUNNING", "start-time": AT, "vertices": [vertex]}
+        return {"name": "orders", "jid": job_id, **self.times, "vertices": [vertex]}
 
     def checkpoints(self, job_id):
         return {"counts": {"completed": 1, "failed": 0}, "latest": None}
@@ -70,6 +71,23 @@ def shown(capsys, **options):
 
 def test_a_job_without_problems_has_a_line_of_checkpoints_only(client, capsys):
     assert shown(capsys)[-1] == "checkpoints: 1 completed, 0 failed"
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        ({}, "RUNNING since 2026-01-05 10:00:00"),
+        ({"timestamps": {"RUNNING": AT + 9_000}}, "RUNNING since 2026-01-05 10:00:09, started 2026-01-05 10:00:00"),
+        (
+            {"state": "RESTARTING", "timestamps": {"RUNNING": AT, "RESTARTING": AT + 60_000}},
+            "RESTARTING since 2026-01-05 10:01:00, started 2026-01-05 10:00:00",
+        ),
+        ({"state": "CREATED", "timestamps": {}}, "CREATED since 2026-01-05 10:00:00"),
+    ],
+)
+def test_the_state_has_the_time_when_it_began(client, capsys, times, told):
+    client.times |= times
+    assert shown(capsys)[0] == f"orders {'a' * 32} {told}"
 
 
 def test_rows_and_rates_of_sources_and_sinks_are_shown_with_their_places(client, capsys):

@@ -48,6 +48,14 @@ def flow_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def state_text(details: dict[str, Any]) -> str:
+    """Return a job's state with the time when it entered it (UTC), and the start of the job if that was earlier."""
+    start = details["start-time"]
+    entered = details["timestamps"].get(details["state"]) or start
+    text = f"{details['state']} since {utc_text(entered)}"
+    return text if utc_text(entered) == utc_text(start) else f"{text}, started {utc_text(start)}"
+
+
 def counted_line(summary: dict[str, Any]) -> list[str]:
     """Return from when on the rows of vertices are counted, if that is not the begin of the job."""
     restarted = summary["restarts"] or summary["jobmanagers-replaced"]["times"]

@@ -25,6 +25,7 @@ from penstock.cli.running.job_report import (
     flow_table,
     load_lines,
     report_lines,
+    state_text,
     story_lines,
     watermark_lag_ms,
     watermark_line,
@@ -95,9 +96,7 @@ def show(
         )
         return
     console = terminal()
-    console.print(
-        f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {utc_text(details['start-time'])}"
-    )
+    console.print(f"[bold]{details['name']}[/] {details['jid']} {state_text(details)}", soft_wrap=True)
     console.print(flow_table(summary))
     console.print(watermark_line(summary, now_ms), markup=False)
     table = Table("vertex", "parallelism", "status", "rows in", "rows out", box=None)
