@@ -39,8 +39,7 @@ _IMPLAUSIBLE = (
 def implausible_times(summary: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Return, by kind and source, a warning about implausible event times in a `RestClient.summary`."""
     warnings = {
-        (entry, uid): f"{found['rows']:,} rows of {uid} have event times {when}, "
-        f"such as {utc_text(found['example'])}: {way}"
+        (entry, uid): f"{found['rows']:,} rows of {uid} have event times {when}{_such_as(found['example'])}: {way}"
         for entry, when, way in _IMPLAUSIBLE
         for uid, found in summary.get(entry, {}).items()
     }
@@ -50,6 +49,10 @@ def implausible_times(summary: dict[str, Any]) -> dict[tuple[str, str], str]:
             f"{rows:,} rows of {uid} {ahead}: check their times, or set with_future_limit(...)"
         )
     return warnings
+
+
+def _such_as(example_ms: int | None) -> str:
+    return "" if example_ms is None else f", such as {utc_text(example_ms)}"
 
 
 def unreachable_sources(summary: dict[str, Any]) -> dict[str, str]:

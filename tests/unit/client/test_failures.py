@@ -198,6 +198,9 @@ def test_times_before_1990_are_told_once_with_the_settings(job):
     assert line.startswith("1,200 rows of payments have event times before 1990, such as 1970-01-20 16:13:20: if they ")
     assert "declare the field as int and set unit='s' on the watermark strategy" in line
     assert line.endswith("(KafkaSource and FileSource also take timestamp_unit='s')")
+    hidden = summary(**{"doubtful-times": {"payments": {"rows": 1200, "example": None}}})
+    (line,) = FailureWatch().poll(job, hidden)
+    assert line.startswith("1,200 rows of payments have event times before 1990: if they are seconds")
     assert watch.poll(job, odd) == []
 
 

@@ -64,7 +64,7 @@ def counted_line(summary: dict[str, Any]) -> list[str]:
 
 
 def watermark_lag_ms(summary: dict[str, Any], now_ms: int) -> int | None:
-    """Return the clock less the watermark; None without a watermark, or at the end of input."""
+    """Return the clock less the watermark (ms); None without a watermark, or at the end of input."""
     mark = summary["watermark"]
     return None if mark is None or mark >= _END_MS else now_ms - int(mark)
 

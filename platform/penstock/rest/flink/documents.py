@@ -370,7 +370,7 @@ def progress(detail: JobDetail) -> Json:
     behind = [vertex for vertex in detail.vertices if vertex.id in sources] or heads
     marks = [subtask.metrics.get("currentInputWatermark") for vertex in behind for subtask in vertex.subtasks]
     known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
-    summary = detail.summary
+    summary, shown = detail.summary, detail.settings.show_values_in_errors
     return {
         "state": summary.state,
         "source-records": sum(read.values()),
@@ -400,9 +400,9 @@ def progress(detail: JobDetail) -> Json:
             for v in heads
             if (for_ms := _most(v, "sourceUnreachableMs")) >= UNREACHABLE_MS
         },
-        # rows with an event time before 1990 and after 2100, and an example of such a time (ms)
-        "doubtful-times": _implausible_times(heads, "oldTimestamp"),
-        "distant-times": _implausible_times(heads, "distantTimestamp"),
+        # rows with an event time before 1990 and after 2100, and such a time (ms, null if values are hidden)
+        "doubtful-times": _implausible_times(heads, "oldTimestamp", shown=shown),
+        "distant-times": _implausible_times(heads, "distantTimestamp", shown=shown),
         # rows that do not move the watermark, because they are too far ahead of the clock
         "future-times": {v.operators[0].uid: count for v in heads if (count := _total(v, "futureTimestamps"))},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
@@ -437,9 +437,9 @@ def _restored(view: RestoredView | None) -> Json | None:
     return {"id": view.checkpoint_id, "taken": view.taken_ms, "uri": view.uri}
 
 
-def _implausible_times(heads: Sequence[VertexView], metric: str) -> Json:
+def _implausible_times(heads: Sequence[VertexView], metric: str, *, shown: bool) -> Json:
     return {
-        vertex.operators[0].uid: {"rows": rows, "example": _most(vertex, f"{metric}Ms")}
+        vertex.operators[0].uid: {"rows": rows, "example": _most(vertex, f"{metric}Ms") if shown else None}
         for vertex in heads
         if (rows := _total(vertex, f"{metric}s"))
     }
