@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ REPORT_EVERY_S = 10.0
 # sources too
 KERNELS = """
 import penstock.client.kernels
-penstock.client.kernels.compile_kernels()
+penstock.client.kernels.compile_kernels(lambda done, total: print(f"{done} of {total} modules", flush=True))
 import penstock.cli.main, penstock.cli.start.run, penstock.cli.serve
 import penstock.rest.server.app, penstock.rest.server.http_server
 import penstock.taskmanager.main, penstock.taskmanager.template
@@ -61,7 +62,7 @@ from penstock.kernels.compiler import bundle, native
 name, _, features = native.baseline().partition(" ")
 os.environ |= {native.CPU_NAME: name, native.CPU_FEATURES: features, bundle.FOLDER: sys.argv[1]}
 from penstock.client.kernels import compile_kernels
-compile_kernels()
+compile_kernels(lambda done, total: print(f"{done} of {total} modules", flush=True))
 """
 
 
@@ -343,7 +344,7 @@ def run(title: str, argv: Sequence[str], environment: Mapping[str, str] | None =
             env={**os.environ, **(environment or {})},
         )
         try:
-            _watch(process, title, live=live)
+            _watch(process, title, log, live=live)
         except KeyboardInterrupt:
             process.terminate()
             process.wait()
@@ -357,19 +358,25 @@ def run(title: str, argv: Sequence[str], environment: Mapping[str, str] | None =
     say(f"{title}: done in {seconds:.0f} s")
 
 
-def _watch(process: subprocess.Popen[bytes], title: str, *, live: bool) -> None:
+def _watch(process: subprocess.Popen[bytes], title: str, log: Path, *, live: bool) -> None:
     started = reported = time.monotonic()
     while process.poll() is None:
         time.sleep(0.1)
         now = time.monotonic()
         if live:
-            sys.stderr.write(f"\r\033[K{title} ... {now - started:.0f} s")
+            sys.stderr.write(f"\r\033[K{title} ... {progress_of(log)}{now - started:.0f} s")
             sys.stderr.flush()
         elif now - reported >= REPORT_EVERY_S:
             reported = now
-            say(f"{title} ... {now - started:.0f} s")
+            say(f"{title} ... {progress_of(log)}{now - started:.0f} s")
     if live:
         sys.stderr.write("\r\033[K")
+
+
+def progress_of(log: Path) -> str:
+    """Return the newest progress that a step has printed, such as `7 of 19 modules, `; empty if it prints none."""
+    found = re.findall(r"^(\d+ of \d+ \w+)$", log.read_text(errors="replace"), re.MULTILINE)
+    return f"{found[-1]}, " if found else ""
 
 
 def say(line: str) -> None:

@@ -71,8 +71,15 @@ JOBS = {
         "PENSTOCK_S3_ENDPOINT",
     ),
     "a broker that is not there": (
-        "out(env.from_source(KafkaSource('127.0.0.1:1', topic='t', schema=Paid), uid='in'))",
-        "Kafka at 127.0.0.1:1 cannot be reached",
+        (
+            "brokers = '127.0.0.1:1,no-such-host.invalid:1'\n"
+            "source = KafkaSource(brokers, topic='t', schema=Paid)\nout(env.from_source(source, uid='in'))"
+        ),
+        (
+            rf" job.py:{BEGIN.count(chr(10)) + 2}: Kafka at 127.0.0.1:1,no-such-host.invalid:1 cannot be reached "
+            r"within \d+ s: 127.0.0.1:1: it refuses the connection; "
+            "no-such-host.invalid:1: the host name no-such-host.invalid is not known"
+        ),
         "check that the broker runs",
     ),
     "a property that librdkafka does not know": (

@@ -66,7 +66,7 @@ def test_a_worker_paused_alone_is_replaced(stage, paused):
         os.kill(victim, signal.SIGSTOP)
         scene.wait_replaced({victim})
         scene.wait(lambda: not proc_tree.alive(victim), "the paused worker to die")
-        ended = f"worker {worker['id']} ended with -9 worker {worker['id']} has not answered"
+        ended = f"worker {worker['id']} ended with -9: it did not answer for "
         scene.wait(lambda: ended in log.read_text(encoding="utf-8"), f"{ended!r} in the TaskManager's log")
         scene.feed.join()
         scene.wait_finished()

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -18,11 +19,17 @@ from tests.spark.executors import MASTER, OnExecutors, executors
 from tests.spark.golden import KINDS, SECOND, TWO, Golden
 from tests.support.files import files_below
 
+import penstock as ps
 from penstock.backfill.engine import LocalEngine
+from penstock.backfill.run import Backfill, BackfillOptions
 from penstock.backfill.spark import BackfillFailedError, SparkEngine, slots_of
+from penstock.core.clock import SystemClock
+from penstock.core.rand import SystemRand
 from penstock.snapshots.access.opening import open_snapshot
 from penstock.snapshots.access.verify import verify
+from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.datagen.source import DatagenSourceFactory
+from penstock_connectors.files import FileSink
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
 pytestmark = [
@@ -140,6 +147,24 @@ def test_a_task_that_fails_leaves_no_savepoint_and_says_why(engine, tmp_path, mo
     with pytest.raises(BackfillFailedError, match=r"stage '.*Sink: .*' failed on Spark: "):
         golden.backfill(monkeypatch, engine, CUTS)
     assert not (tmp_path / "savepoint" / "manifest.json").exists()
+
+
+def test_a_function_that_raises_is_told_with_its_lines_and_the_row(engine, tmp_path):
+    env = ps.Environment(checkpoint_interval="1s")
+    source = DatagenSource(rows=20, users=5)
+    times = ps.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp="ts")
+    orders = env.from_source(source, watermarks=times, uid="orders")
+    # in this function, because executors do not have this module
+    scored = orders.map(
+        lambda row: {"score": 1 // (row.user_id - row.user_id)}, returns=pa.schema({"score": pa.int64()})
+    )
+    scored.uid("scored").sink_to(FileSink(str(tmp_path / "out")), uid="out")
+    work = Backfill(env.job_graph(), BackfillOptions(target=str(tmp_path / "s")), SystemClock(), SystemRand())
+    with pytest.raises(BackfillFailedError, match=r"failed on Spark: .*map 'scored': ZeroDivisionError") as raised:
+        work.run(engine, lambda *_: None)
+    (note,) = raised.value.__notes__
+    assert note.startswith("In your code:\n")
+    assert re.search(r"^row 1 of a batch of \d+: .*user_id=\d+[^\n]*\Z", note, re.MULTILINE), note
 
 
 def test_the_live_job_goes_on_from_the_command_line_with_late_rows_accounted_for(tmp_path):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from penstock.config.settings import parse_duration_ms
 from penstock.connector.arguments import known_arguments
 from penstock.connector.sink import Committer, Delivery, SinkContext, SinkSpec, SinkWriter
-from penstock.core.errors import ConnectorError, UsageError, argument_text
+from penstock.core.errors import ConnectorError, UsageError, argument_text, call_site
 from penstock.core.schema import schema_to_text
 from penstock_connectors.kafka.client.properties import check_properties, resolve
 
@@ -103,6 +103,7 @@ class KafkaSink:
             wrong = f"KafkaSink: chunk_bytes={chosen['chunk_bytes']!r}"
             raise UsageError(wrong, hint=f"between 1 and {CHUNK_BYTES}")
         self._delivery: Delivery = chosen["delivery"]
+        self.created_at = call_site()
         self._config: dict[str, Any] = {
             "bootstrap": bootstrap,
             "topic": topic,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from penstock.config.settings import parse_duration_ms
 from penstock.connector.arguments import known_arguments
 from penstock.connector.source import HistorySplit, SourceContext, SourceReader, SourceSpec, SplitEnumerator
-from penstock.core.errors import ConnectorError, UsageError
+from penstock.core.errors import ConnectorError, UsageError, call_site
 from penstock.core.schema import arrow_schema_of, schema_to_text
 from penstock_connectors.formats.timestamps import TimestampUnit
 from penstock_connectors.kafka.client.positions import check_bounded, check_start
@@ -117,6 +117,7 @@ class KafkaSource:
             JsonRowDecoder(self.row_schema)
         interval = chosen["discovery_interval"]
         self._discovery = None if interval is None else parse_duration_ms(interval, "discovery_interval")
+        self.created_at = call_site()
         self._config: dict[str, Any] = {
             "bootstrap": bootstrap,
             "topics": topics,

@@ -23,7 +23,8 @@ class Source(Protocol):
 
     If `row_schema` is an Arrow schema, there may also be a `row_type`: the class of rows for row functions. The API
     reads these options in the config of its spec: `on_bad_record="dead-letter"` opens a side output, which must be read
-    unless `dead_letter_topic` names another destination of those records.
+    unless `dead_letter_topic` names another destination of those records. A `created_at`, if there is one, is the
+    `file:line` for messages (`core.errors.call_site` in the constructor); by default it is that of `from_source`.
     """
 
     @property
@@ -39,7 +40,7 @@ class Sink(Protocol):
 
     An attribute `takes_views = True` declares that the writer reads Arrow's view types: `input_schema` and the rows
     then have the stream's view types; by default they have plain strings and binaries. Staged rows (delivery
-    `exactly-once`) are always plain.
+    `exactly-once`) are always plain. `created_at` is as of a source.
     """
 
     def spec(self, input_schema: pa.Schema) -> SinkSpec:

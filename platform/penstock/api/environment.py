@@ -18,7 +18,6 @@ import msgspec
 from penstock.api.building.executors import current_executor, current_overrides, set_default_executor, use_executor
 from penstock.api.building.flow import Flow
 from penstock.api.building.notebook import text_html
-from penstock.api.building.operator_nodes import call_site
 from penstock.api.functions.watermark_checks import check_strategy
 from penstock.api.streams import DataStream
 from penstock.api.watermarks import WatermarkStrategy, code_of
@@ -32,7 +31,7 @@ from penstock.config.settings import (
     wrong_value,
 )
 from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG
-from penstock.core.errors import GraphError, UsageError, did_you_mean
+from penstock.core.errors import GraphError, UsageError, call_site, did_you_mean
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.eventtime.strategy import strategy_to_builtins
 from penstock.graph.chaining import build_job_graph
@@ -236,7 +235,7 @@ class Environment:
                 operator=operator,
                 side_outputs=side_outputs,
                 side_outputs_optional=bool(spec.config.get("dead_letter_topic")),
-                where=call_site(),
+                where=getattr(source, "created_at", "") or call_site(),
             )
         )
         row_type = getattr(source, "row_type", source.row_schema)

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.errors import JobFailedError, PenstockError, UsageError, misuse_hint
+from penstock.core.errors import JobFailedError, PenstockError, UsageError, is_located, misuse_hint
 from penstock.graph.executor import JobResult
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ def execute_file(job: Path) -> None:
     except PenstockError as error:
         if isinstance(error, JobFailedError):
             raise
-        raise _located(error, job) from error
+        located = _located(error, job)
+        if located is error:
+            raise
+        raise located from error
     except Exception as error:
         if os.environ.get("PENSTOCK_TRACEBACK"):
             raise
@@ -110,7 +113,9 @@ def _forget_modules(folder: Path) -> None:
 
 
 def _located(error: PenstockError, job: Path) -> PenstockError:
-    """Return the error with its line in the job file."""
+    """Return the error with its line in the job file, unless it names the line of an operator."""
+    if is_located(error.message):
+        return error
     located = type(error)(f"{_place(error, job)}: {error.message}", hint=error.hint)
     located.__cause__ = error
     return located

@@ -257,7 +257,7 @@ class DataStream(OperatorHandle):
 
     def sink_to(self, sink: Sink, *, uid: str = "") -> StreamSink:
         """Write the rows to a sink."""
-        return self._end(sink_operator(sink, self.schema, uid))
+        return self._end(sink_operator(sink, self.schema, uid), getattr(sink, "created_at", ""))
 
     def print(self, name: str = "print") -> StreamSink:
         """Print each row as a line of JSON that begins with `name> `, again after a restart.
@@ -293,8 +293,8 @@ class DataStream(OperatorHandle):
         flow = self.flow
         return _append(self, compile_function(kind, function, returns, schema=flow.schema, row_type=flow.row_type))
 
-    def _end(self, spec: OperatorSpec) -> StreamSink:
-        return StreamSink(self.environment, append_end(self.environment.builder, self.flow, spec))
+    def _end(self, spec: OperatorSpec, where: str = "") -> StreamSink:
+        return StreamSink(self.environment, append_end(self.environment.builder, self.flow, spec, where))
 
 
 class KeyedStream(DataStream):

@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 
 _KERNELS = "compiled kernels, over columns"
 _BY_ROW = "Python, row by row"
-#: kind -> how its rows are processed.
-_PROCESSED = {
+_NEVER = "not in a backfill"
+#: kind -> how its rows are processed, for each kind of `operators.registry`.
+PROCESSED = {
     "source": "decodes to columns",
-    "assign_watermarks": _KERNELS,
     "project": "Polars expressions, over columns",
-    "constant_key": _KERNELS,
     "map_batches": "Python, batch by batch",
     **dict.fromkeys(
         ("key_selector", "map", "flat_map", "filter_rows", "plain_process", "process", "co_process"), _BY_ROW
     ),
+    **dict.fromkeys(("assign_watermarks", "constant_key", "running_aggregate", "deduplicate"), _KERNELS),
+    **dict.fromkeys(("window_aggregate", "zoned_window", "session_aggregate", "window_top"), _KERNELS),
+    **dict.fromkeys(("interval_join", "window_join", "temporal_join"), _KERNELS),
+    **dict.fromkeys(("processing_window", "map_async", "broadcast_process", "collect", "print"), _NEVER),
     **dict.fromkeys(("window_rows", "window_rows_join"), "keeps rows; Python at each window"),
     "sink": "writes columns as staged output",
 }
@@ -81,4 +84,4 @@ def _input(edge: JobEdge, vertex: JobVertex, graph: JobGraph, numbers: dict[str,
 
 
 def _operator(operator: OperatorSpec) -> dict[str, Any]:
-    return {"uid": operator.uid, "name": operator.name, "processed": _PROCESSED.get(operator.kind, _KERNELS)}
+    return {"uid": operator.uid, "name": operator.name, "processed": PROCESSED[operator.kind]}

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import msgspec
+import pyarrow as pa
 
 from penstock.core.errors import UsageError, did_you_mean
+from penstock.core.schema import schema_from_text
 from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.functions.folding_states import REDUCED
-from penstock.graph.job_graph import Broadcast, JobGraph, JobVertex, OperatorSpec
+from penstock.graph.job_graph import Broadcast, JobEdge, JobGraph, JobVertex, OperatorSpec
 
 #: Kinds whose result depends only on the rows of a key and their event times.
 _EQUAL = frozenset(
@@ -56,6 +58,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     acceptable: bool
     accepted: bool = False
+    #: The solution of one that is not acceptable.
+    way_out: str = "run the job live over its input"
 
 
 def findings(graph: JobGraph, accept: Collection[str] = ()) -> list[Finding]:
@@ -67,6 +71,7 @@ def findings(graph: JobGraph, accept: Collection[str] = ()) -> list[Finding]:
     found = []
     for vertex in graph.vertices:
         broadcast = any(isinstance(edge.partitioner, Broadcast) for edge in graph.in_edges(vertex.id))
+        found += [_of_dictionary(edge, vertex.operators[0]) for edge in graph.in_edges(vertex.id) if _encoded(edge)]
         for operator in vertex.operators:
             finding = _judge(operator, vertex, fed_by_broadcast=broadcast and operator is vertex.operators[0])
             if finding is not None:
@@ -87,7 +92,7 @@ def require_qualified(graph: JobGraph, accept: Collection[str] = ()) -> None:
     """
     for finding in findings(graph, accept):
         if not finding.accepted:
-            way = f"accept it with --accept {finding.uid}" if finding.acceptable else "run the job live over its input"
+            way = f"accept it with --accept {finding.uid}" if finding.acceptable else finding.way_out
             raise UsageError(f"{finding.uid!r} ({finding.kind}) cannot be backfilled: {finding.reason}", hint=way)
 
 
@@ -127,6 +132,28 @@ def _judge(operator: OperatorSpec, vertex: JobVertex, *, fed_by_broadcast: bool)
     if not reason:
         return None
     return Finding(uid=operator.uid, kind=kind, reason=reason, acceptable=acceptable)
+
+
+def _encoded(edge: JobEdge) -> list[str]:
+    """Return the columns of an edge with dictionaries."""
+    return [field.name for field in schema_from_text(edge.schema) if _has_dictionary(field.type)]
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _of_dictionary(edge: JobEdge, operator: OperatorSpec) -> Finding:
+    columns = _encoded(edge)
+    return Finding(
+        uid=operator.uid,
+        kind=operator.kind,
+        reason=f"stages do not exchange dictionary-encoded columns: {', '.join(columns)}",
+        acceptable=False,
+        way_out=f"cast before it, as in .with_columns(pl.col({columns[0]!r}).cast(pl.String)), or drop the column",
+    )
 
 
 def _dead_letters(operator: OperatorSpec) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,10 @@ class SparkEngine:
             found = given.where(F.col("edge") == NO_EDGE).select("data").collect()
         except (PySparkException, Py4JError) as error:
             msg = f"stage {stage.vertex.name!r} failed on Spark: {reason_of(error)}"
-            raise BackfillFailedError(msg, hint="no savepoint was written") from error
+            failed = BackfillFailedError(msg, hint="no savepoint was written")
+            if own := own_lines(str(error)):
+                failed.add_note(own)
+            raise failed from error
         progress(stage, stage.parts, stage.parts)
         results = [msgspec.msgpack.decode(bytes(row[0]), type=TaskResult) for row in found]
         return sorted(results, key=lambda result: result.part)
@@ -117,6 +121,16 @@ class SparkEngine:
         slots = F.array(*(F.lit(slot) for slot in slots_of(stage.parts)))
         placed = packets.withColumn(_SLOT, F.element_at(slots, F.col("part") + 1))
         return placed.repartition(stage.parts, _SLOT).drop(_SLOT).sortWithinPartitions(*_PLACE)
+
+
+#: The note of `task.BackfillTaskError` in Spark's text, which continues with the frames of the JVM.
+_NOTE = re.compile(r"^In your code:$.*?(?=^\s*$|^\s*at \S+\(|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def own_lines(text: str) -> str:
+    """Return the lines of the user's code and the row from the text of Spark's error; empty if there are none."""
+    found = _NOTE.search(text)
+    return found[0].rstrip() if found else ""
 
 
 @functools.cache

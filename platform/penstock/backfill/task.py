@@ -7,6 +7,7 @@ of results that the driver received.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from penstock.checkpoint.stores import checksum_of, open_store, read_file
 from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
 from penstock.core.elements import MIN_TIMESTAMP, Barrier, BarrierKind, Batch, Watermark, WatermarkStatus
-from penstock.core.errors import UsageError
+from penstock.core.errors import PenstockError, UsageError, without_all_frames
 from penstock.core.rand import SystemRand
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, SubtaskSnapshot
@@ -40,6 +41,7 @@ from penstock.operators.rows.columns import conform
 from penstock.state.memory.budget import MemoryBudget
 from penstock.task.chain.background import SlowCalls
 from penstock.task.chain.environment import TaskEnvironment
+from penstock.task.chain.failure import describe
 from penstock.task.checkpoint.restore import ChainServices, build_chain, input_watermark_state, open_chain
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
@@ -59,6 +61,10 @@ CHECKPOINT_ID = 1
 _IDLE_MS = 2.0
 #: Kinds whose processing-time timers would have to fire before the end of the backfill.
 _PROCESS = frozenset({"process", "co_process", "plain_process"})
+
+
+class BackfillTaskError(PenstockError):
+    """A task failed by an error that is not penstock's; the note has the lines of the user's code and the row."""
 
 
 class _Edge:
@@ -239,6 +245,21 @@ class _Part:
                 msg = f"{link.spec.uid!r} has set a processing-time timer, which has no meaning in a backfill"
                 raise UsageError(msg, hint="use event-time timers")
 
+    @contextlib.contextmanager
+    def failures(self) -> Iterator[None]:
+        """Add the user's lines and the row to errors, and name the operator of those that are not penstock's."""
+        try:
+            yield
+        except Exception as error:
+            shown = self._deployment.settings.show_values_in_errors
+            line, detail = describe(error, self.chain.current_operator, show_values=shown)
+            told = error if isinstance(error, PenstockError) else BackfillTaskError(line)
+            if own := without_all_frames(detail):
+                told.add_note(own)
+            if told is error:
+                raise
+            raise told from error
+
     def close(self) -> None:
         """Free everything."""
         self.chain.close()
@@ -251,9 +272,10 @@ def run_source(stage: Stage, number: int) -> Iterator[Packet]:
     """Read one part of history; yield rows for the next stages and, last, the result."""
     part = _Part(stage, number)
     try:
-        for packets in part.read():
-            yield from packets
-        yield from _end(part)
+        with part.failures():
+            for packets in part.read():
+                yield from packets
+            yield from _end(part)
     finally:
         part.close()
 
@@ -268,17 +290,18 @@ def _run_part(stage: Stage, number: int, packets: Iterable[Packet], batch_rows: 
     feeding, merger = Feeding(stage), Merger(schemas_of(stage), batch_rows)
     part = _Part(stage, number)
     try:
-        for packet in packets:
-            if packet.edge == NO_EDGE:
-                continue
-            for rows in merger.add(packet):
+        with part.failures():
+            for packet in packets:
+                if packet.edge == NO_EDGE:
+                    continue
+                for rows in merger.add(packet):
+                    feeding.feed(part, rows)
+                yield from part.box.take()
+            for rows in merger.rest():
                 feeding.feed(part, rows)
-            yield from part.box.take()
-        for rows in merger.rest():
-            feeding.feed(part, rows)
-            yield from part.box.take()
-        part.advance(stage.watermark)
-        yield from _end(part)
+                yield from part.box.take()
+            part.advance(stage.watermark)
+            yield from _end(part)
     finally:
         part.close()
 

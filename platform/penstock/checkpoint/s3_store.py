@@ -34,6 +34,11 @@ _HINTS = {
 }
 
 
+def s3_endpoint() -> str:
+    """Return the address of the server, from the environment."""
+    return os.environ.get("PENSTOCK_S3_ENDPOINT", "https://s3.amazonaws.com")
+
+
 @lru_cache(maxsize=8)
 def _client_of(
     process: int,  # noqa: ARG001 - of the cache's key
@@ -141,7 +146,7 @@ class S3Store:
         env = os.environ
         return _client_of(
             os.getpid(),
-            env.get("PENSTOCK_S3_ENDPOINT", "https://s3.amazonaws.com"),
+            s3_endpoint(),
             env.get("PENSTOCK_S3_ACCESS_KEY", ""),
             env.get("PENSTOCK_S3_SECRET_KEY", ""),
             env.get("PENSTOCK_S3_REGION", "us-east-1"),
@@ -171,9 +176,8 @@ class S3Store:
             raise self._error("write", key, code, code)
 
     def _error(self, verb: str, key: str, code: str, reason: str) -> StorageError:
-        endpoint = os.environ.get("PENSTOCK_S3_ENDPOINT", "https://s3.amazonaws.com")
         hint = _HINTS.get(code, "check PENSTOCK_S3_ENDPOINT and that the server runs")
-        return StorageError(f"cannot {verb} {self._uri}/{key} at {endpoint}: {reason}", hint=hint)
+        return StorageError(f"cannot {verb} {self._uri}/{key} at {s3_endpoint()}: {reason}", hint=hint)
 
     @contextlib.contextmanager
     def _guard(self, verb: str, key: str) -> Iterator[None]:

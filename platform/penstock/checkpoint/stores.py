@@ -10,7 +10,7 @@ import zlib
 
 from penstock.checkpoint.local_store import LocalStore
 from penstock.checkpoint.memory_store import open_memory_store
-from penstock.checkpoint.s3_store import S3Store
+from penstock.checkpoint.s3_store import S3Store, s3_endpoint
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import SnapshotDamagedError, UsageError
 from penstock.core.snapshot import FileRef
@@ -34,6 +34,11 @@ def open_store(uri: str) -> ObjectStore:
         return open_memory_store(uri.removeprefix("memory://"))
     msg = f"unknown kind of store {uri!r}"
     raise UsageError(msg, hint="use a folder, file://, s3:// or memory://")
+
+
+def place_of(uri: str) -> str:
+    """Return a URI for messages: with the server's address for S3."""
+    return f"{uri} at {s3_endpoint()}" if uri.startswith("s3://") else uri
 
 
 def client_modules(uri: str) -> tuple[str, ...]:

@@ -39,7 +39,6 @@ class JobProgress:
         self._live: Live | None = None
         self._begun = False
         self._last_ms = self._line_ms = -1e12
-        self._last_source_records = 0.0
         self._notes: list[str] = []
         self._failures = FailureWatch()
         self._start_reported = False
@@ -89,10 +88,10 @@ class JobProgress:
         self._last_ms = now_ms
         self._begin()
         if self._live is not None:
-            self._live.update(_panel(job, summary, self._rate(summary, now_ms)))
+            self._live.update(_panel(job, summary))
         elif now_ms - self._line_ms >= _LINE_EVERY_MS:
-            rate = self._rate(summary, now_ms)
-            line = _line(job, summary, rate)
+            self._line_ms = now_ms
+            line = _line(job, summary)
             if line != self._last_line:  # a job that waits says so once
                 self._console.print(line, markup=False, soft_wrap=True)
             self._last_line = line
@@ -122,28 +121,26 @@ class JobProgress:
             self._live = Live(console=self._console, refresh_per_second=8, transient=False)
             self._live.start()
 
-    def _rate(self, summary: dict[str, Any], now_ms: float) -> float:
-        records = float(summary["source-records"])
-        elapsed_ms = now_ms - self._line_ms
-        rate = max(0.0, records - self._last_source_records) / elapsed_ms * 1000 if elapsed_ms < 1e9 else 0.0
-        self._last_source_records, self._line_ms = records, now_ms
-        return rate
+
+def _rate(summary: dict[str, Any]) -> float:
+    """Return the rows that all sources read per second, as measured by their subtasks."""
+    return float(sum(summary["rows-read-per-second"].values()))
 
 
-def _line(job: dict[str, Any], summary: dict[str, Any], rate: float) -> str:
+def _line(job: dict[str, Any], summary: dict[str, Any]) -> str:
     return (
-        f"{job['name']} {job['state']}: {summary['source-records']:,.0f} records read ({rate:,.0f}/s), "
+        f"{job['name']} {job['state']}: {summary['source-records']:,.0f} records read ({_rate(summary):,.0f}/s), "
         f"{summary['records-out']:,.0f} rows out, watermark {_time(summary['watermark'])}, "
         f"checkpoints {summary['checkpoints-completed']} ({summary['checkpoints-failed']} failed), "
         f"restarts {summary['restarts']}"
     )
 
 
-def _panel(job: dict[str, Any], summary: dict[str, Any], rate: float) -> Table:
+def _panel(job: dict[str, Any], summary: dict[str, Any]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, show_header=False, title=f"{job['name']} [bold]{job['state']}[/]", title_justify="left")
-    table.add_row("records read", f"{summary['source-records']:,.0f}", f"{rate:,.0f}/s")
+    table.add_row("records read", f"{summary['source-records']:,.0f}", f"{_rate(summary):,.0f}/s")
     table.add_row("rows out", f"{summary['records-out']:,.0f}", "")
     table.add_row("watermark", _time(summary["watermark"]), "")
     table.add_row("checkpoints", str(summary["checkpoints-completed"]), f"{summary['checkpoints-failed']} failed")

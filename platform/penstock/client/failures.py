@@ -5,6 +5,7 @@ Used by `penstock run` (`cli.progress`) and by `client.executors`, which logs th
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,7 @@ _IMPLAUSIBLE = (
 def implausible_times(summary: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Return, by kind and source, a warning about implausible event times in a `RestClient.summary`."""
     warnings = {
-        (entry, uid): f"{found['rows']:,} rows of {uid} have event times {when}, "
-        f"such as {utc_text(found['example'])}: {way}"
+        (entry, uid): f"{found['rows']:,} rows of {uid} have event times {when}{_such_as(found['example'])}: {way}"
         for entry, when, way in _IMPLAUSIBLE
         for uid, found in summary.get(entry, {}).items()
     }
@@ -49,6 +49,10 @@ def implausible_times(summary: dict[str, Any]) -> dict[tuple[str, str], str]:
             f"{rows:,} rows of {uid} {ahead}: check their times, or set with_future_limit(...)"
         )
     return warnings
+
+
+def _such_as(example_ms: int | None) -> str:
+    return "" if example_ms is None else f", such as {utc_text(example_ms)}"
 
 
 def unreachable_sources(summary: dict[str, Any]) -> dict[str, str]:
@@ -80,10 +84,46 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def slow_calls(summary: dict[str, Any]) -> dict[str, str]:
-    """Return, by call, a line about a call to an external system that takes long."""
-    calls = {call["what"] for call in summary.get("slow-calls", ())}
-    return {what: f"slow call, more than 5 s: {what}" for what in sorted(calls)}
+def slow_calls(summary: dict[str, Any], now_ms: int | None = None) -> dict[str, str]:
+    """Return, by call, a line about a call to an external system that takes long; with `now_ms`, for how long."""
+    oldest: dict[str, int] = {}
+    for call in summary.get("slow-calls", ()):
+        oldest[call["what"]] = min(call["since"], oldest.get(call["what"], call["since"]))
+    return {
+        what: f"slow call since {utc_text(since)} UTC{_so_far(since, now_ms)}: {what}"
+        for what, since in sorted(oldest.items())
+    }
+
+
+def _so_far(since_ms: int, now_ms: int | None) -> str:
+    return "" if now_ms is None else f", {max(0, now_ms - since_ms) / 1000:.0f} s so far"
+
+
+def repeated_row(entries: list[dict[str, Any]], summary: dict[str, Any]) -> str:
+    """Return a line about one row that caused the newest failures, if there are several; `entries`: newest first."""
+    rows = [_row_of(entry) for entry in entries]
+    times = next((n for n, row in enumerate(rows) if row is None or row != rows[0]), len(rows))
+    if times < 2:
+        return ""
+    most = summary.get("restarts-of-user-code")
+    ended = summary["state"] == "FAILED"
+    counted = f"{times} restarts" if most is None else f"{times} of {most} restarts"
+    told = f"the same row failed {times} times" if ended else f"{counted}, the same row each time"
+    return f"{told}: correct the function, or catch the error in it and send the row to a side output; {_AGAIN[ended]}"
+
+
+_AGAIN = {
+    False: "then `penstock upgrade JOB FILE` continues from the newest checkpoint",
+    True: "then `penstock run FILE` continues from the newest checkpoint",
+}
+#: The place in the batch differs at each restart.
+_ROW = re.compile(r"^row [\d,]+ of a batch of [\d,]+: (.*)", re.MULTILINE)
+
+
+def _row_of(entry: dict[str, Any]) -> tuple[str, str] | None:
+    """Return the task and the row at which a failure was raised; None without a row."""
+    row = _ROW.search(without_all_frames(entry.get("stacktrace") or ""))
+    return (entry.get("taskName") or "", row[1]) if row and not entry.get("rolled-back") else None
 
 
 def next_attempt(summary: dict[str, Any]) -> str:

@@ -143,6 +143,10 @@ class RestClient:
         """Return the time that each operator has taken, by vertex."""
         return self._get(_own(job_id, "/budget"))
 
+    def health(self, job_id: str) -> dict[str, Any]:
+        """Return the findings about a job, the most important first, with the last minutes of its load."""
+        return self._get(_own(job_id, "/health"))
+
     def watermark(self, job_id: str) -> dict[str, Any]:
         """Return the split that holds a running job's watermark back, and since when."""
         return self._get(_own(job_id, "/watermark"))

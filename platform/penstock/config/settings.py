@@ -46,6 +46,11 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
     max_failures_per_interval: int = 3
     rate_interval_ms: int = 60_000
 
+    @property
+    def most_of_user_code(self) -> int | None:
+        """Return the limit of restarts in a row after errors of the user's functions; None: there is none."""
+        return {"exponential-delay": self.user_code_attempts, "fixed-delay": self.attempts, "none": 0}.get(self.kind)
+
 
 def fail_fast(settings: JobSettings) -> JobSettings:
     """Return the settings of a job that ends with its input: the first error of a user's function fails it."""

@@ -42,6 +42,11 @@ class SinkSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: The target for messages: `topic totals at broker:9092`.
     place: str = ""
 
+    @property
+    def target(self) -> str:
+        """Return the place, or the class that writes if the place is not known."""
+        return self.place or self.factory
+
 
 prepare(SinkSpec)
 

@@ -9,7 +9,12 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
+
+_OURS = ("penstock", "penstock_connectors", "penstock_airflow")
+_LOCATED = re.compile(r"\S+\.py:\d+: ")
 
 
 def extra_hint(extra: str) -> str:
@@ -22,6 +27,21 @@ def extra_hint(extra: str) -> str:
         needed = []
     names = [one.partition(";")[0].strip() for one in needed if re.search(rf"extra == ['\"]{extra}['\"]", one)]
     return f"pip install {' '.join(map(repr, names))}" if names else f"install penstock with its extra {extra!r}"
+
+
+def call_site() -> str:
+    """Return `file:line` of the innermost caller outside penstock, or an empty string if there is none."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - a traceback would cost much more, at every call
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _OURS:
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def is_located(message: str) -> bool:
+    """Return whether a message begins with a place in a job file."""
+    return bool(_LOCATED.match(message))
 
 
 #: Separates what a user needs (own lines, row) from all frames, in the long text of a failure.
@@ -139,7 +159,6 @@ _UNNAMED_ARGUMENTS = re.compile(r"(\w+_state)\(\) takes \d+ positional arguments
 _STATE_TYPES = re.compile(r"Too (?:few|many) arguments for <class 'penstock\.functions\.\w+\.(\w+State)'>")
 #: The example in the docstring of a function such as `ps.value_state`.
 _STATE_EXAMPLE = re.compile(r"`(\w+: ps\.\w+State\[.*?) = (ps\..*?)`")
-_OURS = ("penstock", "penstock_connectors", "penstock_airflow")
 
 
 #: More names than these hide the nearest one.
@@ -148,14 +167,19 @@ _MOST_NAMES = 20
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint for a misspelt name: the nearest one if there is any, and all valid ones unless they are many."""
+    names = list(known)
+    close = nearest(name, names)
+    if close and len(names) > _MOST_NAMES:
+        return f"did you mean {close!r}?"
+    listed = f"there are: {', '.join(names)}" if names else "there are none"
+    return f"did you mean {close!r}? {listed}" if close else listed
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that resembles `name` most; empty if none does."""
     import difflib  # imported only when a name is wrong
 
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    if close and len(names) > _MOST_NAMES:
-        return f"did you mean {close[0]!r}?"
-    listed = f"there are: {', '.join(names)}" if names else "there are none"
-    return f"did you mean {close[0]!r}? {listed}" if close else listed
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), "")
 
 
 def argument_text(value: object) -> str:

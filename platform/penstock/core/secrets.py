@@ -19,6 +19,8 @@ _LEAST_LENGTH = 6
 _NAME = re.compile(
     r"(PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|PRIVATE_?KEY|ACCESS_?KEY|API_?KEY|CREDENTIAL)", re.IGNORECASE
 )
+#: The id of an access key names an account; Azure's access keys are secrets.
+_IDENTIFIERS = re.compile(r"(ACCESS_?KEY_?ID|(S3|AWS|MINIO)_ACCESS_?KEY)$", re.IGNORECASE)
 #: Variables with such a name hold a path or address, not a secret.
 _PLACES = re.compile(r"(_FILE|_PATH|_DIR|_URL|_ENDPOINT)$", re.IGNORECASE)
 #: None of them restarts within a run of letters: the time is linear in the text, for hostile text too.
@@ -27,7 +29,7 @@ _SHAPES = (
     re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9+/=._~-]{8,}"),
     # sasl.password=..., 'ssl.key.password': '...', secret_key = "..."
     re.compile(
-        r"(?i)((?:password|passwd|passphrase|secret(?:[_.-]?key)?|access[_.-]?key|api[_.-]?key)[\"']?\s*[=:]\s*)"
+        r"(?i)((?:password|passwd|passphrase|secret(?:[_.-]?key)?|(?<!s3[_.-])access[_.-]?key|api[_.-]?key)[\"']?\s*[=:]\s*)"
         # a value whose closing quote was cut goes to the end
         r"(?:\"[^\"]*(?:\"|\Z)|'[^']*(?:'|\Z)|[^\s,;}&\"')]+)"
     ),
@@ -116,8 +118,8 @@ def _of_this_process() -> Redactor:
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether the name of a column or variable marks its value as a secret."""
-    return bool(_NAME.search(name)) and not _PLACES.search(name)
+    """Return whether the name of a column or variable marks its value as a secret; ids of access keys are none."""
+    return bool(_NAME.search(name)) and not (_PLACES.search(name) or _IDENTIFIERS.search(name))
 
 
 def _strike(match: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ the job's folder `<root>/<job name>/` unless they contain `://`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -109,6 +110,14 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int = 0
     #: Further data of the connector: producer id and epoch of an open transaction, file names...
     detail: dict[str, Any] = {}
+
+
+def pending_text(output: Iterable[Committable]) -> str:
+    """Return pending output as text: the rows of each sink."""
+    rows: dict[str, int] = {}
+    for committable in output:
+        rows[committable.uid] = rows.get(committable.uid, 0) + committable.rows
+    return ", ".join(f"{count:,} rows of sink {uid}" for uid, count in sorted(rows.items())) or "none"
 
 
 class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,6 +68,12 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     where: str = ""
 
     @property
+    def place(self) -> str:
+        """Return where a source reads or a sink writes; empty for other operators, or if the connector has no text."""
+        spec = self.config.get("source") or self.config.get("sink")
+        return str(spec.get("place", "")) if isinstance(spec, dict) else ""
+
+    @property
     def keyed(self) -> bool:
         """Return whether it keeps keyed state and so takes a share of the slot's managed memory."""
         return self.stateful and self.kind not in _UNKEYED_KINDS

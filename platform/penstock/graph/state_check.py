@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from penstock.core.errors import StateMismatchError, did_you_mean
+from penstock.core.errors import StateMismatchError, did_you_mean, nearest
 from penstock.core.evolution import (
     EVOLVES,
     MIGRATES,
@@ -67,6 +67,8 @@ class StateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     #: The solution for a blocked state.
     way_out: str = ""
+    #: File and line of the operator in the job file, or of the one that has probably its state.
+    where: str = ""
 
     @property
     def place(self) -> str:
@@ -103,13 +105,16 @@ def check_states(
     saved_by_uid = _saved_states(subtasks, pending)
     operators = {operator.uid: operator for vertex in graph.vertices for operator in vertex.operators}
     found: list[StateVerdict] = []
+    renamed = _renamed(operators, saved_by_uid, known)
     for uid, saved_state in saved_by_uid.items():
         operator = operators.get(uid)
-        found += _removed(uid, saved_state, operators) if operator is None else _kept(operator, saved_state)
+        found += _removed(uid, saved_state, renamed.get(uid)) if operator is None else _kept(operator, saved_state)
+    old_uids = {operator.uid: uid for uid, operator in renamed.items()}
     for uid, operator in operators.items():
         if operator.stateful:
-            found += _new(operator, saved_by_uid.get(uid, _SavedState()), existed=uid in known)
-    found = [_allowed(verdict, allow_non_restored) for verdict in found]
+            started = _new(operator, saved_by_uid.get(uid, _SavedState()), existed=uid in known)
+            found += [_with_old_uid(verdict, old_uids.get(uid, "")) for verdict in started]
+    found = [_located(_allowed(verdict, allow_non_restored), operators) for verdict in found]
     _check_names(allow_non_restored, found)
     return tuple(sorted(found, key=lambda verdict: (verdict.uid, verdict.state)))
 
@@ -122,9 +127,11 @@ def require_fit(verdicts: Sequence[StateVerdict]) -> None:
     """
     blocked = [verdict for verdict in verdicts if verdict.verdict == "blocked"]
     if blocked:
-        first, more = blocked[0], len(blocked) - 1
-        others = f"; {more} more: {', '.join(verdict.place for verdict in blocked[1:])}" if more else ""
-        raise StateMismatchError(f"{first.reason}{others}", hint=first.way_out)
+        first = blocked[0]
+        others = [verdict for verdict in blocked if verdict.reason != first.reason]
+        more = f"; {len(others)} more: {', '.join(verdict.place for verdict in others)}" if others else ""
+        where = f"{first.where}: " if first.where else ""
+        raise StateMismatchError(f"{where}{first.reason}{more}", hint=first.way_out)
 
 
 def is_dropped(operator: OperatorSpec, state: str, allow_non_restored: Collection[str]) -> bool:
@@ -150,17 +157,52 @@ def _saved_states(subtasks: Sequence[SubtaskSnapshot], pending: Sequence[Committ
     return saved_by_uid
 
 
-def _removed(uid: str, saved_state: _SavedState, operators: Collection[str]) -> list[StateVerdict]:
-    """Judge the states of an operator that the job does not have."""
+def _renamed(
+    operators: dict[str, OperatorSpec], saved_by_uid: dict[str, _SavedState], known: Collection[str]
+) -> dict[str, OperatorSpec]:
+    """Return, by the uid of an operator that the job does not have, the new operator that probably is the same one."""
+    new = {
+        uid: operator
+        for uid, operator in operators.items()
+        if operator.stateful and uid not in saved_by_uid and uid not in known
+    }
+    found = {}
+    for uid, saved_state in saved_by_uid.items():
+        if uid in operators:
+            continue
+        alike = [other for other, operator in new.items() if saved_state.keyed.keys() & operator.states.keys()]
+        close = nearest(uid, new) or (alike[0] if len(alike) == 1 else "")
+        if close:
+            found[uid] = new[close]
+    return found
+
+
+def _with_old_uid(verdict: StateVerdict, old_uid: str) -> StateVerdict:
+    if not old_uid:
+        return verdict
+    return msgspec.structs.replace(verdict, reason=f"{verdict.reason}; did it have the uid {old_uid!r}?")
+
+
+def _located(verdict: StateVerdict, operators: dict[str, OperatorSpec]) -> StateVerdict:
+    if verdict.where or verdict.uid not in operators:
+        return verdict
+    return msgspec.structs.replace(verdict, where=operators[verdict.uid].where)
+
+
+def _removed(uid: str, saved_state: _SavedState, renamed: OperatorSpec | None) -> list[StateVerdict]:
+    """Judge the states of an operator that the job does not have; `renamed`: one that probably is the same."""
     found = []
     if saved_state.unpublished:
         reason = f"output of {uid!r} is not published yet, and the job has no sink of that uid"
         way = "give the sink its old uid and delivery back until its output is published"
         found.append(StateVerdict(uid=uid, state="output", verdict="blocked", reason=reason, way_out=way))
     for state in sorted((*saved_state.keyed, *saved_state.operator)):
-        reason = f"the snapshot holds state {state!r} of {uid!r}, and the job has no operator of that uid"
-        way = f"give the operator its old uid back ({did_you_mean(uid, operators)}), or {DROP_STATE_HINT.format(uid)}"
-        found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
+        reason = f"the snapshot has state of operator {uid!r}, and the job has no operator with this uid"
+        back = f"add .uid({uid!r}) to its operator" if renamed is None else f"change the uid {renamed.uid!r} back"
+        way = f"{back}, or {DROP_STATE_HINT.format(uid)}"
+        where = "" if renamed is None else renamed.where
+        verdict = StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way, where=where)
+        found.append(verdict)
     return found
 
 

@@ -376,6 +376,8 @@ class WorkerExited(Message, frozen=True, kw_only=True):
     log_tail: str = ""
     #: Whether the JobManager had requested it.
     asked: bool = False
+    #: Why the TaskManager ended it; empty if it did not.
+    reason: str = ""
 
 
 class WorkerStartFailed(Message, frozen=True, kw_only=True):

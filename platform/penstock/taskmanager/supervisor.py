@@ -367,7 +367,7 @@ class Supervisor:
             limit = 2 * worker.spec.managed_memory_bytes + UNMANAGED_ALLOWANCE_BYTES
         if held > limit and not worker.stopping:
             worker.kill(
-                f"worker {worker.worker_id} used {held // _MB} MB of memory, its limit is {limit // _MB} MB "
+                f"it used {held // _MB} MB of memory, its limit is {limit // _MB} MB, and was ended "
                 "(raise the TaskManager's worker memory limit, or use more slots or state_backend=rocksdb)"
             )
 
@@ -454,16 +454,15 @@ class Supervisor:
         if self._workers.get(worker.worker_id) is not worker:
             return  # its failed start was already reported
         self._forget(worker)
-        self._log(f"worker {worker.worker_id} ended with {returncode} {worker.kill_reason}")
-        tail = self._logs.tail(worker.worker_id)
-        if worker.kill_reason:
-            tail = f"{tail}\n{worker.kill_reason}".strip()
+        why = f": {worker.kill_reason}" if worker.kill_reason else ""
+        self._log(f"worker {worker.worker_id} ended with {returncode}{why}")
         exited = WorkerExited(
             taskmanager_id=self._config.taskmanager_id,
             worker_id=worker.worker_id,
             returncode=returncode,
-            log_tail=tail,
+            log_tail=self._logs.tail(worker.worker_id),
             asked=worker.stopping and not worker.kill_reason,
+            reason=worker.kill_reason,
         )
         self._send(exited)
 

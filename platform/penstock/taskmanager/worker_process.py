@@ -74,11 +74,11 @@ class WorkerProcess:
             self._backlog.append(command)
             return
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
-            self.kill(f"worker {self.worker_id} does not read its commands")
+            self.kill("it did not read its commands and was ended")
             return
         silent_ms = 0.0 if self._heard is None else (asyncio.get_running_loop().time() - self._heard) * 1000
         if silent_ms > self.spec.lease_ms + SILENCE_MARGIN_MS:
-            self.kill(f"worker {self.worker_id} has not answered for {silent_ms / 1000:.0f} s")
+            self.kill(f"it did not answer for {silent_ms / 1000:.0f} s and was ended")
             return
         self._writer.write(frame(command))
 

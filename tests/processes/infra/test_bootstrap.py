@@ -138,6 +138,19 @@ def test_an_unsupported_python_is_named(bootstrap, monkeypatch, capsys):
     assert said[0].startswith("error: Python 3.11, 3.12 or 3.13 is needed, this is ")
 
 
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        ("", ""),
+        ("fetching\n3 of the packages\n", ""),
+        ("0 of 19 modules\nwarning: slow\n7 of 19 modules\n", "7 of 19 modules, "),
+    ],
+)
+def test_the_progress_of_a_step_is_what_it_printed_last(bootstrap, tmp_path, printed, told):
+    (tmp_path / "log").write_text(printed)
+    assert bootstrap.progress_of(tmp_path / "log") == told
+
+
 def test_run_shows_the_end_of_a_failed_step(bootstrap, tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("fresh", ROOT / "infra" / "bootstrap.py")
     module = importlib.util.module_from_spec(spec)

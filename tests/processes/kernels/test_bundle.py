@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from penstock.kernels.compiler import native
+from penstock.kernels.compiler import bundle, native
 
 KERNELS = """
 import numpy as np
@@ -111,11 +113,39 @@ def test_kernels_for_the_baseline_of_processors_run_here_and_others_do_not(tmp_p
 @pytest.mark.skipif(sys.platform != "linux", reason="object code of another form")
 def test_a_damaged_file_is_as_good_as_none(tmp_path):
     run(tmp_path)
-    (bundle,) = tmp_path.glob("*.kernels")
-    bundle.write_bytes(bundle.read_bytes()[:-10])
+    (written,) = tmp_path.glob("*.kernels")
+    written.write_bytes(written.read_bytes()[:-10])
     assert run(tmp_path)["compiled"] == 2
 
 
 def test_what_is_no_object_file_is_refused():
     with pytest.raises(ValueError, match="ELF"):
         native.symbols(b"\xcf\xfa\xed\xfe" * 20)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="object code of another form")
+def test_kernels_of_a_module_compiled_here_do_not_hide_the_others_of_the_wheel(tmp_path, monkeypatch):
+    """As after `penstock compile` of a part: one module in the installation's own file, two in the wheel's."""
+    run(tmp_path)
+    (written,) = tmp_path.glob("*.kernels")
+    found = msgspec.msgpack.decode(written.read_bytes(), type=bundle._Bundle)
+    code = found.kernels["tiny_kernels.double"]
+    shipped = replace(found, sources={**found.sources, "other": ("", "")}, kernels={**found.kernels, "other.f": code})
+    own = replace(found, kernels={"tiny_kernels.plus_one": found.kernels["tiny_kernels.plus_one"]})
+    files = {bundle.SHIPPED: shipped}
+    monkeypatch.delenv(bundle.FOLDER, raising=False)
+    monkeypatch.setattr(bundle, "_read", lambda _package, path: files.get(path.parent, own))
+    monkeypatch.setattr(bundle, "_groups", {})
+    monkeypatch.setattr(native, "load", lambda code, name: (code, name))
+
+    def kernel_of(module, name):
+        def declared():
+            """Stand for a kernel."""
+
+        declared.__module__, declared.__name__ = module, name
+        return bundle.function(declared)
+
+    assert bundle.held("tiny_kernels") == {"tiny_kernels", "other"}
+    assert kernel_of("tiny_kernels", "plus_one") == (own.kernels["tiny_kernels.plus_one"], "plus_one")
+    assert kernel_of("tiny_kernels", "double") == (code, "double"), "of the same module, from the wheel"
+    assert kernel_of("tiny_kernels", "unknown") is None

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from penstock.api.job_file import planned
+from penstock.api.job_file import execute_file, planned
 from penstock.core.errors import UsageError
 
 JOB = """
@@ -28,6 +28,14 @@ def test_another_version_has_its_own_modules_of_the_same_name(tmp_path):
     assert planned(tmp_path / "v1" / "job.py", {}, "").name == "v1"
     assert planned(tmp_path / "v2" / "job.py", {}, "").name == "v2"
     assert planned(tmp_path / "v1" / "job.py", {}, "").name == "v1"
+
+
+@pytest.mark.parametrize(("told", "shown"), [("job.py:3: no topic", "job.py:3: no topic"), ("no", "job.py:1: no")])
+def test_an_error_names_the_line_of_the_operator_else_that_of_the_call(tmp_path, told, shown):
+    (tmp_path / "job.py").write_text(f"from penstock.core.errors import UsageError; raise UsageError({told!r})\n")
+    with pytest.raises(UsageError) as raised:
+        execute_file(tmp_path / "job.py")
+    assert str(raised.value) == shown
 
 
 def test_planning_leaves_the_import_path_and_pythons_own_modules_alone(tmp_path):

@@ -7,8 +7,9 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.backfill.explain import explain, lines
+from penstock.backfill.explain import PROCESSED, explain, lines
 from penstock.cli import main
+from penstock.operators.registry import OPERATORS
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 
@@ -38,6 +39,10 @@ def test_stages_tasks_operators_and_rows_between_them(tmp_path):
     )
     assert any(line.endswith("compiled kernels, over columns") for line in found[second:])
     assert any(line.endswith("writes columns as staged output") for line in found[second:])
+
+
+def test_every_kind_of_operator_is_described():
+    assert PROCESSED.keys() == OPERATORS.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`penstock check`: a job file against a snapshot of the same job, of an older one, of one with other keys."""
 
 import json
+import re
 import sys
 
 import msgspec
@@ -170,7 +171,9 @@ def test_other_keys_block_every_keyed_state(job, check):
 def test_an_operator_that_is_gone_is_named_to_be_dropped(job, check):
     path = job(uid="peoples")
     found = check(path, code=1)
-    assert "did you mean 'peoples'" in found
+    assert re.search(r"people/\S+, people/\S+.* \(\S+\.py:\d+\): the snapshot has state of operator 'people'", found)
+    assert found.count("change the uid 'peoples' back, or drop its state") == 1
+    assert "did it have the uid 'people'?" in found
     assert "--allow-non-restored-state people" in found
     found = check(path, "--allow-non-restored-state", "people", "--json")
     assert states(found)["people", "pair"] == "dropped"

@@ -57,6 +57,12 @@ WATERMARK = {
 }  # fmt: skip
 
 
+SLOW = {
+    "kind": "slow", "level": "bad", "title": "map(score) is slow", "text": "It is busy 99 % of the time.",
+    "vertex": "v", "since": 1_700_000_000_000,
+}  # fmt: skip
+
+
 class Client:
     def jobs(self):
         return [{"jid": "a" * 32, "name": "orders", "state": "RUNNING", "start-time": 1}]
@@ -64,6 +70,9 @@ class Client:
     def budget(self, job_id):
         assert job_id == "a" * 32
         return BUDGET
+
+    def health(self, job_id):
+        return {"findings": [SLOW]}
 
     def watermark(self, job_id):
         return WATERMARK
@@ -82,16 +91,18 @@ def test_a_line_an_operator(capsys):
     module.explain("orders")
     lines = capsys.readouterr().out.splitlines()
     assert "1,646 ms" in lines[0]
-    assert lines[1].split() == ["operator", "uid", "CPU", "ms", "share", "CPU", "ms/s", "busy", "ms"]
-    assert lines[2].split() == ["read", "->", "map", "x2", "5,000"]
-    assert lines[3].split()[-5:] == ["read", "1,234", "75.0%", "12", "2,000"]
-    assert lines[4].split()[-5:] == ["(output)", "1,234", "75.0%", "12", "2,000"]
-    assert lines[5].split()[-1] == "321"
+    assert lines[1] == "map(score) is slow: It is busy 99 % of the time. (since 2023-11-14 22:13:20 UTC)"
+    heading = ["operator", "uid", "CPU", "ms", "share", "CPU", "ms/s", "busy", "ms", "busy", "ms/s"]
+    assert lines[2].split() == heading
+    assert lines[3].split() == ["read", "->", "map", "x2", "5,000"]
+    assert lines[4].split()[-6:] == ["read", "1,234", "75.0%", "12", "2,000", "20"]
+    assert lines[5].split()[-6:] == ["(output)", "1,234", "75.0%", "12", "2,000", "20"]
+    assert lines[6].split()[-1] == "321"
 
 
 def test_the_document_as_json(capsys):
     module.explain("orders", json=True)
-    assert json.loads(capsys.readouterr().out) == BUDGET
+    assert json.loads(capsys.readouterr().out) == {**BUDGET, "findings": [SLOW]}
 
 
 def test_the_log_of_the_autoscaler(capsys):

@@ -20,6 +20,8 @@ SUMMARY = {
     "checkpoint-failure": "",
     "rows-read": {"orders": 30},
     "rows-written": {"out": 20},
+    "rows-read-per-second": {"orders": 1_200.4, "people": 34.0},
+    "checkpoints-completed": 1,
 }
 
 
@@ -35,6 +37,13 @@ def test_an_interrupted_job_has_its_totals_and_where_it_continues(capsys, comple
     progress = JobProgress(clock=ManualClock())
     progress.on_poll(SimpleNamespace(client=client, job_id="1", name="totals"), {"name": "totals", "state": "RUNNING"})
     assert progress.so_far() == ["totals was interrupted", "  read 30 rows from orders", "  wrote 20 rows to out", end]
+
+
+def test_the_rate_is_the_one_that_the_sources_measure(capsys):
+    client = SimpleNamespace(summary=lambda _: SUMMARY)
+    job = SimpleNamespace(client=client, job_id="1", name="totals")
+    JobProgress(clock=ManualClock()).on_poll(job, {"name": "totals", "state": "RUNNING"})
+    assert "totals RUNNING: 30 records read (1,234/s), 20 rows out" in capsys.readouterr().out
 
 
 def test_a_job_that_never_began_has_no_totals():

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.cli.running import jobs as module
 from penstock.cli.running.job_report import story_lines, watermark_line
+from penstock.core.clock import ManualClock
 
 AT = 1_767_607_200_000  # 2026-01-05 10:00:00
 COUNTED = "rows, restarts and checkpoints are counted from there, and checkpoint ids skip 1,000 each time"
@@ -26,14 +27,15 @@ class Client:
     """One job, whose summary and failures a test sets."""
 
     def __init__(self):
-        self.told, self.entries = dict(SUMMARY), []
+        self.told, self.entries, self.findings = dict(SUMMARY), [], []
+        self.times = {"state": "RUNNING", "start-time": AT, "timestamps": {"RUNNING": AT}}
 
     def jobs(self):
         return [{"jid": "a" * 32, "name": "orders", "state": "RUNNING", "start-time": 1}]
 
     def job(self, job_id):
         vertex = {"name": "in", "parallelism": 2, "status": "RUNNING", "metrics": {}}
-        return {"name": "orders", "jid": job_id, "state": "RUNNING", "start-time": AT, "vertices": [vertex]}
+        return {"name": "orders", "jid": job_id, **self.times, "vertices": [vertex]}
 
     def checkpoints(self, job_id):
         return {"counts": {"completed": 1, "failed": 0}, "latest": None}
@@ -43,6 +45,16 @@ class Client:
 
     def summary(self, job_id):
         return self.told
+
+    def health(self, job_id):
+        return {"findings": self.findings}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = ManualClock(AT + 42_000)
+    monkeypatch.setattr(module, "SystemClock", lambda: found)
+    return found
 
 
 @pytest.fixture
@@ -59,6 +71,23 @@ def shown(capsys, **options):
 
 def test_a_job_without_problems_has_a_line_of_checkpoints_only(client, capsys):
     assert shown(capsys)[-1] == "checkpoints: 1 completed, 0 failed"
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        ({}, "RUNNING since 2026-01-05 10:00:00"),
+        ({"timestamps": {"RUNNING": AT + 9_000}}, "RUNNING since 2026-01-05 10:00:09, started 2026-01-05 10:00:00"),
+        (
+            {"state": "RESTARTING", "timestamps": {"RUNNING": AT, "RESTARTING": AT + 60_000}},
+            "RESTARTING since 2026-01-05 10:01:00, started 2026-01-05 10:00:00",
+        ),
+        ({"state": "CREATED", "timestamps": {}}, "CREATED since 2026-01-05 10:00:00"),
+    ],
+)
+def test_the_state_has_the_time_when_it_began(client, capsys, times, told):
+    client.times |= times
+    assert shown(capsys)[0] == f"orders {'a' * 32} {told}"
 
 
 def test_rows_and_rates_of_sources_and_sinks_are_shown_with_their_places(client, capsys):
@@ -99,13 +128,24 @@ def test_the_watermark_has_its_distance_from_the_clock(mark, line):
     assert watermark_line({"watermark": mark}, AT) == line
 
 
-def test_sources_without_an_answer_and_slow_calls_are_named(client, capsys):
+def test_sources_without_an_answer_and_slow_calls_are_named(client, clock, capsys):
     client.told["sources-unreachable"] = {"orders": {"since": AT, "for-ms": 12_000, "place": "topic t at b:9"}}
-    client.told["slow-calls"] = [{"what": "sink 'out' (0): w", "since": 5}]
+    client.told["slow-calls"] = [{"what": "sink 'out' (0): w", "since": AT}]
     assert shown(capsys)[-2:] == [
         "source orders: no answer from topic t at b:9 since 2026-01-05 10:00:00 UTC; it resumes with the next answer",
-        "slow call, more than 5 s: sink 'out' (0): w",
+        "slow call since 2026-01-05 10:00:00 UTC, 42 s so far: sink 'out' (0): w",
     ]
+    clock.advance(60_000)
+    assert shown(capsys)[-1].startswith("slow call since 2026-01-05 10:00:00 UTC, 102 s so far: ")
+
+
+def test_the_slow_operator_is_named_and_what_is_well_is_not(client, capsys):
+    text = "Its chain is busy 99 % of the time, 98 % of that in map-3."
+    slow = {"kind": "limit", "level": "warn", "title": "map(score) is at its limit", "text": text, "vertex": "v"}
+    away = {"kind": "source-unreachable", "level": "warn", "title": "Source in", "text": "", "vertex": ""}
+    client.findings = [{**slow, "since": AT}, {**away, "since": AT}, {**slow, "level": "good", "since": AT}]
+    line = f"map(score) is at its limit: {text} (since 2026-01-05 10:00:00 UTC)"
+    assert [found for found in shown(capsys) if "score" in found or "Source in" in found] == [line]
 
 
 def test_the_last_failure_is_shown_with_the_users_frames_and_on_request_with_all(client, capsys):
@@ -113,6 +153,29 @@ def test_the_last_failure_is_shown_with_the_users_frames_and_on_request_with_all
     head = "last failure (at 2026-01-05 10:00:00, in totals (1), restart 1): ValueError: x"
     assert shown(capsys)[-4:] == [head, "In your code:", "  at f", "(all frames: penstock show --all)"]
     assert shown(capsys, all_frames=True)[-6:] == [head, "In your code:", "  at f", "", "All frames:", "  at g"]
+
+
+def of_row(number, row="user='a', amount=0"):
+    row = f"row {number} of a batch of {number + 7}: {row}"
+    return {**FAILURE, "stacktrace": f"In your code:\n  at f\nValueError: x\n{row}\n\nAll frames:\n  at g"}
+
+
+def test_a_row_that_fails_each_time_is_told_with_the_restarts_that_are_left_and_the_way_out(client, capsys):
+    client.entries, client.told["restarts"] = [of_row(1), of_row(4), of_row(9), of_row(1, "user='b'")], 4
+    client.told["restarts-of-user-code"] = 10
+    line = shown(capsys)[-1]
+    assert line.startswith("3 of 10 restarts, the same row each time: correct the function, or catch the error in it")
+    assert "penstock upgrade" in line
+    client.told["state"] = "FAILED"
+    assert shown(capsys)[-1].startswith("the same row failed 3 times: correct the function")
+    client.told |= {"state": "RUNNING", "restarts-of-user-code": None}
+    assert shown(capsys)[-1].startswith("3 restarts, the same row each time: ")
+
+
+@pytest.mark.parametrize("entries", [[of_row(1)], [of_row(1), of_row(1, "other")], [FAILURE, FAILURE]])
+def test_failures_without_a_common_row_have_no_such_line(client, capsys, entries):
+    client.entries = entries
+    assert not any("the same row" in line for line in shown(capsys))
 
 
 def test_a_failure_outside_the_users_code_is_shown_by_its_line_or_whole(client, capsys):
@@ -150,6 +213,30 @@ def test_replaced_jobmanagers_are_counted(client, capsys, times, newest, told):
 
 def entry(job_id, generation, text):
     return {"at_ms": 0, "kind": "deploy", "text": text, "generation": generation, "job_id": job_id}
+
+
+def checkpoint(number, seconds, generation=1):
+    text = f"checkpoint:{number} completed (log entry {number})"
+    return {"at_ms": 1000 * seconds, "kind": "checkpoint", "text": text, "generation": generation, "job_id": "a"}
+
+
+def test_a_story_has_one_line_for_a_series_of_checkpoints():
+    stop = {**checkpoint(49, 1), "text": "stop:49 completed (log entry 50)"}
+    many = [checkpoint(number, 10 * number) for number in range(12, 48)]
+    entries = [entry("a", 1, "one"), *many, entry("a", 1, "two"), *many[:2], stop]
+    assert [line[20:] for line in story_lines(entries)] == [
+        "deploy       one",
+        "checkpoint   checkpoints 12 to 47 completed, 36 in 5.8 min",
+        "deploy       two",
+        "checkpoint   checkpoint:12 completed (log entry 12)",
+        "checkpoint   checkpoint:13 completed (log entry 13)",
+        "checkpoint   stop:49 completed (log entry 50)",
+    ]
+    split = story_lines([checkpoint(n, n, 1) for n in (1, 2, 3)] + [checkpoint(n, n, 2) for n in (4, 5, 6)])
+    assert [line[20:] for line in split if "---" not in line] == [
+        "checkpoint   checkpoints 1 to 3 completed, 3 in 2.0 s",
+        "checkpoint   checkpoints 4 to 6 completed, 3 in 2.0 s",
+    ]
 
 
 def test_a_story_separates_runs_and_their_jobmanagers():

@@ -1,17 +1,20 @@
 """What can be said about Kafka sources and sinks without a broker: arguments, secrets, positions, keys."""
 
 import datetime as dt
+import inspect
 import json
 
 import msgspec
 import pyarrow as pa
 import pytest
 
+import penstock as ps
 from penstock.connector.sink import load_factory
 from penstock.connector.source import SourceSpec
 from penstock.core.errors import ConnectorError, GraphError, UndecidedOutputError, UsageError
 from penstock.core.schema import Schema, schema_from_text
 from penstock.core.snapshot import Committable
+from penstock_connectors.kafka.client.metadata import connection_problem
 from penstock_connectors.kafka.client.positions import start_offsets, stop_offsets
 from penstock_connectors.kafka.client.properties import check_properties, for_admin, for_kafka_python, resolve
 from penstock_connectors.kafka.sink import KafkaSink
@@ -20,9 +23,45 @@ from penstock_connectors.kafka.write.payloads import encode, encode_keys
 from penstock_connectors.kafka.write.transactions import MIN_RETENTION_MS, check_age, checkpoint_of, marker_of
 
 
+@pytest.fixture
+def env():
+    return ps.Environment(checkpoint_interval="5s")
+
+
 class Order(Schema):
     user_id: int
     ts: dt.datetime | None
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (
+            "no:9092/bootstrap: Failed to resolve 'no:9092': Name or service not known (after 0ms in state CONNECT)",
+            ("no:9092", "the host name no is not known"),
+        ),
+        (
+            "127.0.0.1:9/bootstrap: Connect to ipv4#127.0.0.1:9 failed: Connection refused (after 0ms in state X)",
+            ("127.0.0.1:9", "it refuses the connection"),
+        ),
+        (
+            "b:9/1: SSL handshake failed: certificate (after 3ms in state X)",
+            ("b:9/1", "SSL handshake failed: certificate"),
+        ),
+        ("GroupCoordinator", ("GroupCoordinator", "GroupCoordinator")),
+    ],
+)
+def test_why_a_broker_cannot_be_reached_is_told_in_plain_words(event, told):
+    assert connection_problem(event) == told
+
+
+def test_a_source_and_a_sink_know_the_line_that_made_them(env):
+    source = KafkaSource("b:9092", "a", Order)
+    line = inspect.currentframe().f_lineno - 1
+    sink = KafkaSink("b:9092", "t")
+    env.from_source(source, uid="in").sink_to(sink, uid="out")
+    (vertex,) = env.job_graph().vertices
+    assert [o.where for o in vertex.operators] == [f"test_kafka_config.py:{line + n}" for n in (0, 2)]
 
 
 ROWS = pa.schema([("user_id", pa.int64()), ("name", pa.string())])

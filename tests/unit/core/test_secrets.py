@@ -40,6 +40,8 @@ def test_what_looks_like_a_secret_is_struck(text, struck):
         "the token of the job is idempotent",
         "-----BEGIN CERTIFICATE-----",
         "check PENSTOCK_S3_ACCESS_KEY and PENSTOCK_S3_SECRET_KEY and the bucket's policy",
+        "PENSTOCK_S3_ACCESS_KEY=lab-user",
+        "AWS_ACCESS_KEY_ID=AKIAIOSFODNN7EXAMPLE",
     ],
 )
 def test_what_is_none_stays(text):
@@ -59,6 +61,15 @@ def test_known_values_are_struck_wherever_they_stand():
     assert Redactor(values)("say kitten7700, kitten77 and abc") == "say ******, ****** and abc", (
         "three letters are a word"
     )
+
+
+def test_the_id_of_an_access_key_is_no_secret_and_a_key_of_other_stores_is():
+    ids = {"PENSTOCK_S3_ACCESS_KEY": "penstock", "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE"}
+    keys = {"AWS_SECRET_ACCESS_KEY": "hidden-aws", "PENSTOCK_S3_SECRET_KEY": "hidden-s3", "AZURE_ACCESS_KEY": "hidden"}
+    values = secret_values(ids | keys)
+    assert values == set(keys.values())
+    text = "penstock: InvalidAccessKeyId AKIAEXAMPLE"
+    assert Redactor(values)(text) == text
 
 
 def test_a_text_is_redacted_before_it_is_cut():

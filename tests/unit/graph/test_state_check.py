@@ -127,7 +127,7 @@ def test_an_operator_that_is_gone_is_blocked_until_it_is_named():
     held = snapshot(keyed("gone", "seen"), keyed("gone", "other"))
     found = check_states(job(), held)
     assert [v.place for v in found if v.verdict == "blocked"] == ["gone/other", "gone/seen"]
-    with pytest.raises(StateMismatchError, match="1 more: gone/seen") as caught:
+    with pytest.raises(StateMismatchError, match="the snapshot has state of operator 'gone', and") as caught:
         require_fit(found)
     assert "--allow-non-restored-state gone" in caught.value.hint
     allowed = check_states(job(), held, allow_non_restored=["gone"])
@@ -135,6 +135,31 @@ def test_an_operator_that_is_gone_is_blocked_until_it_is_named():
     assert {v.verdict for v in allowed if v.uid == "gone"} == {"dropped"}
     half = check_states(job(), held, allow_non_restored=["gone/seen"])
     assert [v.place for v in half if v.verdict == "blocked"] == ["gone/other"]
+
+
+@pytest.mark.parametrize(("old", "state"), [("peeple", "other"), ("quite-different", "seen")])
+def test_an_operator_with_another_uid_is_named_with_its_line(old, state):
+    renamed = msgspec.structs.replace(people(seen=PLAIN), where="job.py:7")
+    found = check_states(job(renamed), snapshot(keyed(old, state)))
+    (blocked,) = [v for v in found if v.verdict == "blocked"]
+    assert blocked.way_out.startswith("change the uid 'people' back, or drop its state")
+    assert blocked.where == "job.py:7"
+    (new,) = [v for v in found if v.place == "people/seen"]
+    assert new.reason == f"it begins empty; did it have the uid {old!r}?"
+    with pytest.raises(StateMismatchError, match=f"^job.py:7: the snapshot has state of operator {old!r}"):
+        require_fit(found)
+
+
+def test_an_operator_of_the_snapshot_is_no_other_with_a_new_uid():
+    found = check_states(job(people(seen=PLAIN)), snapshot(keyed("peeple", "other")), known=["people"])
+    (blocked,) = [v for v in found if v.verdict == "blocked"]
+    assert blocked.way_out.startswith("add .uid('peeple') to its operator, or drop")
+
+
+def test_other_reasons_are_counted():
+    held = snapshot(keyed("gone", "seen"), keyed("lost", "seen"))
+    with pytest.raises(StateMismatchError, match=r"'gone'.*; 1 more: lost/seen"):
+        require_fit(check_states(job(), held))
 
 
 def test_a_state_that_is_gone_is_blocked_until_it_is_named():

@@ -4,6 +4,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.config.settings import JobSettings
 from penstock.jobmanager.messages.views import (
@@ -276,6 +277,10 @@ def test_a_summary_has_the_rows_of_a_source_with_odd_times():
     assert found["doubtful-times"] == {"u": {"rows": 2, "example": 5}}
     assert found["distant-times"] == {"u": {"rows": 3, "example": 5_000_000_000_000}}
     assert found["bad-records"] == {"u": 5}
+    looked = detail({"a": [old, far], "b": [{}]})
+    hidden = progress(replace(looked, settings=JobSettings(show_values_in_errors=False)))
+    assert hidden["doubtful-times"] == {"u": {"rows": 2, "example": None}}
+    assert hidden["distant-times"] == {"u": {"rows": 3, "example": None}}
 
 
 def test_a_call_that_takes_long_is_told_with_what_it_waits_for():

@@ -44,8 +44,9 @@ class ClusterMetadata:
             ConnectorError: a property is not one of librdkafka's, or its value is wrong.
         """
         self.bootstrap, self._timeout_s = resolved["bootstrap.servers"], timeout_ms / 1000
-        #: The client's reports about its connections since it started.
-        self._down: list[str] = []
+        #: The client's reports about its connections since it started: whether all are down, and why by broker.
+        self._all_down = False
+        self._problems: dict[str, str] = {}
         try:
             options: dict[str, Any] = {**for_admin(resolved), "error_cb": self._note_error}
             self._admin = AdminClient(options)
@@ -109,7 +110,10 @@ class ClusterMetadata:
 
     def _note_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
-            self._down.append(error.str())
+            self._all_down = True
+        else:
+            broker, problem = connection_problem(error.str())
+            self._problems[broker] = problem
 
     def _listed(self) -> Any:
         """Return brokers and topics; check in between whether any broker is reachable."""
@@ -123,10 +127,10 @@ class ClusterMetadata:
                 reason = error.args[0]
                 waited = time.monotonic() - begun
                 passing = isinstance(reason, KafkaError) and reason.code() in _NO_ANSWER
-                if passing and waited < self._timeout_s and not (self._down and waited >= _DOWN_S):
+                if passing and waited < self._timeout_s and not (self._all_down and waited >= _DOWN_S):
                     continue
                 if passing:
-                    raise self._unreachable(self._down[-1] if self._down else reason.str(), waited) from error
+                    raise self._unreachable(reason.str(), waited) from error
                 raise ConnectorError(f"Kafka at {self.bootstrap}: {_text_of(error)}") from error
 
     def _wait(self, future: Future[Any]) -> Any:
@@ -145,10 +149,26 @@ class ClusterMetadata:
 
     def _unreachable(self, why: str, waited_s: float | None = None) -> ConnectorError:
         seconds = self._timeout_s if waited_s is None else waited_s
+        problems = self._problems
+        if len(problems) == 1:
+            why = next(iter(problems.values()))
+        elif problems:
+            why = "; ".join(f"{broker}: {problem}" for broker, problem in sorted(problems.items()))
         return ConnectorError(
             f"Kafka at {self.bootstrap} cannot be reached within {seconds:.0f} s: {why}",
             hint="check that the broker runs, that the address is right and that the security properties fit",
         )
+
+
+def connection_problem(text: str) -> tuple[str, str]:
+    """Return a broker, and why it cannot be reached, from the client's text of an error event."""
+    broker, _, problem = text.partition("/bootstrap: ") if "/bootstrap: " in text else text.partition(": ")
+    problem = (problem or text).partition(" (after ")[0]
+    if "Failed to resolve" in problem:
+        return broker, f"the host name {broker.rpartition(':')[0] or broker} is not known"
+    if "Connection refused" in problem:
+        return broker, "it refuses the connection"
+    return broker, problem
 
 
 def _text_of(error: KafkaException) -> str:

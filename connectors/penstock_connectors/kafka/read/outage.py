@@ -25,7 +25,7 @@ class _Broker(msgspec.Struct):
 
     @property
     def silent_ms(self) -> float:
-        """How long a request has waited for any answer; 0 if none waits."""
+        """Milliseconds for which a request has waited for any answer; 0 if none waits."""
         idle = [us for us in (self.rxidle, self.txidle) if us >= 0]
         return min(idle) / 1000 if idle and self.waitresp_cnt else 0.0
 

@@ -31,8 +31,8 @@ def ensure_bucket(server: MinioServer, bucket: str) -> None:
         s3.make_bucket(bucket)
 
 
-ACCESS_KEY = "penstock"
-SECRET_KEY = "penstock-local"  # noqa: S105  a server on the loopback interface that lives as long as its starter
+ACCESS_KEY = "lab-access-key"
+SECRET_KEY = "lab-secret-key"  # noqa: S105  a server on the loopback interface that lives as long as its starter
 START_LIMIT_MS = 60_000
 STOP_GRACE_MS = 10_000
 HEALTH_TIMEOUT_S = 2.0

@@ -5,14 +5,12 @@ Called by the methods of `api.streams`; `OperatorHandle` is the common part of s
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
 from penstock.api.building.flow import Flow
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, call_site
 from penstock.core.schema import schema_to_text
 from penstock.graph.stream_graph import StreamNode, Upstream
 from penstock.graph.validation import require_name
@@ -24,20 +22,6 @@ if TYPE_CHECKING:
 
     from penstock.graph.job_graph import JobGraph, OperatorSpec
     from penstock.graph.stream_graph import StreamGraphBuilder
-
-_PACKAGE = str(Path(__file__).resolve().parents[2])
-
-
-def call_site() -> str:
-    """Return `file:line` of the innermost caller outside penstock, or an empty string if there is none."""
-    frame = sys._getframe(1)  # noqa: SLF001 - a traceback object would cost much more, at every call of the API
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_PACKAGE):
-            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return ""
 
 
 class NewOperator(msgspec.Struct, frozen=True):
@@ -55,9 +39,9 @@ class NewOperator(msgspec.Struct, frozen=True):
     combine: bool = False
 
 
-def append_end(builder: StreamGraphBuilder, flow: Flow, spec: OperatorSpec) -> int:
-    """Add an operator without output, and return its node."""
-    return _append(builder, flow, StreamNode(id=0, operator=spec, where=call_site()))
+def append_end(builder: StreamGraphBuilder, flow: Flow, spec: OperatorSpec, where: str = "") -> int:
+    """Add an operator without output, and return its node; `where`: its place, if it is not the caller's."""
+    return _append(builder, flow, StreamNode(id=0, operator=spec, where=where or call_site()))
 
 
 def append_operator(builder: StreamGraphBuilder, flow: Flow, new: NewOperator) -> Flow:

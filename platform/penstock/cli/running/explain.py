@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, print_json
+from penstock.cli.running.job_report import load_lines
 from penstock.cli.running.jobs import JobArgument
 from penstock.cli.terminal import terminal
 
@@ -40,7 +41,7 @@ def explain(
         job_id = find_job(client, job)["jid"]
         match what:
             case What.BUDGET:
-                found = client.budget(job_id)
+                found = {**client.budget(job_id), "findings": client.health(job_id)["findings"]}
             case What.WATERMARK:
                 found = client.watermark(job_id)
             case What.SCALING:
@@ -104,16 +105,17 @@ def _time(at_ms: int | None) -> str:
 def _print_budget(found: dict[str, Any]) -> None:
     console = terminal()
     console.print(f"[bold]{found['name']}[/] {found['jid']} {found['cpu-ms']:,.0f} ms of CPU time in operators")
+    for line in load_lines(found["findings"]):
+        console.print(line, markup=False, soft_wrap=True)
     table = Table("operator", "uid", box=None)
-    for heading in ("CPU ms", "share", "CPU ms/s", "busy ms"):
+    for heading in ("CPU ms", "share", "CPU ms/s", "busy ms", "busy ms/s"):
         table.add_column(heading, justify="right")
     for vertex in found["vertices"]:
         table.add_row(
-            f"[bold]{vertex['name']}[/] x{vertex['parallelism']}", "", "", "", "", f"{vertex['busy-ms']:,.0f}"
+            f"[bold]{vertex['name']}[/] x{vertex['parallelism']}", "", "", "", "", f"{vertex['busy-ms']:,.0f}", ""
         )
         for row in vertex["operators"]:
-            cells = [row["cpu-ms"], row["share"], row["cpu-ms-per-second"], row["busy-ms"]]
-            forms = [f"{cells[0]:,.0f}", f"{cells[1]:.1%}", f"{cells[2]:,.0f}", f"{cells[3]:,.0f}"]
-            table.add_row(f"  {row['name']}", row["uid"], *forms)
-        table.add_row("  [dim]around the operators[/]", "", "", "", "", f"{vertex['other-busy-ms']:,.0f}")
+            times = [f"{row[name]:,.0f}" for name in ("cpu-ms-per-second", "busy-ms", "busy-ms-per-second")]
+            table.add_row(f"  {row['name']}", row["uid"], f"{row['cpu-ms']:,.0f}", f"{row['share']:.1%}", *times)
+        table.add_row("  [dim]around the operators[/]", "", "", "", "", f"{vertex['other-busy-ms']:,.0f}", "")
     console.print(table)

@@ -5,6 +5,8 @@ The latter has rows of sources and sinks, watermark, checkpoints, problems, and 
 
 from __future__ import annotations
 
+import re
+from itertools import groupby
 from typing import Any
 
 from rich.markup import escape
@@ -14,6 +16,7 @@ from penstock.client.failures import (
     bad_records,
     implausible_times,
     next_attempt,
+    repeated_row,
     resume_point,
     slow_calls,
     unreachable_sources,
@@ -21,6 +24,9 @@ from penstock.client.failures import (
 from penstock.core.clock import utc_text
 from penstock.core.errors import ALL_FRAMES, without_all_frames
 
+#: The text of a periodic checkpoint in the event log, and the least number of them in one line.
+_COMPLETED = re.compile(r"checkpoint:(\d+) completed\b")
+_LEAST_SERIES = 3
 _MORE = "(all frames: penstock show --all)"
 
 #: A watermark above this one (ms) is the end of all input.
@@ -42,6 +48,14 @@ def flow_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def state_text(details: dict[str, Any]) -> str:
+    """Return a job's state with the time when it entered it (UTC), and the start of the job if that was earlier."""
+    start = details["start-time"]
+    entered = details["timestamps"].get(details["state"]) or start
+    text = f"{details['state']} since {utc_text(entered)}"
+    return text if utc_text(entered) == utc_text(start) else f"{text}, started {utc_text(start)}"
+
+
 def counted_line(summary: dict[str, Any]) -> list[str]:
     """Return from when on the rows of vertices are counted, if that is not the begin of the job."""
     restarted = summary["restarts"] or summary["jobmanagers-replaced"]["times"]
@@ -50,7 +64,7 @@ def counted_line(summary: dict[str, Any]) -> list[str]:
 
 
 def watermark_lag_ms(summary: dict[str, Any], now_ms: int) -> int | None:
-    """Return the clock less the watermark; None without a watermark, or at the end of input."""
+    """Return the clock less the watermark (ms); None without a watermark, or at the end of input."""
     mark = summary["watermark"]
     return None if mark is None or mark >= _END_MS else now_ms - int(mark)
 
@@ -72,10 +86,24 @@ def _span(duration_ms: int) -> str:
     return f"{seconds:.1f} s"
 
 
+def load_lines(findings: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each finding about a slow operator, an event time that stands still, or a slow checkpoint."""
+    return [
+        f"{found['title']}: {found['text']} (since {utc_text(found['since'])} UTC)"
+        for found in findings
+        if found["level"] in ("bad", "warn") and (found["vertex"] or found["kind"] == "checkpoint-slow")
+    ]
+
+
 def report_lines(
-    checkpoints: dict[str, Any], failures: dict[str, Any], summary: dict[str, Any], *, all_frames: bool = False
+    checkpoints: dict[str, Any],
+    failures: dict[str, Any],
+    summary: dict[str, Any],
+    now_ms: int,
+    *,
+    all_frames: bool = False,
 ) -> list[str]:
-    """Return the lines; the arguments are answers of the `RestClient`.
+    """Return the lines; the arguments are answers of the `RestClient` and the clock (ms).
 
     Of the last failure they have the lines of the user's code and the row; `all_frames`: also penstock's.
     """
@@ -83,7 +111,7 @@ def report_lines(
     lines += bad_records(summary).values()
     lines += [f"late rows dropped at {name}: {count:,}" for name, count in summary["late-records"].items()]
     lines += implausible_times(summary).values()
-    lines += [*unreachable_sources(summary).values(), *slow_calls(summary).values()]
+    lines += [*unreachable_sources(summary).values(), *slow_calls(summary, now_ms).values()]
     if failed := (checkpoints["latest"] or {}).get("failed"):
         at = utc_text(failed["failure_timestamp"])
         lines.append(f"last failed checkpoint: {failed['id']} at {at}: {failed['failure_message']}")
@@ -104,7 +132,7 @@ def story_lines(entries: list[dict[str, Any]]) -> list[str]:
     for entry in entries:
         leaders.setdefault(entry["job_id"], set()).add(entry["generation"])
     lines, run, leader = list[str](), "", 0
-    for entry in entries:
+    for entry in _condensed(entries):
         job_id, generation = entry["job_id"], entry["generation"]
         if job_id != run and len(leaders) > 1:
             lines.append(f"--- run {job_id}")
@@ -113,6 +141,26 @@ def story_lines(entries: list[dict[str, Any]]) -> list[str]:
         lines.append(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
         run, leader = job_id, generation
     return lines
+
+
+def _condensed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries with one for each series of completed checkpoints."""
+    shown: list[dict[str, Any]] = []
+    for (job_id, generation, routine), group in groupby(entries, _series):
+        series = list(group)
+        if not routine or len(series) < _LEAST_SERIES:
+            shown += series
+            continue
+        first, last = (_COMPLETED.match(entry["text"]) for entry in (series[0], series[-1]))
+        span = _span(series[-1]["at_ms"] - series[0]["at_ms"])
+        text = f"checkpoints {first and first[1]} to {last and last[1]} completed, {len(series)} in {span}"
+        shown.append({**series[0], "text": text, "job_id": job_id, "generation": generation})
+    return shown
+
+
+def _series(entry: dict[str, Any]) -> tuple[str, int, bool]:
+    routine = entry["kind"] == "checkpoint" and _COMPLETED.match(entry["text"]) is not None
+    return entry["job_id"], entry["generation"], routine
 
 
 def replaced_jobmanagers(summary: dict[str, Any]) -> str:
@@ -161,4 +209,6 @@ def _last_failure(failures: dict[str, Any], summary: dict[str, Any], *, all_fram
     head = [f"last failure ({version}{', '.join(filter(None, facts))}): {newest['exceptionName']}"]
     if shortened:
         text = f"{text}\n{_MORE}".lstrip()
-    return head if text == newest["exceptionName"] else [*head, text]
+    lines = head if text == newest["exceptionName"] else [*head, text]
+    repeated = repeated_row(entries, summary)
+    return [*lines, repeated] if repeated else lines

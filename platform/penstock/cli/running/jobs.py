@@ -23,7 +23,9 @@ from penstock.cli.options import (
 from penstock.cli.running.job_report import (
     counted_line,
     flow_table,
+    load_lines,
     report_lines,
+    state_text,
     story_lines,
     watermark_lag_ms,
     watermark_line,
@@ -79,15 +81,22 @@ def show(
         checkpoints = client.checkpoints(found["jid"])
         failures = client.exceptions(found["jid"])
         summary = client.summary(found["jid"])
+        findings = client.health(found["jid"])["findings"]
     now_ms = SystemClock().now_ms()
     if json:
         summary["watermark-lag-ms"] = watermark_lag_ms(summary, now_ms)
-        print_json({"job": details, "checkpoints": checkpoints, "exceptions": failures, "summary": summary})
+        print_json(
+            {
+                "job": details,
+                "checkpoints": checkpoints,
+                "exceptions": failures,
+                "summary": summary,
+                "findings": findings,
+            }
+        )
         return
     console = terminal()
-    console.print(
-        f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {utc_text(details['start-time'])}"
-    )
+    console.print(f"[bold]{details['name']}[/] {details['jid']} {state_text(details)}", soft_wrap=True)
     console.print(flow_table(summary))
     console.print(watermark_line(summary, now_ms), markup=False)
     table = Table("vertex", "parallelism", "status", "rows in", "rows out", box=None)
@@ -101,8 +110,8 @@ def show(
             f"{metrics.get('write-records', 0):,}",
         )
     console.print(table)
-    report = report_lines(checkpoints, failures, summary, all_frames=all_frames)
-    for line in (*counted_line(summary), *report):
+    report = report_lines(checkpoints, failures, summary, now_ms, all_frames=all_frames)
+    for line in (*counted_line(summary), *load_lines(findings), *report):
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -115,9 +115,12 @@ def _print_verdicts(verdicts: Sequence[StateVerdict]) -> None:
     for row in verdicts:
         table.add_row(row.uid, row.state, row.verdict, "see below" if row.way_out else row.reason)
     terminal().print(table)
+    blocked: dict[tuple[str, str, str], list[str]] = {}
     for row in verdicts:
         if row.way_out:
-            say(f"{row.place}: {row.reason}\n    {row.way_out}")
+            blocked.setdefault((row.where, row.reason, row.way_out), []).append(row.place)
+    for (where, reason, way_out), places in blocked.items():
+        say(f"{', '.join(places)}{f' ({where})' if where else ''}: {reason}\n    {way_out}")
 
 
 def _check_backfill(graph: JobGraph, accept: list[str], tables: _Tables, *, as_json: bool) -> None:

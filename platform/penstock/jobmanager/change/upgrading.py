@@ -112,7 +112,7 @@ def state_mismatch(graph: JobGraph, checkpoint: Manifest | None, policy: Upgrade
         require_fit(check_states(graph, parts, pending=(), allow_non_restored=allowed))
         assign_state(graph, parts, checkpoint_id=checkpoint.checkpoint_id, allow_non_restored=allowed)
     except PenstockError as error:
-        return f"{type(error).__name__}: {error}"
+        return str(error)
     return ""
 
 

@@ -27,7 +27,7 @@ from penstock.checkpoint.recovery import RecoveryPlan, Trial, without_pending_ou
 from penstock.checkpoint.retention import Sweeper, plan_retention
 from penstock.core.elements import BarrierKind
 from penstock.core.permits import CommitPermit
-from penstock.core.snapshot import Committable
+from penstock.core.snapshot import Committable, pending_text
 from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.checkpoints.checkpoint_history import CheckpointHistory
 from penstock.jobmanager.deploy.deployment import Deployment
@@ -438,7 +438,7 @@ class Checkpointing:
     def tick(self, now_ms: int) -> list[CheckpointCommand]:
         """Act on timeouts."""
         if self.final_checkpoint is not None and (late := self.final_checkpoint.late(now_ms)):
-            return [JobShouldFail(f"{late} in time: {len(self.pending)} committables are still pending")]
+            return [JobShouldFail(f"{late} in time; pending output: {pending_text(self.pending.values())}")]
         return [] if self._coordinator is None else self._translate(self._coordinator.tick(now_ms), now_ms)
 
     def wake_ms(self) -> int | None:

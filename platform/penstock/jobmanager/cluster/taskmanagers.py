@@ -254,7 +254,8 @@ class TaskManagers:
             case msg.FromWorker():
                 self._from_worker(manager, report)
             case msg.WorkerExited():
-                lost = WorkerLost(report.worker_id, _exit_text(report.returncode), report.log_tail, report.asked)
+                why = report.reason or _exit_text(report.returncode)
+                lost = WorkerLost(report.worker_id, why, report.log_tail, report.asked)
                 self._worker_lost(manager, lost)
             case msg.WorkerStartFailed():
                 self._worker_lost(manager, WorkerLost(report.worker_id, report.error))
@@ -429,6 +430,8 @@ def _preload_of(graph: JobGraph) -> tuple[str, ...]:
 
 
 def _exit_text(returncode: int) -> str:
+    if returncode == -signal.SIGALRM:
+        return "it had no contact to its TaskManager until its lease expired"
     if returncode >= 0:
         return f"it exited with status {returncode}"
     try:

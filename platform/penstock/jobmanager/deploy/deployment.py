@@ -16,7 +16,7 @@ from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.connector.sink import SinkSpec
 from penstock.connector.source import SourceSpec
-from penstock.core.snapshot import Committable
+from penstock.core.snapshot import Committable, pending_text
 from penstock.graph.execution_graph import Placement, PlanIds, peers_of, plan
 from penstock.graph.job_graph import JobGraph, OperatorSpec, required_slots
 from penstock.graph.restore_plan import RestorePlan
@@ -84,7 +84,7 @@ class Recovered:
             what += f" of run {restored.run_id[:8]}"
         if self.accepted_duplicates:
             what += ", older than output that may have been published (--accept-duplicates)"
-        return f"{what}; {len(self.plan.pending)} committables to publish, {len(self.fence)} older runs to fence"
+        return f"{what}; pending output: {pending_text(self.plan.pending)}; older runs to fence: {len(self.fence)}"
 
     @property
     def start_timeout_ms(self) -> int:
@@ -232,7 +232,7 @@ class Deployment:
         known = set(report.published)
         self.pending = tuple(c for c in self.pending if c.id not in known)
         if self.pending:
-            return [], f"{len(self.pending)} committables are still uncommitted after the resolution"
+            return [], f"output is still not published: {pending_text(self.pending)}"
         self.resolved = True
         return self._advance(), ""
 

@@ -16,9 +16,9 @@ import msgspec
 from penstock.connector.sink import SinkFactory, SinkSpec
 from penstock.connector.sink import load_factory as load_connector
 from penstock.connector.source import SourceFactory, SplitEnumerator
-from penstock.core.errors import ConnectorError, PenstockError
+from penstock.core.errors import ConnectorError, PenstockError, is_located
 from penstock.core.secrets import redact
-from penstock.graph.job_graph import JobGraph
+from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
 from penstock.jobmanager.deploy.deployment import source_spec
 from penstock.jobmanager.messages.commands import DiscoverSplits
@@ -110,14 +110,23 @@ async def validate(graph: JobGraph, threads: DaemonThreadPool = _VALIDATIONS) ->
 def _validate(graph: JobGraph) -> None:
     for vertex in graph.vertices:
         for operator in vertex.operators:
-            if operator.kind == "source":
-                source = source_spec(operator)
-                source_factory: SourceFactory = load_connector(source.factory)
-                source_factory.validate(source)
-            elif operator.kind == "sink":
-                sink = msgspec.convert(operator.config["sink"], SinkSpec)
-                sink_factory: SinkFactory = load_connector(sink.factory)
-                sink_factory.validate(sink, graph.settings.checkpoint_interval_ms)
+            try:
+                _validate_one(operator, graph.settings.checkpoint_interval_ms)
+            except PenstockError as error:
+                if not operator.where or is_located(error.message):
+                    raise
+                raise type(error)(f"{operator.where}: {error.message}", hint=error.hint) from error
+
+
+def _validate_one(operator: OperatorSpec, checkpoint_interval_ms: int | None) -> None:
+    if operator.kind == "source":
+        source = source_spec(operator)
+        source_factory: SourceFactory = load_connector(source.factory)
+        source_factory.validate(source)
+    elif operator.kind == "sink":
+        sink = msgspec.convert(operator.config["sink"], SinkSpec)
+        sink_factory: SinkFactory = load_connector(sink.factory)
+        sink_factory.validate(sink, checkpoint_interval_ms)
 
 
 def _extend_path(graph: JobGraph) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import msgspec
 
@@ -167,20 +166,12 @@ def _vertex(graph: JobGraph, vertex: JobVertex, master: JobMaster | None, now_ms
         parallelism=vertex.parallelism,
         max_parallelism=graph.settings.key_groups,
         state=next((state for state in _ORDER if state in states), "CREATED"),
-        operators=tuple(
-            OperatorView(uid=o.uid, name=o.name, kind=o.kind, place=_place(o.config)) for o in vertex.operators
-        ),
+        operators=tuple(OperatorView(uid=o.uid, name=o.name, kind=o.kind, place=o.place) for o in vertex.operators),
         subtasks=subtasks,
         start_ms=min(started, default=-1),
         end_ms=min(max(ended), now_ms) if len(ended) == len(subtasks) else -1,
         carried={} if master is None else dict(master.checkpointing.history.totals.get(vertex.id, {})),
     )
-
-
-def _place(config: dict[str, Any]) -> str:
-    """Return the place of a source or sink; empty for other operators."""
-    spec = config.get("source") or config.get("sink")
-    return str(spec.get("place", "")) if isinstance(spec, dict) else ""
 
 
 def _undeployed(index: int, job_state: str, metrics: dict[str, float]) -> SubtaskView:

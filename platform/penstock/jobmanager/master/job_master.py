@@ -42,7 +42,12 @@ from penstock.jobmanager.deploy.job_log import (
 )
 from penstock.jobmanager.deploy.job_status import JobStatus, StatusMachine
 from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
-from penstock.jobmanager.master.worker_reports import DeployedJob, SlowCallTracker, handle_report
+from penstock.jobmanager.master.worker_reports import (
+    DeployedJob,
+    SlowCallTracker,
+    UnreachableSources,
+    handle_report,
+)
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.commands import RESUME_HINT, OperationEnded
@@ -123,6 +128,7 @@ class JobMaster:
         self.metrics: dict[str, dict[str, float]] = {}
         self.texts: dict[str, dict[str, str]] = {}
         self.slow_call_tracker = SlowCallTracker()
+        self._unreachable_sources = UnreachableSources(graph)
         self.restarts = 0
         self.error = ""
         self._rand = rand
@@ -241,6 +247,7 @@ class JobMaster:
             self.checkpointing,
             self.alignment,
             self.slow_call_tracker,
+            self._unreachable_sources,
         )
         return self._apply(handle_report(job, event.worker_id, event.report, now_ms), now_ms)
 
@@ -410,6 +417,7 @@ class JobMaster:
             self.last_workers = (*workers, *self.deployment.lost) or self.last_workers
         self.deployment = None
         self.slow_call_tracker.halted()
+        self._unreachable_sources.halted()
         commands += self._apply(self.job_change.halted(reason), now_ms) + self._held.halt(workers, now_ms)
         return [*commands, cmd.CloseEnumerators()]
 
@@ -456,6 +464,7 @@ class JobMaster:
     def _adopt_definition(self, step: AdoptDefinition) -> None:
         self.graph, self.identity = step.graph, step.identity
         self.alignment = WatermarkAlignment(self.graph)
+        self._unreachable_sources = UnreachableSources(self.graph)
         self._restart = RestartPolicy(self.graph.settings.restart, proven=self._restart.proven)
         self._held.slots += step.extra
 

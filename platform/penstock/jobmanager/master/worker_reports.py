@@ -1,4 +1,4 @@
-"""Translates the workers' reports into steps of a job, and tracks the slow calls that they report; pure.
+"""Translates the workers' reports into steps of a job; tracks slow calls and sources without an answer; pure.
 
 Called by `master.job_master`. It changes only the state of the job's parts.
 """
@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.core.snapshot import pending_text
 from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Note, Step, StoreMetrics
 from penstock.jobmanager.deploy.failover import cause_of
+from penstock.jobmanager.messages.views import UNREACHABLE_MS
 from penstock.rpc import messages as msg
 from penstock.rpc.messages import SlowCall
 
@@ -60,6 +62,42 @@ class SlowCallTracker:
         self._known.clear()
 
 
+class UnreachableSources:
+    """The sources of one job whose external system does not answer."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        """Start with answering sources."""
+        self._sources = {vertex.id: vertex.operators[0] for vertex in graph.vertices if vertex.is_source}
+        self._away: dict[str, float] = {}
+
+    def reported(self, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
+        """Take the latest metrics by subtask; return an event log line for each system that stopped or began to answer.
+
+        A system counts as silent after `UNREACHABLE_MS`, and as answering when all subtasks of the source have answers.
+        """
+        silent: dict[str, float] = {}
+        for name, values in metrics.items():
+            vertex_id = name.partition("/")[0]
+            silent_ms = values.get("sourceUnreachableMs", 0.0)
+            if vertex_id in self._sources and silent_ms > 0:
+                silent[vertex_id] = max(silent_ms, silent.get(vertex_id, 0.0))
+        lines = []
+        for vertex_id, operator in self._sources.items():
+            for_ms, place = silent.get(vertex_id, 0.0), operator.place or "its external system"
+            if not for_ms and vertex_id in self._away:
+                seconds = self._away.pop(vertex_id) / 1000
+                lines.append(f"source {operator.uid}: {place} answers again, after about {seconds:.0f} s")
+            elif for_ms >= UNREACHABLE_MS:
+                if vertex_id not in self._away:
+                    lines.append(f"source {operator.uid}: no answer from {place} for {for_ms / 1000:.0f} s")
+                self._away[vertex_id] = for_ms
+        return lines
+
+    def halted(self) -> None:
+        """Forget what is silent: the workers were killed."""
+        self._away.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class DeployedJob:
     """A deployed job and its parts that reports are for."""
@@ -72,6 +110,7 @@ class DeployedJob:
     checkpointing: Checkpointing
     alignment: WatermarkAlignment
     slow_call_tracker: SlowCallTracker
+    unreachable_sources: UnreachableSources
 
 
 def handle_report(job: DeployedJob, worker_id: str, report: msg.WorkerReport, now_ms: int) -> Sequence[ChangeStep]:
@@ -87,7 +126,9 @@ def handle_report(job: DeployedJob, worker_id: str, report: msg.WorkerReport, no
             # older than what a subtask reported at its end, if it comes after that
             tasks = {name: found for name, found in report.tasks.items() if not deployment.has_ended(name)}
             latest = {**job.metrics, **tasks}
-            return [StoreMetrics(tasks, report.texts), *slow, *job.alignment.limits(latest, deployment, now_ms)]
+            silent = [Note("source", line) for line in job.unreachable_sources.reported(latest)]
+            limits = job.alignment.limits(latest, deployment, now_ms)
+            return [StoreMetrics(tasks, report.texts), *slow, *silent, *limits]
         case msg.TaskState():
             return _task_state(job, worker_id, report, now_ms)
         case msg.PendingResolved():
@@ -130,7 +171,8 @@ def _task_state(job: DeployedJob, worker_id: str, report: msg.TaskState, now_ms:
 
 
 def _resolved(job: DeployedJob, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:
+    published = [committable for committable in job.deployment.pending if committable.id in report.published]
+    notes = [Note("recovery", f"published before the start: {pending_text(published)}")] if published else []
     commands, problem = job.deployment.pending_resolved(report)
     job.checkpointing.set_pending(job.deployment.pending)
-    note = Note("resolved", f"{len(report.published)} committables published before the start")
-    return [note, *([Failed(Failure(now_ms, problem), cause_of(report.error))] if problem else commands)]
+    return [*notes, *([Failed(Failure(now_ms, problem), cause_of(report.error))] if problem else commands)]

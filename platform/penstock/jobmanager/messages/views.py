@@ -9,6 +9,9 @@ import msgspec
 
 from penstock.config.settings import JobSettings
 
+#: A source counts as unreachable after this time without an answer of its external system.
+UNREACHABLE_MS = 2_000
+
 
 class _View(msgspec.Struct, frozen=True, kw_only=True):
     """Common options of all views."""

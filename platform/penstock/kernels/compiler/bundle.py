@@ -5,8 +5,8 @@ module that contains kernels. `function` looks up kernels while `kernels.compile
 the file; the workers' template calls it after compiling. A file is used only with the versions, the processor and the
 sources it was made for. Without one, numba compiles or loads every kernel as usual.
 
-A wheel ships files for a baseline of processors (`native.baseline`). They are used until this installation
-has compiled its own.
+A wheel ships files for a baseline of processors (`native.baseline`). They are used for the modules that this
+installation has not compiled itself.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ class _Group:
 
     def __init__(self, package: str) -> None:
         self.package = package
-        self.bundle = _usable(package)
-        #: Modules whose kernels were looked up here.
-        self.seen: set[str] = set()
+        #: Those compiled here before those of the wheel.
+        self.bundles = _usable(package)
 
 
 _groups: dict[str, _Group] = {}
@@ -68,18 +67,16 @@ def function(declared: Callable[..., Any]) -> Any:
     package = module.partition(".")[0]
     if package not in _groups:
         _groups[package] = _Group(package)
-    group = _groups[package]
-    group.seen.add(module)
-    if group.bundle is None or module not in group.bundle.sources:
-        return None
-    code = group.bundle.kernels.get(f"{module}.{name}")
+    full_name = f"{module}.{name}"
+    usable = (found for found in _groups[package].bundles if module in found.sources and full_name in found.kernels)
+    bundle = next(usable, None)
+    code = None if bundle is None else bundle.kernels[full_name]
     return None if code is None else native.load(code, name)
 
 
 def held(package: str) -> frozenset[str]:
     """Return the modules of a package whose kernels are in a usable file."""
-    found = _usable(package)
-    return frozenset() if found is None else frozenset(found.sources)
+    return frozenset(module for found in _usable(package) for module in found.sources)
 
 
 def save(kernels: Iterable[Kernel]) -> None:
@@ -96,13 +93,13 @@ def save(kernels: Iterable[Kernel]) -> None:
 
 
 def _write(package: str, kernels: list[Kernel]) -> None:
-    group = _groups[package]
     # what was compiled for another processor stays in its own file
-    kept = group.bundle if group.bundle is not None and group.bundle.processor == native.processor() else None
-    sources = {} if kept is None else dict(kept.sources)
-    codes = {} if kept is None else dict(kept.kernels)
+    kept = [found for found in _groups[package].bundles if found.processor == native.processor()]
+    sources = {module: place for found in reversed(kept) for module, place in found.sources.items()}
+    codes = {name: code for found in reversed(kept) for name, code in found.kernels.items()}
     root = _root(package)
-    for module in group.seen:
+    # every module with a kernel that numba made here: those of the other modules stay in the wheel's file
+    for module in {kernel.function.__module__ for kernel in kernels if kernel.compiled}:
         source = Path(str(sys.modules[module].__file__))
         sources[module] = (str(source.relative_to(root)), _digest(source))
     for kernel in kernels:
@@ -123,13 +120,13 @@ def _write(package: str, kernels: list[Kernel]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _usable(package: str) -> _Bundle | None:
-    """Return the kernels compiled here, else those of the wheel; None if neither fits."""
+def _usable(package: str) -> tuple[_Bundle, ...]:
+    """Return the kernels compiled here, then those of the wheel, as far as they fit."""
     given = os.environ.get(FOLDER)
     if given == "0":
-        return None
-    own = _read(package, _path(package))
-    return own if own is not None or given else _read(package, SHIPPED / file_name(package))
+        return ()
+    paths = (_path(package),) if given else (_path(package), SHIPPED / file_name(package))
+    return tuple(bundle for bundle in (_read(package, path) for path in paths) if bundle is not None)
 
 
 def _read(package: str, path: Path) -> _Bundle | None:
@@ -192,7 +189,7 @@ def prove(package: str, path: str) -> None:
     if read is None:
         raise SystemExit("the file is not usable in this process")
     _groups[package] = _groups.get(package) or _Group(package)
-    _groups[package].bundle = read
+    _groups[package].bundles = (read,)
     for module in read.sources:
         importlib.import_module(module)
     found = [

@@ -295,7 +295,7 @@ class SinkOperator(Operator):
         self._publication = publication
         newest = max(committable.checkpoint_id for committable in committables)
         what = f"{self._where} ({self._context.subtask}): publishing checkpoint {newest}"
-        self._context.run_async(publication.run, self._published, f"{what} to {self._spec.place or 'its target'}")
+        self._context.run_async(publication.run, self._published, f"{what} to {self._spec.target}")
 
     def _published(self, result: Any, error: BaseException | None) -> None:
         """Handle the end of a publication, in the subtask's thread, where raising fails the task."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.graph.job_graph import ENDS
 from penstock.jobmanager.deploy.failover import cause_of
+from penstock.jobmanager.messages.views import UNREACHABLE_MS
 from penstock.rest.flink.java_throwable import serialized_throwable
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ TASK_STATES = (
     "FAILED",
     "RECONCILING",
 )
-#: A source counts as unreachable after this time without an answer of its external system.
-_UNREACHABLE_MS = 2_000
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
@@ -371,7 +370,7 @@ def progress(detail: JobDetail) -> Json:
     behind = [vertex for vertex in detail.vertices if vertex.id in sources] or heads
     marks = [subtask.metrics.get("currentInputWatermark") for vertex in behind for subtask in vertex.subtasks]
     known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
-    summary = detail.summary
+    summary, shown = detail.summary, detail.settings.show_values_in_errors
     return {
         "state": summary.state,
         "source-records": sum(read.values()),
@@ -399,11 +398,11 @@ def progress(detail: JobDetail) -> Json:
         "sources-unreachable": {
             v.operators[0].uid: {"since": _since(v), "for-ms": for_ms, "place": v.operators[0].place}
             for v in heads
-            if (for_ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
+            if (for_ms := _most(v, "sourceUnreachableMs")) >= UNREACHABLE_MS
         },
-        # rows with an event time before 1990 and after 2100, and an example of such a time (ms)
-        "doubtful-times": _implausible_times(heads, "oldTimestamp"),
-        "distant-times": _implausible_times(heads, "distantTimestamp"),
+        # rows with an event time before 1990 and after 2100, and such a time (ms, null if values are hidden)
+        "doubtful-times": _implausible_times(heads, "oldTimestamp", shown=shown),
+        "distant-times": _implausible_times(heads, "distantTimestamp", shown=shown),
         # rows that do not move the watermark, because they are too far ahead of the clock
         "future-times": {v.operators[0].uid: count for v in heads if (count := _total(v, "futureTimestamps"))},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
@@ -412,6 +411,8 @@ def progress(detail: JobDetail) -> Json:
         "checkpoints-failed": summary.checkpoints_failed,
         "checkpoint-interval": detail.settings.checkpoint_interval_ms,
         "restarts": summary.restarts,
+        # that errors of the user's functions may cause in a row; null: they are not counted
+        "restarts-of-user-code": detail.settings.restart.most_of_user_code,
         "error": summary.error,
         "waits-for": summary.waits_for,
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
@@ -436,9 +437,9 @@ def _restored(view: RestoredView | None) -> Json | None:
     return {"id": view.checkpoint_id, "taken": view.taken_ms, "uri": view.uri}
 
 
-def _implausible_times(heads: Sequence[VertexView], metric: str) -> Json:
+def _implausible_times(heads: Sequence[VertexView], metric: str, *, shown: bool) -> Json:
     return {
-        vertex.operators[0].uid: {"rows": rows, "example": _most(vertex, f"{metric}Ms")}
+        vertex.operators[0].uid: {"rows": rows, "example": _most(vertex, f"{metric}Ms") if shown else None}
         for vertex in heads
         if (rows := _total(vertex, f"{metric}s"))
     }

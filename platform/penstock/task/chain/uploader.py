@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.checkpoint.store import ObjectStore
-from penstock.checkpoint.stores import checksum_of
+from penstock.checkpoint.stores import checksum_of, place_of
 from penstock.core import failpoints
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import FileRef
@@ -104,7 +104,7 @@ class Uploader:
                     return
                 self._running += 1
                 group = self._take_group()
-            what = f"writing {sum(r.size for r in group):,} bytes of a checkpoint to {self._store.uri}"
+            what = f"writing {sum(r.size for r in group):,} bytes of a checkpoint to {place_of(self._store.uri)}"
             self._background.submit(
                 self._watched(what, lambda group=group: self._write_group(group)),  # type: ignore[misc]
                 lambda refs, error, group=group: self._finish(group, refs, error),  # type: ignore[misc]

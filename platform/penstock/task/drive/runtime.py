@@ -12,7 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.checkpoint.stores import join_uri, read_file
+import msgspec
+
+from penstock.checkpoint.stores import join_uri, place_of, read_file
+from penstock.connector.sink import SinkSpec
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import FileRef
 from penstock.graph.task_deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
@@ -297,7 +300,8 @@ class TaskRuntime:
                 PendingResolved(job_id=job_id, generation=generation, published=published or (), error=text)
             )
 
-        what = f"recovery: publishing {len(command.committables)} outputs of earlier runs"
+        targets = ", ".join(dict.fromkeys(msgspec.convert(s, SinkSpec).target for s in command.sinks.values()))
+        what = f"recovery: publishing {len(command.committables)} outputs of earlier runs to {targets}"
         work = environment.slow_calls.watched(job_id, what, lambda: resolve_pending(command, environment))
         environment.blocking.submit(work, done)
 
@@ -315,7 +319,7 @@ class TaskRuntime:
                 )
             )
 
-        what = f"copying the savepoint to {command.uri}"
+        what = f"copying the savepoint to {place_of(command.uri)}"
         work = environment.slow_calls.watched(
             command.job_id, what, lambda: write_savepoint(command, environment.open_store)
         )

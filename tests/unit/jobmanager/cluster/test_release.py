@@ -102,3 +102,28 @@ def test_one_whose_worker_has_not_ended_is_not_released(managers):
     managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=0, log_tail=""))
     managers.release("tm")
     assert managers.views() == ()
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        ({"returncode": -9}, "it was killed by SIGKILL"),
+        ({"returncode": 3}, "it exited with status 3"),
+        ({"returncode": -14}, "it had no contact to its TaskManager until its lease expired"),
+        (
+            {"returncode": -9, "reason": "it did not answer for 9 s and was ended"},
+            "it did not answer for 9 s and was ended",
+        ),
+    ],
+)
+def test_a_job_is_told_why_its_worker_ended(managers, ended, told):
+    events = []
+    managers.attach("job", events.append)
+    session = joined(managers, "tm")
+    managers.request_slots("job", 1, wait=True)
+    (granted,) = events
+    managers.start_worker(
+        "job", "w", granted.slots[0], JobGraph(name="j", vertices=(), edges=(), settings=JobSettings())
+    )
+    managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", log_tail="last words", **ended))
+    assert (events[-1].reason, events[-1].detail) == (told, "last words")
