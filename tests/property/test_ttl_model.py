@@ -237,7 +237,7 @@ class Steps:
 OPERATIONS = operations(
     step("batch", SEEDS, st.integers(1, 40), times=3),
     step("tick", st.integers(-8_000, 9_000)),
-    step("tick", st.integers(0, 6_000)),
+    step("tick", st.sampled_from((TTL_MS - 1, TTL_MS, TTL_MS // 2))),
     step("look"),
     step("question"),
     step("checkpoint"),
