@@ -155,7 +155,7 @@ async def test_a_worker_beyond_its_memory_limit_is_killed_with_the_reason(stage_
         await stage.jobmanager.ready("w")
         stage.probe("w", "eat")
         exited = await stage.jobmanager.exited("w")
-        assert "its limit is 400 MB" in exited.log_tail
+        assert "its limit is 400 MB" in exited.reason
         beats = [r for r in stage.jobmanager.reports if isinstance(r, Heartbeat) and r.worker_memory.get("w")]
         assert max(beat.worker_memory["w"] for beat in beats) > 400 << 20
     finally:

@@ -109,13 +109,11 @@ def repeated_row(entries: list[dict[str, Any]], summary: dict[str, Any]) -> str:
     ended = summary["state"] == "FAILED"
     counted = f"{times} restarts" if most is None else f"{times} of {most} restarts"
     told = f"the same row failed {times} times" if ended else f"{counted}, the same row each time"
-    return f"{told}: correct the function, or catch the error in it and send the row to a side output; {_AGAIN[ended]}"
+    cancel = "" if ended else "cancel the job, "
+    way = f"{cancel}correct the function or catch the error in it, and run the file again"
+    return f"{told}: {way}; it resumes from the newest checkpoint"
 
 
-_AGAIN = {
-    False: "then `penstock upgrade JOB FILE` continues from the newest checkpoint",
-    True: "then `penstock run FILE` continues from the newest checkpoint",
-}
 #: The place in the batch differs at each restart.
 _ROW = re.compile(r"^row [\d,]+ of a batch of [\d,]+: (.*)", re.MULTILINE)
 

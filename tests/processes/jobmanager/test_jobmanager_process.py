@@ -112,7 +112,7 @@ class _World:
     def __init__(self) -> None:
         self.deaf, self.seen = set(), set()
         self.assigned, self.permits, self.resolved, self.savepoints, self.owed = [], [], [], [], []
-        self.splits, self.output, self.copy_error = {}, {}, ""
+        self.splits, self.output, self.counts, self.copy_error = {}, {}, {}, ""
 
 
 @pytest.fixture

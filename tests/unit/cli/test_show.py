@@ -164,10 +164,10 @@ def test_a_row_that_fails_each_time_is_told_with_the_restarts_that_are_left_and_
     client.entries, client.told["restarts"] = [of_row(1), of_row(4), of_row(9), of_row(1, "user='b'")], 4
     client.told["restarts-of-user-code"] = 10
     line = shown(capsys)[-1]
-    assert line.startswith("3 of 10 restarts, the same row each time: correct the function, or catch the error in it")
-    assert "penstock upgrade" in line
+    way = "correct the function or catch the error in it, and run the file again; it resumes from the newest checkpoint"
+    assert line == f"3 of 10 restarts, the same row each time: cancel the job, {way}"
     client.told["state"] = "FAILED"
-    assert shown(capsys)[-1].startswith("the same row failed 3 times: correct the function")
+    assert shown(capsys)[-1] == f"the same row failed 3 times: {way}"
     client.told |= {"state": "RUNNING", "restarts-of-user-code": None}
     assert shown(capsys)[-1].startswith("3 restarts, the same row each time: ")
 
