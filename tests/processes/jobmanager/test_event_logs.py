@@ -224,6 +224,7 @@ async def test_a_successor_tells_what_the_leader_before_decided(cluster_of, enco
     await new.dispatcher.wait(again, 10_000)
     await new.close()
     third, _ = await cluster_of(taskmanager=False)
+    await until(lambda: third.dispatcher.checkpoints(again).completed, "the archive of the last run")
     told = await third.dispatcher.story(job_id)
     assert {first, second} <= {entry.generation for entry in told}
     assert (told[-1].kind, told[-1].text) == ("end", "CANCELED")
@@ -235,5 +236,6 @@ async def test_a_successor_tells_what_the_leader_before_decided(cluster_of, enco
     # a run of which only the manifest log knows
     (tmp_path / "ha" / "jobs" / f"{job_id}.json").unlink()
     fourth, _ = await cluster_of(taskmanager=False)
+    await until(lambda: fourth.dispatcher.checkpoints(again).completed, "the archive of the last run")
     remembered = await fourth.dispatcher.story("job")
     assert list(dict.fromkeys(entry.job_id for entry in remembered)) == [job_id, again]
