@@ -43,6 +43,8 @@ TASK_STATES = (
 )
 #: A source counts as unreachable after this time without an answer of its external system.
 _UNREACHABLE_MS = 2_000
+#: A subtask counts as back-pressured from this time per second on.
+_BACK_PRESSURED_MS = 500
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
@@ -358,7 +360,7 @@ def taskmanager(view: TaskManagerView) -> Json:
     }
 
 
-def progress(detail: JobDetail) -> Json:
+def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
     """Return the metrics of a progress display, the body of `/penstock/jobs/:id/summary`.
 
     The watermark (ms) is the lowest of all subtasks.
@@ -410,6 +412,8 @@ def progress(detail: JobDetail) -> Json:
         "watermark": min(known) if known and len(known) == len(marks) else None,
         "checkpoints-completed": summary.checkpoints_completed,
         "checkpoints-failed": summary.checkpoints_failed,
+        # the oldest checkpoint in progress: id, kind, subtasks that have acknowledged it, and those that have not
+        "checkpoint-in-progress": _in_progress(detail, checkpoints),
         "checkpoint-interval": detail.settings.checkpoint_interval_ms,
         "restarts": summary.restarts,
         "error": summary.error,
@@ -424,6 +428,27 @@ def progress(detail: JobDetail) -> Json:
         # since the job's start; each one counts restarts and checkpoints from zero
         "jobmanagers-replaced": {"times": summary.takeovers, "newest": _time(summary.taken_over_ms)},
     }
+
+
+def _in_progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json | None:
+    entry = next((entry for entry in reversed(checkpoints.history) if entry.status == "IN_PROGRESS"), None)
+    if entry is None:
+        return None
+    acknowledged = {(s.vertex_id, s.subtask) for s in entry.subtasks}
+    missing = [
+        {
+            "name": vertex.operators[-1 if vertex.operators[-1].kind in ENDS else 0].uid or vertex.name,
+            "subtask": subtask.subtask,
+            "parallelism": vertex.parallelism,
+            "back-pressured": subtask.metrics.get("backPressuredTimeMsPerSecond", 0.0) >= _BACK_PRESSURED_MS,
+        }
+        for vertex in detail.vertices
+        for subtask in vertex.subtasks
+        if (vertex.id, subtask.subtask) not in acknowledged
+    ]
+    return {
+        "id": entry.id, "kind": entry.kind, "acknowledged": entry.acknowledged, "total": entry.total, "missing": missing
+    }  # fmt: skip
 
 
 def _time(at_ms: int) -> int | None:
