@@ -105,7 +105,7 @@ class JobHandle:
                 if job["state"] in TERMINAL:
                     return self._end(str(job["state"]))
             if deadline is not None and self.clock.monotonic_ms() > deadline:
-                msg = f"job {self.name} did not end within {timeout_ms / 1000:g} s"
+                msg = f"job {self.name} did not end within {(timeout_ms or 0) / 1000:g} s"
                 raise PenstockError(msg, hint=f"it continues: `{self.show_command}` shows its state")
 
     def cancel(self) -> None:
