@@ -22,6 +22,7 @@ from penstock.core.event_log import Entry
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted
 from penstock.graph.rescale import RescaleTo
+from penstock.jobmanager.change.steps import Failure
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerLimits
 from penstock.jobmanager.jobs import enumerators, job_views
@@ -66,6 +67,8 @@ from penstock.jobmanager.observe.spans import SpanSink
 _LOGGER = logging.getLogger(__name__)
 #: Number of runs in the event log of a name.
 _STORY_RUNS = 50
+#: Number of failures under earlier leaders that are shown of a running job.
+_EARLIER_FAILURES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +360,7 @@ class Dispatcher:
         return record.job_id
 
     async def _read_shown(self) -> None:
-        """Read archives and refused upgrades that earlier leaders wrote; no job and no start waits for them."""
+        """Read archives, refused upgrades and failures that earlier leaders wrote; no start waits for them."""
         store, count = self._parts.ha_store, self._parts.limits.retained_ended_jobs
         ended = [job.record for job in self._jobs.values() if job.record.ended]
         for job_id, archive in (await asyncio.to_thread(read_archives, store, ended, count)).items():
@@ -367,6 +370,13 @@ class Dispatcher:
         for job_id, refusal in (await asyncio.to_thread(read_refusals, store)).items():
             if (job := self._jobs.get(job_id)) is not None:
                 job.refusal = job.refusal or refusal
+        for job in [job for job in self._jobs.values() if not job.record.ended]:
+            story = await self._event_logs.of(job.record.job_id, None)
+            failures = [Failure(entry.at_ms, entry.text) for entry in story if entry.kind == "failure"]
+            if job.driver is not None:
+                present = {failure.at_ms for failure in job.driver.failures}
+                earlier = [failure for failure in failures[-_EARLIER_FAILURES:] if failure.at_ms not in present]
+                job.driver.earlier_failures(reversed(earlier))
 
     async def _recover_one(self, job: KnownJob) -> None:
         """Take a job over from the previous leader, retrying until its lease is free or the tries are used up."""

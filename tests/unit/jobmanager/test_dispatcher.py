@@ -17,6 +17,7 @@ from penstock.checkpoint.ha_records import (
     read_records,
     read_refusals,
     write_archive,
+    write_event_log,
     write_record,
     write_refusal,
 )
@@ -24,6 +25,7 @@ from penstock.checkpoint.job_lease import LeaseRecord, this_process
 from penstock.config.settings import ClusterSettings, RestartStrategy
 from penstock.core.clock import ManualClock
 from penstock.core.errors import LeadershipLostError, NotFoundError, SnapshotDamagedError, StorageError
+from penstock.core.event_log import Entry
 from penstock.core.rand import SeededRand
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
@@ -315,3 +317,15 @@ async def test_a_job_whose_folder_was_emptied_fails_and_does_not_start_empty(sta
         await driver.ended.wait()
         await settled(dispatcher)
         assert "has neither lease.json nor a checkpoint of job 'job' (restore" in dispatcher.exceptions(JOB)[0].error
+
+
+async def test_a_job_shows_its_last_failure_under_the_next_leader(store, dispatcher_of, tmp_path):
+    write_running(store, RECORD, tmp_path, factory=f"{__name__}:WithoutSplits")
+    entries = [Entry(3, "failure", "ValueError: no"), Entry(4, "restart", "in 100 ms"), Entry(5, "failure", "the last")]
+    write_event_log(store, JOB, 1, entries)
+    dispatcher, _ = dispatcher_of()
+    await dispatcher.recover()
+    await settled(dispatcher)
+    assert [(failure.at_ms, failure.error) for failure in dispatcher.exceptions(JOB)] == [
+        (5, "the last"), (3, "ValueError: no"),
+    ]  # fmt: skip

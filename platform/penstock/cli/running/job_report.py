@@ -50,9 +50,9 @@ def counted_line(summary: dict[str, Any]) -> list[str]:
 
 
 def watermark_lag_ms(summary: dict[str, Any], now_ms: int) -> int | None:
-    """Return the clock less the watermark; None without a watermark, or at the end of input."""
+    """Return the clock less the watermark, of an ended job at its end; None without one, or at the end of input."""
     mark = summary["watermark"]
-    return None if mark is None or mark >= _END_MS else now_ms - int(mark)
+    return None if mark is None or mark >= _END_MS else (summary.get("ended") or now_ms) - int(mark)
 
 
 def watermark_line(summary: dict[str, Any], now_ms: int) -> str:
@@ -61,7 +61,8 @@ def watermark_line(summary: dict[str, Any], now_ms: int) -> str:
     if lag_ms is None:
         return "watermark: none yet" if summary["watermark"] is None else "watermark: end of input"
     lag = f"lag {_span(lag_ms)}" if lag_ms >= 0 else f"{_span(-lag_ms)} ahead of the clock"
-    return f"watermark: {utc_text(now_ms - lag_ms)} UTC, {lag}"
+    at_end = " when the job ended" if summary.get("ended") else ""
+    return f"watermark: {utc_text(int(summary['watermark']))} UTC, {lag}{at_end}"
 
 
 def _span(duration_ms: int) -> str:

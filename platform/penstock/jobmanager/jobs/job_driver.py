@@ -11,7 +11,7 @@ import contextlib
 import logging
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -151,6 +151,13 @@ class JobDriver:
     def failures(self) -> tuple[Failure, ...]:
         """The failures of the job, newest first, also those under earlier drivers."""
         return self._earlier_failures if self.master is None else tuple(self.master.failures)
+
+    def earlier_failures(self, failures: Iterable[Failure]) -> None:
+        """Add failures under an earlier leader, newest first."""
+        if self.master is None:
+            self._earlier_failures = (*self._earlier_failures, *failures)
+        else:
+            self.master.failures.extend(failures)
 
     @property
     def stop(self) -> cmd.OperationEnded | None:

@@ -378,7 +378,8 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "state": summary.state,
         "source-records": sum(read.values()),
         "records-out": sum(written.values()),
-        # when the job last began to run (wall-clock ms)
+        # when the job ended, if it has, and when it last began to run (wall-clock ms)
+        "ended": _time(summary.end_ms),
         "running-since": detail.timestamps.get("RUNNING"),
         # since the job's begin, or since its JobManager was replaced: by uid of source and sink; rows that were read
         # again after a restart count once
@@ -401,7 +402,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "sources-unreachable": {
             v.operators[0].uid: {"since": _since(v), "for-ms": for_ms, "place": v.operators[0].place}
             for v in heads
-            if (for_ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
+            if not summary.terminal and (for_ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
         },
         # rows with an event time before 1990 and after 2100, and an example of such a time (ms)
         "doubtful-times": _implausible_times(heads, "oldTimestamp"),
