@@ -171,6 +171,25 @@ def test_the_summary_has_rows_and_rates_of_sources_and_sinks_and_their_places():
     assert found["bad-records"] == {"in": 3}
 
 
+def test_the_summary_has_the_rows_that_no_checkpoint_has_published():
+    sink = msgspec.structs.replace(
+        VERTEX, operators=(OperatorView(uid="out", name="", kind="sink"),), subtasks=(subtask(0, numRecordsOut=90.0),)
+    )
+    detail = msgspec.structs.replace(DETAIL, vertices=(sink,))
+    found = flink_json.progress(detail, msgspec.structs.replace(NO_CHECKPOINTS, rows_published={"out": 60}))
+    assert (found["rows-written"], found["rows-unpublished"]) == ({"out": 90}, {"out": 30})
+    assert flink_json.progress(detail, NO_CHECKPOINTS)["rows-unpublished"] == {}
+
+
+def test_a_source_of_an_ended_job_is_not_said_to_wait():
+    away = msgspec.structs.replace(VERTEX, subtasks=(subtask(0, sourceUnreachableMs=9e3),))
+    running = msgspec.structs.replace(DETAIL, vertices=(away,))
+    ended = msgspec.structs.replace(running, summary=msgspec.structs.replace(SUMMARY, state="FINISHED", end_ms=9))
+    assert list(flink_json.progress(running, NO_CHECKPOINTS)["sources-unreachable"]) == ["u"]
+    found = flink_json.progress(ended, NO_CHECKPOINTS)
+    assert (found["sources-unreachable"], found["ended"]) == ({}, 9)
+
+
 def test_the_summary_has_the_subtasks_that_a_checkpoint_waits_for():
     open_ = msgspec.structs.replace(CHECKPOINT, status="IN_PROGRESS", acknowledged=1, total=2, subtasks=PARTS[:1])
     stuck = msgspec.structs.replace(VERTEX, subtasks=(subtask(0), subtask(1, backPressuredTimeMsPerSecond=900.0)))

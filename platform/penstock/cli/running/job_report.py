@@ -81,6 +81,8 @@ def report_lines(
     Of the last failure they have the lines of the user's code and the row; `all_frames`: also penstock's.
     """
     lines = [_checkpoints(checkpoints)]
+    for uid, count in summary.get("rows-unpublished", {}).items():
+        lines.append(f"sink {uid}: {count:,} of {summary['rows-written'][uid]:,} rows are not published yet")
     lines += bad_records(summary).values()
     lines += [f"late rows dropped at {name}: {count:,}" for name, count in summary["late-records"].items()]
     lines += implausible_times(summary).values()

@@ -385,6 +385,12 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         # again after a restart count once
         "rows-read": read,
         "rows-written": written,
+        # of sinks that publish with checkpoints: rows written that are not published yet, of `rows-written`
+        "rows-unpublished": {
+            uid: count - checkpoints.rows_published[uid]
+            for uid, count in written.items()
+            if checkpoints.rows_published.get(uid, count) < count
+        },
         "rows-read-per-second": {v.operators[0].uid: _rate(v, "numRecordsInPerSecond") for v in heads},
         "rows-written-per-second": {v.operators[-1].uid: _rate(v, "numRecordsOutPerSecond") for v in ends},
         # where sources read and sinks write, by uid
