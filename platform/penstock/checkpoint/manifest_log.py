@@ -176,7 +176,7 @@ class ManifestLog:
         """
         found: list[LogEntry] = []
         sequences = [n for n in map(sequence_of, self._store.list(PREFIX)) if n is not None]
-        if max(sequences, default=0) < self._last:  # nobody deletes the newest entry
+        if max(sequences, default=0) < self._last:  # retention never deletes the newest entry
             msg = f"{self._store.uri} was emptied while the job ran: {key_of(self._last)} is gone"
             raise SnapshotDamagedError(msg, hint=EMPTIED_HINT)
         for sequence in sequences:

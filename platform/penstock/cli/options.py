@@ -81,7 +81,7 @@ def beside_cluster() -> str:
         url = record["rest"]
     if not url:
         return ""
-    return f"runs in processes of its own, not on the cluster at {url}; --detached or --cluster {url} runs it there"
+    return f"runs in separate processes, not on the cluster at {url}; --detached or --cluster {url} runs it there"
 
 
 def _cluster_of(cluster: str | None) -> tuple[str, ClientAccess]:

@@ -15,7 +15,7 @@ from penstock.core.clock import Clock, SystemClock
 
 _WAIT_MS = 10_000.0
 _POLL_MS = 100.0
-#: Refusals with less time between them are of one outage, which is told once.
+#: Refusals with less time between them are of one outage, which is printed once.
 _OUTAGE_MS = 5_000.0
 _NEVER_MS = 1e12
 

@@ -16,10 +16,9 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from penstock.api.job_file import planned
-from penstock.client.operation_progress import OperationProgress, waiting_text
 from penstock.config.settings import parse_duration_ms
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import JobFailedError, NotFoundError, PenstockError, UnansweredError, job_failed
@@ -61,6 +60,17 @@ class _AnswerWatch:
             text = "job %s: the JobManager at %s does not answer; trying again every %.1f s; the job resumes from its"
             text += " newest checkpoint once a JobManager runs again (a local cluster starts one by itself)"
             _log.warning(text, self._job, self._url, _POLL_MS / 1000)
+
+
+class OperationWatch(Protocol):
+    """Looks at a job while an operation on it lasts (`client.operation_progress`)."""
+
+    @property
+    def newest(self) -> str:
+        """What the operation waited for when the job was looked at last; empty before."""
+
+    def poll(self, summary: Callable[[], dict[str, Any]]) -> None:
+        """Look at the job if it is time to; `summary` asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +129,7 @@ class JobHandle:
         target: str | None = None,
         token: str = "",
         timeout_ms: float = 300_000,
-        progress: OperationProgress | None = None,
+        progress: OperationWatch | None = None,
     ) -> str:
         """Stop the job with a savepoint; return its URI.
 
@@ -136,7 +146,7 @@ class JobHandle:
             timeout_ms,
             progress,
         )
-        return self._location(operation, "stop", timeout_ms)
+        return self._location(operation, "stop", timeout_ms, progress)
 
     def savepoint(
         self,
@@ -144,7 +154,7 @@ class JobHandle:
         *,
         token: str = "",
         timeout_ms: float = 300_000,
-        progress: OperationProgress | None = None,
+        progress: OperationWatch | None = None,
     ) -> str:
         """Take a savepoint of the running job; return its URI.
 
@@ -155,7 +165,7 @@ class JobHandle:
         operation = self._await_savepoint(
             lambda: self.client.savepoint(self.job_id, place, token=request_id), request_id, timeout_ms, progress
         )
-        return self._location(operation, "savepoint", timeout_ms)
+        return self._location(operation, "savepoint", timeout_ms, progress)
 
     def rescale(
         self,
@@ -233,7 +243,7 @@ class JobHandle:
         return self.client.state_value(self.job_id, uid, name, [json.dumps(given, default=_text)], limit)
 
     def _await_savepoint(
-        self, ask: Callable[[], str], request_id: str, timeout_ms: float, progress: OperationProgress | None
+        self, ask: Callable[[], str], request_id: str, timeout_ms: float, progress: OperationWatch | None
     ) -> dict[str, Any] | None:
         def status() -> dict[str, Any]:
             answer = self.client.savepoint_status(self.job_id, request_id)
@@ -243,9 +253,11 @@ class JobHandle:
 
         return await_operation(ask, status, self.clock, timeout_ms, _POLL_MS)
 
-    def _location(self, operation: dict[str, Any] | None, what: str, timeout_ms: float) -> str:
+    def _location(
+        self, operation: dict[str, Any] | None, what: str, timeout_ms: float, progress: OperationWatch | None
+    ) -> str:
         if operation is None:
-            why = self._waiting_for()
+            why = f": {progress.newest}" if progress is not None and progress.newest else ""
             msg = f"the {what} of {self.name} is still under way after {timeout_ms / 1000:.0f} s{why}"
             way = f"it continues: `{self.show_command}` shows it"
             way += f", `penstock cancel {self.name}` ends the job without a savepoint" if what == "stop" else ""
@@ -254,12 +266,6 @@ class JobHandle:
             cause = operation["failure-cause"]
             raise PenstockError(f"savepoint of {self.name} failed: {cause.get('stack-trace') or cause.get('class')}")
         return str(operation["location"])
-
-    def _waiting_for(self) -> str:
-        try:
-            return f": {waiting_text(self.client.summary(self.job_id))}"
-        except PenstockError as error:
-            return f": {error.message}"
 
     def _job_through_restarts(self, wait_ms: float) -> dict[str, Any] | None:
         """Return the job, or None while the JobManager restarts (bounded by the caller's deadline)."""

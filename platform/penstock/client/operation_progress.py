@@ -1,4 +1,4 @@
-"""What a stop or savepoint waits for: a line whenever that changes, the first one after two seconds.
+"""Prints why a stop or savepoint lasts: a line for each change, the first one after two seconds.
 
 Used by the commands of the command line; `JobHandle` calls it while it waits.
 """
@@ -47,7 +47,7 @@ class OperationProgress:
         self._say = say
         self._clock = clock or SystemClock()
         self._next_ms = self._clock.monotonic_ms() + _QUIET_MS
-        self._last = ""
+        self.newest = ""
 
     def poll(self, summary: Callable[[], dict[str, Any]]) -> None:
         """Look at the job if it is time to; `summary` asks for it. Raises what `summary` raises."""
@@ -56,6 +56,6 @@ class OperationProgress:
             return
         self._next_ms = now_ms + _EVERY_MS
         text = waiting_text(summary())
-        if text != self._last:
+        if text != self.newest:
             self._say(text)
-        self._last = text
+        self.newest = text

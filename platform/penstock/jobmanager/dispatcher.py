@@ -399,7 +399,7 @@ class Dispatcher:
                 return
 
     async def _replace(self, driver: JobDriver, error: BaseException) -> None:
-        """Recover a job whose driver could not go on; no other job is touched."""
+        """Recover a job whose driver has failed; no other job is touched."""
         job, limits = self._jobs[driver.record.job_id], self._parts.limits
         _LOGGER.error("job %s is recovered by a new driver", job.record.job_id, exc_info=error)
         self._parts.taskmanagers.kill_workers(job.record.job_id)

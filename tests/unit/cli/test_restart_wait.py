@@ -60,7 +60,7 @@ def test_a_job_that_runs_embedded_beside_a_cluster_says_so_and_how_to_choose(rec
     monkeypatch.delenv("PENSTOCK_CLUSTER", raising=False)
     monkeypatch.setenv("PENSTOCK_HOME", str(record().parent))
     assert beside_cluster() == (
-        f"runs in processes of its own, not on the cluster at {URL}; --detached or --cluster {URL} runs it there"
+        f"runs in separate processes, not on the cluster at {URL}; --detached or --cluster {URL} runs it there"
     )
     record(pid=NO_PID)
     assert beside_cluster() == ""

@@ -88,7 +88,7 @@ class JobDriver:
         self._events: deque[ev.Event] = deque(before.unhandled if before is not None else ())
         self._earlier_failures = before.failures if before is not None else ()
         self._handling = False
-        #: Handles no more events; all of its parts are closed.
+        #: Stopped handling events; all parts are closed.
         self._closed = self._shut = False
         self._closing = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -336,7 +336,7 @@ class JobDriver:
             self._break(error)
 
     def _break(self, error: BaseException) -> None:
-        """Handle no more events; the owner closes this driver."""
+        """Stop handling events; the owner closes this driver."""
         if self._closed:
             return
         self._closed = True

@@ -26,7 +26,7 @@ class KnownJob:
     archive: JobArchive | None = None
     #: The newest upgrade that was refused.
     refusal: UpgradeRefusal | None = None
-    #: Number of its drivers that could not go on.
+    #: Number of its drivers that have failed.
     broken_drivers: int = 0
 
     @property

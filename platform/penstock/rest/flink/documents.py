@@ -372,7 +372,6 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
     written = {v.operators[-1].uid: _total(v, "numRecordsOut") for v in ends}
     behind = [vertex for vertex in detail.vertices if vertex.id in sources] or heads
     marks = [subtask.metrics.get("currentInputWatermark") for vertex in behind for subtask in vertex.subtasks]
-    known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
     summary = detail.summary
     return {
         "state": summary.state,
@@ -386,11 +385,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "rows-read": read,
         "rows-written": written,
         # of sinks that publish with checkpoints: rows written that are not published yet, of `rows-written`
-        "rows-unpublished": {
-            uid: count - checkpoints.rows_published[uid]
-            for uid, count in written.items()
-            if checkpoints.rows_published.get(uid, count) < count
-        },
+        "rows-unpublished": _unpublished(written, checkpoints.rows_published),
         "rows-read-per-second": {v.operators[0].uid: _rate(v, "numRecordsInPerSecond") for v in heads},
         "rows-written-per-second": {v.operators[-1].uid: _rate(v, "numRecordsOutPerSecond") for v in ends},
         # where sources read and sinks write, by uid
@@ -416,7 +411,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         # rows that do not move the watermark, because they are too far ahead of the clock
         "future-times": {v.operators[0].uid: count for v in heads if (count := _total(v, "futureTimestamps"))},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
-        "watermark": min(known) if known and len(known) == len(marks) else None,
+        "watermark": _lowest(marks),
         "checkpoints-completed": summary.checkpoints_completed,
         "checkpoints-failed": summary.checkpoints_failed,
         # the oldest checkpoint in progress: id, kind, subtasks that have acknowledged it, and those that have not
@@ -435,6 +430,16 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         # since the job's start; each one counts restarts and checkpoints from zero
         "jobmanagers-replaced": {"times": summary.takeovers, "newest": _time(summary.taken_over_ms)},
     }
+
+
+def _lowest(marks: Sequence[float | None]) -> float | None:
+    """Return the lowest watermark (ms); None while a subtask has none."""
+    known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
+    return min(known) if known and len(known) == len(marks) else None
+
+
+def _unpublished(written: dict[str, int], published: dict[str, int]) -> dict[str, int]:
+    return {uid: count - published[uid] for uid, count in written.items() if published.get(uid, count) < count}
 
 
 def _in_progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json | None:
