@@ -115,6 +115,7 @@ class FileSource:
             schema=schema_to_text(self.row_schema),
             bounded=True,
             place=config.path,
+            split_ids=[config.path, f"{config.path}/*"],
         )
 
 

@@ -142,6 +142,7 @@ class KafkaSource:
             discovery_interval_ms=None if bounded else self._discovery,
             preload=list(PRELOAD),
             place=f"topic {', '.join(self._config['topics'])} at {self._config['bootstrap']}",
+            split_ids=[f"{topic}-[0-9]*" for topic in self._config["topics"]],
         )
 
 

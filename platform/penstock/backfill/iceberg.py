@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock.backfill.table_files import TableFile, file_at
 from penstock.checkpoint.stores import open_store
-from penstock.core.errors import ConnectorError, PenstockError, UsageError, extra_hint
+from penstock.core.errors import ConnectorError, PenstockError, StorageError, UsageError, extra_hint
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -158,14 +158,23 @@ def open_iceberg(uri: str) -> IcebergSnapshot | None:
     if at and not text.isdecimal():
         raise UsageError(f"{uri}: {text!r} is not a snapshot id", hint=f"write {table}{_AT}ID, a number")
     if not table.startswith(_SCHEME) and not table.endswith(_METADATA):
-        found = [key for key in open_store(table).list("metadata/") if key.endswith(_METADATA)]
-        if found:
+        if found := _metadata_files(table):
             return _snapshot(table, *_static(_named_by_hint(table, found)), int(text) if at else None)
         if at:
             raise UsageError(f"{table} is not an Iceberg table and has no snapshots", hint="name it as it is")
         return None
     opened = _from_catalog(table) if table.startswith(_SCHEME) else _static(table)
     return _snapshot(table, *opened, int(text) if at else None)
+
+
+def _metadata_files(uri: str) -> list[str]:
+    """Return the metadata files of a folder; a Parquet file, which may be named too, has none."""
+    try:
+        return [key for key in open_store(uri).list("metadata/") if key.endswith(_METADATA)]
+    except StorageError as error:
+        if isinstance(error.__cause__, NotADirectoryError):
+            return []
+        raise
 
 
 def _from_catalog(uri: str) -> tuple[TableMetadata, FileIO]:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.checkpoint.manifest_log import highest_generation
+from penstock.checkpoint.manifest_log import EMPTIED_HINT, highest_generation
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
-from penstock.core.errors import JobIdentityError, LeadershipLostError, StorageError
+from penstock.core.errors import JobIdentityError, LeadershipLostError, SnapshotDamagedError, StorageError
 from penstock.core.structs import prepare
 
 LEASE = "lease.json"
@@ -109,7 +109,7 @@ class JobLease:
         """Extend the lease.
 
         Raises:
-            LeadershipLostError: another process has taken it.
+            LeadershipLostError: another process has taken it. SnapshotDamagedError: the lease was deleted.
         """
         self._swap(msgspec.structs.replace(
             self.record, expires_ms=self._clock.now_ms() + self._ttl_ms, renewals=self.record.renewals + 1
@@ -121,7 +121,7 @@ class JobLease:
             return
         try:
             self._swap(msgspec.structs.replace(self.record, released=True, expires_ms=0))
-        except LeadershipLostError:
+        except (LeadershipLostError, SnapshotDamagedError):
             return
         finally:
             self._record = None
@@ -131,12 +131,8 @@ class JobLease:
             try:
                 data, etag = self._store.read_with_etag(LEASE)
             except FileNotFoundError as error:
-                msg = f"the lease {self._store.uri}/{LEASE} is gone"
-                raise LeadershipLostError(
-                    msg,
-                    hint="the object was deleted: check which process or lifecycle rule deletes files in the "
-                    "checkpoint folder",
-                ) from error
+                msg = f"{self._store.uri} was emptied while the job ran: {LEASE} is gone"
+                raise SnapshotDamagedError(msg, hint=EMPTIED_HINT) from error
             present = msgspec.json.decode(data, type=LeaseRecord)
             if present.generation != self.record.generation or present.holder != self._holder:
                 msg = f"job lease {self._store.uri}/{LEASE} was taken over by {_describe_holder(present)}"

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from penstock.core.errors import StorageError, UsageError
 
+_UNUSABLE = "check that the folder exists, is writable and has space"
+_FILE_IN_THE_WAY = "a file is where a folder should be: move it away"
 _counter = itertools.count()
 
 
@@ -91,7 +93,7 @@ class LocalStore:
         folder = prefix.rpartition("/")[0]
         found: list[str] = []
         with self._guard("list", prefix):
-            for current, folders, files in os.walk(self._root / folder):
+            for current, folders, files in os.walk(self._root / folder, onerror=_raise_unless_missing):
                 folders[:] = [name for name in folders if not name.startswith(".")]
                 base = Path(current).relative_to(self._root).as_posix()
                 keys = (name if base == "." else f"{base}/{name}" for name in files if not name.startswith("."))
@@ -138,7 +140,14 @@ class LocalStore:
             if isinstance(error, FileNotFoundError) and verb != "write":
                 raise
             msg = f"cannot {verb} {self.uri}/{key}: {error.strerror or error}"
-            raise StorageError(msg, hint="check that the folder exists, is writable and has space") from error
+            in_the_way = isinstance(error, NotADirectoryError)
+            raise StorageError(msg, hint=_FILE_IN_THE_WAY if in_the_way else _UNUSABLE) from error
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    """Raise what `os.walk` would ignore; a folder that does not exist has no keys."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _etag(data: bytes) -> str:

@@ -91,6 +91,10 @@ PREFIX = "manifests/"
 SAVEPOINT_MANIFEST = "manifest.json"
 #: Which job has taken over the savepoint or the job's history in this folder.
 CLAIM = "claimed.json"
+#: The ways out when a job's folder has lost its checkpoints.
+EMPTIED_HINT = (
+    "restore the folder and run the job again, or begin without its checkpoints: --from SAVEPOINT, or --fresh"
+)
 _ATTEMPTS = 4
 _FIRST_PAUSE_MS = 100.0
 _MAX_STEPS = 10_000
@@ -167,10 +171,14 @@ class ManifestLog:
         """Return all entries, oldest first, as they are in the store now.
 
         Raises:
-            LeadershipLostError: a newer generation is in the log. SnapshotDamagedError: an entry cannot be decoded.
+            LeadershipLostError: a newer generation is in the log. SnapshotDamagedError: an entry cannot be decoded, or
+                the newest one is gone.
         """
         found: list[LogEntry] = []
         sequences = [n for n in map(sequence_of, self._store.list(PREFIX)) if n is not None]
+        if max(sequences, default=0) < self._last:  # retention never deletes the newest entry
+            msg = f"{self._store.uri} was emptied while the job ran: {key_of(self._last)} is gone"
+            raise SnapshotDamagedError(msg, hint=EMPTIED_HINT)
         for sequence in sequences:
             try:
                 manifest = self._load(sequence)
@@ -309,6 +317,30 @@ def read_entries(store: ObjectStore, read: Callable[[str], Manifest]) -> tuple[M
     raise SnapshotDamagedError(
         msg, hint="check whether another process or a lifecycle rule deletes files in the checkpoint folder"
     )
+
+
+def require_checkpoints(store: ObjectStore) -> None:
+    """Refuse a log that has lost its checkpoints: its oldest entries were deleted, but it has no checkpoint.
+
+    Retention deletes entries only when a newer checkpoint is in the log.
+
+    Raises:
+        SnapshotDamagedError: it has lost them, or an entry cannot be decoded.
+    """
+    sequences = sorted(n for n in map(sequence_of, store.list(PREFIX)) if n is not None)
+    if not sequences or sequences[0] == 1:
+        return
+    for sequence in reversed(sequences):
+        try:
+            if decode_manifest(store.read(key_of(sequence))).kind == "checkpoint":
+                return
+        except FileNotFoundError:
+            continue  # an older entry, deleted by the previous leader's retention
+        except msgspec.MsgspecError as error:
+            msg = f"{store.uri}/{key_of(sequence)} is damaged: {error}"
+            raise SnapshotDamagedError(msg, hint="start from a savepoint with --from URI") from error
+    msg = f"{store.uri} was emptied: its log begins at entry {sequences[0]} and has no checkpoint"
+    raise SnapshotDamagedError(msg, hint=EMPTIED_HINT)
 
 
 def highest_generation(store: ObjectStore) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.restart_wait import RestartWait
+from penstock.cli.restart_wait import RestartWait, local_cluster
 from penstock.client.access import ClientAccess, access_of
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.handle import TERMINAL, JobHandle
@@ -72,6 +72,16 @@ def cluster_executor(cluster: str | None, options: SubmitOptions) -> ClusterExec
     """
     url, access = _cluster_of(cluster)
     return ClusterExecutor(url=url, options=options, access=access)
+
+
+def beside_cluster() -> str:
+    """Return a note for a job that runs embedded although a cluster runs or is named; empty if there is none."""
+    url = os.environ.get("PENSTOCK_CLUSTER", "")
+    if not url and (record := local_cluster(cluster_file())) is not None:
+        url = record["rest"]
+    if not url:
+        return ""
+    return f"runs in separate processes, not on the cluster at {url}; --detached or --cluster {url} runs it there"
 
 
 def _cluster_of(cluster: str | None) -> tuple[str, ClientAccess]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -14,6 +15,9 @@ from penstock.core.clock import Clock, SystemClock
 
 _WAIT_MS = 10_000.0
 _POLL_MS = 100.0
+#: Refusals with less time between them are of one outage, which is printed once.
+_OUTAGE_MS = 5_000.0
+_NEVER_MS = 1e12
 
 
 def alive(pid: int) -> bool:
@@ -25,6 +29,15 @@ def alive(pid: int) -> bool:
     return status_text.rpartition(")")[2].split()[0] != "Z"
 
 
+def local_cluster(file: Path) -> dict[str, Any] | None:
+    """Return the record of the local cluster; None if there is none or its process has ended."""
+    try:
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return record if alive(int(record["pid"])) else None
+
+
 class RestartWait:
     """Says after a refused connection whether to try again; sleeps before."""
 
@@ -32,24 +45,26 @@ class RestartWait:
         """Take the JobManager's URL and the file that the local cluster has written."""
         self._url, self._record = url.rstrip("/"), record
         self._clock = clock or SystemClock()
-        self._deadline_ms: float | None = None
+        #: When the present request was refused first, and when a request was refused last.
+        self._since_ms = self._last_ms = -_NEVER_MS
 
-    def __call__(self) -> bool:
-        """Return True after a pause if the local cluster runs and its JobManager can be back in time."""
-        pid = self._cluster_pid()
-        now_ms = self._clock.monotonic_ms()
-        if pid is None or (self._deadline_ms is not None and now_ms > self._deadline_ms):
+    def __call__(self, refusals: int) -> bool:
+        """Return True after a pause if the local cluster runs and its JobManager can be back in time.
+
+        `refusals` is the number of earlier refusals of the same request: each request has the whole time.
+        """
+        pid, now_ms = self._cluster_pid(), self._clock.monotonic_ms()
+        if not refusals:
+            self._since_ms = now_ms
+        if pid is None or now_ms > self._since_ms + _WAIT_MS:
             return False
-        if self._deadline_ms is None:
-            self._deadline_ms = now_ms + _WAIT_MS
+        known, self._last_ms = now_ms - self._last_ms < _OUTAGE_MS, now_ms
+        if not known:
             text = f"the JobManager at {self._url} does not run; its cluster (pid {pid}) starts it again, and the jobs"
             typer.echo(f"{text} resume from their newest checkpoints; trying for {_WAIT_MS / 1000:.0f} s", err=True)
         self._clock.sleep_ms(_POLL_MS)
         return True
 
     def _cluster_pid(self) -> int | None:
-        if not self._record.exists():
-            return None
-        record = json.loads(self._record.read_text(encoding="utf-8"))
-        pid = int(record["pid"])
-        return pid if record["rest"].rstrip("/") == self._url and alive(pid) else None
+        record = local_cluster(self._record)
+        return int(record["pid"]) if record is not None and record["rest"].rstrip("/") == self._url else None

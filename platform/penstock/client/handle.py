@@ -16,12 +16,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from penstock.api.job_file import planned
 from penstock.config.settings import parse_duration_ms
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import JobFailedError, NotFoundError, PenstockError, job_failed
+from penstock.core.errors import JobFailedError, NotFoundError, PenstockError, UnansweredError, job_failed
 from penstock.graph.job_graph import encode_graph
 
 if TYPE_CHECKING:
@@ -60,6 +60,17 @@ class _AnswerWatch:
             text = "job %s: the JobManager at %s does not answer; trying again every %.1f s; the job resumes from its"
             text += " newest checkpoint once a JobManager runs again (a local cluster starts one by itself)"
             _log.warning(text, self._job, self._url, _POLL_MS / 1000)
+
+
+class OperationWatch(Protocol):
+    """Looks at a job while an operation on it lasts (`client.operation_progress`)."""
+
+    @property
+    def newest(self) -> str:
+        """What the operation waited for when the job was looked at last; empty before."""
+
+    def poll(self, summary: Callable[[], dict[str, Any]]) -> None:
+        """Look at the job if it is time to; `summary` asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +115,57 @@ class JobHandle:
                 if job["state"] in TERMINAL:
                     return self._end(str(job["state"]))
             if deadline is not None and self.clock.monotonic_ms() > deadline:
-                msg = f"job {self.name} did not end within {timeout_ms:.0f} ms"
-                raise PenstockError(msg, hint="see its state with `penstock show`")
+                msg = f"job {self.name} did not end within {(timeout_ms or 0) / 1000:g} s"
+                raise PenstockError(msg, hint=f"it continues: `{self.show_command}` shows its state")
 
     def cancel(self) -> None:
         """Cancel the job; its checkpoints are retained."""
         self.client.cancel(self.job_id)
 
     def stop(
-        self, *, drain: bool = False, target: str | None = None, token: str = "", timeout_ms: float = 300_000
+        self,
+        *,
+        drain: bool = False,
+        target: str | None = None,
+        token: str = "",
+        timeout_ms: float = 300_000,
+        progress: OperationWatch | None = None,
     ) -> str:
         """Stop the job with a savepoint; return its URI.
 
-        Calls with the same token count once, also across a JobManager restart.
+        Calls with the same token count once, also across a JobManager restart. `progress` says what it waits for.
 
         Raises:
             UsageError: the target is not writable; the job continues.
-            PenstockError: the savepoint failed, or no answer arrived in time.
+            PenstockError: the savepoint failed, or it is still under way after `timeout_ms`.
         """
-        place = absolute_uri(target or "")
-        return self._run_savepoint(
-            lambda id_: self.client.stop(self.job_id, drain=drain, target=place, token=id_), token, timeout_ms
+        place, request_id = absolute_uri(target or ""), _request_id(token)
+        operation = self._await_savepoint(
+            lambda: self.client.stop(self.job_id, drain=drain, target=place, token=request_id),
+            request_id,
+            timeout_ms,
+            progress,
         )
+        return self._location(operation, "stop", timeout_ms, progress)
 
-    def savepoint(self, target: str | None = None, *, token: str = "", timeout_ms: float = 300_000) -> str:
+    def savepoint(
+        self,
+        target: str | None = None,
+        *,
+        token: str = "",
+        timeout_ms: float = 300_000,
+        progress: OperationWatch | None = None,
+    ) -> str:
         """Take a savepoint of the running job; return its URI.
 
         Calls with the same token count once; across a JobManager restart it is taken again under the
         same name. Raises like `stop`.
         """
-        place = absolute_uri(target or "")
-        return self._run_savepoint(lambda id_: self.client.savepoint(self.job_id, place, token=id_), token, timeout_ms)
+        place, request_id = absolute_uri(target or ""), _request_id(token)
+        operation = self._await_savepoint(
+            lambda: self.client.savepoint(self.job_id, place, token=request_id), request_id, timeout_ms, progress
+        )
+        return self._location(operation, "savepoint", timeout_ms, progress)
 
     def rescale(
         self,
@@ -211,18 +242,26 @@ class JobHandle:
         given = key if isinstance(key, (tuple, list, dict)) else [key]
         return self.client.state_value(self.job_id, uid, name, [json.dumps(given, default=_text)], limit)
 
-    def _run_savepoint(self, ask: Callable[[str], str], token: str, timeout_ms: float) -> str:
-        request_id = trigger_id_of(token) if token else secrets.token_hex(16)
-        operation = await_operation(
-            lambda: ask(request_id),
-            lambda: self.client.savepoint_status(self.job_id, request_id),
-            self.clock,
-            timeout_ms,
-            _POLL_MS,
-        )
+    def _await_savepoint(
+        self, ask: Callable[[], str], request_id: str, timeout_ms: float, progress: OperationWatch | None
+    ) -> dict[str, Any] | None:
+        def status() -> dict[str, Any]:
+            answer = self.client.savepoint_status(self.job_id, request_id)
+            if progress is not None and answer["status"]["id"] != "COMPLETED":
+                progress.poll(lambda: self.client.summary(self.job_id))
+            return answer
+
+        return await_operation(ask, status, self.clock, timeout_ms, _POLL_MS)
+
+    def _location(
+        self, operation: dict[str, Any] | None, what: str, timeout_ms: float, progress: OperationWatch | None
+    ) -> str:
         if operation is None:
-            msg = f"savepoint of {self.name} was not complete within {timeout_ms / 1000:.0f} s"
-            raise PenstockError(msg, hint="see its checkpoints with `penstock show`")
+            why = f": {progress.newest}" if progress is not None and progress.newest else ""
+            msg = f"the {what} of {self.name} is still under way after {timeout_ms / 1000:.0f} s{why}"
+            way = f"it continues: `{self.show_command}` shows it"
+            way += f", `penstock cancel {self.name}` ends the job without a savepoint" if what == "stop" else ""
+            raise UnansweredError(msg, hint=way)
         if "failure-cause" in operation:
             cause = operation["failure-cause"]
             raise PenstockError(f"savepoint of {self.name} failed: {cause.get('stack-trace') or cause.get('class')}")
@@ -258,6 +297,10 @@ def _text(value: object) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _request_id(token: str) -> str:
+    return trigger_id_of(token) if token else secrets.token_hex(16)
 
 
 def trigger_id_of(token: str) -> str:

@@ -69,11 +69,12 @@ class RestClient:
         access: ClientAccess | None = None,
         *,
         timeout_seconds: float = _TIMEOUT_SECONDS,
-        retry: Callable[[], bool] | None = None,
+        retry: Callable[[int], bool] | None = None,
     ) -> None:
         """Create a client; `url` is like `http://127.0.0.1:8081`, `access` defaults to the environment's.
 
-        `retry` is called when a connection is refused; if it returns True, the request is sent again.
+        `retry` is called when a connection is refused, with the number of refusals of this request before; if it
+        returns True, the request is sent again.
 
         Raises:
             UsageError: the URL is invalid, or would send the token unencrypted.
@@ -337,12 +338,14 @@ class RestClient:
         return answer
 
     def _answered(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        refusals = 0
         while True:
             try:
                 return self._request(method, path, content, headers)
             except ConnectionRefusedError:  # the request was not received
-                if self._retry is None or not self._retry():
+                if self._retry is None or not self._retry(refusals):
                     raise
+                refusals += 1
 
     def _request(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
         place = urlsplit(self.url)

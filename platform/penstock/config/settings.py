@@ -40,7 +40,8 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
     max_delay_ms: int = 60_000
     backoff_multiplier: float = 2.0
     jitter: float = 0.1
-    #: exponential-delay: after a run this long without failure the next delay is `delay_ms`.
+    #: exponential-delay: after a run this long without failure the next delay is `delay_ms`. With a checkpoint, a run
+    #: as long as the last delay is enough, except after errors of the user's functions.
     reset_after_ms: int = 60_000
     #: failure-rate: at most this many failures in `rate_interval_ms`.
     max_failures_per_interval: int = 3

@@ -51,6 +51,8 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     preload: list[str] = []
     #: Where the rows come from, for messages: `topic orders at broker:9092`.
     place: str = ""
+    #: Patterns (`fnmatch`) of the ids of its splits: restored ones that match none are of another place. Empty: any.
+    split_ids: list[str] = []
 
 
 prepare(SourceSplit, SourceSpec)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from penstock.core.snapshot import (
     Tombstone,
 )
 from penstock.graph.job_graph import JobGraph
-from penstock.graph.state_check import DROP_STATE_HINT, is_dropped, restorable_states
+from penstock.graph.state_check import DROP_STATE_HINT, drops_splits, foreign_splits, is_dropped, restorable_states
 from penstock.graph.state_redistribution import TASK_STATE_PREFIX, redistribute
 from penstock.graph.task_deployment import OperatorRestore
 
@@ -85,6 +85,7 @@ def assign_state(
     for uid, left in held.items():
         _check_disjoint(uid, left.keyed)
     restores: dict[tuple[str, int], list[OperatorRestore]] = {}
+    foreign: dict[str, Collection[str]] = {}
     for vertex in graph.vertices:
         for operator in vertex.operators:
             own = held.get(operator.uid)
@@ -92,6 +93,8 @@ def assign_state(
                 continue
             kept = [k for k in own.keyed if not is_dropped(operator, k.state, allow_non_restored)]
             unkeyed = restorable_states(operator, own.operator, allow_non_restored)
+            if drops_splits(operator, allow_non_restored):
+                foreign[operator.uid] = foreign_splits(operator, [state for _, state in own.operator])
             parts = redistribute(unkeyed, own.parallelism, vertex.parallelism)
             for subtask in range(vertex.parallelism):
                 keyed = _keyed_part(kept, subtask, vertex.parallelism, graph.settings.key_groups)
@@ -101,7 +104,7 @@ def assign_state(
                     )
     return RestorePlan(
         restores={place: tuple(found) for place, found in restores.items()},
-        splits=_splits(held, known),
+        splits=_splits(held, known, foreign),
         checkpoint_id=checkpoint_id,
     )
 
@@ -197,10 +200,14 @@ def _check_disjoint(uid: str, states: Sequence[KeyedStateSnapshot]) -> None:
                 raise StateMismatchError(msg, hint="the manifest is damaged; restore an older one with --from")
 
 
-def _splits(held: dict[str, _UidState], known: set[str]) -> dict[str, tuple[Any, ...]]:
+def _splits(
+    held: dict[str, _UidState], known: set[str], dropped: Mapping[str, Collection[str]]
+) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
     for uid, left in held.items():
         items = tuple(item for _, state in left.operator if state.mode == "split" for item in state.items)
+        if uid in dropped:
+            items = tuple(item for item in items if item["id"] not in dropped[uid])
         if uid in known and (items or any(state.mode == "split" for _, state in left.operator)):
             found[uid] = items
     return found

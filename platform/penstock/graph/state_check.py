@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -54,6 +55,8 @@ _USER_FUNCTION = "plain_process"
 RESERVED_STATE_NAMES = frozenset(name for names in _RESTORED_NAMES.values() for name in names)
 #: State that may be missing without losing rows: a watermark comes again. A function's state of that name has columns.
 _RECOVERABLE = frozenset({"watermark"})
+#: Number of splits that a message names.
+_MOST_SPLITS = 3
 _MODE_NAMES = {"list": "list by subtask", "union": "union"}
 
 
@@ -132,6 +135,18 @@ def require_fit(verdicts: Sequence[StateVerdict]) -> None:
         more = f"; {len(others)} more: {', '.join(verdict.place for verdict in others)}" if others else ""
         where = f"{first.where}: " if first.where else ""
         raise StateMismatchError(f"{where}{first.reason}{more}", hint=first.way_out)
+
+
+def require_same_places(graph: JobGraph, subtasks: Sequence[SubtaskSnapshot]) -> None:
+    """Check that the sources of a job name the places that they have read in a checkpoint.
+
+    Raises:
+        StateMismatchError: one does not; names both places.
+    """
+    saved_by_uid = _saved_states(subtasks, ())
+    operators = [o for vertex in graph.vertices for o in vertex.operators if o.kind == "source"]
+    saved = [(o, saved_by_uid.get(o.uid, _SavedState()).operator.get("splits", ())) for o in operators]
+    require_fit([_other_place(o, "splits", foreign) for o, parts in saved if (foreign := foreign_splits(o, parts))])
 
 
 def is_dropped(operator: OperatorSpec, state: str, allow_non_restored: Collection[str]) -> bool:
@@ -346,12 +361,37 @@ def restorable_states(
     return kept
 
 
+def drops_splits(operator: OperatorSpec, allowed: Collection[str]) -> bool:
+    """Return whether a source drops the splits of places that it does not name any more."""
+    return operator.kind == "source" and (operator.uid in allowed or f"{operator.uid}/splits" in allowed)
+
+
+def foreign_splits(operator: OperatorSpec, parts: Sequence[OperatorStateSnapshot]) -> tuple[str, ...]:
+    """Return the ids of a source's splits that are not of the places that it names now."""
+    patterns = (operator.config.get("source") or {}).get("split_ids", ())
+    if not patterns:
+        return ()
+    ids = {str(item["id"]) for part in parts if part.name == "splits" for item in part.items}
+    return tuple(sorted(id_ for id_ in ids if not any(fnmatchcase(id_, pattern) for pattern in patterns)))
+
+
+def _other_place(operator: OperatorSpec, name: str, foreign: Sequence[str]) -> StateVerdict:
+    more = f" and {len(foreign) - _MOST_SPLITS} more" if len(foreign) > _MOST_SPLITS else ""
+    place = operator.config["source"].get("place") or "another place"
+    reason = f"source {operator.uid!r} has read {', '.join(foreign[:_MOST_SPLITS])}{more}, and now names {place}"
+    drop = DROP_STATE_HINT.format(f"{operator.uid}/{name}").replace("its state", "its old positions")
+    way = f"name the old place too, give the source a new uid, or {drop}"
+    return StateVerdict(uid=operator.uid, state=name, verdict="blocked", reason=reason, way_out=way)
+
+
 def unkeyed_verdicts(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> list[StateVerdict]:
     """Return the verdicts on one state of a snapshot; for broadcast state, one for each of its maps."""
     if not _restores(operator, name):
         if _has_rows(parts):
             return [_ignored_state(operator, name)]
         return [StateVerdict(uid=operator.uid, state=name, verdict="dropped", reason="it holds no rows")]
+    if operator.kind == "source" and (foreign := foreign_splits(operator, parts)):
+        return [_other_place(operator, name, foreign)]
     if operator.kind == _USER_FUNCTION:
         return [_evolved_unkeyed(operator, name, parts)]
     if name == _BROADCAST and operator.operator_states:

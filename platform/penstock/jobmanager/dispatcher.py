@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.ha_records import read_refusals, write_record
+from penstock.checkpoint.ha_records import check_leading, read_refusals, write_record
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
@@ -22,6 +22,7 @@ from penstock.core.event_log import Entry
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted
 from penstock.graph.rescale import RescaleTo
+from penstock.jobmanager.change.steps import Failure
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerLimits
 from penstock.jobmanager.jobs import enumerators, job_views
@@ -66,6 +67,8 @@ from penstock.jobmanager.observe.spans import SpanSink
 _LOGGER = logging.getLogger(__name__)
 #: Number of runs in the event log of a name.
 _STORY_RUNS = 50
+#: Number of failures under earlier leaders that are shown of a running job.
+_EARLIER_FAILURES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,6 @@ class DispatcherParts:
     rand: Rand
     #: Called when a newer leader has taken over: this process must end.
     leadership_lost: Callable[[PenstockError], None]
-    fault: Callable[[BaseException], None]
     #: Shown in the cluster's view.
     rpc_address: Callable[[], str]
     jobmanager_id: str
@@ -122,8 +124,7 @@ class Dispatcher:
             rescaled=self.changes.record_rescale,
             upgraded=self.changes.record_upgrade,
             handled=lambda driver, master: self._event_logs.entries_added(driver.record.job_id, master),
-            leadership_lost=parts.leadership_lost,
-            fault=parts.fault,
+            broken=lambda driver, error: self._spawn(self._replace(driver, error)),
         )
 
     async def recover(self) -> None:
@@ -350,17 +351,16 @@ class Dispatcher:
         self._jobs[record.job_id] = job
         try:
             await driver.start(generation)
-        except LeadershipLostError as error:
-            parts.leadership_lost(error)
-            raise
-        except PenstockError:
+        except PenstockError as error:
             # The job was accepted and recorded: recover it as after a change of leader, or record its failure.
             await driver.close(release=False)
+            if isinstance(error, LeadershipLostError) and await self._superseded(error):
+                raise
             self._spawn(self._recover_one(job))
         return record.job_id
 
     async def _read_shown(self) -> None:
-        """Read archives and refused upgrades that earlier leaders wrote; no job and no start waits for them."""
+        """Read archives, refused upgrades and failures that earlier leaders wrote; no start waits for them."""
         store, count = self._parts.ha_store, self._parts.limits.retained_ended_jobs
         ended = [job.record for job in self._jobs.values() if job.record.ended]
         for job_id, archive in (await asyncio.to_thread(read_archives, store, ended, count)).items():
@@ -370,6 +370,13 @@ class Dispatcher:
         for job_id, refusal in (await asyncio.to_thread(read_refusals, store)).items():
             if (job := self._jobs.get(job_id)) is not None:
                 job.refusal = job.refusal or refusal
+        for job in [job for job in self._jobs.values() if not job.record.ended]:
+            story = await self._event_logs.of(job.record.job_id, None)
+            failures = [Failure(entry.at_ms, entry.text) for entry in story if entry.kind == "failure"]
+            if job.driver is not None:
+                present = {failure.at_ms for failure in job.driver.failures}
+                earlier = [failure for failure in failures[-_EARLIER_FAILURES:] if failure.at_ms not in present]
+                job.driver.earlier_failures(reversed(earlier))
 
     async def _recover_one(self, job: KnownJob) -> None:
         """Take a job over from the previous leader, retrying until its lease is free or the tries are used up."""
@@ -377,21 +384,61 @@ class Dispatcher:
         for attempt in range(limits.recover_tries):
             driver = job.driver = self._driver(job)
             try:
-                await driver.start(await driver.acquire())
-                return
-            except LeadershipLostError as error:
-                # A retry would take the job from our successor, which holds leases under the same id.
-                await driver.close(release=False)
-                self._parts.leadership_lost(error)
+                await driver.start(await driver.acquire(held_before=True))
                 return
             except PenstockError as error:
                 await driver.close(release=False)
+                # A retry would take the job from our successor, which holds leases under the same id.
+                if isinstance(error, LeadershipLostError) and await self._superseded(error):
+                    return
                 job.record = msgspec.structs.replace(job.record, error=str(error))
                 if attempt == limits.recover_tries - 1:
                     self._on_ended(driver, "FAILED", str(error))
                     return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), limits.recover_retry_ms / 1000)
+            if await self._closes_before_retry():
+                return
+
+    async def _replace(self, driver: JobDriver, error: BaseException) -> None:
+        """Recover a job whose driver has failed; no other job is touched."""
+        job, limits = self._jobs[driver.record.job_id], self._parts.limits
+        _LOGGER.error("job %s is recovered by a new driver", job.record.job_id, exc_info=error)
+        self._parts.taskmanagers.kill_workers(job.record.job_id)
+        await driver.close(release=False)
+        await self._event_logs.save(job.record.job_id, driver.master)
+        if job.record.ended or (isinstance(error, LeadershipLostError) and await self._superseded(error)):
+            return
+        self._operations.forget(job.record.job_id)
+        self.changes.resume(job.record)
+        job.driver = self._driver(job)  # requests wait for the recovery
+        job.broken_drivers += 1
+        if job.broken_drivers > limits.recover_tries:
+            self._on_ended(job.driver, "FAILED", str(error))
+        elif not await self._closes_before_retry():
+            await self._recover_one(job)
+
+    async def _superseded(self, error: LeadershipLostError) -> bool:
+        """Return whether a newer leader caused the error; this process then ends.
+
+        Otherwise the lease or log of that one job was taken by a process of another cluster.
+        """
+        while True:
+            try:
+                await asyncio.to_thread(check_leading, self._parts.ha_store, self._parts.generation)
+            except LeadershipLostError:
+                self._parts.leadership_lost(error)
+                return True
+            except PenstockError as unknown:
+                _LOGGER.warning("cannot check the leadership: %s", unknown)
+                if await self._closes_before_retry():
+                    return True
+            else:
+                return False
+
+    async def _closes_before_retry(self) -> bool:
+        """Pause before a retry; return True at once if this process ends."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), self._parts.limits.recover_retry_ms / 1000)
+        return self._closing.is_set()
 
     def _driver(self, job: KnownJob) -> JobDriver:
         parts = self._parts
@@ -431,9 +478,25 @@ class Dispatcher:
             self._jobs.pop(job_id, None)
 
     async def _write_end(self, job: KnownJob, driver: JobDriver) -> None:
-        """Write the record, by which no later leader runs the job, and release the job's lease."""
-        await asyncio.to_thread(write_record, self._parts.ha_store, job.record)
-        await driver.close(release=True)
+        """Write the record, by which no later leader runs the job, and release the job's lease.
+
+        The record is written as soon as the HA store takes it; a lease that cannot be released expires.
+        """
+        while True:
+            try:
+                await asyncio.to_thread(write_record, self._parts.ha_store, job.record)
+                break
+            except LeadershipLostError as error:
+                self._parts.leadership_lost(error)
+                return
+            except PenstockError:
+                _LOGGER.exception("the end of job %s is not recorded yet: this is tried again", job.record.job_id)
+                if await self._closes_before_retry():
+                    return
+        try:
+            await driver.close(release=True)
+        except PenstockError:
+            _LOGGER.exception("the lease of the ended job %s was not released: it expires", job.record.job_id)
 
     async def _archive(self, job: KnownJob, driver: JobDriver) -> None:
         """Archive the job; an error is logged, and nothing but the archive is missing."""
@@ -479,7 +542,7 @@ class Dispatcher:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._parts.fault(error)
+            _LOGGER.error("an internal error; jobs continue", exc_info=error)
 
 
 def _earlier_runs(job: KnownJob) -> tuple[Entry, ...]:

@@ -90,7 +90,6 @@ class JobManager:
                 clock=self._clock,
                 rand=self._rand,
                 leadership_lost=self.fail,
-                fault=self.fail,
                 rpc_address=lambda: self.rpc_address,
                 jobmanager_id=jobmanager_id,
                 spans=self._spans,

@@ -132,7 +132,8 @@ def test_nobody_there(server):
 def test_a_refused_request_is_sent_again_as_long_as_the_caller_wants(server, unused_port, tries, answered):
     left = [tries]
 
-    def retry():
+    def retry(refusals):
+        assert refusals == tries - left[0]
         left[0] -= 1
         if left[0] == 0:  # the JobManager is back
             client.url = f"http://127.0.0.1:{server.server_port}"

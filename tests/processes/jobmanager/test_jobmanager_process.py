@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from tests.support.waiting import until
 
+from penstock.checkpoint.ha_records import LeaderRecord, become_leader
+from penstock.checkpoint.stores import open_store
 from penstock.config.settings import ClusterSettings, RestartStrategy
 from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, StorageError, UsageError
 from penstock.graph.job_graph import encode_graph
@@ -259,15 +261,16 @@ async def test_a_submission_that_failed_after_its_record_was_written_does_not_fi
     assert newest.dispatcher.summary(other.job_id).state == "FAILED"
 
 
-async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded, monkeypatch):
+async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded, monkeypatch, tmp_path):
     manager, _ = await cluster_of(taskmanager=False, recover_retry_ms=60)
     acquired = []
     acquire = JobStore.acquire
 
     def refuse(self, *arguments):
-        raise LeadershipLostError("generation 9 has taken the job over")
+        become_leader(open_store(str(tmp_path / "ha")), LeaderRecord(generation=0, jobmanager_id="newer", pid=1))
+        raise LeadershipLostError("a newer leader has taken the job over")
 
-    monkeypatch.setattr(JobStore, "acquire", lambda self, *a: acquired.append(1) or acquire(self, *a))
+    monkeypatch.setattr(JobStore, "acquire", lambda self, *a, **k: acquired.append(1) or acquire(self, *a, **k))
     monkeypatch.setattr(JobStore, "seal", refuse)
     with pytest.raises(LeadershipLostError):
         await manager.dispatcher.submit(encoded())

@@ -247,3 +247,13 @@ def test_a_story_separates_runs_and_their_jobmanagers():
         "--- run b", f"{plain}three",
     ]  # fmt: skip
     assert story_lines(entries[2:]) == [f"{plain}three"]
+
+
+def test_rows_that_are_written_and_not_published_are_named(client, capsys):
+    client.told |= {"rows-written": {"out": 1_700}, "rows-unpublished": {"out": 1_200}}
+    assert "sink out: 1,200 of 1,700 rows are not published yet" in shown(capsys)
+
+
+def test_the_lag_of_an_ended_job_is_that_at_its_end():
+    line = "watermark: 2026-01-05 10:00:00 UTC, lag 2.0 s when the job ended"
+    assert watermark_line({"watermark": AT, "ended": AT + 2_000}, AT + 90_000) == line

@@ -18,7 +18,7 @@ from penstock.core.snapshot import (
 )
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from penstock.graph.restore_plan import assign_state
-from penstock.graph.state_check import check_states, require_fit
+from penstock.graph.state_check import check_states, require_fit, require_same_places
 
 
 def columns(key="int64", **values):
@@ -243,3 +243,45 @@ def test_every_kind_has_the_state_it_saves_itself():
         graph = job(OperatorSpec(uid="one", name="one", kind=kind, stateful=True))
         part = msgspec.structs.replace(snapshot()[0], operator=unkeyed("one", name))
         assert verdicts(graph, (part,))[f"one/{name}"] == "same"
+
+
+# --- a source that names another place -------------------------------------------------------------------------------
+
+
+def reading(*topics):
+    """Return a job whose source names these topics."""
+    config = {"source": {"place": f"topic {', '.join(topics)}", "split_ids": [f"{topic}-[0-9]*" for topic in topics]}}
+    source = OperatorSpec(uid="orders", name="orders", kind="source", stateful=True, config=config)
+    vertex = JobVertex(id="v", name="v", operators=(source,), parallelism=1)
+    return JobGraph(name="job", vertices=(vertex,), edges=(), settings=JobSettings())
+
+
+def read(*ids):
+    items = tuple({"id": id_} for id_ in ids)
+    state = OperatorStateSnapshot(uid="orders", name="splits", mode="split", items=items)
+    return (SubtaskSnapshot(vertex_id="v", subtask=0, operator=(state,)),)
+
+
+def test_a_source_that_names_another_topic_is_refused_with_both_and_the_ways_out():
+    (verdict,) = check_states(reading("paid"), read("orders-0", "orders-1"))
+    assert verdict.verdict == "blocked"
+    assert verdict.reason == "source 'orders' has read orders-0, orders-1, and now names topic paid"
+    assert verdict.way_out == (
+        "name the old place too, give the source a new uid, or"
+        " drop its old positions with --allow-non-restored-state orders/splits"
+    )
+    with pytest.raises(StateMismatchError, match="has read orders-0, and now names topic orders-v2"):
+        require_same_places(reading("orders-v2"), read("orders-0"))
+
+
+def test_a_source_that_names_a_topic_more_goes_on():
+    assert [v.verdict for v in check_states(reading("orders", "paid"), read("orders-0"))] == ["same"]
+    require_same_places(reading("orders", "paid"), read("orders-0"))
+
+
+def test_only_the_positions_of_the_other_topic_are_dropped():
+    allowed = ("orders/splits",)
+    (verdict,) = check_states(reading("paid"), read("orders-0", "paid-0"), allow_non_restored=allowed)
+    assert verdict.verdict == "dropped"
+    plan = assign_state(reading("paid"), read("orders-0", "paid-0"), allow_non_restored=allowed)
+    assert plan.splits["orders"] == ({"id": "paid-0"},)

@@ -30,8 +30,10 @@ JOB = "a" * 32
 SOURCE, SINK = "1" * 32, "2" * 32
 
 
-def make_graph(*, parallelism: int = 2, bounded: bool = False, delivery: str = "exactly-once", **settings) -> JobGraph:
-    source = SourceSpec(factory="x:Y", config={}, schema="", bounded=bounded)
+def make_graph(
+    *, parallelism: int = 2, bounded: bool = False, delivery: str = "exactly-once", factory: str = "x:Y", **settings
+) -> JobGraph:
+    source = SourceSpec(factory=factory, config={}, schema="", bounded=bounded)
     sink = SinkSpec(factory="x:Z", config={}, delivery=delivery, schema="")
     vertices = (
         JobVertex(

@@ -1,8 +1,9 @@
-"""What the dispatcher does with data of ended jobs that no job depends on."""
+"""Errors of a store: in data that no job depends on, and in one job, which concern no other job."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 
 import msgspec
@@ -16,16 +17,19 @@ from penstock.checkpoint.ha_records import (
     read_records,
     read_refusals,
     write_archive,
+    write_event_log,
     write_record,
     write_refusal,
 )
-from penstock.checkpoint.job_lease import this_process
+from penstock.checkpoint.job_lease import LeaseRecord, this_process
 from penstock.config.settings import ClusterSettings, RestartStrategy
 from penstock.core.clock import ManualClock
-from penstock.core.errors import NotFoundError, StorageError
+from penstock.core.errors import LeadershipLostError, NotFoundError, SnapshotDamagedError, StorageError
+from penstock.core.event_log import Entry
 from penstock.core.rand import SeededRand
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
+from penstock.jobmanager.config import JobManagerLimits
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
 from penstock.jobmanager.jobs.job_archive import JobArchive
 from penstock.jobmanager.jobs.job_views import checkpoints_of, summary_of
@@ -37,6 +41,10 @@ RECORD = JobRecord(
     ended="FAILED", ended_ms=9, error="it failed",
 )  # fmt: skip
 OTHER = msgspec.structs.replace(RECORD, job_id="b" * 32)
+ELSEWHERE = {"id": "other", "host": "elsewhere", "machine": "", "pid": 1}
+RELEASED = msgspec.json.encode(
+    LeaseRecord(holder=this_process("holder"), job_id=JOB, generation=0, expires_ms=0, released=True)
+)
 REFUSAL = UpgradeRefusal(token="t", file="v2.py", at_ms=3, reason="it has another sink")
 FAILURE = ExceptionView(at_ms=5, error="archived", worker_id="worker-1", taskmanager_id="tm")
 
@@ -57,8 +65,8 @@ def write_ended(store, *records):
 
 @pytest.fixture
 async def dispatcher_of(store):
-    """Return a maker of dispatchers over the store; at the end, none of them has reported an internal error."""
-    made, faults = [], []
+    """Return a maker of dispatchers over the store; at the end, none of them has lost its leadership."""
+    made, lost = [], []
 
     def make():
         clock = ManualClock()
@@ -69,10 +77,10 @@ async def dispatcher_of(store):
             taskmanagers=TaskManagers("jm", 1, ClusterSettings(), clock),
             clock=clock,
             rand=SeededRand(1),
-            leadership_lost=faults.append,
-            fault=faults.append,
+            leadership_lost=lost.append,
             rpc_address=lambda: "",
             jobmanager_id="jm",
+            limits=JobManagerLimits(recover_retry_ms=1),
         )
         made.append((Dispatcher(parts), parts))
         return made[-1]
@@ -80,7 +88,7 @@ async def dispatcher_of(store):
     yield make
     for dispatcher, _ in made:
         await dispatcher.close()
-    assert faults == []
+    assert lost == []
 
 
 async def settled(dispatcher):
@@ -99,10 +107,33 @@ def failing(*keys):
     return fault
 
 
+class WithoutSplits:
+    """A source whose enumerator finds nothing, so that its job waits for slots."""
+
+    def create_enumerator(self, spec, *, first_run):
+        return self
+
+    def create_reader(self, spec, context):
+        raise NotImplementedError
+
+    def discover(self, known):
+        return ()
+
+    def close(self):
+        pass
+
+
+def write_running(store, record, root, **settings):
+    """Write a job that an earlier leader has accepted, and its lease."""
+    graph = msgspec.structs.replace(make_graph(checkpoint_root=str(root), **settings), name=record.name)
+    write_record(store, msgspec.structs.replace(record, graph=encode_graph(graph), ended="", ended_ms=-1, error=""))
+    (root / record.name).mkdir()
+    (root / record.name / "lease.json").write_bytes(RELEASED)
+
+
 async def run_to_its_end(store, dispatcher_of, tmp_path, fault=failing()):  # noqa: B008 - it is not changed
     """Run a job whose source cannot be imported; return when its end is recorded."""
-    graph = encode_graph(make_graph(checkpoint_root=str(tmp_path), restart=RestartStrategy(kind="none")))
-    write_record(store, msgspec.structs.replace(RECORD, graph=graph, ended="", ended_ms=-1, error=""))
+    write_running(store, RECORD, tmp_path, restart=RestartStrategy(kind="none"))
     dispatcher, _ = dispatcher_of()
     await dispatcher.recover()
     store.fault = fault
@@ -194,3 +225,107 @@ async def test_the_log_of_a_worker_that_an_archive_names_is_found(store, dispatc
     assert await dispatcher.worker_log("worker-1") == "log of worker-1 in tm"
     with pytest.raises(NotFoundError, match="no worker worker-2"):
         await dispatcher.worker_log("worker-2")
+
+
+# --- an error of the store in one job -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def started(store, dispatcher_of, tmp_path):
+    """Return a dispatcher with two jobs that wait for slots, and the folder of the first."""
+    for record in (RECORD, msgspec.structs.replace(OTHER, name="other")):
+        write_running(store, record, tmp_path, factory=f"{__name__}:WithoutSplits")
+    dispatcher, _ = dispatcher_of()
+    await dispatcher.recover()
+    await settled(dispatcher)
+    yield dispatcher, tmp_path / "job"
+    assert dispatcher.summary("other").state == "CREATED", dispatcher.exceptions("other")[0].error
+
+
+def replaced_by_a_file(folder):
+    folder.rename(folder.with_name("moved"))
+    folder.touch()
+
+
+async def test_a_job_is_cancelled_although_its_store_has_failed(started, store, caplog):
+    dispatcher, folder = started
+    replaced_by_a_file(folder)
+    await dispatcher.cancel(JOB)
+    await dispatcher._jobs[JOB].driver.ended.wait()
+    await settled(dispatcher)
+    assert [record.ended for record in read_records(store)] == ["CANCELED", ""]
+    assert f"the lease of the ended job {JOB} was not released" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+async def test_the_end_of_a_job_is_recorded_when_the_ha_store_answers_again(started, store, caplog):
+    dispatcher, _ = started
+    failures = iter(range(3))
+
+    def fault(operation, key, phase):
+        if operation.startswith("put") and key == f"jobs/{JOB}.json" and next(failures, None) is not None:
+            raise StorageError("the disk is full")
+
+    store.fault = fault
+    await dispatcher.cancel(JOB)
+    await dispatcher._jobs[JOB].driver.ended.wait()
+    await settled(dispatcher)
+    assert [record.ended for record in read_records(store)] == ["CANCELED", ""]
+    assert caplog.text.count("is not recorded yet") == 3
+
+
+async def test_an_internal_error_in_one_job_is_shown_there_and_another_driver_recovers_it(started, caplog):
+    dispatcher, _ = started
+    broken = dispatcher._jobs[JOB].driver
+    broken.master.handle = None
+    await dispatcher.cancel(JOB)
+    await settled(dispatcher)
+    recovered = dispatcher._jobs[JOB].driver
+    assert recovered is not broken
+    assert recovered.master is not None
+    (failure,) = dispatcher.exceptions(JOB)
+    assert failure.error == "TypeError: 'NoneType' object is not callable"
+    assert "Traceback" in failure.detail
+    assert failure.error in caplog.text
+    assert [e.text for e in await dispatcher.story(JOB) if e.kind == "failure"] == [failure.error]
+
+
+async def test_the_lease_of_one_job_that_another_cluster_took_ends_no_other_job(started):
+    dispatcher, folder = started
+    taken = msgspec.json.decode((folder / "lease.json").read_bytes())
+    (folder / "lease.json").write_bytes(msgspec.json.encode(taken | {"generation": 9, "holder": ELSEWHERE}))
+    dispatcher._jobs[JOB].driver._break(LeadershipLostError("job lease was taken over"))
+    await dispatcher._jobs[JOB].driver.ended.wait()
+    await settled(dispatcher)
+    assert dispatcher.summary(JOB).state == "FAILED"
+    assert "is run by process 1 on elsewhere" in dispatcher.exceptions(JOB)[0].error
+
+
+@pytest.mark.parametrize("left", ["nothing", "the lease"])
+async def test_a_job_whose_folder_was_emptied_fails_and_does_not_start_empty(started, left):
+    dispatcher, folder = started
+    driver = dispatcher._jobs[JOB].driver
+    shutil.rmtree(folder / "manifests")
+    if left == "nothing":
+        (folder / "lease.json").unlink()
+    with pytest.raises(SnapshotDamagedError, match=r"was emptied while the job ran: .* is gone .*--fresh"):
+        driver._parts.store.read(list_files=False)
+    if left == "nothing":
+        with pytest.raises(SnapshotDamagedError, match=r"was emptied while the job ran: lease\.json is gone"):
+            driver._parts.store.renew()
+        driver._break(RuntimeError("a JobManager was killed"))
+        await driver.ended.wait()
+        await settled(dispatcher)
+        assert "has neither lease.json nor a checkpoint of job 'job' (restore" in dispatcher.exceptions(JOB)[0].error
+
+
+async def test_a_job_shows_its_last_failure_under_the_next_leader(store, dispatcher_of, tmp_path):
+    write_running(store, RECORD, tmp_path, factory=f"{__name__}:WithoutSplits")
+    entries = [Entry(3, "failure", "ValueError: no"), Entry(4, "restart", "in 100 ms"), Entry(5, "failure", "the last")]
+    write_event_log(store, JOB, 1, entries)
+    dispatcher, _ = dispatcher_of()
+    await dispatcher.recover()
+    await settled(dispatcher)
+    assert [(failure.at_ms, failure.error) for failure in dispatcher.exceptions(JOB)] == [
+        (5, "the last"), (3, "ValueError: no"),
+    ]  # fmt: skip

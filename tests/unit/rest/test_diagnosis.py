@@ -273,12 +273,13 @@ def test_what_was_left_out_is_told_by_source_and_operator():
 
 def test_a_summary_has_the_rows_of_a_source_with_odd_times():
     old, far = {"oldTimestamps": 2.0, "oldTimestampMs": 5.0}, {"distantTimestamps": 3.0, "distantTimestampMs": 5e12}
-    found = progress(detail({"a": [old, far, {"badRecords": 4.0, "badTimestamps": 1.0}], "b": [{}]}))
+    none = CheckpointsView(completed=0, failed=0, in_progress=0, restored=0, history=())
+    found = progress(detail({"a": [old, far, {"badRecords": 4.0, "badTimestamps": 1.0}], "b": [{}]}), none)
     assert found["doubtful-times"] == {"u": {"rows": 2, "example": 5}}
     assert found["distant-times"] == {"u": {"rows": 3, "example": 5_000_000_000_000}}
     assert found["bad-records"] == {"u": 5}
     looked = detail({"a": [old, far], "b": [{}]})
-    hidden = progress(replace(looked, settings=JobSettings(show_values_in_errors=False)))
+    hidden = progress(replace(looked, settings=JobSettings(show_values_in_errors=False)), none)
     assert hidden["doubtful-times"] == {"u": {"rows": 2, "example": None}}
     assert hidden["distant-times"] == {"u": {"rows": 3, "example": None}}
 

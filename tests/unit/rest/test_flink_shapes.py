@@ -157,7 +157,7 @@ def test_the_summary_has_rows_and_rates_of_sources_and_sinks_and_their_places():
             subtask(1, "FINISHED", numRecordsIn=60.0, numRecordsOut=6.0, **rates, currentInputWatermark=9.0),
         ),
     )  # fmt: skip
-    found = flink_json.progress(msgspec.structs.replace(DETAIL, vertices=(alone,)))
+    found = flink_json.progress(msgspec.structs.replace(DETAIL, vertices=(alone,)), NO_CHECKPOINTS)
     assert (found["rows-read"], found["rows-written"]) == ({"in": 100}, {"out": 10})
     assert (found["rows-read-per-second"], found["rows-written-per-second"]) == ({"in": 30.0}, {"out": 2.0})
     assert found["places"] == {"in": "topic a at b:9", "out": "/tmp/x"}
@@ -165,16 +165,46 @@ def test_the_summary_has_rows_and_rates_of_sources_and_sinks_and_their_places():
     assert found["running-since"] == 4_000
     carried = {"numRecordsIn": 1_000, "numRecordsOut": 50, "badRecords": 3}
     found = flink_json.progress(
-        msgspec.structs.replace(DETAIL, vertices=(msgspec.structs.replace(alone, carried=carried),))
+        msgspec.structs.replace(DETAIL, vertices=(msgspec.structs.replace(alone, carried=carried),)), NO_CHECKPOINTS
     )
     assert (found["rows-read"], found["rows-written"]) == ({"in": 1_100}, {"out": 60})
     assert found["bad-records"] == {"in": 3}
 
 
+def test_the_summary_has_the_rows_that_no_checkpoint_has_published():
+    sink = msgspec.structs.replace(
+        VERTEX, operators=(OperatorView(uid="out", name="", kind="sink"),), subtasks=(subtask(0, numRecordsOut=90.0),)
+    )
+    detail = msgspec.structs.replace(DETAIL, vertices=(sink,))
+    found = flink_json.progress(detail, msgspec.structs.replace(NO_CHECKPOINTS, rows_published={"out": 60}))
+    assert (found["rows-written"], found["rows-unpublished"]) == ({"out": 90}, {"out": 30})
+    assert flink_json.progress(detail, NO_CHECKPOINTS)["rows-unpublished"] == {}
+
+
+def test_a_source_of_an_ended_job_is_not_said_to_wait():
+    away = msgspec.structs.replace(VERTEX, subtasks=(subtask(0, sourceUnreachableMs=9e3),))
+    running = msgspec.structs.replace(DETAIL, vertices=(away,))
+    ended = msgspec.structs.replace(running, summary=msgspec.structs.replace(SUMMARY, state="FINISHED", end_ms=9))
+    assert list(flink_json.progress(running, NO_CHECKPOINTS)["sources-unreachable"]) == ["u"]
+    found = flink_json.progress(ended, NO_CHECKPOINTS)
+    assert (found["sources-unreachable"], found["ended"]) == ({}, 9)
+
+
+def test_the_summary_has_the_subtasks_that_a_checkpoint_waits_for():
+    open_ = msgspec.structs.replace(CHECKPOINT, status="IN_PROGRESS", acknowledged=1, total=2, subtasks=PARTS[:1])
+    stuck = msgspec.structs.replace(VERTEX, subtasks=(subtask(0), subtask(1, backPressuredTimeMsPerSecond=900.0)))
+    checkpoints = msgspec.structs.replace(NO_CHECKPOINTS, in_progress=1, history=(open_, CHECKPOINT))
+    found = flink_json.progress(msgspec.structs.replace(DETAIL, vertices=(stuck,)), checkpoints)
+    entry = found["checkpoint-in-progress"]
+    assert (entry["id"], entry["acknowledged"], entry["total"]) == (CHECKPOINT.id, 1, 2)
+    assert [(one["subtask"], one["parallelism"], one["back-pressured"]) for one in entry["missing"]] == [(1, 3, True)]
+    assert flink_json.progress(DETAIL, CHECKPOINTS)["checkpoint-in-progress"] is None
+
+
 def test_the_summary_says_how_often_the_jobmanager_was_replaced():
-    assert flink_json.progress(DETAIL)["jobmanagers-replaced"] == {"times": 0, "newest": None}
+    assert flink_json.progress(DETAIL, NO_CHECKPOINTS)["jobmanagers-replaced"] == {"times": 0, "newest": None}
     taken = msgspec.structs.replace(SUMMARY, takeovers=2, taken_over_ms=4_000)
-    told = flink_json.progress(msgspec.structs.replace(DETAIL, summary=taken))["jobmanagers-replaced"]
+    told = flink_json.progress(msgspec.structs.replace(DETAIL, summary=taken), NO_CHECKPOINTS)["jobmanagers-replaced"]
     assert told == {"times": 2, "newest": 4_000}
 
 

@@ -64,9 +64,9 @@ def counted_line(summary: dict[str, Any]) -> list[str]:
 
 
 def watermark_lag_ms(summary: dict[str, Any], now_ms: int) -> int | None:
-    """Return the clock less the watermark (ms); None without a watermark, or at the end of input."""
+    """Return the clock less the watermark in ms, of an ended job at its end; None without one or after the input."""
     mark = summary["watermark"]
-    return None if mark is None or mark >= _END_MS else now_ms - int(mark)
+    return None if mark is None or mark >= _END_MS else (summary.get("ended") or now_ms) - int(mark)
 
 
 def watermark_line(summary: dict[str, Any], now_ms: int) -> str:
@@ -75,7 +75,8 @@ def watermark_line(summary: dict[str, Any], now_ms: int) -> str:
     if lag_ms is None:
         return "watermark: none yet" if summary["watermark"] is None else "watermark: end of input"
     lag = f"lag {_span(lag_ms)}" if lag_ms >= 0 else f"{_span(-lag_ms)} ahead of the clock"
-    return f"watermark: {utc_text(now_ms - lag_ms)} UTC, {lag}"
+    at_end = " when the job ended" if summary.get("ended") else ""
+    return f"watermark: {utc_text(int(summary['watermark']))} UTC, {lag}{at_end}"
 
 
 def _span(duration_ms: int) -> str:
@@ -108,6 +109,8 @@ def report_lines(
     Of the last failure they have the lines of the user's code and the row; `all_frames`: also penstock's.
     """
     lines = [_checkpoints(checkpoints)]
+    for uid, count in summary.get("rows-unpublished", {}).items():
+        lines.append(f"sink {uid}: {count:,} of {summary['rows-written'][uid]:,} rows are not published yet")
     lines += bad_records(summary).values()
     lines += [f"late rows dropped at {name}: {count:,}" for name, count in summary["late-records"].items()]
     lines += implausible_times(summary).values()

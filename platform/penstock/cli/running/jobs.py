@@ -32,6 +32,7 @@ from penstock.cli.running.job_report import (
 )
 from penstock.cli.terminal import terminal
 from penstock.client.handle import JobHandle
+from penstock.client.operation_progress import OperationProgress
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import SystemClock, utc_text
 from penstock.core.errors import PenstockError, UsageError
@@ -147,7 +148,8 @@ def stop(
     """
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
-        uri = found.stop(drain=drain, target=target, token=token)
+        progress = None if json else OperationProgress(say)
+        uri = found.stop(drain=drain, target=target, token=token, progress=progress)
     _print_savepoint(found, uri, as_json=json)
 
 
@@ -167,7 +169,7 @@ def savepoint(
     """
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
-        location = found.savepoint(uri, token=token)
+        location = found.savepoint(uri, token=token, progress=None if json else OperationProgress(say))
     _print_savepoint(found, location, as_json=json)
 
 

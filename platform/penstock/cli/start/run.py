@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.api.job_file import execute_file, planned
-from penstock.cli.options import InsecureOption, JsonOption, SettingsOption, cluster_executor, print_json, say
+from penstock.cli.options import (
+    InsecureOption,
+    JsonOption,
+    SettingsOption,
+    beside_cluster,
+    cluster_executor,
+    print_json,
+    say,
+)
 from penstock.cli.progress import JobProgress
 from penstock.cli.start.spark_options import MasterOption, SparkConfOption, refuse_settings, spark_executor
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
@@ -86,6 +94,8 @@ def run(
             executor = spark_executor(master, spark_conf, host, taskmanagers=taskmanagers, insecure=insecure)
             executor.options = options
         elif not on_cluster:
+            if note := beside_cluster():
+                progress.note(note)
             executor = EmbeddedExecutor(options=options, on_printed=progress.note)
             stack.callback(executor.close)
             executor.launch()

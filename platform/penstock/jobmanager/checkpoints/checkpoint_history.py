@@ -163,6 +163,12 @@ class CheckpointHistory:
             self.latest_id = taken_id
 
     @property
+    def newest_totals(self) -> Totals:
+        """The totals up to the newest completed checkpoint."""
+        newest = next((record for record in reversed(self._records) if record.status == "COMPLETED"), None)
+        return self.totals if newest is None else newest.totals()
+
+    @property
     def last_failure(self) -> str:
         """The newest checkpoint failure as text; empty if there is none."""
         failed = self._latest.get("failed")

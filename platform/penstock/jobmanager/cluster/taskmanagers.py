@@ -211,6 +211,12 @@ class TaskManagers:
             return
         manager.session.send(msg.StopWorker(worker_id=worker_id))
 
+    def kill_workers(self, job_id: str) -> None:
+        """Kill all workers of a job."""
+        for manager in self._managers.values():
+            for worker_id in [name for name, worker in manager.workers.items() if worker.job_id == job_id]:
+                manager.session.send(msg.StopWorker(worker_id=worker_id))
+
     def send(self, taskmanager_id: str, worker_ids: tuple[str, ...], command: msg.WorkerCommand) -> None:
         """Relay a command; drop it if the TaskManager is gone, which the job learns separately."""
         manager = self._managers.get(taskmanager_id)

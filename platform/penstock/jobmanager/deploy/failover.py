@@ -154,11 +154,13 @@ class RestartPolicy:
         #: Consecutive failures of user code, and the time of the last restart.
         self._user_code_failures, self._restart_ms = 0, 0
         self._checkpointed = False
+        #: The last delay, and whether a checkpoint was completed since.
+        self._delay_ms, self._recovered = 0, False
         self.proven = proven
 
     def checkpointed(self) -> None:
         """Note a completed checkpoint of this run: its functions have processed all input before it."""
-        self.proven = self._checkpointed = True
+        self.proven = self._checkpointed = self._recovered = True
 
     def resumed(self, restored: Manifest | None, run_id: str) -> None:
         """Note a restore: a checkpoint of this run, under any leader, proves its functions."""
@@ -171,10 +173,17 @@ class RestartPolicy:
         """
         if cause is Cause.PERMANENT:
             return None
+        if cause is not Cause.USER_CODE and self._settings.kind == "exponential-delay" and self._has_recovered(now_ms):
+            self._decider = restart_decider(self._settings)
         final = cause is Cause.USER_CODE and self._settings.kind == "exponential-delay" and self._repeats(now_ms)
         delay = None if final else self._decider.on_failure(now_ms, chance)
-        self._restart_ms = now_ms + (delay or 0)
+        self._delay_ms, self._recovered = delay or 0, False
+        self._restart_ms = now_ms + self._delay_ms
         return delay
+
+    def _has_recovered(self, now_ms: int) -> bool:
+        """Return whether the job has completed a checkpoint and run at least as long as its restart had waited."""
+        return self._recovered and now_ms - self._restart_ms >= self._delay_ms
 
     def _repeats(self, now_ms: int) -> bool:
         """Count a failure of user code; return whether the limit is reached.

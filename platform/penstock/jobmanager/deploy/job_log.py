@@ -23,6 +23,7 @@ from penstock.core.snapshot import Committable
 from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.restore_plan import assign_state, with_held
+from penstock.graph.state_check import require_same_places
 from penstock.jobmanager.deploy.deployment import Deployment, Recovered, publishing_sinks
 from penstock.jobmanager.messages.commands import OperationEnded
 from penstock.jobmanager.messages.events import LogRead
@@ -64,6 +65,8 @@ def plan_restore(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deploy
         msg = f"job {graph.name!r} has changed since checkpoint {restored.checkpoint_id}"
         hint = "`penstock check` shows the changes; restore it with --from <savepoint>, or start over with --fresh"
         raise StateMismatchError(msg, hint=hint)
+    if not other_version and restored.run_id != identity.run_id:
+        require_same_places(graph, restored.subtasks)
     lost = sorted({c.uid for c in plan.pending} - set(publishing_sinks(graph)))
     if lost:
         msg = f"sink {lost[0]!r} has unpublished output, but the job has no exactly-once sink with that uid"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDam
 from penstock.core.failpoints import FailpointError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager.change.steps import Failure
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.jobs.enumerators import Enumerators
@@ -47,9 +49,8 @@ class DriverHooks:
     upgraded: Callable[[JobDriver, cmd.RecordUpgrade], Awaitable[None]]
     #: Called after events were handled: the event log may have grown.
     handled: Callable[[JobDriver, JobMaster], None]
-    leadership_lost: Callable[[PenstockError], None]
-    #: Called on an internal error.
-    fault: Callable[[BaseException], None]
+    #: Called when the driver can do nothing more: it has lost the job's lease or log, or met an internal error.
+    broken: Callable[[JobDriver, BaseException], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +75,21 @@ class JobDriver:
         hooks: DriverHooks,
         before: JobDriver | None = None,
     ) -> None:
-        """Create an idle driver; unhandled requests of `before`, which never started, are taken over."""
+        """Create an idle driver; it takes over the failures of `before`, and the requests that it has not begun."""
         self.record = record
         self.graph = graph
-        self.ended = asyncio.Event()
+        #: Set once the end of the job is recorded; one for all drivers of the job.
+        self.ended: asyncio.Event = asyncio.Event() if before is None else before.ended
         self.master: JobMaster | None = None
         self._parts = parts
         self._hooks = hooks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"store-{record.job_id[:8]}")
         self._enumerators = Enumerators(graph, self.post)
         self._events: deque[ev.Event] = deque(before.unhandled if before is not None else ())
+        self._earlier_failures = before.failures if before is not None else ()
         self._handling = False
-        self._closed = False
+        #: Stopped handling events; all parts are closed.
+        self._closed = self._shut = False
         self._closing = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,9 +98,10 @@ class JobDriver:
         self._spans = SpanBuilder((record.job_id, record.name), record.submitted_ms, parent)
         self._loop = asyncio.get_running_loop()
 
-    async def acquire(self) -> int:
+    async def acquire(self, *, held_before: bool = False) -> int:
         """Take the lease; return the job's generation. See `JobStore.acquire` for what it raises."""
-        return await self._in_thread(self._parts.store.acquire, self.record.job_id, self.record.run_id)
+        record, store = self.record, self._parts.store
+        return await self._in_thread(lambda: store.acquire(record.job_id, record.run_id, held_before=held_before))
 
     async def start(self, generation: int) -> None:
         """Seal the log and start the job."""
@@ -113,6 +118,7 @@ class JobDriver:
         )
         now_ms = self._parts.clock.now_ms()
         self.master = JobMaster(self.graph, identity, self._parts.rand, now_ms, record.upgrade)
+        self.master.failures.extend(self._earlier_failures)
         self._parts.taskmanagers.attach(record.job_id, self.post)
         self._spawn(self._renew_lease())
         self.post(ev.Start())
@@ -131,8 +137,8 @@ class JobDriver:
                     self._execute(command)
                 self._observe(event, commands, now_ms)
             self._hooks.handled(self, self.master)
-        except Exception as error:  # noqa: BLE001 - an internal error: the process ends, its successor recovers the job
-            self._fault(error)
+        except Exception as error:  # noqa: BLE001 - an internal error: another driver recovers the job
+            self._break(error)
         finally:
             self._handling = False
 
@@ -142,15 +148,31 @@ class JobDriver:
         return tuple(self._events) if self.master is None else ()
 
     @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The failures of the job, newest first, also those under earlier drivers."""
+        return self._earlier_failures if self.master is None else tuple(self.master.failures)
+
+    def earlier_failures(self, failures: Iterable[Failure]) -> None:
+        """Add failures under an earlier leader, newest first."""
+        if self.master is None:
+            self._earlier_failures = (*self._earlier_failures, *failures)
+        else:
+            self.master.failures.extend(failures)
+
+    @property
     def stop(self) -> cmd.OperationEnded | None:
         """The reply to the stop that ended the job."""
         return None if self.master is None else self.master.checkpointing.stopped
 
     async def close(self, *, release: bool) -> None:
-        """Stop driving the job; unless it has ended, the next leader recovers it. Idempotent."""
-        if self._closed:
+        """Stop driving the job; unless it has ended, another driver recovers it. Idempotent.
+
+        Raises:
+            StorageError: the lease could not be released; it expires.
+        """
+        if self._shut:
             return
-        self._closed = True
+        self._closed = self._shut = True
         self._closing.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -159,9 +181,11 @@ class JobDriver:
         for task in tuple(self._tasks):
             if task is not asyncio.current_task():
                 task.cancel()
-        if release:
-            await self._in_thread(self._parts.store.release)
-        self._thread.shutdown(wait=False)
+        try:
+            if release:
+                await self._in_thread(self._parts.store.release)
+        finally:
+            self._thread.shutdown(wait=False)
 
     def _observe(self, event: ev.Event, commands: list[cmd.Command], now_ms: int) -> None:
         """Record spans of the event; an error here does not fail the job."""
@@ -223,9 +247,9 @@ class JobDriver:
         try:
             entries, files, source = await self._in_thread(lambda: self._parts.store.read(list_files=list_files))
         except LeadershipLostError as error:
-            self._hooks.leadership_lost(error)
+            self._break(error)
         except PenstockError as error:
-            self.post(ev.LogFailed(f"{type(error).__name__}: {error}", final=isinstance(error, SnapshotDamagedError)))
+            self.post(_log_failed(error))
         else:
             self.post(ev.LogRead(entries, files, source))
 
@@ -233,7 +257,7 @@ class JobDriver:
         try:
             entry = await self._in_thread(self._parts.store.append, command.tag, command.manifest)
         except LeadershipLostError as error:
-            self._hooks.leadership_lost(error)
+            self._break(error)
         except (PenstockError, FailpointError) as error:
             self.post(ev.ManifestFailed(command.tag, str(error)))
         else:
@@ -254,7 +278,7 @@ class JobDriver:
             await self._in_thread(self._parts.store.continue_as, self.record.job_id, command.run_id, command.graph)
             await self._hooks.rescaled(self, command)
         except LeadershipLostError as error:
-            self._hooks.leadership_lost(error)
+            self._break(error)
         except (PenstockError, FailpointError) as error:
             await self._in_thread(self._parts.store.set_graph, self.graph)
             self.post(ev.RescaleNotRecorded(str(error)))
@@ -270,7 +294,7 @@ class JobDriver:
                 await self._in_thread(store.continue_as, self.record.job_id, command.run_id, graph, command.trial)
             await self._hooks.upgraded(self, command)
         except LeadershipLostError as error:
-            self._hooks.leadership_lost(error)
+            self._break(error)
         except (PenstockError, FailpointError) as error:
             await self._in_thread(store.set_graph, self.graph)
             self.post(ev.UpgradeNotRecorded(str(error)))
@@ -292,9 +316,10 @@ class JobDriver:
             try:
                 await asyncio.to_thread(self._parts.store.renew)
             except LeadershipLostError as error:
-                if not self._closed:
-                    self._hooks.leadership_lost(error)
+                self._break(error)
                 return
+            except SnapshotDamagedError as error:
+                self.post(_log_failed(error))
             except PenstockError as error:
                 if self.master is not None:
                     self.master.event_log.add(self._parts.clock.now_ms(), "lease", f"not renewed: {error}")
@@ -308,11 +333,24 @@ class JobDriver:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._fault(error)
+            self._break(error)
 
-    def _fault(self, error: BaseException) -> None:
+    def _break(self, error: BaseException) -> None:
+        """Stop handling events; the owner closes this driver."""
+        if self._closed:
+            return
         self._closed = True
-        self._hooks.fault(error)
+        if self.master is not None:
+            now_ms = self._parts.clock.now_ms()
+            text = f"{type(error).__name__}: {error}"
+            detail = "".join(traceback.format_exception(error))
+            self.master.failures.appendleft(Failure(now_ms, text, detail, run_id=self.record.run_id))
+            self.master.event_log.add(now_ms, "failure", text)
+        self._hooks.broken(self, error)
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         return await self._loop.run_in_executor(self._thread, call, *arguments)
+
+
+def _log_failed(error: PenstockError) -> ev.LogFailed:
+    return ev.LogFailed(f"{type(error).__name__}: {error}", final=isinstance(error, SnapshotDamagedError))

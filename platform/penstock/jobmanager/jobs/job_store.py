@@ -10,7 +10,17 @@ from typing import Any
 import msgspec
 
 from penstock.checkpoint.job_lease import LEASE, JobLease, LeaseHolder
-from penstock.checkpoint.manifest_log import CLAIM, SAVEPOINT_MANIFEST, LogEntry, Manifest, ManifestLog, decode_manifest
+from penstock.checkpoint.manifest_log import (
+    CLAIM,
+    EMPTIED_HINT,
+    SAVEPOINT_MANIFEST,
+    LogEntry,
+    Manifest,
+    ManifestLog,
+    decode_manifest,
+    highest_generation,
+    require_checkpoints,
+)
 from penstock.checkpoint.recovery import (
     FRESH,
     FROM,
@@ -72,10 +82,13 @@ class JobStore:
         """The validity of a lease renewal."""
         return self._lease.ttl_ms
 
-    def acquire(self, job_id: str, run_id: str) -> int:
+    def acquire(self, job_id: str, run_id: str, *, held_before: bool = False) -> int:
         """Take the lease and claim the savepoint to start from; return the job's generation.
 
+        `held_before`: the job has had this lease, so its folder cannot be empty.
+
         Raises:
+            SnapshotDamagedError: the job's checkpoints were deleted.
             JobIdentityError: another process holds the job, or another job has claimed the savepoint.
             NotFoundError: there is no such savepoint.
             StateMismatchError: its state does not fit the job, or restoring it would publish output twice.
@@ -84,8 +97,12 @@ class JobStore:
         if self._start.from_uri:
             self._source = self._read_source()
             self._refuse_fork_of_backfill(self._source)
+        if held_before:
+            self._refuse_emptied()
         generation = self._take_lease(job_id)
         try:
+            if not self._start.fresh and self._source is None:
+                require_checkpoints(self._store)
             self._refuse_continued(generation)
             if self._source is not None:
                 # Checked again when the job starts; here the submitter gets the error, before the claim.
@@ -99,6 +116,13 @@ class JobStore:
             self._lease.release()
             raise
         return generation
+
+    def _refuse_emptied(self) -> None:
+        """Refuse a folder without lease and log: they were there when the job was accepted."""
+        if self._store.list(LEASE) or highest_generation(self._store):
+            return
+        msg = f"{self._store.uri} was emptied: it has neither {LEASE} nor a checkpoint of job {self._graph.name!r}"
+        raise SnapshotDamagedError(msg, hint=EMPTIED_HINT)
 
     def _take_lease(self, job_id: str) -> int:
         """Take the lease, the job's first access to its checkpoint root; return its generation."""

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.checkpoint.ha_records import JobRecord
 from penstock.graph.job_graph import JobGraph, JobVertex, KeyGroup
-from penstock.jobmanager.deploy.deployment import Deployment
+from penstock.jobmanager.deploy.deployment import Deployment, publishing_sinks
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.jobs.recorded_jobs import start_options_of
 from penstock.jobmanager.master.job_master import JobMaster
@@ -107,7 +107,17 @@ def checkpoints_of(record: JobRecord, master: JobMaster | None) -> CheckpointsVi
     view = master.checkpointing.history.view(
         (len(uncommitted), sum(c.rows for c in uncommitted), sum(c.size_bytes for c in uncommitted))
     )
-    return msgspec.structs.replace(view, latest_restored=_restored(record, view.latest_restored))
+    totals, pending = master.checkpointing.history.newest_totals, Counter[str]()
+    for committable in uncommitted:
+        pending[committable.uid] += committable.rows
+    last = {vertex.operators[-1].uid: vertex.id for vertex in master.graph.vertices}
+    published = {
+        uid: max(0, totals.get(last[uid], Counter[str]())["numRecordsOut"] - pending[uid])
+        for uid in publishing_sinks(master.graph)
+        if uid in last
+    }
+    restored = _restored(record, view.latest_restored)
+    return msgspec.structs.replace(view, latest_restored=restored, rows_published=published)
 
 
 def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[ExceptionView, ...]:

@@ -26,6 +26,8 @@ class KnownJob:
     archive: JobArchive | None = None
     #: The newest upgrade that was refused.
     refusal: UpgradeRefusal | None = None
+    #: Number of its drivers that have failed.
+    broken_drivers: int = 0
 
     @property
     def master(self) -> JobMaster | None:

@@ -80,6 +80,13 @@ class Operations:
             if status.job_id == job_id and status.status == "IN_PROGRESS":
                 self.end(OperationEnded(request_id, error=reason), job_id)
 
+    def forget(self, job_id: str) -> None:
+        """Drop the requests of a job that are in progress, so that their clients repeat them."""
+        for request_id, status in list(self._statuses.items()):
+            if status.job_id == job_id and status.status == "IN_PROGRESS":
+                del self._statuses[request_id]
+                self._ended.pop(request_id).set()
+
     def status(self, request_id: str) -> OperationStatus:
         """Return the status of a request; raises NotFoundError."""
         found = self._statuses.get(request_id)

@@ -44,8 +44,9 @@ async def savepoint_target(
 ) -> str:
     """Return the folder of a request's savepoint below `target`, by default below the job's folder.
 
-    With `probe`, write a test object beside it and delete it, unless the job may be about to end: a job in
-    recovery may have been stopped by this very request, and then ends regardless of the target.
+    With `probe`, write a test object beside a given target and delete it, unless the job may be about to end: a job
+    in recovery may have been stopped by this very request, and then ends regardless of the target. The job's own
+    folder is not tested: if it does not answer now, the savepoint waits for it as the checkpoints do.
 
     Raises:
         UsageError: the target is not writable within `limit_s`, or all `threads` are blocked by
@@ -53,7 +54,7 @@ async def savepoint_target(
     """
     base = target or join_uri(job.graph.settings.checkpoint_root, job.graph.name, "savepoints")
     name = f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}"
-    if probe and job.continues:
+    if probe and target and job.continues:
         try:
             await threads.call(limit_s, _write, base, name)
         except TimeoutError as error:

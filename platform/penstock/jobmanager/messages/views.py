@@ -204,6 +204,8 @@ class CheckpointsView(_View, frozen=True, kw_only=True):
     pending_count: int = 0
     pending_rows: int = 0
     pending_bytes: int = 0
+    #: Sinks that publish with checkpoints: uid -> rows published since the job's begin or this leader's.
+    rows_published: dict[str, int] = {}
 
 
 class OperationStatus(_View, frozen=True, kw_only=True):

@@ -103,11 +103,11 @@ class JobWatch:
         job.recent.append(load)
         job.history.add(load, now_ms)
         mean = mean_of(job.recent)
-        findings = diagnose(mean)
+        findings, checkpoints = diagnose(mean), self._dispatcher.checkpoints(job_id)
         if load.state == "RUNNING" and load.measured:
             findings += job.since.stalled_sources(mean, now_ms)
-            findings += checkpoint_findings(self._dispatcher.checkpoints(job_id), detail, now_ms)
-        findings += row_findings(progress(detail))
+            findings += checkpoint_findings(checkpoints, detail, now_ms)
+        findings += row_findings(progress(detail, checkpoints))
         job.findings = job.since.stamped(ordered(findings), now_ms)
 
 

@@ -42,6 +42,8 @@ TASK_STATES = (
     "FAILED",
     "RECONCILING",
 )
+#: A subtask counts as back-pressured from this time per second on.
+_BACK_PRESSURED_MS = 500
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
@@ -357,7 +359,7 @@ def taskmanager(view: TaskManagerView) -> Json:
     }
 
 
-def progress(detail: JobDetail) -> Json:
+def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
     """Return the metrics of a progress display, the body of `/penstock/jobs/:id/summary`.
 
     The watermark (ms) is the lowest of all subtasks.
@@ -369,18 +371,20 @@ def progress(detail: JobDetail) -> Json:
     written = {v.operators[-1].uid: _total(v, "numRecordsOut") for v in ends}
     behind = [vertex for vertex in detail.vertices if vertex.id in sources] or heads
     marks = [subtask.metrics.get("currentInputWatermark") for vertex in behind for subtask in vertex.subtasks]
-    known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
     summary, shown = detail.summary, detail.settings.show_values_in_errors
     return {
         "state": summary.state,
         "source-records": sum(read.values()),
         "records-out": sum(written.values()),
-        # when the job last began to run (wall-clock ms)
+        # when the job ended, if it has, and when it last began to run (wall-clock ms)
+        "ended": _time(summary.end_ms),
         "running-since": detail.timestamps.get("RUNNING"),
         # since the job's begin, or since its JobManager was replaced: by uid of source and sink; rows that were read
         # again after a restart count once
         "rows-read": read,
         "rows-written": written,
+        # of sinks that publish with checkpoints: rows written that are not published yet, of `rows-written`
+        "rows-unpublished": _unpublished(written, checkpoints.rows_published),
         "rows-read-per-second": {v.operators[0].uid: _rate(v, "numRecordsInPerSecond") for v in heads},
         "rows-written-per-second": {v.operators[-1].uid: _rate(v, "numRecordsOutPerSecond") for v in ends},
         # where sources read and sinks write, by uid
@@ -395,20 +399,18 @@ def progress(detail: JobDetail) -> Json:
             if (text := next((s.texts["badRecord"] for s in v.subtasks if "badRecord" in s.texts), ""))
         },
         # since when the external system of a source has not answered (wall-clock ms), for how long (ms), and its place
-        "sources-unreachable": {
-            v.operators[0].uid: {"since": _since(v), "for-ms": for_ms, "place": v.operators[0].place}
-            for v in heads
-            if (for_ms := _most(v, "sourceUnreachableMs")) >= UNREACHABLE_MS
-        },
+        "sources-unreachable": {} if summary.terminal else _unreachable(heads),
         # rows with an event time before 1990 and after 2100, and such a time (ms, null if values are hidden)
         "doubtful-times": _implausible_times(heads, "oldTimestamp", shown=shown),
         "distant-times": _implausible_times(heads, "distantTimestamp", shown=shown),
         # rows that do not move the watermark, because they are too far ahead of the clock
         "future-times": {v.operators[0].uid: count for v in heads if (count := _total(v, "futureTimestamps"))},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
-        "watermark": min(known) if known and len(known) == len(marks) else None,
+        "watermark": _lowest(marks),
         "checkpoints-completed": summary.checkpoints_completed,
         "checkpoints-failed": summary.checkpoints_failed,
+        # the oldest checkpoint in progress: id, kind, subtasks that have acknowledged it, and those that have not
+        "checkpoint-in-progress": _in_progress(detail, checkpoints),
         "checkpoint-interval": detail.settings.checkpoint_interval_ms,
         "restarts": summary.restarts,
         # that errors of the user's functions may cause in a row; null: they are not counted
@@ -425,6 +427,45 @@ def progress(detail: JobDetail) -> Json:
         # since the job's start; each one counts restarts and checkpoints from zero
         "jobmanagers-replaced": {"times": summary.takeovers, "newest": _time(summary.taken_over_ms)},
     }
+
+
+def _unreachable(heads: Sequence[VertexView]) -> Json:
+    return {
+        v.operators[0].uid: {"since": _since(v), "for-ms": for_ms, "place": v.operators[0].place}
+        for v in heads
+        if (for_ms := _most(v, "sourceUnreachableMs")) >= UNREACHABLE_MS
+    }
+
+
+def _lowest(marks: Sequence[float | None]) -> float | None:
+    """Return the lowest watermark (ms); None while a subtask has none."""
+    known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
+    return min(known) if known and len(known) == len(marks) else None
+
+
+def _unpublished(written: dict[str, int], published: dict[str, int]) -> dict[str, int]:
+    return {uid: count - published[uid] for uid, count in written.items() if published.get(uid, count) < count}
+
+
+def _in_progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json | None:
+    entry = next((entry for entry in reversed(checkpoints.history) if entry.status == "IN_PROGRESS"), None)
+    if entry is None:
+        return None
+    acknowledged = {(s.vertex_id, s.subtask) for s in entry.subtasks}
+    missing = [
+        {
+            "name": vertex.operators[-1 if vertex.operators[-1].kind in ENDS else 0].uid or vertex.name,
+            "subtask": subtask.subtask,
+            "parallelism": vertex.parallelism,
+            "back-pressured": subtask.metrics.get("backPressuredTimeMsPerSecond", 0.0) >= _BACK_PRESSURED_MS,
+        }
+        for vertex in detail.vertices
+        for subtask in vertex.subtasks
+        if (vertex.id, subtask.subtask) not in acknowledged
+    ]
+    return {
+        "id": entry.id, "kind": entry.kind, "acknowledged": entry.acknowledged, "total": entry.total, "missing": missing
+    }  # fmt: skip
 
 
 def _time(at_ms: int) -> int | None:

@@ -56,7 +56,7 @@ async def submit(
 
 def summary(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
     """Return the metrics of a progress display (`GET /penstock/jobs/ID/summary`)."""
-    return flink_json.progress(dispatcher.detail(job_id))
+    return flink_json.progress(dispatcher.detail(job_id), dispatcher.checkpoints(job_id))
 
 
 def workers(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:

@@ -239,3 +239,15 @@ def test_a_subtask_without_splits_is_told_so_once_of_an_endless_source() -> None
     assert assigner.take() == {}
     assigner.discovered([{"id": "t-0"}, {"id": "t-1"}])
     assert assigner.take() == {1: (({"id": "t-1"},), False)}
+
+
+def test_the_delay_begins_anew_after_a_checkpoint_and_a_run_as_long_as_the_wait():
+    settings = RestartStrategy(delay_ms=1_000, max_delay_ms=60_000, jitter=0.0)
+    policy = RestartPolicy(settings)
+    delays = [policy.on_failure(Cause.TRANSIENT, 0, 0.5) for _ in range(5)]
+    assert delays == [1_000, 2_000, 4_000, 8_000, 16_000]
+    assert policy.on_failure(Cause.TRANSIENT, 33_000, 0.5) == 32_000  # without a checkpoint
+    policy.checkpointed()
+    assert policy.on_failure(Cause.TRANSIENT, 66_000, 0.5) == 60_000  # after a short run
+    policy.checkpointed()
+    assert policy.on_failure(Cause.TRANSIENT, 186_000, 0.5) == 1_000

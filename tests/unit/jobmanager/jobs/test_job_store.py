@@ -65,7 +65,7 @@ def test_a_root_that_is_no_place_for_files_is_told_by_the_name_of_its_setting(st
     with pytest.raises(StorageError) as caught:
         store_of("job", root=root).acquire(ORIGIN, "r1")
     assert caught.value.message.startswith(f"checkpoint_root={root!r}: cannot read file://{root}/job/lease.json: Not a")
-    assert caught.value.hint.endswith("has space, or set another checkpoint_root")
+    assert caught.value.hint.endswith("move it away, or set another checkpoint_root")
 
 
 def test_a_savepoint_that_does_not_fit_is_refused_before_it_is_claimed(store_of, request):
