@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.backfill.exchange import COMBINED, OrderedRows, joined
 from penstock.core.schema import schema_from_text
-from penstock.graph.job_graph import KeyGroup
+from penstock.graph.job_graph import KeyGroup, OperatorSpec
 from penstock.kernels.keys.hashing import hash_columns
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _JOINS = frozenset({"interval_join", "window_join", "window_rows_join", "temporal_join"})
 #: Kinds with distinct inputs; all others take several inputs as one stream, a union.
 _TWO_INPUTS = frozenset({"co_process", *_JOINS})
+#: Microseconds between the watermark and the next rows. A session that ends where they begin has to wait for them.
+_BEHIND, _BEHIND_OF_SESSIONS = 1, 2
 #: Most rows at a time if timers have to fire between rows.
 _TIMED_ROWS = 1024
 
@@ -50,22 +52,23 @@ class Feeding:
         self._partitioners = [edge.partitioner for edge in stage.inputs]
         kind = stage.vertex.operators[0].kind
         self._any_order = kind in _JOINS
+        self._behind = _BEHIND_OF_SESSIONS if any(map(_has_sessions, stage.vertex.operators)) else _BEHIND
         same = all(schema.equals(self._schemas[0]) for schema in self._schemas)
         self._one_stream = kind not in _TWO_INPUTS and same
 
     def feed(self, part: RowReceiver, rows: OrderedRows) -> None:
-        """Feed rows in canonical order, then advance event time to just before the last row's."""
+        """Feed rows in canonical order, with event time just before theirs, then just before the last row's."""
         start = 0
         before = self._before(rows) if part.may_fire else None
         while start < len(rows):
-            part.advance(int(rows.times[start]) - 1)
+            part.advance(int(rows.times[start]) - self._behind)
             stop = len(rows)
             if before is not None and part.may_fire:
                 stop = _stop(rows.times, before, start, part.next_timer)
             self._feed(part, rows.slice(start, stop))
             start = stop
         # more rows of this time may come
-        part.advance(int(rows.times[-1]) - 1)
+        part.advance(int(rows.times[-1]) - self._behind)
 
     def _feed(self, part: RowReceiver, rows: OrderedRows) -> None:
         combined = rows.edges >= COMBINED
@@ -102,6 +105,10 @@ class Feeding:
         before = np.full(len(rows), -1, np.int64)
         before[later] = np.where(counts, earlier, -1)
         return before
+
+
+def _has_sessions(operator: OperatorSpec) -> bool:
+    return operator.kind == "session_aggregate" or operator.config.get("window", {}).get("kind") == "session"
 
 
 def _stop(times: np.ndarray[Any, Any], before: np.ndarray[Any, Any], start: int, due: int | None) -> int:

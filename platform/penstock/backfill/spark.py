@@ -84,7 +84,7 @@ class SparkEngine:
             BackfillFailedError: with the error of the task's last attempt.
         """
         rows = self._pieces(stage) if stage.vertex.is_source else self._parts(stage)
-        given = _map_in_arrow(rows, _task_of(msgspec.msgpack.encode(stage)), _SCHEMA)
+        given = _map_in_arrow(rows, task_of(msgspec.msgpack.encode(stage)), _SCHEMA)
         if stage.outputs:
             self._given[stage.vertex.id] = given.persist(StorageLevel.DISK_ONLY)
         progress(stage, 0, stage.parts)
@@ -166,7 +166,9 @@ def _map_in_arrow(rows: DataFrame, task: _Task, schema: StructType) -> DataFrame
     return DataFrame(plan, rows.sparkSession)
 
 
-def _task_of(encoded: bytes) -> _Task:
+def task_of(encoded: bytes) -> _Task:
+    """Return what an executor does for one task of a stage: from numbers of parts or packets to packets."""
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         stage = msgspec.msgpack.decode(encoded, type=Stage)
         packets: Iterator[Packet]
@@ -174,20 +176,22 @@ def _task_of(encoded: bytes) -> _Task:
             numbers = (int(number) for batch in batches for number in batch.column(0).to_pylist())
             packets = (packet for number in numbers for packet in run_source(stage, number))
         else:
-            packets = run_parts(stage, _packets(batches))
-        while batch := _batch(list(itertools.islice(packets, _BATCH_PACKETS))):
+            packets = run_parts(stage, packets_of(batches))
+        while batch := batch_of(list(itertools.islice(packets, _BATCH_PACKETS))):
             yield batch
 
     return run
 
 
-def _packets(batches: Iterator[pa.RecordBatch]) -> Iterator[Packet]:
+def packets_of(batches: Iterator[pa.RecordBatch]) -> Iterator[Packet]:
+    """Yield the packets of batches of Spark."""
     for batch in batches:
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield Packet(*row)
 
 
-def _batch(packets: Sequence[Packet]) -> pa.RecordBatch | None:
+def batch_of(packets: Sequence[Packet]) -> pa.RecordBatch | None:
+    """Return packets as a batch of Spark; None if there are none."""
     columns = zip(*((*packet.place, packet.data) for packet in packets), strict=True)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, _ARROW_SCHEMA, strict=False)]
     return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA) if packets else None

@@ -42,7 +42,7 @@ class FixedValues:
     def put(self, first: int, array: pa.Array) -> None:
         """Write the values of rows `first`, `first + 1`..., which have room."""
         rows = len(array)
-        if pt.is_float64(self._type):
+        if pt.is_floating(self._type):  # not as a key, which has one zero and one NaN
             self._words[first : first + rows] = float_column(array).view(np.int64)
         else:
             self._words[first : first + rows] = fixed_column(array).values

@@ -1,0 +1,1 @@
+"""Backfills of jobs that are drawn from a seed, and what they are compared with."""
