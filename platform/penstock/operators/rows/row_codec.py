@@ -11,14 +11,17 @@ import dataclasses
 import datetime as dt
 import functools
 import itertools
+import numbers
 import operator
 import types
 import typing
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 import pydantic
 
 from penstock.core.elements import TS_COLUMN, Batch
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.operators.operator import Collector
+
+#: Types whose values have no fraction, and those of a column of lists.
+_INTEGERS, _LISTS = frozenset((int, bool, types.NoneType)), frozenset((list, tuple, types.NoneType))
 
 
 def read_columns(schema: pa.Schema, row_type: Any) -> pa.Schema:
@@ -151,7 +157,7 @@ class RowEncoder:
             ColumnError: a value does not fit.
         """
         try:
-            array = pa.array(values, type=field.type)
+            array = _exact_array(values, field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             index = _first_unfit(values, field.type)
             kind = f"a value of type {type(values[index]).__name__}"
@@ -166,11 +172,37 @@ class RowEncoder:
         return array
 
 
+def _exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return values as an array of a type.
+
+    Arrow would drop the fraction of a number in a column of integers, and the time of day in one of dates.
+
+    Raises:
+        ArrowInvalid, ArrowTypeError, OverflowError: a value does not fit.
+    """
+    _require_exact(values, kind)
+    return pa.array(values, type=kind)
+
+
+def _require_exact(values: Sequence[Any], kind: pa.DataType) -> None:
+    if pt.is_integer(kind):
+        if not _INTEGERS.issuperset(map(type, values)):
+            for value in values:
+                if isinstance(value, numbers.Real | Decimal) and value % 1 != 0:
+                    raise pa.ArrowInvalid(f"{value!r} is not a whole number")
+    elif pt.is_date32(kind):
+        for value in values:
+            if isinstance(value, dt.datetime) and value.time() != dt.time():
+                raise pa.ArrowInvalid(f"{value!r} has a time of day")
+    elif (pt.is_list(kind) or pt.is_large_list(kind)) and _LISTS.issuperset(map(type, values)):
+        _require_exact(list(itertools.chain.from_iterable(value or () for value in values)), kind.value_type)
+
+
 def _first_unfit(values: Sequence[Any], kind: pa.DataType) -> int:
     """Return the index of the first value that cannot be of a type; the last one if each alone can."""
     for index, value in enumerate(values):
         try:
-            pa.array([value], type=kind)
+            _exact_array([value], kind)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             return index
     return len(values) - 1

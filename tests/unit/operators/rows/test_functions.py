@@ -6,6 +6,8 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import NamedTuple, TypedDict
 
 import cloudpickle
@@ -19,7 +21,7 @@ from penstock.core.schema import Schema, arrow_schema_of, schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.registry import create_operator
 from penstock.operators.rows.columns import ColumnError, with_ts
-from penstock.operators.rows.row_codec import RowDecoder
+from penstock.operators.rows.row_codec import RowDecoder, RowEncoder
 from penstock.operators.rows.user_functions import FunctionLoadError, UserFunctionError
 
 
@@ -243,6 +245,7 @@ def test_an_error_names_the_users_line_and_starts_its_traceback_there(bench, out
         (lambda _: "ann", r"has no field 'user_id': it is of type str \(rows must have: user_id, total\)$"),
         (lambda _: {"user_id": 1}, "has no field 'total'"),
         (lambda _: {"user_id": "one", "total": 1}, "field 'user_id' does not fit int64: it got a value of type str"),
+        (lambda _: {"user_id": 1.5, "total": 1}, "field 'user_id' does not fit int64: it got a value of type float"),
         (lambda _: {"user_id": None, "total": 1}, "field 'user_id' was None in 2 of 2 rows"),
     ],
 )
@@ -307,3 +310,21 @@ def test_a_payload_that_cannot_be_loaded_is_a_clear_error(bench):
     spec = OperatorSpec(uid="f", name="f", kind="map", payload=b"nonsense")
     with pytest.raises(FunctionLoadError, match="map 'f': the function cannot be loaded"):
         create_operator("map").open(bench.context(spec, Order.arrow_schema()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "exact", "inexact"),
+    [
+        (pa.int64(), [1, None, 2.0, Decimal(3), np.float32(4)], [1.5, Decimal("0.1"), np.float32(0.5), Fraction(1, 2)]),
+        (pa.uint8(), [7, 7.0], [0.5]),
+        (pa.date32(), [dt.date(2026, 1, 1), None], [dt.datetime(2026, 1, 1, 5)]),
+        (pa.list_(pa.int64()), [[1, 2.0], None, []], [[1, 2.5]]),
+    ],
+    ids=str,
+)
+def test_no_part_of_a_value_is_dropped(kind, exact, inexact):
+    encoder = RowEncoder(pa.schema([("v", kind)]), "step")
+    assert encoder.array(encoder.schema.field(0), exact).to_pylist() == exact
+    for value in inexact:
+        with pytest.raises(ColumnError, match="field 'v' does not fit"):
+            encoder.array(encoder.schema.field(0), [*exact, value])
