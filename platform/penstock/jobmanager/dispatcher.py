@@ -284,6 +284,7 @@ class Dispatcher:
         parts, pool = self._parts, self._parts.taskmanagers.pool
         return ClusterView(
             jobmanager_id=parts.jobmanager_id,
+            pid=parts.holder.pid,
             generation=parts.generation,
             rpc_address=parts.rpc_address(),
             taskmanagers=len(parts.taskmanagers.views()),

@@ -174,7 +174,7 @@ def serve(
 
 @commands.command("status")
 def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonOption = False) -> None:
-    """Show slots, TaskManagers and job counts."""
+    """Show slots, and the processes of JobManager and TaskManagers."""
     with connect(cluster) as client:
         overview = client.overview()
         managers = client.taskmanagers()
@@ -183,9 +183,11 @@ def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonO
         return
     slots = f"{overview['slots-available']} of {overview['slots-total']} slots free"
     count = overview["taskmanagers"]
+    say(f"JobManager: process {overview['jobmanager-pid']}")
     say(f"{count} TaskManager{'' if count == 1 else 's'}, {slots}")
     for manager in managers:
-        say(f"  {manager['id']} {manager['freeSlots']}/{manager['slotsNumber']} slots free")
+        free = f"{manager['freeSlots']}/{manager['slotsNumber']} slots free"
+        say(f"  {manager['id']}: process {manager['pid']} on {manager['path']}, {free}")
 
 
 @commands.command("stop")

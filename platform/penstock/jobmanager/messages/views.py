@@ -317,6 +317,8 @@ class ClusterView(_View, frozen=True, kw_only=True):
     """An overview of the cluster."""
 
     jobmanager_id: str
+    #: Process id of the JobManager on its host.
+    pid: int = 0
     generation: int
     rpc_address: str
     taskmanagers: int

@@ -62,6 +62,7 @@ def overview(cluster: ClusterView, version: str) -> Json:
         "jobs-failed": states.count("FAILED"),
         "flink-version": version,
         "flink-commit": "",
+        "jobmanager-pid": cluster.pid,
     }
 
 
