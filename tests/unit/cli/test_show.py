@@ -128,6 +128,10 @@ def test_the_watermark_has_its_distance_from_the_clock(mark, line):
     assert watermark_line({"watermark": mark}, AT) == line
 
 
+def test_a_watermark_that_is_missing_after_a_restart_is_not_said_to_be_the_first():
+    assert watermark_line({"watermark": None, "restarts": 1}, AT) == "watermark: none since the restart"
+
+
 def test_sources_without_an_answer_and_slow_calls_are_named(client, clock, capsys):
     client.told["sources-unreachable"] = {"orders": {"since": AT, "for-ms": 12_000, "place": "topic t at b:9"}}
     client.told["slow-calls"] = [{"what": "sink 'out' (0): w", "since": AT}]

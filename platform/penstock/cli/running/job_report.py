@@ -73,7 +73,8 @@ def watermark_line(summary: dict[str, Any], now_ms: int) -> str:
     """Return the lowest watermark and its distance from the clock."""
     lag_ms = watermark_lag_ms(summary, now_ms)
     if lag_ms is None:
-        return "watermark: none yet" if summary["watermark"] is None else "watermark: end of input"
+        since = " since the restart" if summary.get("restarts") else " yet"
+        return f"watermark: none{since}" if summary["watermark"] is None else "watermark: end of input"
     lag = f"lag {_span(lag_ms)}" if lag_ms >= 0 else f"{_span(-lag_ms)} ahead of the clock"
     at_end = " when the job ended" if summary.get("ended") else ""
     return f"watermark: {utc_text(int(summary['watermark']))} UTC, {lag}{at_end}"

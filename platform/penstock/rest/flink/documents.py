@@ -370,7 +370,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
     read = {v.operators[0].uid: _total(v, "numRecordsIn") for v in heads}
     written = {v.operators[-1].uid: _total(v, "numRecordsOut") for v in ends}
     behind = [vertex for vertex in detail.vertices if vertex.id in sources] or heads
-    marks = [subtask.metrics.get("currentInputWatermark") for vertex in behind for subtask in vertex.subtasks]
+    subtasks = [subtask.metrics for vertex in behind for subtask in vertex.subtasks]
     summary, shown = detail.summary, detail.settings.show_values_in_errors
     return {
         "state": summary.state,
@@ -406,7 +406,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         # rows that do not move the watermark, because they are too far ahead of the clock
         "future-times": {v.operators[0].uid: count for v in heads if (count := _total(v, "futureTimestamps"))},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
-        "watermark": _lowest(marks),
+        "watermark": _lowest(subtasks),
         "checkpoints-completed": summary.checkpoints_completed,
         "checkpoints-failed": summary.checkpoints_failed,
         # the oldest checkpoint in progress: id, kind, subtasks that have acknowledged it, and those that have not
@@ -437,10 +437,21 @@ def _unreachable(heads: Sequence[VertexView]) -> Json:
     }
 
 
-def _lowest(marks: Sequence[float | None]) -> float | None:
-    """Return the lowest watermark (ms); None while a subtask has none."""
-    known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
-    return min(known) if known and len(known) == len(marks) else None
+def _lowest(subtasks: Sequence[dict[str, float]]) -> float | None:
+    """Return the lowest watermark (ms) of subtasks that are not idle; None while one has none.
+
+    If all are idle, it is the one furthest ahead.
+    """
+    active = [_mark(metrics) for metrics in subtasks if not metrics.get("watermarkIdle")]
+    if not active:
+        return max((mark for metrics in subtasks if (mark := _mark(metrics)) is not None), default=None)
+    known = [mark for mark in active if mark is not None]
+    return min(known) if len(known) == len(active) else None
+
+
+def _mark(metrics: dict[str, float]) -> float | None:
+    mark = metrics.get("currentInputWatermark", _MIN_WATERMARK_MS)
+    return mark if mark > _MIN_WATERMARK_MS else None
 
 
 def _unpublished(written: dict[str, int], published: dict[str, int]) -> dict[str, int]:
