@@ -202,6 +202,13 @@ def test_the_summary_has_the_rows_that_no_checkpoint_has_published():
     assert flink_json.progress(detail, NO_CHECKPOINTS)["rows-unpublished"] == {}
 
 
+def test_the_summary_has_the_rows_that_sources_have_not_read_where_they_say_so():
+    lags = (subtask(0, recordsLag=7.0), subtask(1, recordsLag=5.0), subtask(2, "FAILED", recordsLag=9.0))
+    detail = msgspec.structs.replace(DETAIL, vertices=(msgspec.structs.replace(VERTEX, subtasks=lags),))
+    assert flink_json.progress(detail, NO_CHECKPOINTS)["rows-behind"] == {"u": 12}
+    assert flink_json.progress(DETAIL, NO_CHECKPOINTS)["rows-behind"] == {}
+
+
 def test_a_source_of_an_ended_job_is_not_said_to_wait():
     away = msgspec.structs.replace(VERTEX, subtasks=(subtask(0, sourceUnreachableMs=9e3),))
     running = msgspec.structs.replace(DETAIL, vertices=(away,))
