@@ -129,7 +129,7 @@ def _rate(summary: dict[str, Any]) -> float:
 
 def _behind(summary: dict[str, Any]) -> str:
     """Return the rows that the sources have not read yet; empty if no source reports them."""
-    behind = summary.get("rows-behind")
+    behind = summary.get("rows-unread")
     return f", {sum(behind.values()):,} behind" if behind else ""
 
 

@@ -205,8 +205,8 @@ def test_the_summary_has_the_rows_that_no_checkpoint_has_published():
 def test_the_summary_has_the_rows_that_sources_have_not_read_where_they_say_so():
     lags = (subtask(0, recordsLag=7.0), subtask(1, recordsLag=5.0), subtask(2, "FAILED", recordsLag=9.0))
     detail = msgspec.structs.replace(DETAIL, vertices=(msgspec.structs.replace(VERTEX, subtasks=lags),))
-    assert flink_json.progress(detail, NO_CHECKPOINTS)["rows-behind"] == {"u": 12}
-    assert flink_json.progress(DETAIL, NO_CHECKPOINTS)["rows-behind"] == {}
+    assert flink_json.progress(detail, NO_CHECKPOINTS)["rows-unread"] == {"u": 12}
+    assert flink_json.progress(DETAIL, NO_CHECKPOINTS)["rows-unread"] == {}
 
 
 def test_a_source_of_an_ended_job_is_not_said_to_wait():

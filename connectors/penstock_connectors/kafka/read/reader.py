@@ -337,7 +337,7 @@ class KafkaReader:
         position.at_end = at_end
 
     def _at_end(self) -> tuple[str, ...]:
-        """Return the splits that are known to have no more messages; not those whose broker does not answer."""
+        """Return the splits that are known to be read to their end; not those whose broker does not answer."""
         unanswered, found = self._outage.unanswered, []
         for name, p in self._splits.items():
             if p.at_end and not p.finished and _statistics_name(p.place) not in unanswered:

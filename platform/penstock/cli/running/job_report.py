@@ -36,7 +36,7 @@ _END_MS = (1 << 62) // 1000
 def flow_table(summary: dict[str, Any]) -> Table:
     """Return a table of the sources and sinks: rows, rows per second, rows not read yet, bad records, place."""
     table = Table("", "uid", box=None)
-    behind = summary.get("rows-behind", {})
+    behind = summary.get("rows-unread", {})
     for heading in ("rows", "rows/s", *(["behind"] if behind else []), "bad records"):
         table.add_column(heading, justify="right")
     table.add_column("place", overflow="fold")

@@ -341,7 +341,7 @@ def _why(split: dict[str, Any], subtask: SubtaskView | None, place: str) -> str:
     metrics = {} if subtask is None else subtask.metrics
     pressed = metrics.get("backPressuredTimeMsPerSecond", 0.0) / 1000
     if split["standing-ms"] < _MOVING_MS:
-        return "it advances, and no other partition is behind it"
+        return "it advances, and no other partition has a lower watermark"
     if pressed > 0.5:
         return f"its source is back-pressured {pressed:.0%} of the time: the slow operator is downstream"
     if subtask is not None and (away_ms := _unreachable_ms(subtask)):

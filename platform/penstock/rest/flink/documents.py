@@ -388,7 +388,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "rows-read-per-second": {v.operators[0].uid: _rate(v, "numRecordsInPerSecond") for v in heads},
         "rows-written-per-second": {v.operators[-1].uid: _rate(v, "numRecordsOutPerSecond") for v in ends},
         # rows that sources have not read yet, by uid; only of those that report it
-        "rows-behind": {v.operators[0].uid: lag for v in heads if (lag := _lag(v)) is not None},
+        "rows-unread": {v.operators[0].uid: lag for v in heads if (lag := _lag(v)) is not None},
         # where sources read and sinks write, by uid
         "places": {o.uid: o.place for v in detail.vertices for o in v.operators if o.place},
         "bad-records": {

@@ -66,7 +66,7 @@ def test_one_without_any_watermark_is_before_all():
 @pytest.mark.parametrize(
     ("what", "pressed", "why"),
     [
-        (split("p", 1, standing=500), 0, "it advances, and no other partition is behind it"),
+        (split("p", 1, standing=500), 0, "it advances, and no other partition has a lower watermark"),
         (split("p", 1, quiet=60_000), 0, "no rows from it for 60 s; an idle timeout"),
         (split("p", None), 0, "none has produced a watermark"),
         (split("p", 1), 0, "event times do not advance"),
