@@ -127,9 +127,16 @@ def _rate(summary: dict[str, Any]) -> float:
     return float(sum(summary["rows-read-per-second"].values()))
 
 
+def _behind(summary: dict[str, Any]) -> str:
+    """Return the rows that the sources have not read yet; empty if no source reports them."""
+    behind = summary.get("rows-unread")
+    return f", {sum(behind.values()):,} behind" if behind else ""
+
+
 def _line(job: dict[str, Any], summary: dict[str, Any]) -> str:
     return (
-        f"{job['name']} {job['state']}: {summary['source-records']:,.0f} records read ({_rate(summary):,.0f}/s), "
+        f"{job['name']} {job['state']}: {summary['source-records']:,.0f} records read ({_rate(summary):,.0f}/s)"
+        f"{_behind(summary)}, "
         f"{summary['records-out']:,.0f} rows out, watermark {_time(summary['watermark'])}, "
         f"checkpoints {summary['checkpoints-completed']} ({summary['checkpoints-failed']} failed), "
         f"restarts {summary['restarts']}"
@@ -140,7 +147,7 @@ def _panel(job: dict[str, Any], summary: dict[str, Any]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, show_header=False, title=f"{job['name']} [bold]{job['state']}[/]", title_justify="left")
-    table.add_row("records read", f"{summary['source-records']:,.0f}", f"{_rate(summary):,.0f}/s")
+    table.add_row("records read", f"{summary['source-records']:,.0f}", f"{_rate(summary):,.0f}/s{_behind(summary)}")
     table.add_row("rows out", f"{summary['records-out']:,.0f}", "")
     table.add_row("watermark", _time(summary["watermark"]), "")
     table.add_row("checkpoints", str(summary["checkpoints-completed"]), f"{summary['checkpoints-failed']} failed")

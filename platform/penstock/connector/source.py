@@ -102,7 +102,8 @@ class PollResult:
     batches: tuple[SourceBatch, ...] = ()
     #: Splits that have reached their bounded end.
     finished: tuple[str, ...] = ()
-    #: Splits known to have no rows now (end of partition), for idleness; never those with a fetch pending.
+    #: Splits known to have no rows now (end of partition), for idleness, also while others have rows; never those with
+    #: a fetch pending, or whose external system does not answer.
     caught_up: tuple[str, ...] = ()
     #: Counters to publish, e.g. recordsLag, badRecords.
     metrics: dict[str, float] = field(default_factory=dict)

@@ -106,7 +106,10 @@ class SplitWatermarks:
         self._splits[split_id].finished = True
 
     def advance_time(self, now_ms: float, caught_up: Iterable[str], *, backpressured: bool) -> None:
-        """Advance the time to `now_ms` and mark splits idle; `caught_up` are the splits known to have no rows."""
+        """Advance the time to `now_ms`; a split is idle after the time-out in `caught_up`.
+
+        `caught_up` are the splits that are known to have no rows. A split that leaves it is not idle any more.
+        """
         self._start_ms = now_ms if self._start_ms is None else self._start_ms
         self._now_ms = now_ms
         if self._idle_timeout_ms is None:
@@ -125,8 +128,8 @@ class SplitWatermarks:
         restarted = backpressured_since is not None and now_ms - backpressured_since >= self._idle_timeout_ms
         quiet = frozenset(caught_up)
         for split_id, split in self._splits.items():
-            if split_id not in quiet:
-                split.quiet_ms = None
+            if split_id not in quiet:  # also without an answer: rows may wait in the external system
+                split.quiet_ms, split.idle = None, False
             elif split.quiet_ms is None or restarted:
                 split.quiet_ms = 0.0
             else:

@@ -136,11 +136,13 @@ class PushedReader:
     def poll(self, max_rows: int) -> PollResult:
         """Return the next batch of some partition, of any size."""
         del max_rows
+        open_splits = tuple(split.id for split in self._splits.values() if not split.finished)
+        quiet = tuple(split_id for split_id in open_splits if not self._rows.waiting.get(split_id))
         for split_id in self._splits:
             waiting = self._rows.waiting.get(split_id)
             if waiting:
-                return PollResult(batches=(SourceBatch(waiting.popleft(), (split_id,)),), drained=True)
-        open_splits = tuple(split.id for split in self._splits.values() if not split.finished)
+                batch = SourceBatch(waiting.popleft(), (split_id,))
+                return PollResult(batches=(batch,), caught_up=quiet, drained=True)
         if self._rows.ended and open_splits:
             self._splits = {name: msgspec.structs.replace(s, finished=True) for name, s in self._splits.items()}
             return PollResult(finished=open_splits, drained=True)

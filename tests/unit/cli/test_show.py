@@ -97,6 +97,15 @@ def test_rows_and_rates_of_sources_and_sinks_are_shown_with_their_places(client,
     assert ["sink", "out", "7", "0"] in lines
 
 
+def test_the_rows_that_a_source_has_not_read_are_shown_where_they_are_known(client, capsys):
+    assert "behind" not in shown(capsys)[1].split()
+    client.told["rows-unread"] = {"orders": 12_000}
+    lines = [line.split() for line in shown(capsys)]
+    assert lines[1] == ["uid", "rows", "rows/s", "behind", "bad", "records", "place"]
+    assert ["source", "orders", "12,345", "1,500", "12,000", "0", "topic", "orders", "at", "b:9"] in lines
+    assert ["sink", "out", "7", "0"] in lines
+
+
 def test_the_first_bad_record_of_a_source_is_shown(client, capsys):
     client.told |= {
         "bad-records": {"orders": 1},
@@ -126,6 +135,10 @@ def test_rows_that_are_counted_since_a_restart_say_so(client, capsys, changes, t
 )
 def test_the_watermark_has_its_distance_from_the_clock(mark, line):
     assert watermark_line({"watermark": mark}, AT) == line
+
+
+def test_a_watermark_that_is_missing_after_a_restart_is_not_said_to_be_the_first():
+    assert watermark_line({"watermark": None, "restarts": 1}, AT) == "watermark: none since the restart"
 
 
 def test_sources_without_an_answer_and_slow_calls_are_named(client, clock, capsys):

@@ -88,6 +88,49 @@ def test_messages_end_an_outage_that_an_error_event_began():
     assert outage.since_ms is None
 
 
+TWO = {"t-0", "t-1"}
+
+
+def fetches(sent, **more):
+    return {"req": {"Fetch": sent}, **more}
+
+
+def test_only_partitions_of_the_broker_that_is_away_have_no_answer():
+    outage, other = Outage(), {"toppars": {"t-1": {}}}
+    outage.measured(statistics({}, fetches(5, **other)), TWO, 1_000)
+    assert outage.unanswered == frozenset()
+    for away in (FROZEN, {"state": "DOWN"}, {"toppars": {}}):
+        outage.measured(statistics(away, fetches(5, **other)), TWO, 10_000)
+        assert outage.unanswered == {"t-0"}
+
+
+def test_a_partition_has_an_answer_again_once_its_broker_has_answered_a_fetch():
+    outage = Outage()
+    outage.measured(statistics(fetches(9, **FROZEN)), READ, 10_000)
+    outage.measured(statistics(fetches(10)), READ, 11_000)
+    assert outage.unanswered == READ, "connected, but the first fetch may still wait"
+    outage.measured(statistics(fetches(11)), READ, 12_000)
+    assert outage.unanswered == READ
+    outage.measured(statistics(fetches(12)), READ, 13_000)
+    assert outage.unanswered == frozenset()
+
+
+def test_a_new_leader_must_answer_a_fetch_itself():
+    outage, follower = Outage(), {"toppars": {}}
+    outage.measured(statistics(fetches(9, **FROZEN), fetches(100, **follower)), READ, 10_000)
+    outage.measured(statistics({**FROZEN, **follower}, fetches(100)), READ, 11_000)
+    assert outage.unanswered == READ
+    outage.measured(statistics({**FROZEN, **follower}, fetches(102)), READ, 12_000)
+    assert outage.unanswered == frozenset()
+
+
+def test_a_partition_that_is_not_read_any_more_is_forgotten():
+    outage = Outage()
+    outage.measured(statistics(FROZEN), READ, 10_000)
+    outage.measured(statistics({}), set(), 11_000)
+    assert outage.unanswered == frozenset()
+
+
 def test_a_broker_of_another_subtasks_partitions_does_not_prolong_an_outage():
     outage, unconnected = Outage(), {"state": "INIT", "toppars": {"t-1": {}}}
     outage.measured(statistics(FROZEN, unconnected), READ, 10_000)

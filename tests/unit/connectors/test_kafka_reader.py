@@ -1,5 +1,6 @@
 """The reader's own decisions, over a fetcher that says what the test wants: ends, leftovers, outages, lag."""
 
+import json
 import re
 
 import numpy as np
@@ -39,6 +40,11 @@ class ScriptedFetcher:
 
     def close(self):
         self.closed += 1
+
+    def will_measure(self, sent, **more):
+        broker = {"state": "UP", "waitresp_cnt": 1, "rxidle": 0, "txidle": 0, "req": {"Fetch": sent}}
+        brokers = {"b": {**broker, "toppars": {"t-0": {}, "t-1": {}}, **more}}
+        self.results.append(FetchResult(statistics=json.dumps({"brokers": brokers}).encode()))
 
     def will_give(self, *messages, ends=(), problems=(), drained=False):
         """`messages`: (partition, offset, value)."""
@@ -144,6 +150,20 @@ def test_caught_up_is_who_was_read_to_its_end_whatever_others_bring(fetcher, clo
     fetcher.will_give(row(0, 1))
     assert reader.poll(10).caught_up == ()
     assert reader.poll(10).caught_up == ()
+
+
+def test_a_partition_whose_broker_does_not_answer_is_not_caught_up(fetcher, clock):
+    reader = open_reader(clock, split(0), split(1))
+    fetcher.will_give(row(0, 0), ends={("t", 0): 1, ("t", 1): 0})
+    assert reader.poll(10).caught_up == ("t-0", "t-1")
+    fetcher.will_measure(7, rxidle=3_000_000, txidle=3_000_000)
+    assert reader.poll(10).caught_up == ()
+    fetcher.will_give(row(0, 1), ends={("t", 0): 2})
+    assert reader.poll(10).caught_up == (), "the fetch of t-1 may not have been answered"
+    fetcher.will_measure(8)
+    fetcher.will_measure(18)
+    assert reader.poll(10).caught_up == ()
+    assert reader.poll(10).caught_up == ("t-0", "t-1")
 
 
 def test_drained_when_the_fetcher_has_nothing_left(fetcher, clock):

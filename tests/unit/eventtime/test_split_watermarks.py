@@ -40,6 +40,21 @@ def test_a_fetch_that_is_pending_starts_the_time_anew():
     assert watermarks.take_advance() == 10
 
 
+def test_an_outage_ends_idleness_and_the_time_begins_anew_with_the_answer():
+    watermarks = two_splits(timeout=100)
+    watermarks.advance("a", 10)
+    for now in (0, 100):
+        watermarks.advance_time(now, ["b"], backpressured=False)
+    assert watermarks.take_advance() == 10
+    watermarks.advance_time(150, [], backpressured=False)
+    watermarks.advance("a", 20)
+    for now, caught_up in ((5_000, []), (5_050, ["b"]), (5_149, ["b"])):
+        watermarks.advance_time(now, caught_up, backpressured=False)
+        assert watermarks.take_advance() is None, "rows of b may wait in its system"
+    watermarks.advance_time(5_150, ["b"], backpressured=False)
+    assert watermarks.take_advance() == 20
+
+
 def test_time_under_back_pressure_does_not_count():
     watermarks = two_splits(timeout=100)
     watermarks.advance("a", 10)

@@ -171,6 +171,27 @@ def test_the_summary_has_rows_and_rates_of_sources_and_sinks_and_their_places():
     assert found["bad-records"] == {"in": 3}
 
 
+@pytest.mark.parametrize(
+    ("marks", "idle", "lowest"),
+    [
+        ((9.0, 7.0), (), 7.0),
+        ((9.0, None), (), None),
+        ((9.0, None), (1,), 9.0),
+        ((9.0, 7.0), (0, 1), 9.0),
+        ((None, None), (0, 1), None),
+    ],
+)
+def test_the_watermark_of_the_summary_is_the_lowest_of_subtasks_that_are_not_idle(marks, idle, lowest):
+    def metrics(index, mark):
+        values = {"currentInputWatermark": -9.223372036854776e15 if mark is None else mark}
+        return values | ({"watermarkIdle": 1.0} if index in idle else {})
+
+    subtasks = tuple(subtask(index, **metrics(index, mark)) for index, mark in enumerate(marks))
+    vertex = msgspec.structs.replace(VERTEX, subtasks=subtasks)
+    found = flink_json.progress(msgspec.structs.replace(DETAIL, vertices=(vertex,)), NO_CHECKPOINTS)
+    assert found["watermark"] == lowest
+
+
 def test_the_summary_has_the_rows_that_no_checkpoint_has_published():
     sink = msgspec.structs.replace(
         VERTEX, operators=(OperatorView(uid="out", name="", kind="sink"),), subtasks=(subtask(0, numRecordsOut=90.0),)
@@ -179,6 +200,13 @@ def test_the_summary_has_the_rows_that_no_checkpoint_has_published():
     found = flink_json.progress(detail, msgspec.structs.replace(NO_CHECKPOINTS, rows_published={"out": 60}))
     assert (found["rows-written"], found["rows-unpublished"]) == ({"out": 90}, {"out": 30})
     assert flink_json.progress(detail, NO_CHECKPOINTS)["rows-unpublished"] == {}
+
+
+def test_the_summary_has_the_rows_that_sources_have_not_read_where_they_say_so():
+    lags = (subtask(0, recordsLag=7.0), subtask(1, recordsLag=5.0), subtask(2, "FAILED", recordsLag=9.0))
+    detail = msgspec.structs.replace(DETAIL, vertices=(msgspec.structs.replace(VERTEX, subtasks=lags),))
+    assert flink_json.progress(detail, NO_CHECKPOINTS)["rows-unread"] == {"u": 12}
+    assert flink_json.progress(DETAIL, NO_CHECKPOINTS)["rows-unread"] == {}
 
 
 def test_a_source_of_an_ended_job_is_not_said_to_wait():

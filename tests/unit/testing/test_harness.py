@@ -99,6 +99,18 @@ def test_rows_and_watermarks_are_the_tests(totals):
         assert job.frame().columns == list(expected)
 
 
+def test_an_idle_partition_stays_idle_while_rows_of_another_come():
+    strategy = ps.WatermarkStrategy.monotonic(timestamp="ts").with_idleness("10s")
+    rows = ps.Environment(parallelism=1).from_source(DatagenSource(), watermarks=strategy, uid="orders")
+    totals = rows.key_by("user_id").window(ps.Tumbling("10s")).aggregate(n=ps.count()).uid("totals")
+    with JobHarness(totals, partitions=2) as job:
+        job.push("orders", [order(1, 1)], partition=0)
+        for second in (5, 15, 25):
+            job.advance("5s")
+            job.push("orders", [order(1, second)], partition=1)
+        assert [row["n"] for row in job.rows()] == [2, 1]
+
+
 def test_the_jobs_own_watermark_strategy_sees_the_rows(totals):
     with JobHarness(totals) as job:
         job.push("orders", [order(1, 1)])

@@ -160,6 +160,11 @@ class _Position(msgspec.Struct):
     at_end: bool = False
 
 
+def _statistics_name(place: PartitionId) -> str:
+    """Return a partition's name in the client's statistics."""
+    return f"{place[0]}-{place[1]}"
+
+
 class KafkaReader:
     """A `SourceReader`."""
 
@@ -215,7 +220,7 @@ class KafkaReader:
         for place, offset in result.ends.items():
             self._advance(place, offset, at_end=True)
         finished += self._finish()
-        at_end = tuple(name for name, p in self._splits.items() if p.at_end and not p.finished)
+        at_end = self._at_end()
         return PollResult(
             batches=batches,
             finished=tuple(finished),
@@ -331,6 +336,14 @@ class KafkaReader:
         position.offset = max(position.offset, offset)
         position.at_end = at_end
 
+    def _at_end(self) -> tuple[str, ...]:
+        """Return the splits that are known to be read to their end; not those whose broker does not answer."""
+        unanswered, found = self._outage.unanswered, []
+        for name, p in self._splits.items():
+            if p.at_end and not p.finished and _statistics_name(p.place) not in unanswered:
+                found.append(name)
+        return tuple(found)
+
     def _finish(self) -> list[str]:
         done = [p for p in self._splits.values() if not p.finished and p.stop is not None and p.offset >= p.stop]
         for position in done:
@@ -345,7 +358,7 @@ class KafkaReader:
         if alive := bool(result.positions or result.ends):
             self._outage.received()
         if result.statistics:
-            read = {f"{p.place[0]}-{p.place[1]}" for p in self._splits.values() if not p.finished}
+            read = {_statistics_name(p.place) for p in self._splits.values() if not p.finished}
             self._outage.measured(result.statistics, read, now)
         self._check_problems(result.problems)
         if result.problems and not alive:

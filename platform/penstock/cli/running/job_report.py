@@ -34,17 +34,19 @@ _END_MS = (1 << 62) // 1000
 
 
 def flow_table(summary: dict[str, Any]) -> Table:
-    """Return a table of the sources and sinks: rows, rows per second, bad records, place."""
+    """Return a table of the sources and sinks: rows, rows per second, rows not read yet, bad records, place."""
     table = Table("", "uid", box=None)
-    for heading in ("rows", "rows/s", "bad records"):
+    behind = summary.get("rows-unread", {})
+    for heading in ("rows", "rows/s", *(["behind"] if behind else []), "bad records"):
         table.add_column(heading, justify="right")
     table.add_column("place", overflow="fold")
     bad, places = summary["bad-records"], summary["places"]
     for what, verb in (("source", "read"), ("sink", "written")):
         for uid, rows in summary[f"rows-{verb}"].items():
             rate = f"{summary[f'rows-{verb}-per-second'].get(uid, 0):,.0f}"
+            unread = [f"{behind[uid]:,}" if what == "source" and uid in behind else ""] if behind else []
             wrong = f"{bad.get(uid, 0):,}" if what == "source" else ""
-            table.add_row(what, escape(uid), f"{rows:,}", rate, wrong, escape(places.get(uid, "")))
+            table.add_row(what, escape(uid), f"{rows:,}", rate, *unread, wrong, escape(places.get(uid, "")))
     return table
 
 
@@ -73,7 +75,8 @@ def watermark_line(summary: dict[str, Any], now_ms: int) -> str:
     """Return the lowest watermark and its distance from the clock."""
     lag_ms = watermark_lag_ms(summary, now_ms)
     if lag_ms is None:
-        return "watermark: none yet" if summary["watermark"] is None else "watermark: end of input"
+        since = " since the restart" if summary.get("restarts") else " yet"
+        return f"watermark: none{since}" if summary["watermark"] is None else "watermark: end of input"
     lag = f"lag {_span(lag_ms)}" if lag_ms >= 0 else f"{_span(-lag_ms)} ahead of the clock"
     at_end = " when the job ended" if summary.get("ended") else ""
     return f"watermark: {utc_text(int(summary['watermark']))} UTC, {lag}{at_end}"

@@ -7,7 +7,7 @@ which hashes the key, and answers or names the subtask that owns the key.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,6 +235,8 @@ def _running(job: JobDetail, vertex: VertexView) -> tuple[SubtaskView, ...]:
 _QUIET_MS = 10_000
 #: If rows arrived this recently, the split is being read and only its event times do not advance.
 _RECENT_MS = 2_000
+#: From this share of the time on, a chain is too slow for its source.
+_SATURATED = 0.9
 #: A watermark that advanced this recently holds nothing back.
 _MOVING_MS = 1_500
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
@@ -336,21 +338,34 @@ def _unreachable_since(subtask: SubtaskView) -> int:
 
 
 def _why(split: dict[str, Any], subtask: SubtaskView | None, place: str) -> str:
-    pressed = 0.0 if subtask is None else subtask.metrics.get("backPressuredTimeMsPerSecond", 0.0) / 1000
+    metrics = {} if subtask is None else subtask.metrics
+    pressed = metrics.get("backPressuredTimeMsPerSecond", 0.0) / 1000
     if split["standing-ms"] < _MOVING_MS:
-        return "it advances; all others are ahead of it"
+        return "it advances, and no other partition has a lower watermark"
     if pressed > 0.5:
         return f"its source is back-pressured {pressed:.0%} of the time: the slow operator is downstream"
     if subtask is not None and (away_ms := _unreachable_ms(subtask)):
         way = "it resumes with the next one; check that its external system is reachable"
         return f"its source {_silence(away_ms, _unreachable_since(subtask), place)}; {way}"
     if split["quiet-ms"] >= _RECENT_MS:
-        seconds = split["quiet-ms"] / 1000
-        way = "; an idle timeout (with_idleness) would exclude it" if split["quiet-ms"] >= _QUIET_MS else ""
-        return f"no rows from it for {seconds:,.0f} s{way}"
+        return _why_quiet(split["quiet-ms"], metrics)
     if split["watermark"] is None:
         return "rows arrive, but none has produced a watermark yet"
     return "rows arrive, but their event times do not advance"
+
+
+def _why_quiet(quiet_ms: int, metrics: Mapping[str, float]) -> str:
+    """Return why no rows come; an idle timeout is only advised if none are known to wait."""
+    busy, lag = metrics.get("busyTimeMsPerSecond", 0.0) / 1000, int(metrics.get("recordsLag", 0))
+    if busy >= _SATURATED:
+        unread = f"; {lag:,} rows are not read yet" if lag else ""
+        return f"its source is held up by its own chain, which is busy {min(busy, 1.0):.0%} of the time{unread}"
+    way = ""
+    if lag:
+        way = f"; {lag:,} rows of its subtask are not read yet"
+    elif quiet_ms >= _QUIET_MS:
+        way = "; an idle timeout (with_idleness) would exclude it"
+    return f"no rows from it for {quiet_ms / 1000:,.0f} s{way}"
 
 
 def _silence(away_ms: int, since_ms: int, place: str) -> str:

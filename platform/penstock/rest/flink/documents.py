@@ -371,7 +371,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
     read = {v.operators[0].uid: _total(v, "numRecordsIn") for v in heads}
     written = {v.operators[-1].uid: _total(v, "numRecordsOut") for v in ends}
     behind = [vertex for vertex in detail.vertices if vertex.id in sources] or heads
-    marks = [subtask.metrics.get("currentInputWatermark") for vertex in behind for subtask in vertex.subtasks]
+    subtasks = [subtask.metrics for vertex in behind for subtask in vertex.subtasks]
     summary, shown = detail.summary, detail.settings.show_values_in_errors
     return {
         "state": summary.state,
@@ -388,6 +388,8 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "rows-unpublished": _unpublished(written, checkpoints.rows_published),
         "rows-read-per-second": {v.operators[0].uid: _rate(v, "numRecordsInPerSecond") for v in heads},
         "rows-written-per-second": {v.operators[-1].uid: _rate(v, "numRecordsOutPerSecond") for v in ends},
+        # rows that sources have not read yet, by uid; only of those that report it
+        "rows-unread": {v.operators[0].uid: lag for v in heads if (lag := _lag(v)) is not None},
         # where sources read and sinks write, by uid
         "places": {o.uid: o.place for v in detail.vertices for o in v.operators if o.place},
         "bad-records": {
@@ -407,7 +409,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         # rows that do not move the watermark, because they are too far ahead of the clock
         "future-times": {v.operators[0].uid: count for v in heads if (count := _total(v, "futureTimestamps"))},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
-        "watermark": _lowest(marks),
+        "watermark": _lowest(subtasks),
         "checkpoints-completed": summary.checkpoints_completed,
         "checkpoints-failed": summary.checkpoints_failed,
         # the oldest checkpoint in progress: id, kind, subtasks that have acknowledged it, and those that have not
@@ -438,10 +440,21 @@ def _unreachable(heads: Sequence[VertexView]) -> Json:
     }
 
 
-def _lowest(marks: Sequence[float | None]) -> float | None:
-    """Return the lowest watermark (ms); None while a subtask has none."""
-    known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
-    return min(known) if known and len(known) == len(marks) else None
+def _lowest(subtasks: Sequence[dict[str, float]]) -> float | None:
+    """Return the lowest watermark (ms) of subtasks that are not idle; None while one has none.
+
+    If all are idle, it is the one furthest ahead.
+    """
+    active = [_mark(metrics) for metrics in subtasks if not metrics.get("watermarkIdle")]
+    if not active:
+        return max((mark for metrics in subtasks if (mark := _mark(metrics)) is not None), default=None)
+    known = [mark for mark in active if mark is not None]
+    return min(known) if len(known) == len(active) else None
+
+
+def _mark(metrics: dict[str, float]) -> float | None:
+    mark = metrics.get("currentInputWatermark", _MIN_WATERMARK_MS)
+    return mark if mark > _MIN_WATERMARK_MS else None
 
 
 def _unpublished(written: dict[str, int], published: dict[str, int]) -> dict[str, int]:
@@ -502,6 +515,12 @@ def _rate(vertex: VertexView, metric: str) -> float:
     """Return the sum of a rate over the running subtasks."""
     running = (subtask.metrics for subtask in vertex.subtasks if subtask.state == "RUNNING")
     return round(sum(metrics.get(metric, 0.0) for metrics in running), 1)
+
+
+def _lag(vertex: VertexView) -> int | None:
+    """Return the rows that the running subtasks of a source have not read yet; None if none of them reports it."""
+    lags = [s.metrics["recordsLag"] for s in vertex.subtasks if s.state == "RUNNING" and "recordsLag" in s.metrics]
+    return int(sum(lags)) if lags else None
 
 
 def _total(vertex: VertexView, metric: str) -> int:

@@ -63,7 +63,7 @@ class ChainLink:
 class _NextCollector:
     """Feeds the next operator of the chain."""
 
-    __slots__ = ("_edges", "_link", "_next", "_out", "_place", "_times")
+    __slots__ = ("_edges", "_link", "_next", "_out", "_place", "_times", "idle", "last_watermark")
 
     def __init__(self, links: Sequence[ChainLink], index: int, out: Collector, edges: _EdgeCollector) -> None:
         self._link = links[index - 1]
@@ -72,6 +72,8 @@ class _NextCollector:
         self._out = out
         self._edges = edges
         self._times = edges.times
+        self.last_watermark = MIN_TIMESTAMP
+        self.idle = False
 
     def batch(self, batch: Batch) -> None:
         rows = batch.num_rows
@@ -84,11 +86,13 @@ class _NextCollector:
         self._times.enter(before)
 
     def watermark(self, watermark: Watermark) -> None:
+        self.last_watermark = watermark.timestamp
         before = self._times.enter(self._place)
         self._next.operator.process_watermark(watermark, self._out)
         self._times.enter(before)
 
     def status(self, status: WatermarkStatus) -> None:
+        self.idle = status.idle
         self._next.operator.process_status(status, self._out)
 
     def side(self, tag: str, batch: Batch) -> None:
@@ -98,7 +102,7 @@ class _NextCollector:
 class _EdgeCollector:
     """Feeds the outgoing edges of the chain."""
 
-    __slots__ = ("_all", "_link", "_main", "_sides", "last_watermark", "times")
+    __slots__ = ("_all", "_link", "_main", "_sides", "idle", "last_watermark", "times")
 
     def __init__(self, link: ChainLink, outputs: Sequence[ResultPartition], times: OperatorTimes) -> None:
         self._link = link
@@ -109,6 +113,7 @@ class _EdgeCollector:
         for tag in {output.spec.side_output for output in outputs} - {None}:
             self._sides[str(tag)] = tuple(output for output in outputs if output.spec.side_output == tag)
         self.last_watermark = MIN_TIMESTAMP
+        self.idle = False
 
     @property
     def columns(self) -> frozenset[str] | None:
@@ -132,6 +137,7 @@ class _EdgeCollector:
         self.times.enter(before)
 
     def status(self, status: WatermarkStatus) -> None:
+        self.idle = status.idle
         for output in self._all:
             output.status(status)
 
@@ -153,12 +159,14 @@ class Chain:
         #: Measures the time of each operator.
         self.times = OperatorTimes(clock, [link.spec.uid for link in links])
         self._edges = _EdgeCollector(self.links[-1], outputs, self.times)
-        collectors: list[Collector] = [self._edges]
+        collectors: list[_NextCollector | _EdgeCollector] = [self._edges]
         for index in range(len(self.links) - 1, 0, -1):
             collectors.insert(0, _NextCollector(self.links, index, collectors[0], self._edges))
-        self._collectors = tuple(collectors)
+        #: Feeds the last operator; the edges in a chain of one operator.
+        self._to_last = collectors[max(0, len(collectors) - 2)]
+        self._collectors: tuple[Collector, ...] = tuple(collectors)
         self._head = self.links[0]
-        self._head_out = collectors[0]
+        self._head_out: Collector = collectors[0]
         self._opened: list[ChainLink] = []
         #: The number of operators, from the head, that have finished after the end of input.
         self._finished = 0
@@ -334,6 +342,16 @@ class Chain:
     def publishing(self) -> bool:
         """Whether an operator is publishing output."""
         return any(getattr(link.operator, "publishing", False) for link in self.links)
+
+    @property
+    def watermark_of_last(self) -> int:
+        """The newest watermark that reached the last operator from within the chain."""
+        return self._to_last.last_watermark
+
+    @property
+    def last_is_idle(self) -> bool:
+        """Whether the stream to the last operator is idle."""
+        return self._to_last.idle
 
     @property
     def last_watermark(self) -> int:

@@ -95,17 +95,20 @@ class SubtaskMetrics:
         self._marked = (records_in, records_out)
         self.texts = {name: text for link in links for name, text in link.metrics.texts.items()}
         last = self._chain.last_watermark
+        own = last if self._outputs else self._chain.watermark_of_last
         values = {
             "numRecordsIn": float(records_in),
             "numRecordsOut": float(records_out),
             "numBytesIn": float(self._gate.bytes_in) if self._gate is not None else 0.0,
             "numBytesOut": float(sum(output.bytes_out for output in self._outputs)),
-            "currentInputWatermark": float((self.input_watermark if self._gate is not None else last) // 1000),
+            "currentInputWatermark": float((self.input_watermark if self._gate is not None else own) // 1000),
             "currentOutputWatermark": float(last // 1000),
             "numLateRecordsDropped": float(sum(link.metrics.late_records_dropped for link in links)),
             **self._group.read(),
             **self._chain.times.read(),
         }
+        if self._gate is None and self._chain.last_is_idle:
+            values["watermarkIdle"] = 1.0
         if self._memory.peak_bytes:
             values["managedMemoryUsed"] = float(self._memory.used_bytes)
             values["managedMemoryPeak"] = float(self._memory.peak_bytes)

@@ -66,7 +66,7 @@ def test_one_without_any_watermark_is_before_all():
 @pytest.mark.parametrize(
     ("what", "pressed", "why"),
     [
-        (split("p", 1, standing=500), 0, "it advances"),
+        (split("p", 1, standing=500), 0, "it advances, and no other partition has a lower watermark"),
         (split("p", 1, quiet=60_000), 0, "no rows from it for 60 s; an idle timeout"),
         (split("p", None), 0, "none has produced a watermark"),
         (split("p", 1), 0, "event times do not advance"),
@@ -116,6 +116,33 @@ def test_nothing_holds_it_back(parts, text):
     found = explain_watermark(JOB, parts, NOW)
     assert found["held-by"] is None
     assert text in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "why"),
+    [
+        (
+            {"busyTimeMsPerSecond": 998.0, "recordsLag": 3_120.0},
+            "its source is held up by its own chain, which is busy 100% of the time; 3,120 rows are not read yet",
+        ),
+        (
+            {"busyTimeMsPerSecond": 998.0},
+            "its source is held up by its own chain, which is busy 100% of the time",
+        ),
+        (
+            {"busyTimeMsPerSecond": 100.0, "recordsLag": 3_120.0},
+            "no rows from it for 14 s; 3,120 rows of its subtask are not read yet",
+        ),
+        (
+            {"busyTimeMsPerSecond": 100.0, "recordsLag": 0.0},
+            "no rows from it for 14 s; an idle timeout (with_idleness) would exclude it",
+        ),
+    ],
+)
+def test_an_idle_timeout_is_not_advised_while_rows_are_not_read(metrics, why):
+    job = msgspec.structs.replace(JOB, vertices=(vertex("a", metrics),))
+    found = explain_watermark(job, [part("a", 0, split("p", 1, standing=14_000, quiet=14_000))], NOW)
+    assert found["held-by"]["why"] == why
 
 
 def test_an_idle_timeout_is_not_advised_for_a_short_silence():

@@ -220,9 +220,25 @@ def test_back_pressure_stops_reading_and_holds_idleness_off(bench, reader, out):
     poll(operator, reader, out)
     assert out.watermarks == [9]
     assert out.statuses == [True], "a is idle by now too"
-    poll(operator, reader, out, PollResult((batch([20]),)))
+    poll(operator, reader, out, PollResult((batch([20]),), caught_up=("b",)))
     assert out.statuses == [True, False]
     assert out.elements[-3].idle is False, "active again before its rows"
+
+
+def test_a_partition_whose_system_does_not_answer_is_not_idle(bench, reader, out):
+    operator = opened(bench, MONOTONIC.with_idleness("1s"))
+    operator.add_splits(splits("a", "b"), no_more=False)
+    poll(operator, reader, out, PollResult((batch([10]), batch([10], ids=("b",)))))
+    for _ in range(43):
+        bench.clock.advance(1000)
+        poll(operator, reader, out, PollResult())
+    poll(operator, reader, out, PollResult((batch([43_000_000]),)))
+    bench.clock.advance(999)
+    poll(operator, reader, out, PollResult((batch([44_000_000]),), caught_up=("b",)))
+    bench.clock.advance(999)
+    poll(operator, reader, out, PollResult((batch([43_000_000], ids=("b",)),), caught_up=("a",)))
+    assert out.watermarks == [9, 42_999_999], "the rows of b are not late"
+    assert out.statuses == []
 
 
 def test_a_subtask_without_splits_is_idle_once_it_knows(bench, reader, out):

@@ -79,7 +79,8 @@ class Store:
 def test_a_compaction_that_fails_is_seen_and_the_next_one_goes_on(uploads, caplog):
     _, background, uploader = uploads
     store, compactor = Store(), Compactor(background, uploader, lambda _: b"", lambda mail: mail())
-    chain = SimpleNamespace(links=(LINK,), last_watermark=0, times=OperatorTimes(ManualClock(), ()))
+    marks = {"last_watermark": 0, "watermark_of_last": 0, "last_is_idle": False}
+    chain = SimpleNamespace(links=(LINK,), **marks, times=OperatorTimes(ManualClock(), ()))
     metrics = SubtaskMetrics(ManualClock(), None, (), chain, compactor, MemoryBudget(1))
     for _ in range(2):
         compactor.start_due((store,))
