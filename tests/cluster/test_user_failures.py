@@ -246,7 +246,8 @@ def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, 
 def test_a_root_that_only_the_jobmanager_can_write_fails_the_job_with_the_name_of_the_taskmanager(cluster, tmp_path):
     folder = tmp_path / "root" / "endless"
     folder.mkdir(parents=True)
-    (folder / "data").touch()  # workers write below it; a folder without permission would not stop root
+    # workers write below it, which leads nowhere; a folder without permission would not stop root
+    (folder / "data").symlink_to("/nowhere/at/all")
     text = ENDLESS.format(bad=str(tmp_path / "bad"), root=str(tmp_path / "root"), out=str(tmp_path / "out"))
     (tmp_path / "job.py").write_text(text)
     run = ("penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url, "--set", "restart.kind=none")
