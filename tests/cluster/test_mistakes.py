@@ -63,7 +63,7 @@ JOBS = {
     "a root below a file": (
         "env = ps.Environment(1, checkpoint_root='FOLDER/paid.jsonl/root')\nout(paid())",
         r"checkpoint_root='\S+/paid.jsonl/root': cannot read .*: Not a directory",
-        "check that the folder exists.* set another checkpoint_root",
+        "move it away.* set another checkpoint_root",
     ),
     "an S3 host that is not known": (
         "env = ps.Environment(1, checkpoint_root='s3://bucket/root')\nout(paid())",
