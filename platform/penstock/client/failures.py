@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import utc_text
 from penstock.core.errors import PenstockError, without_all_frames
+from penstock.core.slow_calls import slow_call_since_text
 
 if TYPE_CHECKING:
     from penstock.client.handle import JobHandle
@@ -85,18 +86,25 @@ def _count(number: int, noun: str) -> str:
 
 
 def slow_calls(summary: dict[str, Any], now_ms: int | None = None) -> dict[str, str]:
-    """Return, by call, a line about a call to an external system that takes long; with `now_ms`, for how long."""
-    oldest: dict[str, int] = {}
+    """Return, by call, a line about a call that takes long; with `now_ms`, for how long.
+
+    It is a call to an external system, or of the user's function.
+    """
+    oldest: dict[str, dict[str, Any]] = {}
     for call in summary.get("slow-calls", ()):
-        oldest[call["what"]] = min(call["since"], oldest.get(call["what"], call["since"]))
-    return {
-        what: f"slow call since {utc_text(since)} UTC{_so_far(since, now_ms)}: {what}"
-        for what, since in sorted(oldest.items())
-    }
+        if call["what"] not in oldest or call["since"] < oldest[call["what"]]["since"]:
+            oldest[call["what"]] = call
+    return {what: _slow_call(call, now_ms) for what, call in sorted(oldest.items())}
 
 
-def _so_far(since_ms: int, now_ms: int | None) -> str:
-    return "" if now_ms is None else f", {max(0, now_ms - since_ms) / 1000:.0f} s so far"
+def _slow_call(call: dict[str, Any], now_ms: int | None) -> str:
+    return slow_call_since_text(call["what"], int(call["since"]), call.get("at", ""), now_ms)
+
+
+def function_in_call(summary: dict[str, Any], now_ms: int) -> str:
+    """Return a line about the function of the user that has been in one call for longest; empty if there is none."""
+    calls = [call for call in summary.get("slow-calls", ()) if call.get("at")]
+    return _slow_call(min(calls, key=lambda call: int(call["since"])), now_ms) if calls else ""
 
 
 def repeated_row(entries: list[dict[str, Any]], summary: dict[str, Any]) -> str:

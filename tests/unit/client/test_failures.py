@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.client.failures import FailureWatch, resume_point
+from penstock.client.failures import FailureWatch, function_in_call, resume_point
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
@@ -117,6 +117,23 @@ def test_the_end_of_a_slow_call_is_told(job):
     watch, slow = FailureWatch(), summary(**{"slow-calls": [{"what": "sink 'out' (0): w", "since": 5}]})
     begun, ended = f"orders: {SLOW}: sink 'out' (0): w", "orders: slow call ended: sink 'out' (0): w"
     assert [watch.poll(job, s) for s in (slow, slow, summary())] == [[begun], [], [ended]]
+
+
+def test_a_function_that_does_not_return_is_told_once_until_it_does_even_if_its_line_changes(job):
+    call = {"what": "operator 'map-3' (0)", "since": 5, "at": "hang.py:11 in lookup"}
+    first, moved = summary(**{"slow-calls": [call]}), summary(**{"slow-calls": [{**call, "at": "hang.py:12 in wait"}]})
+    watch = FailureWatch()
+    begun = "orders: operator 'map-3' (0) has been in one call since 1970-01-01 00:00:00 UTC, at hang.py:11 in lookup"
+    ended = "orders: slow call ended: operator 'map-3' (0)"
+    assert [watch.poll(job, s) for s in (first, moved, summary())] == [[begun], [], [ended]]
+
+
+def test_of_functions_that_do_not_return_the_longest_is_told():
+    external = {"what": "sink 'out' (0): w", "since": 0, "at": ""}
+    calls = [external] + [{"what": f"operator 'm' ({n})", "since": 9_000 - n, "at": f"a.py:{n} in f"} for n in (1, 2)]
+    told = function_in_call({"slow-calls": calls}, 20_998)
+    assert told == "operator 'm' (2) has been in one call for 12 s, at a.py:2 in f"
+    assert not function_in_call({"slow-calls": [external]}, 20_998)
 
 
 @pytest.mark.parametrize(
