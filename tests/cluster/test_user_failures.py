@@ -291,6 +291,17 @@ def test_a_root_that_only_the_jobmanager_can_write_fails_the_job_with_the_name_o
     assert "give that user write access" in text
 
 
+def test_a_crash_in_native_code_is_told_with_the_line_that_called_it(cluster, tmp_path):
+    text = endless_job(tmp_path).replace('raise ValueError("no such user")', "ctypes.string_at(0)")
+    (tmp_path / "job.py").write_text(f"import ctypes\n{text}")
+    (tmp_path / "bad").touch()
+    run = ("penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url, "--set", "restart.kind=none")
+    code, text = said(tmp_path, *run)
+    assert code == 1, text
+    assert "it was killed by SIGSEGV at job.py:18 in checked (`penstock logs endless`" in " ".join(text.split())
+    assert "line 18 in checked" in penstock(cluster, "logs", "endless")
+
+
 def test_ctrl_c_on_a_cluster_says_that_the_job_goes_on(cluster, endless, tmp_path):
     _, printed = endless
     wait_until(lambda: [j for j in cluster.client().jobs() if j["state"] == "RUNNING"], printed, step=0.1)
