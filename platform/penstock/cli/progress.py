@@ -31,8 +31,15 @@ _LINE_EVERY_MS = 2_000
 class JobProgress:
     """Shows rates, watermark, checkpoints and restarts of a job, and notes (`note`)."""
 
-    def __init__(self, *, enabled: bool = True, console: Console | None = None, clock: Clock | None = None) -> None:
-        """Prepare the display; with `enabled` False it shows nothing."""
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        attached: bool = False,
+        console: Console | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare the display; with `enabled` False it shows nothing; `attached`: the job ran before."""
         self._given = console
         self._clock = clock or SystemClock()
         self._enabled = enabled
@@ -40,7 +47,7 @@ class JobProgress:
         self._begun = False
         self._last_ms = self._line_ms = -1e12
         self._notes: list[str] = []
-        self._failures = FailureWatch()
+        self._failures = FailureWatch(attached=attached)
         self._start_reported = False
         self._last_line = ""
         #: Job name and newest summary.

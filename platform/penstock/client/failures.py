@@ -151,6 +151,11 @@ def _name_of(restored: dict[str, Any]) -> str:
     return f"savepoint {restored['uri']}" if restored["uri"] else f"checkpoint {restored['id']}"
 
 
+def _version_and_error(entry: dict[str, Any]) -> tuple[bool, str]:
+    """Return whether a failure is one of a version that was rolled back, and its text."""
+    return bool(entry.get("rolled-back")), str(entry["exceptionName"])
+
+
 class _WaitWatch:
     """Remembers which external systems a job waits for."""
 
@@ -182,8 +187,10 @@ class _WaitWatch:
 class FailureWatch:
     """Remembers the reported failures of one job."""
 
-    def __init__(self) -> None:
-        """Start without reports."""
+    def __init__(self, *, attached: bool = False) -> None:
+        """Start without reports; `attached`: the job may have failed before, and such failures get their time."""
+        #: Whether the failures of the next report may be old.
+        self._old = attached
         self._restarts = 0
         #: How often the JobManager was replaced at the last look.
         self._replaced: int | None = None
@@ -210,10 +217,11 @@ class FailureWatch:
             self._replaced = replaced
         # a new JobManager counts from zero
         self._restarts = min(self._restarts, summary["restarts"])
+        self._old = self._old and summary["restarts"] > self._restarts
         self._failed_checkpoints = min(self._failed_checkpoints, summary["checkpoints-failed"])
         if summary["restarts"] > self._restarts and (failures := self._failures(handle, summary)):
             lines += failures
-            self._restarts = summary["restarts"]
+            self._restarts, self._old = summary["restarts"], False
         if summary["checkpoints-failed"] > self._failed_checkpoints:
             self._failed_checkpoints = summary["checkpoints-failed"]
             _, _, reason = summary["checkpoint-failure"].partition(": ")
@@ -245,11 +253,12 @@ class FailureWatch:
             return []
         self._reported_ms = new[0]["timestamp"]
         lines = []
-        told = ((bool(entry.get("rolled-back")), entry["exceptionName"]) for entry in reversed(new))
-        for (rejected, error), alike in groupby(told):
-            times = sum(1 for _ in alike)
+        for (rejected, error), group in groupby(reversed(new), _version_and_error):
+            alike = list(group)
             what = f"the rejected version of {handle.name}" if rejected else handle.name
-            lines.append(f"{what} failed{f' {times} times' if times > 1 else ''}: {error}")
+            times = f" {len(alike)} times" if len(alike) > 1 else ""
+            last = f"{', last' if times else ''} at {utc_text(alike[-1]['timestamp'])} UTC" if self._old else ""
+            lines.append(f"{what} failed{times}{last}: {error}")
         after = next_attempt(summary) or _AFTER.get(summary["state"], f"it is {summary['state']} now")
         after += f", from {_name_of(summary['restored'])}" if summary.get("restored") else ""
         lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.show_command}`)"

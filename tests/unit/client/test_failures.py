@@ -46,6 +46,24 @@ def test_a_failure_is_told_once_with_the_next_attempt(job):
     assert watch.poll(job, failed) == []
 
 
+def test_a_failure_from_before_the_attachment_has_its_time_and_a_later_one_has_not(job):
+    watch = FailureWatch(attached=True)
+    job.entries += [{**FIRST, "timestamp": 61_000}, FIRST]
+    (line,) = watch.poll(job, summary(restarts=2))
+    assert line.startswith(f"orders failed 2 times, last at 1970-01-01 00:01:01 UTC: {FIRST['exceptionName']} (restart")
+    job.entries.insert(0, {**SECOND, "timestamp": 90_000})
+    (line,) = watch.poll(job, summary(restarts=3))
+    assert line.startswith(f"orders failed: {SECOND['exceptionName']} (restart 3")
+
+
+def test_a_failure_after_the_attachment_to_a_job_without_failures_has_no_time(job):
+    watch = FailureWatch(attached=True)
+    assert watch.poll(job, summary()) == []
+    job.entries.append(FIRST)
+    (line,) = watch.poll(job, summary(restarts=1))
+    assert line.startswith(f"orders failed: {FIRST['exceptionName']} (restart 1")
+
+
 def test_failures_between_two_looks_are_told_in_their_order(job):
     watch = FailureWatch()
     job.entries += [SECOND, FIRST]
