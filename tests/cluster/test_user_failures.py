@@ -12,6 +12,7 @@ from tests.support.waiting import wait_until
 
 from penstock.client.handle import TERMINAL
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.core.errors import PenstockError
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -155,6 +156,7 @@ def test_a_run_ends_with_what_it_has_read_and_written_and_says_when_nothing_is_l
 
 
 ENDLESS = """
+import time
 from pathlib import Path
 
 import penstock as ps
@@ -170,6 +172,8 @@ class Order(ps.Schema):
 def checked(row) -> Order:
     if Path({bad!r}).exists():
         raise ValueError("no such user")
+    while Path({hang!r}).exists():
+        time.sleep(0.05)
     return Order(user_id=row.user_id, amount=row.amount)
 
 
@@ -180,6 +184,11 @@ env.from_source(DatagenSource(splits=1, users=3, rows_per_second=50), uid="order
 )
 env.execute("endless")
 """
+
+
+def endless_job(folder):
+    """Return the job file of an endless job whose files are in `folder`."""
+    return ENDLESS.format(**{name: str(folder / name) for name in ("bad", "hang", "root", "out")})
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +202,12 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def endless(tmp_path, cluster):
-    """A job on the cluster that runs until `bad` exists, and what `penstock run` has printed of it so far."""
+    """A job on the cluster that runs until `bad` exists, and what `penstock run` has printed of it so far.
+
+    Its function does not return while `hang` exists.
+    """
     bad, printed = tmp_path / "bad", tmp_path / "printed"
-    text = ENDLESS.format(bad=str(bad), root=str(tmp_path / "root"), out=str(tmp_path / "out"))
+    text = endless_job(tmp_path)
     (tmp_path / "job.py").write_text(text)
     command = [sys.executable, "-m", "penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url]
     with printed.open("w") as out, subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out) as run:
@@ -224,10 +236,10 @@ def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, 
     told = wait_until(
         lambda: re.search(r"endless failed[^:]*: (.*?) \(restart \d+, (.*?);", printed()), printed, step=0.1
     )
-    assert re.search(r"UserFunctionError: map 'map-\d': ValueError: no such user at .*job.py:16 in checked", told[1])
+    assert re.search(r"UserFunctionError: map 'map-\d': ValueError: no such user at .*job.py:17 in checked", told[1])
     assert re.fullmatch(r"(next attempt in [\d.]+ s|it is restarting|it runs again), from checkpoint \d+", told[2])
     row = (
-        r'job.py", line 16, in checked\s+raise ValueError\("no such user"\) ValueError: no such user row \d+ of a batch'
+        r'job.py", line 17, in checked\s+raise ValueError\("no such user"\) ValueError: no such user row \d+ of a batch'
     )
     wait_until(lambda: re.search(row, printed()), printed, step=0.1)
     shown = penstock(cluster, "show", "endless")
@@ -243,13 +255,33 @@ def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, 
     assert "no such user" in log
 
 
+def test_a_function_that_does_not_return_is_named_with_its_line_until_it_does(cluster, endless):
+    bad, printed = endless
+    client = cluster.client()
+    rate = lambda job: client.summary(job["jid"])["rows-read-per-second"].get("orders")
+    reading = lambda: [job["jid"] for job in client.jobs() if rate(job)]
+    (job_id,) = wait_until(reading, printed, step=0.1)
+    bad.with_name("hang").touch()
+    in_call = r"operator 'map-\d' \(0\) has been in one call for (\d+) s, at job\.py:1[89] in checked"
+    wait_until(lambda: len({*re.findall(rf"\(0/s\).*?{in_call}", printed())}) > 1, printed, step=0.1)
+    for command in ("show", "explain", "story"):
+        assert re.search(in_call, penstock(cluster, command, "endless")), command
+    assert client.summary(job_id)["rows-read-per-second"] == {"orders": 0}
+    assert client.health(job_id)["findings"][0]["kind"] == "function-in-call"
+    with pytest.raises(PenstockError, match=r"has been in one call since .*, at job\.py:1[89] in checked"):
+        client.watermark(job_id)
+    bad.with_name("hang").unlink()
+    wait_until(lambda: re.search(r"endless: slow call ended: operator 'map-\d' \(0\)", printed()), printed, step=0.1)
+    assert client.summary(job_id)["slow-calls"] == []
+    assert re.search(r"slow call ended after \d+ s: operator 'map-\d' \(0\), at", penstock(cluster, "story", "endless"))
+
+
 def test_a_root_that_only_the_jobmanager_can_write_fails_the_job_with_the_name_of_the_taskmanager(cluster, tmp_path):
     folder = tmp_path / "root" / "endless"
     folder.mkdir(parents=True)
     # workers write below it, which leads nowhere; a folder without permission would not stop root
     (folder / "data").symlink_to("/nowhere/at/all")
-    text = ENDLESS.format(bad=str(tmp_path / "bad"), root=str(tmp_path / "root"), out=str(tmp_path / "out"))
-    (tmp_path / "job.py").write_text(text)
+    (tmp_path / "job.py").write_text(endless_job(tmp_path))
     run = ("penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url, "--set", "restart.kind=none")
     code, text = said(tmp_path, *run)
     assert code == 1, text
@@ -257,6 +289,17 @@ def test_a_root_that_only_the_jobmanager_can_write_fails_the_job_with_the_name_o
     assert re.search(r"StorageError: TaskManager tm-0 \(host .*\) cannot write the job's checkpoints in", text), text
     assert f"file://{folder}" in text
     assert "give that user write access" in text
+
+
+def test_a_crash_in_native_code_is_told_with_the_line_that_called_it(cluster, tmp_path):
+    text = endless_job(tmp_path).replace('raise ValueError("no such user")', "ctypes.string_at(0)")
+    (tmp_path / "job.py").write_text(f"import ctypes\n{text}")
+    (tmp_path / "bad").touch()
+    run = ("penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url, "--set", "restart.kind=none")
+    code, text = said(tmp_path, *run)
+    assert code == 1, text
+    assert "it was killed by SIGSEGV at job.py:18 in checked (`penstock logs endless`" in " ".join(text.split())
+    assert "line 18 in checked" in penstock(cluster, "logs", "endless")
 
 
 def test_ctrl_c_on_a_cluster_says_that_the_job_goes_on(cluster, endless, tmp_path):
@@ -291,7 +334,7 @@ def test_a_job_that_waits_for_slots_says_so_and_holds_up_no_smaller_one(tmp_path
 
 
 def test_a_job_that_is_larger_than_the_cluster_is_refused(tmp_path, cluster):
-    (tmp_path / "job.py").write_text(ENDLESS.format(bad="", root=str(tmp_path), out="").replace("ment(1", "ment(3"))
+    (tmp_path / "job.py").write_text(endless_job(tmp_path).replace("ment(1", "ment(3"))
     code, text = said(tmp_path, "penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url)
     assert code != 0
     assert "job 'endless' needs 3 slots, but this cluster has 2 (lower the parallelism" in " ".join(text.split())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.client.failures import FailureWatch, resume_point
+from penstock.client.failures import FailureWatch, function_in_call, resume_point
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 
@@ -31,8 +31,15 @@ _LINE_EVERY_MS = 2_000
 class JobProgress:
     """Shows rates, watermark, checkpoints and restarts of a job, and notes (`note`)."""
 
-    def __init__(self, *, enabled: bool = True, console: Console | None = None, clock: Clock | None = None) -> None:
-        """Prepare the display; with `enabled` False it shows nothing."""
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        attached: bool = False,
+        console: Console | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare the display; with `enabled` False it shows nothing; `attached`: the job ran before."""
         self._given = console
         self._clock = clock or SystemClock()
         self._enabled = enabled
@@ -40,7 +47,7 @@ class JobProgress:
         self._begun = False
         self._last_ms = self._line_ms = -1e12
         self._notes: list[str] = []
-        self._failures = FailureWatch()
+        self._failures = FailureWatch(attached=attached)
         self._start_reported = False
         self._last_line = ""
         #: Job name and newest summary.
@@ -88,10 +95,10 @@ class JobProgress:
         self._last_ms = now_ms
         self._begin()
         if self._live is not None:
-            self._live.update(_panel(job, summary))
+            self._live.update(_panel(job, summary, self._clock.now_ms()))
         elif now_ms - self._line_ms >= _LINE_EVERY_MS:
             self._line_ms = now_ms
-            line = _line(job, summary)
+            line = _line(job, summary, self._clock.now_ms())
             if line != self._last_line:  # a job that waits says so once
                 self._console.print(line, markup=False, soft_wrap=True)
             self._last_line = line
@@ -133,17 +140,19 @@ def _behind(summary: dict[str, Any]) -> str:
     return f", {sum(behind.values()):,} behind" if behind else ""
 
 
-def _line(job: dict[str, Any], summary: dict[str, Any]) -> str:
+def _line(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> str:
+    in_call = function_in_call(summary, now_ms)
     return (
         f"{job['name']} {job['state']}: {summary['source-records']:,.0f} records read ({_rate(summary):,.0f}/s)"
         f"{_behind(summary)}, "
         f"{summary['records-out']:,.0f} rows out, watermark {_time(summary['watermark'])}, "
         f"checkpoints {summary['checkpoints-completed']} ({summary['checkpoints-failed']} failed), "
-        f"restarts {summary['restarts']}"
+        f"restarts {summary['restarts']}{f'; {in_call}' if in_call else ''}"
     )
 
 
-def _panel(job: dict[str, Any], summary: dict[str, Any]) -> Table:
+def _panel(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, show_header=False, title=f"{job['name']} [bold]{job['state']}[/]", title_justify="left")
@@ -152,6 +161,8 @@ def _panel(job: dict[str, Any], summary: dict[str, Any]) -> Table:
     table.add_row("watermark", _time(summary["watermark"]), "")
     table.add_row("checkpoints", str(summary["checkpoints-completed"]), f"{summary['checkpoints-failed']} failed")
     table.add_row("restarts", str(summary["restarts"]), "")
+    if in_call := function_in_call(summary, now_ms):
+        table.add_row("slow call", escape(in_call), "")
     return table
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import utc_text
 from penstock.core.errors import PenstockError, without_all_frames
+from penstock.core.slow_calls import slow_call_since_text
 
 if TYPE_CHECKING:
     from penstock.client.handle import JobHandle
@@ -85,18 +86,25 @@ def _count(number: int, noun: str) -> str:
 
 
 def slow_calls(summary: dict[str, Any], now_ms: int | None = None) -> dict[str, str]:
-    """Return, by call, a line about a call to an external system that takes long; with `now_ms`, for how long."""
-    oldest: dict[str, int] = {}
+    """Return, by call, a line about a call that takes long; with `now_ms`, for how long.
+
+    It is a call to an external system, or of the user's function.
+    """
+    oldest: dict[str, dict[str, Any]] = {}
     for call in summary.get("slow-calls", ()):
-        oldest[call["what"]] = min(call["since"], oldest.get(call["what"], call["since"]))
-    return {
-        what: f"slow call since {utc_text(since)} UTC{_so_far(since, now_ms)}: {what}"
-        for what, since in sorted(oldest.items())
-    }
+        if call["what"] not in oldest or call["since"] < oldest[call["what"]]["since"]:
+            oldest[call["what"]] = call
+    return {what: _slow_call(call, now_ms) for what, call in sorted(oldest.items())}
 
 
-def _so_far(since_ms: int, now_ms: int | None) -> str:
-    return "" if now_ms is None else f", {max(0, now_ms - since_ms) / 1000:.0f} s so far"
+def _slow_call(call: dict[str, Any], now_ms: int | None) -> str:
+    return slow_call_since_text(call["what"], int(call["since"]), call.get("at", ""), now_ms)
+
+
+def function_in_call(summary: dict[str, Any], now_ms: int) -> str:
+    """Return a line about the function of the user that has been in one call for longest; empty if there is none."""
+    calls = [call for call in summary.get("slow-calls", ()) if call.get("at")]
+    return _slow_call(min(calls, key=lambda call: int(call["since"])), now_ms) if calls else ""
 
 
 def repeated_row(entries: list[dict[str, Any]], summary: dict[str, Any]) -> str:
@@ -143,6 +151,11 @@ def _name_of(restored: dict[str, Any]) -> str:
     return f"savepoint {restored['uri']}" if restored["uri"] else f"checkpoint {restored['id']}"
 
 
+def _version_and_error(entry: dict[str, Any]) -> tuple[bool, str]:
+    """Return whether a failure is one of a version that was rolled back, and its text."""
+    return bool(entry.get("rolled-back")), str(entry["exceptionName"])
+
+
 class _WaitWatch:
     """Remembers which external systems a job waits for."""
 
@@ -174,8 +187,10 @@ class _WaitWatch:
 class FailureWatch:
     """Remembers the reported failures of one job."""
 
-    def __init__(self) -> None:
-        """Start without reports."""
+    def __init__(self, *, attached: bool = False) -> None:
+        """Start without reports; `attached`: the job may have failed before, and such failures get their time."""
+        #: Whether the failures of the next report may be old.
+        self._old = attached
         self._restarts = 0
         #: How often the JobManager was replaced at the last look.
         self._replaced: int | None = None
@@ -202,10 +217,11 @@ class FailureWatch:
             self._replaced = replaced
         # a new JobManager counts from zero
         self._restarts = min(self._restarts, summary["restarts"])
+        self._old = self._old and summary["restarts"] > self._restarts
         self._failed_checkpoints = min(self._failed_checkpoints, summary["checkpoints-failed"])
         if summary["restarts"] > self._restarts and (failures := self._failures(handle, summary)):
             lines += failures
-            self._restarts = summary["restarts"]
+            self._restarts, self._old = summary["restarts"], False
         if summary["checkpoints-failed"] > self._failed_checkpoints:
             self._failed_checkpoints = summary["checkpoints-failed"]
             _, _, reason = summary["checkpoint-failure"].partition(": ")
@@ -237,11 +253,12 @@ class FailureWatch:
             return []
         self._reported_ms = new[0]["timestamp"]
         lines = []
-        told = ((bool(entry.get("rolled-back")), entry["exceptionName"]) for entry in reversed(new))
-        for (rejected, error), alike in groupby(told):
-            times = sum(1 for _ in alike)
+        for (rejected, error), group in groupby(reversed(new), _version_and_error):
+            alike = list(group)
             what = f"the rejected version of {handle.name}" if rejected else handle.name
-            lines.append(f"{what} failed{f' {times} times' if times > 1 else ''}: {error}")
+            times = f" {len(alike)} times" if len(alike) > 1 else ""
+            last = f"{', last' if times else ''} at {utc_text(alike[-1]['timestamp'])} UTC" if self._old else ""
+            lines.append(f"{what} failed{times}{last}: {error}")
         after = next_attempt(summary) or _AFTER.get(summary["state"], f"it is {summary['state']} now")
         after += f", from {_name_of(summary['restored'])}" if summary.get("restored") else ""
         lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.show_command}`)"

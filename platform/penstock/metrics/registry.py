@@ -96,6 +96,11 @@ class StateTimes:
         self._account()
         self._state = state
 
+    @property
+    def state(self) -> str:
+        """The present state; from any thread."""
+        return self._state
+
     def per_second(self) -> dict[str, float]:
         """Return milliseconds per second of each state over the last complete interval."""
         self._account()

@@ -268,7 +268,7 @@ class SavepointWritten(Message, frozen=True, kw_only=True):
 
 
 class SlowCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to an external system that takes long."""
+    """A call to an external system, or of the user's function, that takes long."""
 
     #: Number of the call in its worker.
     number: int
@@ -276,6 +276,8 @@ class SlowCall(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     #: Time it has taken so far.
     for_ms: int
+    #: Place in the user's code, such as `job.py:11 in lookup`; empty for a call to an external system.
+    at: str = ""
 
 
 class WorkerMetrics(Message, frozen=True, kw_only=True):
@@ -374,6 +376,8 @@ class WorkerExited(Message, frozen=True, kw_only=True):
     returncode: int
     #: Last lines of its log.
     log_tail: str = ""
+    #: The line at which native code crashed, such as `job.py:11 in lookup`; empty if the log has no trace of a crash.
+    crashed_at: str = ""
     #: Whether the JobManager had requested it.
     asked: bool = False
     #: Why the TaskManager ended it; empty if it did not.

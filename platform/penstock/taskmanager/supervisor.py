@@ -50,7 +50,7 @@ from penstock.taskmanager.control_sockets import WorkerSpec
 from penstock.taskmanager.environments import Environments
 from penstock.taskmanager.metrics import ProcessMetrics, RunningWorker
 from penstock.taskmanager.process_control import unreclaimable_bytes
-from penstock.taskmanager.worker_logs import WorkerLogs, tail_of
+from penstock.taskmanager.worker_logs import WorkerLogs, crash_place, tail_of
 from penstock.taskmanager.worker_process import WorkerProcess
 
 
@@ -456,11 +456,13 @@ class Supervisor:
         self._forget(worker)
         why = f": {worker.kill_reason}" if worker.kill_reason else ""
         self._log(f"worker {worker.worker_id} ended with {returncode}{why}")
+        log_tail = self._logs.tail(worker.worker_id)
         exited = WorkerExited(
             taskmanager_id=self._config.taskmanager_id,
             worker_id=worker.worker_id,
             returncode=returncode,
-            log_tail=self._logs.tail(worker.worker_id),
+            log_tail=log_tail,
+            crashed_at=crash_place(log_tail),
             asked=worker.stopping and not worker.kill_reason,
             reason=worker.kill_reason,
         )

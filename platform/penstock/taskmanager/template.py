@@ -10,6 +10,7 @@ supervisor.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import os
@@ -199,6 +200,8 @@ def become_worker(request: ForkWorker, descriptor: int) -> int:
     name_process(f"ps-worker-{spec.slot}")
     title_process(f"penstock worker {spec.job_name} {spec.worker_id}")
     redirect_output(Path(spec.log_path))
+    # A crash in native code writes the lines of its thread to the log. The others could push them out of the tail.
+    faulthandler.enable(all_threads=False)
     configure_logs(
         spec.log_format, process="worker", worker=spec.worker_id, taskmanager=spec.taskmanager_id, job=spec.job_id
     )

@@ -149,6 +149,7 @@ def _start_runtime(
     from penstock.task.chain.background import SlowCalls
     from penstock.task.chain.environment import TaskEnvironment
     from penstock.task.drive.runtime import TaskRuntime
+    from penstock.task.drive.slow_steps import SlowSteps
     from penstock.task.drive.stack_sampler import StackSampler
     from penstock.task.drive.threads import ParallelReads, ThreadBackground, ThreadDriver
     from penstock.taskmanager.checkpoint_root import require_writable
@@ -171,7 +172,8 @@ def _start_runtime(
     )
     driver = ThreadDriver(clock)
     sampler = StackSampler(lambda: driver.loops, clock, report)
-    return TaskRuntime(environment, driver), sampler, network.endpoint
+    steps = SlowSteps(lambda: driver.loops, clock, environment.slow_calls)
+    return TaskRuntime(environment, driver, steps.look), sampler, network.endpoint
 
 
 def _log_lost_connection(peer: str, reason: str) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from penstock.core.logs import readable
 from penstock.core.secrets import redact
+from penstock.task.chain.failure import is_library_code
 
 #: Number of log files of ended workers that are kept.
 RETAINED_LOGS = 50
 TAIL_BYTES = 8192
+#: Of `faulthandler`: the first line of a crash, and a line of a thread, innermost first.
+_CRASH = "Fatal Python error: "
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 class WorkerLogs:
@@ -50,6 +55,16 @@ def tail_of(path: Path, max_bytes: int) -> str:
     if size > max_bytes:
         text = text.partition("\n")[2] or text
     return redact(readable(text))
+
+
+def crash_place(log_tail: str) -> str:
+    """Return the innermost line of the user's code in the last crash of a log, else the innermost line; empty: none."""
+    _, found, trace = log_tail.rpartition(_CRASH)
+    frames = _FRAME.findall(trace) if found else []
+    if not frames:
+        return ""
+    filename, line, function = next((frame for frame in frames if not is_library_code(frame[0])), frames[0])
+    return f"{Path(filename).name}:{line} in {function}"
 
 
 def redirect_output(path: Path) -> None:

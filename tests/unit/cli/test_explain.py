@@ -6,6 +6,7 @@ import json
 import pytest
 
 from penstock.cli.running import explain as module
+from penstock.core.clock import ManualClock
 
 ROW = {"cpu-ms": 1234.5, "busy-ms": 2000.0, "cpu-ms-per-second": 12.0, "busy-ms-per-second": 20.0, "share": 0.75}
 BUDGET = {
@@ -62,6 +63,8 @@ SLOW = {
     "vertex": "v", "since": 1_700_000_000_000,
 }  # fmt: skip
 
+CALLS = [{"what": "operator 'map-3' (0)", "since": 1_000, "at": "hang.py:11 in lookup"}]
+
 
 class Client:
     def jobs(self):
@@ -74,6 +77,9 @@ class Client:
     def health(self, job_id):
         return {"findings": [SLOW]}
 
+    def summary(self, job_id):
+        return {"slow-calls": CALLS}
+
     def watermark(self, job_id):
         return WATERMARK
 
@@ -85,12 +91,14 @@ class Client:
 @pytest.fixture(autouse=True)
 def cluster(monkeypatch):
     monkeypatch.setattr(module, "connect", lambda _: contextlib.nullcontext(Client()))
+    monkeypatch.setattr(module, "SystemClock", lambda: ManualClock(24_000))
 
 
 def test_a_line_an_operator(capsys):
     module.explain("orders")
     lines = capsys.readouterr().out.splitlines()
     assert "1,646 ms" in lines[0]
+    assert lines.pop(1) == "operator 'map-3' (0) has been in one call for 23 s, at hang.py:11 in lookup"
     assert lines[1] == "map(score) is slow: It is busy 99 % of the time. (since 2023-11-14 22:13:20 UTC)"
     heading = ["operator", "uid", "CPU", "ms", "share", "CPU", "ms/s", "busy", "ms", "busy", "ms/s"]
     assert lines[2].split() == heading
@@ -102,7 +110,7 @@ def test_a_line_an_operator(capsys):
 
 def test_the_document_as_json(capsys):
     module.explain("orders", json=True)
-    assert json.loads(capsys.readouterr().out) == {**BUDGET, "findings": [SLOW]}
+    assert json.loads(capsys.readouterr().out) == {**BUDGET, "findings": [SLOW], "slow-calls": CALLS}
 
 
 def test_the_log_of_the_autoscaler(capsys):

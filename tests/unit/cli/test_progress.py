@@ -53,5 +53,20 @@ def test_the_rows_that_sources_have_not_read_are_added_up(capsys):
     assert "totals RUNNING: 30 records read (1,234/s), 12,345 behind, 20 rows out" in capsys.readouterr().out
 
 
+def test_a_function_that_does_not_return_is_in_each_line_with_its_time(capsys):
+    call = {"what": "operator 'map-3' (0)", "since": 1_000, "at": "hang.py:11 in lookup"}
+    client = SimpleNamespace(
+        summary=lambda _: {**SUMMARY, "slow-calls": [call]}, exceptions=lambda _: {"exceptionHistory": {"entries": []}}
+    )
+    job, clock = SimpleNamespace(client=client, job_id="1", name="totals"), ManualClock(8_000)
+    progress = JobProgress(clock=clock)
+    for _ in range(2):
+        progress.on_poll(job, {"name": "totals", "state": "RUNNING"})
+        clock.advance(2_000)
+    text = capsys.readouterr().out
+    for seconds in (7, 9):
+        assert f"restarts 0; operator 'map-3' (0) has been in one call for {seconds} s, at hang.py:11 in lookup" in text
+
+
 def test_a_job_that_never_began_has_no_totals():
     assert JobProgress().so_far() == []

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.client.failures import FailureWatch, resume_point
+from penstock.client.failures import FailureWatch, function_in_call, resume_point
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
@@ -44,6 +44,24 @@ def test_a_failure_is_told_once_with_the_next_attempt(job):
     assert "next attempt in 1.6 s" in line
     assert "penstock show orders" in line
     assert watch.poll(job, failed) == []
+
+
+def test_a_failure_from_before_the_attachment_has_its_time_and_a_later_one_has_not(job):
+    watch = FailureWatch(attached=True)
+    job.entries += [{**FIRST, "timestamp": 61_000}, FIRST]
+    (line,) = watch.poll(job, summary(restarts=2))
+    assert line.startswith(f"orders failed 2 times, last at 1970-01-01 00:01:01 UTC: {FIRST['exceptionName']} (restart")
+    job.entries.insert(0, {**SECOND, "timestamp": 90_000})
+    (line,) = watch.poll(job, summary(restarts=3))
+    assert line.startswith(f"orders failed: {SECOND['exceptionName']} (restart 3")
+
+
+def test_a_failure_after_the_attachment_to_a_job_without_failures_has_no_time(job):
+    watch = FailureWatch(attached=True)
+    assert watch.poll(job, summary()) == []
+    job.entries.append(FIRST)
+    (line,) = watch.poll(job, summary(restarts=1))
+    assert line.startswith(f"orders failed: {FIRST['exceptionName']} (restart 1")
 
 
 def test_failures_between_two_looks_are_told_in_their_order(job):
@@ -117,6 +135,23 @@ def test_the_end_of_a_slow_call_is_told(job):
     watch, slow = FailureWatch(), summary(**{"slow-calls": [{"what": "sink 'out' (0): w", "since": 5}]})
     begun, ended = f"orders: {SLOW}: sink 'out' (0): w", "orders: slow call ended: sink 'out' (0): w"
     assert [watch.poll(job, s) for s in (slow, slow, summary())] == [[begun], [], [ended]]
+
+
+def test_a_function_that_does_not_return_is_told_once_until_it_does_even_if_its_line_changes(job):
+    call = {"what": "operator 'map-3' (0)", "since": 5, "at": "hang.py:11 in lookup"}
+    first, moved = summary(**{"slow-calls": [call]}), summary(**{"slow-calls": [{**call, "at": "hang.py:12 in wait"}]})
+    watch = FailureWatch()
+    begun = "orders: operator 'map-3' (0) has been in one call since 1970-01-01 00:00:00 UTC, at hang.py:11 in lookup"
+    ended = "orders: slow call ended: operator 'map-3' (0)"
+    assert [watch.poll(job, s) for s in (first, moved, summary())] == [[begun], [], [ended]]
+
+
+def test_of_functions_that_do_not_return_the_longest_is_told():
+    external = {"what": "sink 'out' (0): w", "since": 0, "at": ""}
+    calls = [external] + [{"what": f"operator 'm' ({n})", "since": 9_000 - n, "at": f"a.py:{n} in f"} for n in (1, 2)]
+    told = function_in_call({"slow-calls": calls}, 20_998)
+    assert told == "operator 'm' (2) has been in one call for 12 s, at a.py:2 in f"
+    assert not function_in_call({"slow-calls": [external]}, 20_998)
 
 
 @pytest.mark.parametrize(

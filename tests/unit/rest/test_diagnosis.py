@@ -251,7 +251,7 @@ def test_identities_differ_by_what_a_reader_would_call_another_thing():
 
 def test_what_was_left_out_is_told_by_source_and_operator():
     nothing = {"bad-records": {}, "doubtful-times": {}, "late-records": {}, "slow-calls": []}
-    assert row_findings(nothing) == []
+    assert row_findings(nothing, 0) == []
     found = row_findings(
         {
             "bad-records": {"orders": 1234},
@@ -260,7 +260,8 @@ def test_what_was_left_out_is_told_by_source_and_operator():
             "distant-times": {"orders": {"rows": 6, "example": 5_000_000_000_000}},
             "late-records": {"count risks": 7},
             "slow-calls": [],
-        }
+        },
+        0,
     )
     assert found[0].text.startswith("The first one: topic t partition 0 offset 7: not JSON; value: b'x'. Set on_bad_")
     assert [(f.level, f.title) for f in found] == [
@@ -286,16 +287,27 @@ def test_a_summary_has_the_rows_of_a_source_with_odd_times():
 
 def test_a_call_that_takes_long_is_told_with_what_it_waits_for():
     nothing = {"bad-records": {}, "doubtful-times": {}, "late-records": {}}
-    calls = [{"what": "sink 'out' (1): publishing checkpoint 7 to topic t at b:9092", "since": 5}]
-    (found,) = row_findings({**nothing, "slow-calls": calls})
+    calls = [{"what": "sink 'out' (1): publishing checkpoint 7 to topic t at b:9092", "since": 5, "at": ""}]
+    (found,) = row_findings({**nothing, "slow-calls": calls}, 9_000)
     assert (found.level, found.since_ms) == ("warn", 5)
     assert found.title == "Slow call: sink 'out' (1): publishing checkpoint 7 to topic t at b:9092"
+
+
+def test_a_function_that_does_not_return_is_told_first_with_its_place_and_the_job_does_not_keep_up():
+    nothing = {"bad-records": {}, "late-records": {}}
+    calls = [{"what": "operator 'map-3' (0)", "since": 5_000, "at": "hang.py:11 in lookup"}]
+    (found,) = row_findings({**nothing, "slow-calls": calls}, 28_000)
+    assert (found.kind, found.level, found.since_ms) == ("function-in-call", "warn", 5_000)
+    assert found.title == "Operator 'map-3' (0) has been in one call for 23 s, at hang.py:11 in lookup"
+    fine, full = Finding("fine", "good", "Keeping up"), Finding("limit", "warn", "map-3 is at its limit")
+    slow = Finding("slow", "warn", "map-3 is slow")
+    assert ordered([fine, full, slow, found]) == [found, slow]
 
 
 def test_a_source_without_an_answer_is_named_with_its_place_and_the_job_does_not_keep_up():
     nothing = {"bad-records": {}, "late-records": {}}
     away = {"since": 7, "for-ms": 4_300, "place": "topic t at b:9"}
-    (found,) = row_findings({**nothing, "sources-unreachable": {"in": away}})
+    (found,) = row_findings({**nothing, "sources-unreachable": {"in": away}}, 0)
     assert (found.title, found.since_ms) == ("Source in: no answer for 4 s", 7)
     assert found.text.startswith("It waits for topic t at b:9 and resumes with the next answer.")
     fine, late = Finding("fine", "good", "Keeping up"), Finding("late-rows", "neutral", "late")

@@ -14,6 +14,8 @@ from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, p
 from penstock.cli.running.job_report import load_lines
 from penstock.cli.running.jobs import JobArgument
 from penstock.cli.terminal import terminal
+from penstock.client.failures import slow_calls
+from penstock.core.clock import SystemClock
 
 
 class What(enum.StrEnum):
@@ -41,7 +43,11 @@ def explain(
         job_id = find_job(client, job)["jid"]
         match what:
             case What.BUDGET:
-                found = {**client.budget(job_id), "findings": client.health(job_id)["findings"]}
+                found = {
+                    **client.budget(job_id),
+                    "findings": client.health(job_id)["findings"],
+                    "slow-calls": client.summary(job_id)["slow-calls"],
+                }
             case What.WATERMARK:
                 found = client.watermark(job_id)
             case What.SCALING:
@@ -105,7 +111,7 @@ def _time(at_ms: int | None) -> str:
 def _print_budget(found: dict[str, Any]) -> None:
     console = terminal()
     console.print(f"[bold]{found['name']}[/] {found['jid']} {found['cpu-ms']:,.0f} ms of CPU time in operators")
-    for line in load_lines(found["findings"]):
+    for line in (*slow_calls(found, SystemClock().now_ms()).values(), *load_lines(found["findings"])):
         console.print(line, markup=False, soft_wrap=True)
     table = Table("operator", "uid", box=None)
     for heading in ("CPU ms", "share", "CPU ms/s", "busy ms", "busy ms/s"):

@@ -88,7 +88,7 @@ def run(
         attach=attach,
         name=name,
     )
-    with JobProgress(enabled=not json) as progress, contextlib.ExitStack() as stack:
+    with JobProgress(enabled=not json, attached=attach) as progress, contextlib.ExitStack() as stack:
         executor: ClusterExecutor | EmbeddedExecutor | SparkExecutor
         if engine == "spark":
             executor = spark_executor(master, spark_conf, host, taskmanagers=taskmanagers, insecure=insecure)

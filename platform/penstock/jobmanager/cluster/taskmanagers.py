@@ -260,7 +260,7 @@ class TaskManagers:
             case msg.FromWorker():
                 self._from_worker(manager, report)
             case msg.WorkerExited():
-                why = report.reason or _exit_text(report.returncode)
+                why = report.reason or _exit_text(report.returncode, report.crashed_at)
                 lost = WorkerLost(report.worker_id, why, report.log_tail, report.asked)
                 self._worker_lost(manager, lost)
             case msg.WorkerStartFailed():
@@ -435,12 +435,22 @@ def _preload_of(graph: JobGraph) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*wanted, *client_modules(graph.settings.checkpoint_root)]))
 
 
-def _exit_text(returncode: int) -> str:
+#: Exit codes of workers themselves: the supervisor has gone, an error in the control loop or in a thread.
+_OWN_CODES = (0, 1, 70)
+#: Signals of crashes, whose trace workers write to their log.
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+def _exit_text(returncode: int, crashed_at: str) -> str:
+    """Return why a worker ended: its exit code, or the signal (negative) and the line at which native code crashed."""
     if returncode == -signal.SIGALRM:
         return "it had no contact to its TaskManager until its lease expired"
-    if returncode >= 0:
+    if returncode in _OWN_CODES:
         return f"it exited with status {returncode}"
+    if returncode > 0:
+        return f"it exited with status {returncode}: the job's code or a library has ended the process (os._exit)"
+    place = f" at {crashed_at}" if crashed_at and -returncode in _CRASHES else ""
     try:
-        return f"it was killed by {signal.Signals(-returncode).name}"
+        return f"it was killed by {signal.Signals(-returncode).name}{place}"
     except ValueError:
-        return f"it was killed by signal {-returncode}"
+        return f"it was killed by signal {-returncode}{place}"

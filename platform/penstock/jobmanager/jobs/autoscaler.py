@@ -129,6 +129,8 @@ class Autoscaler:
             watched.scaler.discard_samples()
             return
         samples = vertex_metrics_of(job, master)
+        if _hangs(watched, master, now_ms):
+            samples = None
         if samples is None or now_ms - since_ms < watched.settings.stabilization_interval_ms:
             watched.scaler.discard_samples()
             return
@@ -164,6 +166,15 @@ class Autoscaler:
         watched.log[-1].outcome = "done" if status.status == "COMPLETED" else status.error
         if status.status != "COMPLETED":
             watched.scaler.failed(now_ms, retry_soon=master.job_change.rescaling.retry_soon)
+
+
+def _hangs(watched: _Watched, master: JobMaster, now_ms: int) -> bool:
+    """Return whether a function of the user has not returned for half of the window: it is always busy by then.
+
+    More subtasks are no remedy, and no rescale would get its checkpoint.
+    """
+    least_ms = watched.settings.metrics_window_ms / 2
+    return any(call.at and now_ms - call.since_ms >= least_ms for call in master.slow_call_tracker.ongoing)
 
 
 def vertex_metrics_of(job: KnownJob, master: JobMaster) -> tuple[VertexMetrics, ...] | None:

@@ -21,6 +21,7 @@ from penstock.jobmanager.messages.views import (
     LastWorkerView,
     OperatorView,
     RestoredView,
+    SlowCallView,
     SubtaskView,
     VertexView,
 )
@@ -69,7 +70,10 @@ def summary_of(
         waits_for=waits_for,
         next_attempt_in_ms=max(0, at_ms - now_ms) if (at_ms := master.next_attempt_ms) >= 0 else -1,
         checkpoint_failure=history.last_failure,
-        slow_calls=tuple((slow.what, slow.since_ms) for slow in master.slow_call_tracker.ongoing),
+        slow_calls=tuple(
+            SlowCallView(what=slow.what, since_ms=slow.since_ms, at=slow.at)
+            for slow in master.slow_call_tracker.ongoing
+        ),
         restored=_restored(record, history.latest_restored),
         stop_uri=record.stop_uri,
         takeovers=record.takeovers,

@@ -254,7 +254,8 @@ class JobMaster:
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
         worker_id, deployment = lost.worker_id, self.deployment
         slot = self._held.worker_exited(worker_id)
-        failure = Failure(now_ms, f"worker {worker_id} was lost: {lost.reason}", lost.detail, "", worker_id)
+        log = f" (`penstock logs {self.graph.name}` prints its log)" if lost.detail else ""
+        failure = Failure(now_ms, f"worker {worker_id} was lost: {lost.reason}{log}", lost.detail, "", worker_id)
         if deployment is None:
             if slot is not None and not lost.asked:
                 self._replace_by_cause(replace(failure, taskmanager_id=slot.taskmanager_id))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.core.slow_calls import ended_call_text, slow_call_text
 from penstock.core.snapshot import pending_text
 from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Note, Step, StoreMetrics
@@ -30,10 +31,12 @@ class OngoingCall:
 
     what: str
     since_ms: int
+    #: Place in the user's code; empty for a call to an external system.
+    at: str = ""
 
 
 class SlowCallTracker:
-    """The slow calls of one job's workers."""
+    """The slow calls of one job's workers, to external systems and of the user's functions."""
 
     def __init__(self) -> None:
         """Start without calls."""
@@ -50,11 +53,13 @@ class SlowCallTracker:
         lines = []
         for key in [key for key in self._known if key[0] == worker_id and key not in now]:
             ended = self._known.pop(key)
-            lines.append(f"slow call ended after {(now_ms - ended.since_ms) / 1000:.0f} s: {ended.what}")
+            lines.append(ended_call_text(ended.what, now_ms - ended.since_ms, ended.at))
         for key, call in now.items():
-            if key not in self._known:
-                self._known[key] = OngoingCall(call.what, now_ms - call.for_ms)
-                lines.append(f"slow call, {call.for_ms / 1000:.0f} s so far: {call.what}")
+            known = self._known.get(key)
+            if known is None:
+                lines.append(slow_call_text(call.what, call.for_ms, call.at))
+            since_ms = now_ms - call.for_ms if known is None else known.since_ms
+            self._known[key] = OngoingCall(call.what, since_ms, call.at)
         return lines
 
     def halted(self) -> None:

@@ -86,6 +86,15 @@ class RestoredView(_View, frozen=True, kw_only=True):
     uri: str = ""
 
 
+class SlowCallView(_View, frozen=True, kw_only=True):
+    """A slow call in progress."""
+
+    what: str
+    since_ms: int
+    #: Place in the user's code; empty for a call to an external system.
+    at: str = ""
+
+
 class JobSummary(_View, frozen=True, kw_only=True):
     """A line of `penstock list`."""
 
@@ -112,8 +121,7 @@ class JobSummary(_View, frozen=True, kw_only=True):
     next_attempt_in_ms: int = -1
     #: The newest checkpoint failure.
     checkpoint_failure: str = ""
-    #: Slow calls to external systems: description and start time.
-    slow_calls: tuple[tuple[str, int], ...] = ()
+    slow_calls: tuple[SlowCallView, ...] = ()
     #: The restored checkpoint or savepoint; None for an empty start, or before the start under this leader.
     restored: RestoredView | None = None
     #: URI of the savepoint that a user stopped the job with.

@@ -14,6 +14,7 @@ from typing import Any
 from penstock.core.clock import utc_text
 from penstock.core.errors import NotFoundError, PenstockError, UsageError, did_you_mean
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, first_hash_of, key_group_of, key_groups_of, subtask_of
+from penstock.core.slow_calls import slow_call_since_text
 from penstock.jobmanager.cluster.taskmanagers import WorkerAddress, WorkerQueries
 from penstock.jobmanager.messages.views import JobDetail, SubtaskView, VertexView
 from penstock.rpc.messages import AskSubtask
@@ -188,8 +189,9 @@ async def ask_all(job: JobDetail, what: str, queries: WorkerQueries) -> list[dic
     """Return the answers of all subtasks of a running job to the query `what`.
 
     Raises:
-        UsageError: the job is not running. PenstockError: no answer arrived in time.
+        UsageError: the job is not running. PenstockError: no answer arrived in time, or none would.
     """
+    _require_answers(job)
     asking = [
         queries.ask(
             WorkerAddress(place.taskmanager_id, place.worker_id),
@@ -203,6 +205,14 @@ async def ask_all(job: JobDetail, what: str, queries: WorkerQueries) -> list[dic
         if isinstance(problem, BaseException):
             raise problem
     return [answer for answer in found if isinstance(answer, dict)]
+
+
+def _require_answers(job: JobDetail) -> None:
+    """Raise PenstockError if a function of the user has not returned for long: its subtasks would not answer."""
+    for call in job.summary.slow_calls:
+        if call.at:
+            msg = f"job {job.summary.name!r} does not answer: {slow_call_since_text(call.what, call.since_ms, call.at)}"
+            raise PenstockError(msg, hint="its subtasks answer when the function returns")
 
 
 def _vertex_of(job: JobDetail, uid: str) -> VertexView:

@@ -11,6 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.slow_calls import slow_call_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -208,6 +210,8 @@ _LONG_CHECKPOINT_MS = 20_000
 #: A finding not seen for this long is over; if it returns, it is new.
 FORGET_MS = 15_000
 BAD, WARN, GOOD, NEUTRAL = "bad", "warn", "good", "neutral"
+#: Kind of a finding: a function of the user has not returned for long. It comes first: it explains others.
+IN_CALL = "function-in-call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,14 +300,17 @@ _IMPLAUSIBLE = (
 )
 
 
-def row_findings(summary: dict[str, Any]) -> list[Finding]:
-    """Return the findings about external calls and about dropped or odd rows, from `flink_json.progress`."""
+def row_findings(summary: dict[str, Any], now_ms: int) -> list[Finding]:
+    """Return the findings about slow calls and about dropped or odd rows, from `flink_json.progress`."""
     found = []
     for number, call in enumerate(summary.get("slow-calls", ())):
+        kind, title = "slow-call", f"Slow call: {call['what']}"
         text = "Output or a checkpoint waits for this call. Check that the external system is reachable."
-        found.append(
-            Finding("slow-call", WARN, f"Slow call: {call['what']}", text, subtask=number, since_ms=call["since"])
-        )
+        if call["at"]:
+            kind, title = IN_CALL, slow_call_text(call["what"], now_ms - call["since"], call["at"])
+            title = title[0].upper() + title[1:]
+            text = "Its rows, and those of all operators in its thread, wait until the function returns."
+        found.append(Finding(kind, WARN, title, text, subtask=number, since_ms=call["since"]))
     for uid, away in summary.get("sources-unreachable", {}).items():
         title = f"Source {uid}: no answer for {away['for-ms'] / 1000:.0f} s"
         place = away["place"] or "its external system"
@@ -326,10 +333,12 @@ def row_findings(summary: dict[str, Any]) -> list[Finding]:
 
 
 def ordered(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings, problems first; a job whose source has no answer is not said to keep up."""
-    waits = any(finding.kind == "source-unreachable" for finding in findings)
-    left = [finding for finding in findings if not (waits and finding.kind in ("fine", "idle"))]
-    return sorted(left, key=lambda finding: finding.level == GOOD)
+    """Return the findings, problems first; a job that waits for a source or a function is not said to keep up."""
+    kinds = {finding.kind for finding in findings}
+    untrue = {"fine", "idle"} if kinds & {"source-unreachable", IN_CALL} else set()
+    untrue |= {"limit"} if IN_CALL in kinds else set()
+    left = [finding for finding in findings if finding.kind not in untrue]
+    return sorted(left, key=lambda finding: (finding.level == GOOD, finding.kind != IN_CALL))
 
 
 class FindingHistory:

@@ -107,7 +107,7 @@ class JobWatch:
         if load.state == "RUNNING" and load.measured:
             findings += job.since.stalled_sources(mean, now_ms)
             findings += checkpoint_findings(checkpoints, detail, now_ms)
-        findings += row_findings(progress(detail, checkpoints))
+        findings += row_findings(progress(detail, checkpoints), now_ms)
         job.findings = job.since.stamped(ordered(findings), now_ms)
 
 

@@ -422,7 +422,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "waits-for": summary.waits_for,
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
         "checkpoint-failure": summary.checkpoint_failure,
-        "slow-calls": [{"what": what, "since": since_ms} for what, since_ms in summary.slow_calls],
+        "slow-calls": [{"what": call.what, "since": call.since_ms, "at": call.at} for call in summary.slow_calls],
         # the restored checkpoint: id, time, and the URI if it is a savepoint
         "restored": _restored(summary.restored),
         # URI of the savepoint that a user stopped the job with

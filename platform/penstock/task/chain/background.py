@@ -1,7 +1,7 @@
 """Calls out of and into a subtask's thread: background work, its slow calls, the mailbox.
 
 Implemented by `task.drive.threads` and by the simulator; `task.drive.subtask` owns the mailbox. The worker's
-metrics contain the calls that are slow at present.
+metrics contain the calls that are slow at present, those of the user's functions (`task.drive.slow_steps`) too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
+from penstock.core.slow_calls import ended_call_text, slow_call_text
 from penstock.rpc.messages import SlowCall
 
 #: Called with a result or an error, from any thread.
@@ -38,6 +39,8 @@ class _Call:
     job_id: str
     what: str
     begun_ms: float
+    #: Place in the user's code; empty for an external call.
+    at: str = ""
     logged: bool = False
 
 
@@ -56,20 +59,32 @@ class SlowCalls:
         """Return the same work, registered as `what` while it runs."""
 
         def run() -> Any:
-            call = _Call(job_id, what, self._clock.monotonic_ms())
-            with self._lock:
-                number = next(self._numbers)
-                self._calls[number] = call
+            number = self.begin(job_id, what, self._clock.monotonic_ms())
             try:
                 return work()
             finally:
-                with self._lock:
-                    del self._calls[number]
-                if call.logged:
-                    seconds = (self._clock.monotonic_ms() - call.begun_ms) / 1000
-                    logging.getLogger(__name__).warning("slow call ended after %.1f s: %s", seconds, what)
+                self.end(number)
 
         return run
+
+    def begin(self, job_id: str, what: str, begun_ms: float, at: str = "") -> int:
+        """Register a call that began at `begun_ms` (monotonic); return its number. `at`: place in the user's code."""
+        with self._lock:
+            number = next(self._numbers)
+            self._calls[number] = _Call(job_id, what, begun_ms, at)
+        return number
+
+    def move(self, number: int, at: str) -> None:
+        """Set the present place of a call of the user's function."""
+        self._calls[number].at = at
+
+    def end(self, number: int) -> None:
+        """Forget a call, and log its end if its begin was logged."""
+        with self._lock:
+            call = self._calls.pop(number)
+        if call.logged:
+            for_ms = self._clock.monotonic_ms() - call.begun_ms
+            logging.getLogger(__name__).warning("%s", ended_call_text(call.what, for_ms, call.at))
 
     def slow(self) -> dict[str, tuple[SlowCall, ...]]:
         """Return the calls that are slow now, by job, and log each once."""
@@ -80,10 +95,8 @@ class SlowCalls:
         for number, call in found:
             if not call.logged:
                 call.logged = True
-                logging.getLogger(__name__).warning(
-                    "slow call, %.1f s so far: %s", (now - call.begun_ms) / 1000, call.what
-                )
-            entry = SlowCall(number=number, what=call.what, for_ms=round(now - call.begun_ms))
+                logging.getLogger(__name__).warning("%s", slow_call_text(call.what, now - call.begun_ms, call.at))
+            entry = SlowCall(number=number, what=call.what, for_ms=round(now - call.begun_ms), at=call.at)
             by_job[call.job_id] = (*by_job.get(call.job_id, ()), entry)
         return by_job
 

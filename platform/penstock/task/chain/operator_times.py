@@ -53,6 +53,12 @@ class OperatorTimes:
         """The index of the running operator, then of the edges, then of no operator."""
         return self._index
 
+    @property
+    def running(self) -> str:
+        """The uid of the running operator, `OUTPUT` for the edges; empty if none runs. From any thread."""
+        index = self._index
+        return self._names[index] if index < len(self._names) else ""
+
     def begin(self, index: int) -> None:
         """Start a call of the chain at `index`."""
         self._index = index

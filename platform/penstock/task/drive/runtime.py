@@ -86,10 +86,13 @@ class _Job:
 class TaskRuntime:
     """All subtasks of one worker."""
 
-    def __init__(self, environment: TaskEnvironment, driver: TaskDriver) -> None:
-        """Start without subtasks."""
+    def __init__(
+        self, environment: TaskEnvironment, driver: TaskDriver, look: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start without subtasks; `look` registers long steps as slow calls, before each report."""
         self._environment = environment
         self._driver = driver
+        self._look = look
         self._jobs: dict[str, _Job] = {}
         #: The peers for the next deployment of a job: see `graph.task_deployment.encode_peers`.
         self._peers: dict[str, bytes] = {}
@@ -136,12 +139,18 @@ class TaskRuntime:
     def metrics(self, worker: dict[str, float]) -> list[WorkerMetrics]:
         """Return the latest metrics of all subtasks, one message per job; `worker` are those of the process."""
         found, own = [], self._environment.worker_id
+        self._look()
+        now_ms = self._environment.clock.monotonic_ms()
         slow = self._environment.slow_calls.slow()
         self._reported_slow = {job_id for job_id in self._reported_slow if job_id not in slow}
         # a job whose slow calls have ended is reported once more, even if it has no subtask here yet
         for job_id in {**self._jobs, **slow, **dict.fromkeys(self._reported_slow)}:
             subtasks = self._jobs[job_id].subtasks if job_id in self._jobs else []
-            tasks = {subtask.metric_name: subtask.metrics.latest for subtask in subtasks if subtask.metrics.latest}
+            tasks = {
+                subtask.metric_name: subtask.metrics.latest if subtask.has_ended else subtask.metrics.at(now_ms)
+                for subtask in subtasks
+                if subtask.metrics.latest
+            }
             texts = {subtask.metric_name: subtask.metrics.texts for subtask in subtasks if subtask.metrics.texts}
             calls = slow.get(job_id, ())
             if tasks or calls or job_id in self._reported_slow:

@@ -47,6 +47,22 @@ def stack_of(innermost: FrameType | None, below: Collection[CodeType]) -> tuple[
     return tuple(reversed(frames[:MOST_FRAMES]))
 
 
+def user_frame(innermost: FrameType | None, below: Collection[CodeType]) -> FrameType | None:
+    """Return the innermost frame of the user's code inside any code in `below`; None if there is none.
+
+    A frame in a file comes before one of code without a file, which a library may have generated.
+    """
+    generated = None
+    for frame in _outer_frames(innermost):
+        if frame.f_code in below:
+            break
+        if _owner_of(frame.f_code.co_filename) == USER:
+            if not frame.f_code.co_filename.startswith("<"):
+                return frame
+            generated = generated or frame
+    return generated
+
+
 def _outer_frames(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
@@ -100,7 +116,8 @@ MOST_OPEN = 16
 LONGEST_MS, SHORTEST_INTERVAL_MS = 8_000.0, 5.0
 #: Share of the time since the last sample that a thread ran or waited for a processor, to be counted as on-CPU.
 _ON_CPU = 0.5
-_BASE_FRAMES = frozenset((RunLoop._step.__code__, RunLoop._loop.__code__))  # noqa: SLF001 - frames inside are the subtask's
+#: The code outside a subtask's step; frames inside are the subtask's.
+BASE_FRAMES = frozenset((RunLoop._step.__code__, RunLoop._loop.__code__))  # noqa: SLF001 - they have no public name
 _OTHER = ((OTHER, ENGINE),)
 
 
@@ -201,7 +218,7 @@ class StackSampler:
         thread, current_subtask = loop.thread, loop.current_subtask
         if thread is None or thread.ident not in frames:
             return
-        stack = stack_of(frames[thread.ident], _BASE_FRAMES)
+        stack = stack_of(frames[thread.ident], BASE_FRAMES)
         used = self._used.get(thread.native_id or 0)
         for subtask in loop.subtasks:
             if not _is_of(subtask, request.query):

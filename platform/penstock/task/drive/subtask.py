@@ -46,6 +46,7 @@ from penstock.task.drive.source_polling import SourcePacing
 from penstock.task.drive.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
 
 if TYPE_CHECKING:
+    from penstock.graph.job_graph import OperatorSpec
     from penstock.graph.task_deployment import TaskDeployment
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
@@ -122,6 +123,11 @@ class Subtask:
     def links(self) -> tuple[ChainLink, ...]:
         """The operators of its chain."""
         return self._chain.links
+
+    @property
+    def running_operator(self) -> OperatorSpec | None:
+        """The operator that works now; None between two calls of operators. From any thread."""
+        return self._chain.current_operator
 
     @property
     def has_pending_output(self) -> bool:

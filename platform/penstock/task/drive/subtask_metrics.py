@@ -21,6 +21,8 @@ BUSY, IDLE, BACK_PRESSURED = "busy", "idle", "backPressured"
 _COUNTED = ("badRecords", "badTimestamps")
 #: Interval at which a new dictionary is published.
 PUBLICATION_MS = 1000.0
+#: Rates that are older belong to the past: the subtask's thread is in one step, or in that of another subtask.
+STALE_MS = 5_000.0
 
 
 class SubtaskMetrics:
@@ -48,6 +50,8 @@ class SubtaskMetrics:
         self._marked = (0, 0)
         self.input_watermark = MIN_TIMESTAMP
         self.next_publication_ms = clock.monotonic_ms() + PUBLICATION_MS
+        self._published_ms = clock.monotonic_ms()
+        self._clock = clock
         self.latest: dict[str, float] = {}
         #: Texts of the operators, published with `latest`.
         self.texts: dict[str, str] = {}
@@ -64,8 +68,22 @@ class SubtaskMetrics:
 
     def publish(self) -> dict[str, float]:
         """Publish and return the values of this moment; those of the end of a subtask are its last ones."""
+        self._published_ms = self._clock.monotonic_ms()
         self.latest = self.read()
         return self.latest
+
+    def at(self, now_ms: float) -> dict[str, float]:
+        """Return the latest values, without rates that are stale at `now_ms`; from any thread.
+
+        A subtask that publishes nothing takes and emits no rows, and all its time belongs to its present state.
+        """
+        latest = self.latest
+        if now_ms - self._published_ms < STALE_MS:
+            return latest
+        rates = {name: 0.0 for name in latest if name.endswith("PerSecond")}
+        running = self._chain.times.running
+        present = {f"{self._times.state}TimeMsPerSecond": 1000.0, f"operator/{running}/busyTimeMsPerSecond": 1000.0}
+        return {**latest, **rates, **{name: rate for name, rate in present.items() if name in latest}}
 
     def counts(self) -> dict[str, int]:
         """Return the counters whose totals continue after a restart, those that are not 0 (the subtask's thread)."""

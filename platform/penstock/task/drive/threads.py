@@ -46,6 +46,8 @@ class RunLoop:
         self.thread: threading.Thread | None = None
         self.subtasks: tuple[Subtask, ...] = ()
         self.current_subtask: Subtask | None = None
+        #: When the newest step began (monotonic), for `task.drive.slow_steps`.
+        self.step_begun_ms = 0.0
 
     def wake(self) -> None:
         """Let the loop check its subtasks; callable from any thread, cheap if the loop is awake."""
@@ -86,6 +88,7 @@ class RunLoop:
                 self._wait(subtasks)
 
     def _step(self, subtask: Subtask) -> StepResult:
+        self.step_begun_ms = self._clock.monotonic_ms()
         self.current_subtask = subtask
         return subtask.step()
 

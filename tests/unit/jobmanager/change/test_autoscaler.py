@@ -14,6 +14,7 @@ from penstock.jobmanager.change.vertex_scaling import RestartCost
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.operations import Operations
+from penstock.jobmanager.master.worker_reports import OngoingCall
 
 SETTINGS = AutoscalerSettings(
     enabled=True, dry_run=False, metrics_window_ms=4_000, stabilization_interval_ms=2_000, restart_time_ms=1_000
@@ -40,6 +41,7 @@ class Stage:
             status=SimpleNamespace(state=JobStatus.RUNNING, entered_ms={JobStatus.RUNNING: 0}),
             step=Step.RUNNING,
             metrics={"in/0": FAST, "work/0": SLOW},
+            slow_call_tracker=SimpleNamespace(ongoing=()),
             checkpointing=SimpleNamespace(history=SimpleNamespace(completed=0), busy="", savepoint_obstacle=""),
             job_change=SimpleNamespace(
                 rescaling=SimpleNamespace(phase=None, retry_soon=False), upgrading=SimpleNamespace(phase=None)
@@ -132,6 +134,14 @@ def test_nothing_is_decided_while_the_job_changes_or_is_not_measured(where):
         getattr(stage.master.job_change, where).phase = object()
     stage.seconds(30)
     assert (stage.asked, stage.log) == ([], [])
+
+
+@pytest.mark.parametrize(("at", "asked"), [("job.py:3 in f", 0), ("", 1)])
+def test_a_function_that_does_not_return_is_not_widened(at, asked):
+    stage = Stage()
+    stage.master.slow_call_tracker.ongoing = (OngoingCall("operator 'm' (0)", 0, at),)
+    stage.seconds(8)
+    assert len(stage.asked) == asked
 
 
 def test_what_failed_or_was_refused_is_not_tried_again_soon():

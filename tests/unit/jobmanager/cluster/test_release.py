@@ -108,7 +108,10 @@ def test_one_whose_worker_has_not_ended_is_not_released(managers):
     ("ended", "told"),
     [
         ({"returncode": -9}, "it was killed by SIGKILL"),
-        ({"returncode": 3}, "it exited with status 3"),
+        ({"returncode": -11, "crashed_at": "job.py:3 in f"}, "it was killed by SIGSEGV at job.py:3 in f"),
+        ({"returncode": -9, "crashed_at": "job.py:3 in f"}, "it was killed by SIGKILL"),
+        ({"returncode": 70}, "it exited with status 70"),
+        ({"returncode": 3}, "it exited with status 3: the job's code or a library has ended the process (os._exit)"),
         ({"returncode": -14}, "it had no contact to its TaskManager until its lease expired"),
         (
             {"returncode": -9, "reason": "it did not answer for 9 s and was ended"},

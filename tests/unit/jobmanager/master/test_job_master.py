@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from tests.unit.jobmanager.conftest import JOB, SINK
@@ -135,7 +137,10 @@ def test_a_lost_connection_is_explained_by_the_end_of_the_other_worker(world_of,
     if asked:
         assert (failure.error, failure.worker_id) == (said, peer)
     else:
-        assert failure.error == f"worker {dead} was lost: it was killed by SIGKILL"
+        (name,) = re.fullmatch(
+            rf"worker {dead} was lost: it was killed by SIGKILL \(`penstock logs (.+)` prints its log\)", failure.error
+        ).groups()
+        assert name == world.master.graph.name
         assert (failure.detail, failure.worker_id) == ("its last lines", dead)
         assert world.master.error == failure.error
         assert failure.taskmanager_id

@@ -4,8 +4,8 @@ from penstock.jobmanager.master.worker_reports import OngoingCall, SlowCallTrack
 from penstock.rpc.messages import SlowCall
 
 
-def call(number, for_ms, what="upload"):
-    return SlowCall(number=number, what=what, for_ms=for_ms)
+def call(number, for_ms, what="upload", at=""):
+    return SlowCall(number=number, what=what, for_ms=for_ms, at=at)
 
 
 def test_each_call_is_told_when_it_becomes_slow_and_when_it_ends():
@@ -20,3 +20,12 @@ def test_each_call_is_told_when_it_becomes_slow_and_when_it_ends():
     work.halted()
     assert work.ongoing == ()
     assert work.reported("w2", (), 14_000) == []
+
+
+def test_a_call_of_a_function_is_told_with_its_place_which_may_change():
+    work = SlowCallTracker()
+    begun = work.reported("w1", (call(1, 5_000, "operator 'm' (0)", "a.py:1 in f"),), 10_000)
+    assert begun == ["operator 'm' (0) has been in one call for 5 s, at a.py:1 in f"]
+    assert work.reported("w1", (call(1, 6_010, "operator 'm' (0)", "a.py:2 in g"),), 11_000) == []
+    assert work.ongoing == (OngoingCall("operator 'm' (0)", 5_000, "a.py:2 in g"),)
+    assert work.reported("w1", (), 28_000) == ["slow call ended after 23 s: operator 'm' (0), at a.py:2 in g"]

@@ -1,11 +1,21 @@
 """Which partition is named, since when and why."""
 
+import asyncio
+
 import msgspec
 import pytest
 
 from penstock.config.settings import JobSettings
-from penstock.jobmanager.messages.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
-from penstock.jobmanager.observe.live_state import explain_watermark
+from penstock.core.errors import PenstockError
+from penstock.jobmanager.messages.views import (
+    JobDetail,
+    JobSummary,
+    OperatorView,
+    SlowCallView,
+    SubtaskView,
+    VertexView,
+)
+from penstock.jobmanager.observe.live_state import explain_watermark, watermark_holder_of
 
 NOW = 1_000_000
 SUMMARY = JobSummary(
@@ -148,3 +158,10 @@ def test_an_idle_timeout_is_not_advised_while_rows_are_not_read(metrics, why):
 def test_an_idle_timeout_is_not_advised_for_a_short_silence():
     found = explain_watermark(JOB, [part("a", 0, split("p", 1, quiet=4_000))], NOW)
     assert found["held-by"]["why"] == "no rows from it for 4 s"
+
+
+def test_a_job_whose_function_does_not_return_is_not_asked():
+    call = SlowCallView(what="operator 'm' (0)", since_ms=5_000, at="hang.py:11 in lookup")
+    job = msgspec.structs.replace(JOB, summary=msgspec.structs.replace(SUMMARY, slow_calls=(call,)))
+    with pytest.raises(PenstockError, match=r"'m' \(0\) has been in one call since .* UTC, at hang.py:11 in lookup"):
+        asyncio.run(watermark_holder_of(job, None, NOW))

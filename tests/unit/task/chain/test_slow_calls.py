@@ -25,8 +25,8 @@ def test_a_call_is_slow_after_a_while_and_until_it_ends(caplog):
     assert calls.watched("job", "upload", work)() == 42
     assert calls.slow() == {}
     assert [record.getMessage() for record in caplog.records] == [
-        "slow call, 5.0 s so far: upload",
-        "slow call ended after 6.0 s: upload",
+        "slow call, 5 s so far: upload",
+        "slow call ended after 6 s: upload",
     ]
 
 

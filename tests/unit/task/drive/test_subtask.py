@@ -409,3 +409,20 @@ def test_a_source_with_nothing_to_give_is_asked_less_and_less_often(world, batch
     while source.step() is StepResult.BUSY:
         pass
     assert waits(2) == [20, 40]  # the step that ended the loop above had asked for the first 10 ms
+
+
+def test_rates_of_a_subtask_that_publishes_nothing_are_those_of_its_present_state(world, batch_of):
+    w = running(world)
+    w.sources[0].script.append(batch_of(*range(100)))
+    w.settle()
+    w.clock.advance(1_000)
+    w.settle()
+    metrics = w.subtasks("sink")[0].metrics
+    now = w.clock.monotonic_ms()
+    assert metrics.latest["numRecordsInPerSecond"] > 0
+    assert metrics.at(now + 4_999) is metrics.latest
+    stale = metrics.at(now + 5_000)
+    assert stale["numRecordsInPerSecond"] == stale["busyTimeMsPerSecond"] == 0
+    assert stale["idleTimeMsPerSecond"] == 1_000
+    assert stale["numRecordsIn"] == 100
+    assert stale.keys() == metrics.latest.keys()
