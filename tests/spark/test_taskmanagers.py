@@ -55,9 +55,9 @@ class Console:
         return f"the job's command: {run.poll()}\n{log}"
 
     def taskmanagers(self):
-        """Their ids, and the line that counts them and their slots."""
+        """Their ids, and the text that counts them and their slots."""
         counts, *lines = self("cluster", "status").splitlines()
-        return {line.split()[0] for line in lines}, counts
+        return {line.split()[0] for line in lines}, counts.partition("; ")[2]
 
     def job(self, name, **values):
         given = {"name": name, "rows": ROWS, "rate": 300, "parallelism": 4, **values}

@@ -183,8 +183,7 @@ def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonO
         return
     slots = f"{overview['slots-available']} of {overview['slots-total']} slots free"
     count = overview["taskmanagers"]
-    say(f"JobManager: process {overview['jobmanager-pid']}")
-    say(f"{count} TaskManager{'' if count == 1 else 's'}, {slots}")
+    say(f"JobManager: process {overview['jobmanager-pid']}; {count} TaskManager{'' if count == 1 else 's'}, {slots}")
     for manager in managers:
         free = f"{manager['freeSlots']}/{manager['slotsNumber']} slots free"
         say(f"  {manager['id']}: process {manager['pid']} on {manager['path']}, {free}")
