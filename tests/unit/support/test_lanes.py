@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from tests.support.budget import PAGE, by_file, page_with
 from tests.support.lanes import COMMITTED, ROOT, Durations, LanesPlugin, by_level, group_of
 
+TIMES = [("one", 0.25), ("two", 0.5)]
+
 
 def durations(tmp_path, tests, files):
     recorded, committed = tmp_path / "recorded.json", tmp_path / "committed.json"
@@ -52,7 +54,10 @@ def test_committed_durations_name_files_that_exist():
 
 
 def test_seconds_are_summed_by_file():
-    assert by_file({"tests/a.py::1": 0.25, "tests/a.py::2": 0.5}) == {"tests/a.py": [2, 0.75]}
+    cases = [f'<testcase classname="tests.unit.a" name="{name}" time="{seconds}" />' for name, seconds in TIMES]
+    assert by_file(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>") == {
+        "tests/unit/a.py": [2, 0.75]
+    }
 
 
 def test_the_table_of_the_documentation_is_the_committed_one():
