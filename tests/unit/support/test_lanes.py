@@ -55,9 +55,8 @@ def test_committed_durations_name_files_that_exist():
 
 def test_seconds_are_summed_by_file():
     cases = [f'<testcase classname="tests.unit.a" name="{name}" time="{seconds}" />' for name, seconds in TIMES]
-    assert by_file(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>") == {
-        "tests/unit/a.py": [2, 0.75]
-    }
+    report = f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>"
+    assert by_file(report) == {"tests/unit/a.py": [2, 0.75]}
 
 
 def test_the_table_of_the_documentation_is_the_committed_one():
