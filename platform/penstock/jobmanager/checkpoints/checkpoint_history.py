@@ -35,6 +35,8 @@ class _Record:
     objects: int = 0
     #: Totals up to the checkpoint that its attempt restored.
     before: Totals = field(default_factory=dict)
+    #: The view of an ended checkpoint; None until it is asked for, or after a change.
+    shown: CheckpointView | None = None
 
     def totals(self) -> Totals:
         """Return the totals up to this checkpoint."""
@@ -52,7 +54,14 @@ class _Record:
         return {file.path for file in files if file.path}
 
     def view(self) -> CheckpointView:
-        """Return the record as a view."""
+        """Return the record as a view; clients ask often, so that of an ended checkpoint is made once."""
+        if self.status == "IN_PROGRESS":
+            return self._made_view()
+        if self.shown is None:
+            self.shown = self._made_view()
+        return self.shown
+
+    def _made_view(self) -> CheckpointView:
         return CheckpointView(
             id=self.checkpoint_id,
             kind=self.kind,
@@ -132,7 +141,7 @@ class CheckpointHistory:
         """Record that the checkpoint's self-contained copy was written."""
         record = self._find(checkpoint_id)
         if record is not None:
-            record.path = uri
+            record.path, record.shown = uri, None
             self._latest["savepoint"] = record.view()
 
     def aborted(self, checkpoint_id: int, reason: str, now_ms: int) -> None:
