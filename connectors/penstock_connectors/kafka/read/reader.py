@@ -338,11 +338,10 @@ class KafkaReader:
 
     def _at_end(self) -> tuple[str, ...]:
         """Return the splits that are known to be read to their end; not those whose broker does not answer."""
-        unanswered, found = self._outage.unanswered, []
-        for name, p in self._splits.items():
-            if p.at_end and not p.finished and _statistics_name(p.place) not in unanswered:
-                found.append(name)
-        return tuple(found)
+        unanswered = self._outage.unanswered
+        at_end = [(name, p.place) for name, p in self._splits.items() if p.at_end and not p.finished]
+        # asked at each poll: names of the statistics are made during an outage only
+        return tuple(name for name, place in at_end if not unanswered or _statistics_name(place) not in unanswered)
 
     def _finish(self) -> list[str]:
         done = [p for p in self._splits.values() if not p.finished and p.stop is not None and p.offset >= p.stop]
