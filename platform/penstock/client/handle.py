@@ -67,7 +67,7 @@ class OperationWatch(Protocol):
 
     @property
     def newest(self) -> str:
-        """What the operation waited for when the job was looked at last; empty before."""
+        """The reason for the wait at the last look at the job; empty before the first one."""
 
     def poll(self, summary: Callable[[], dict[str, Any]]) -> None:
         """Look at the job if it is time to; `summary` asks for it."""
@@ -139,14 +139,12 @@ class JobHandle:
             UsageError: the target is not writable; the job continues.
             PenstockError: the savepoint failed, or it is still under way after `timeout_ms`.
         """
-        place, request_id = absolute_uri(target or ""), _request_id(token)
-        operation = self._await_savepoint(
-            lambda: self.client.stop(self.job_id, drain=drain, target=place, token=request_id),
-            request_id,
-            timeout_ms,
-            progress,
-        )
-        return self._location(operation, "stop", timeout_ms, progress)
+        place = absolute_uri(target or "")
+
+        def ask(request_id: str) -> str:
+            return self.client.stop(self.job_id, drain=drain, target=place, token=request_id)
+
+        return self._run_savepoint("stop", ask, token, timeout_ms, progress)
 
     def savepoint(
         self,
@@ -161,11 +159,12 @@ class JobHandle:
         Calls with the same token count once; across a JobManager restart it is taken again under the
         same name. Raises like `stop`.
         """
-        place, request_id = absolute_uri(target or ""), _request_id(token)
-        operation = self._await_savepoint(
-            lambda: self.client.savepoint(self.job_id, place, token=request_id), request_id, timeout_ms, progress
-        )
-        return self._location(operation, "savepoint", timeout_ms, progress)
+        place = absolute_uri(target or "")
+
+        def ask(request_id: str) -> str:
+            return self.client.savepoint(self.job_id, place, token=request_id)
+
+        return self._run_savepoint("savepoint", ask, token, timeout_ms, progress)
 
     def rescale(
         self,
@@ -242,20 +241,19 @@ class JobHandle:
         given = key if isinstance(key, (tuple, list, dict)) else [key]
         return self.client.state_value(self.job_id, uid, name, [json.dumps(given, default=_text)], limit)
 
-    def _await_savepoint(
-        self, ask: Callable[[], str], request_id: str, timeout_ms: float, progress: OperationWatch | None
-    ) -> dict[str, Any] | None:
+    def _run_savepoint(
+        self, what: str, ask: Callable[[str], str], token: str, timeout_ms: float, progress: OperationWatch | None
+    ) -> str:
+        """Request a stop or savepoint (`what`) and return its URI."""
+        request_id = trigger_id_of(token) if token else secrets.token_hex(16)
+
         def status() -> dict[str, Any]:
             answer = self.client.savepoint_status(self.job_id, request_id)
             if progress is not None and answer["status"]["id"] != "COMPLETED":
                 progress.poll(lambda: self.client.summary(self.job_id))
             return answer
 
-        return await_operation(ask, status, self.clock, timeout_ms, _POLL_MS)
-
-    def _location(
-        self, operation: dict[str, Any] | None, what: str, timeout_ms: float, progress: OperationWatch | None
-    ) -> str:
+        operation = await_operation(lambda: ask(request_id), status, self.clock, timeout_ms, _POLL_MS)
         if operation is None:
             why = f": {progress.newest}" if progress is not None and progress.newest else ""
             msg = f"the {what} of {self.name} is still under way after {timeout_ms / 1000:.0f} s{why}"
@@ -297,10 +295,6 @@ def _text(value: object) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _request_id(token: str) -> str:
-    return trigger_id_of(token) if token else secrets.token_hex(16)
 
 
 def trigger_id_of(token: str) -> str:
