@@ -379,7 +379,7 @@ def _other_place(operator: OperatorSpec, name: str, foreign: Sequence[str]) -> S
     more = f" and {len(foreign) - _MOST_SPLITS} more" if len(foreign) > _MOST_SPLITS else ""
     place = operator.config["source"].get("place") or "another place"
     reason = f"source {operator.uid!r} has read {', '.join(foreign[:_MOST_SPLITS])}{more}, and now names {place}"
-    drop = DROP_STATE_HINT.format(f"{operator.uid}/{name}").replace("its state", "its old positions")
+    drop = f"drop its old positions with --allow-non-restored-state {operator.uid}/{name}"
     way = f"name the old place too, give the source a new uid, or {drop}"
     return StateVerdict(uid=operator.uid, state=name, verdict="blocked", reason=reason, way_out=way)
 

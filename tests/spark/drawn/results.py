@@ -1,4 +1,4 @@
-"""What a drawn job gives: in a backfill, live, and live from the savepoint of a backfill."""
+"""Results of a drawn job: of a backfill, live, and live from the savepoint of a backfill."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a stop or savepoint says while it waits, and when the waiting ends before it does."""
+"""Lines about a stop or savepoint that lasts, and the error when the time to wait for it is over."""
 
 import pytest
 

@@ -87,7 +87,8 @@ def test_slots_that_jobs_wait_for_are_counted(managers):
     assert (managers.pool.pending, managers.pool.free) == (0, 1)
 
 
-def test_one_whose_worker_has_not_ended_is_not_released(managers):
+def with_a_worker(managers):
+    """A TaskManager `tm` with the worker `w` of the job `job`; return its session and the job's events."""
     events = []
     managers.attach("job", events.append)
     session = joined(managers, "tm")
@@ -96,6 +97,11 @@ def test_one_whose_worker_has_not_ended_is_not_released(managers):
     managers.start_worker(
         "job", "w", granted.slots[0], JobGraph(name="j", vertices=(), edges=(), settings=JobSettings())
     )
+    return session, events
+
+
+def test_one_whose_worker_has_not_ended_is_not_released(managers):
+    session, _events = with_a_worker(managers)
     managers.release_slots("job", None)
     with pytest.raises(UsageError, match="jobs hold 0 slots, 1 workers are running"):
         managers.release("tm")
@@ -120,13 +126,6 @@ def test_one_whose_worker_has_not_ended_is_not_released(managers):
     ],
 )
 def test_a_job_is_told_why_its_worker_ended(managers, ended, told):
-    events = []
-    managers.attach("job", events.append)
-    session = joined(managers, "tm")
-    managers.request_slots("job", 1, wait=True)
-    (granted,) = events
-    managers.start_worker(
-        "job", "w", granted.slots[0], JobGraph(name="j", vertices=(), edges=(), settings=JobSettings())
-    )
+    session, events = with_a_worker(managers)
     managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", log_tail="last words", **ended))
     assert (events[-1].reason, events[-1].detail) == (told, "last words")
