@@ -208,7 +208,10 @@ COMMANDS = {
         "run job.py --set state_backend=rocks",
         r"setting state_backend='rocks' is not known \(one of hashmap, rocksdb, remote\)",
     ),
-    "a setting that is none": ("run job.py --set chekpoint_interval=5s", "did you mean 'checkpoint_interval_ms'"),
+    "a setting that is none": (
+        "run job.py --set chekpoint_interval=5s",
+        r"^error: unknown setting 'chekpoint_interval' \(did you mean 'checkpoint_interval'\?\)$",
+    ),
     "a savepoint to start from that is none": ("run job.py --from NOWHERE", r"NOWHERE.*\(.+\)$"),
     "a savepoint of no job": ("savepoint nothing", r"no job .*'?nothing'?.*\(.+\)$"),
     "the state of no snapshot": ("state read NOWHERE counts", r"NOWHERE.*\(.+\)$"),

@@ -212,6 +212,15 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
     A name may be given without its `_ms` or `_bytes`; the value then needs a unit.
 
     Raises:
+        UsageError: unknown key, or a value of the wrong type or out of range.
+    """
+    return in_range(overridden(settings, overrides))
+
+
+def overridden(settings: JobSettings, overrides: dict[str, str]) -> JobSettings:
+    """Return what `with_overrides` returns, before ranges that depend on several settings are checked.
+
+    Raises:
         UsageError: unknown key or a value of the wrong type.
     """
     plain: dict[str, Any] = msgspec.to_builtins(settings)
@@ -220,22 +229,26 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
         *parents, leaf = key.replace("-", "_").split(".")
         for number, parent in enumerate(parents):
             if not isinstance(target.get(parent), dict):
-                raise UsageError(f"unknown setting {key!r}", hint=did_you_mean(key, _names(target, parents[:number])))
+                raise UsageError(
+                    f"unknown setting {key!r}", hint=did_you_mean(key, _names(target, parents[:number], leaf))
+                )
             target = target[parent]
         given, leaf = leaf, next((name for name in (leaf, f"{leaf}_ms", f"{leaf}_bytes") if name in target), leaf)
         if leaf not in target:
-            raise UsageError(f"unknown setting {key!r}", hint=did_you_mean(key, _names(target, parents)))
+            raise UsageError(f"unknown setting {key!r}", hint=did_you_mean(key, _names(target, parents, given)))
         target[leaf] = text if given == leaf and text.strip().isdigit() else _typed(text, leaf, key)
     try:
-        return in_range(msgspec.convert(plain, JobSettings, strict=False))
+        return msgspec.convert(plain, JobSettings, strict=False)
     except msgspec.ValidationError as error:
         fault, hint = wrong_value(error, plain)
         raise UsageError(f"setting {fault}", hint=hint) from error
 
 
-def _names(settings: Mapping[str, Any], parents: Sequence[str]) -> list[str]:
-    """Return the names of settings of one group, with its name."""
-    return sorted(".".join((*parents, name)) for name in settings)
+def _names(settings: Mapping[str, Any], parents: Sequence[str], given: str) -> list[str]:
+    """Return the names of settings of one group, with its name, and with the unit only if `given` has one."""
+    unit = next((unit for unit in ("_ms", "_bytes") if given.endswith(unit)), "")
+    names = (name if unit else name.removesuffix("_ms").removesuffix("_bytes") for name in settings)
+    return sorted(".".join((*parents, name)) for name in names)
 
 
 def wrong_value(error: msgspec.ValidationError, values: Mapping[str, Any]) -> tuple[str, str]:

@@ -229,21 +229,21 @@ def entry(job_id, generation, text):
 
 
 def checkpoint(number, seconds, generation=1):
-    text = f"checkpoint:{number} completed (log entry {number})"
+    text = f"checkpoint:{number} completed"
     return {"at_ms": 1000 * seconds, "kind": "checkpoint", "text": text, "generation": generation, "job_id": "a"}
 
 
 def test_a_story_has_one_line_for_a_series_of_checkpoints():
-    stop = {**checkpoint(49, 1), "text": "stop:49 completed (log entry 50)"}
+    stop = {**checkpoint(49, 1), "text": "stop:49 completed"}
     many = [checkpoint(number, 10 * number) for number in range(12, 48)]
     entries = [entry("a", 1, "one"), *many, entry("a", 1, "two"), *many[:2], stop]
     assert [line[20:] for line in story_lines(entries)] == [
         "deploy       one",
         "checkpoint   checkpoints 12 to 47 completed, 36 in 5.8 min",
         "deploy       two",
-        "checkpoint   checkpoint:12 completed (log entry 12)",
-        "checkpoint   checkpoint:13 completed (log entry 13)",
-        "checkpoint   stop:49 completed (log entry 50)",
+        "checkpoint   checkpoint:12 completed",
+        "checkpoint   checkpoint:13 completed",
+        "checkpoint   stop:49 completed",
     ]
     split = story_lines([checkpoint(n, n, 1) for n in (1, 2, 3)] + [checkpoint(n, n, 2) for n in (4, 5, 6)])
     assert [line[20:] for line in split if "---" not in line] == [

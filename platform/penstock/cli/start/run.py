@@ -23,6 +23,7 @@ from penstock.cli.progress import JobProgress
 from penstock.cli.start.spark_options import MasterOption, SparkConfOption, refuse_settings, spark_executor
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
 from penstock.client.handle import TERMINAL
+from penstock.config.settings import JobSettings, overridden
 from penstock.core.errors import UsageError
 from penstock.graph.executor import JobExecutor, JobResult
 from penstock.graph.job_graph import encode_graph
@@ -234,4 +235,5 @@ def parse_overrides(settings: list[str], parallelism: int | None = None) -> dict
         overrides[key] = value
     if parallelism is not None:
         overrides["parallelism"] = str(parallelism)
+    overridden(JobSettings(), overrides)  # an error here names no line of the job file
     return overrides

@@ -84,7 +84,8 @@ class Recovered:
             what += f" of run {restored.run_id[:8]}"
         if self.accepted_duplicates:
             what += ", older than output that may have been published (--accept-duplicates)"
-        return f"{what}; pending output: {pending_text(self.plan.pending)}; older runs to fence: {len(self.fence)}"
+        what += f"; pending output: {pending_text(self.plan.pending)}"
+        return f"{what}; earlier runs whose open output is discarded: {len(self.fence)}" if self.fence else what
 
     @property
     def start_timeout_ms(self) -> int:

@@ -138,11 +138,6 @@ def release_entry(graph: JobGraph, identity: JobIdentity, base: int, now_ms: int
     return msgspec.structs.replace(_entry(graph, identity, "seal", now_ms), upgrade_of=base, note="released")
 
 
-def appended_text(tag: str, sequence: int) -> str:
-    """Return the event log text of a completed checkpoint."""
-    return f"{tag} completed (log entry {sequence})"
-
-
 def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
     """Return event log entries of leaders before `generation`, reconstructed from the manifest log, oldest first.
 
@@ -158,7 +153,7 @@ def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> t
                 kind, text = "end", manifest.note
             case _:
                 tag = f"{manifest.barrier}:{manifest.checkpoint_id}"
-                kind, text = "checkpoint", appended_text(tag, manifest.sequence)
+                kind, text = "checkpoint", f"{tag} completed"
         found.append(Entry(manifest.created_ms, kind, text, manifest.generation, manifest.job_id))
     return tuple(found)
 

@@ -33,7 +33,6 @@ from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, 
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_log import (
     JobIdentity,
-    appended_text,
     end_entry,
     ended_as,
     events_of_earlier_leaders,
@@ -292,7 +291,7 @@ class JobMaster:
             return self._apply(self.job_change.release_answered(event, self._change_context(now_ms)), now_ms)
         if isinstance(event, ev.ManifestAppended):
             manifest = event.entry.manifest
-            self.event_log.add(now_ms, "checkpoint", appended_text(event.tag, manifest.sequence))
+            self.event_log.add(now_ms, "checkpoint", f"{event.tag} completed")
             self.job_change.upgrading.checkpointed(manifest)
             self._restart.checkpointed()
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
