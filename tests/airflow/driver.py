@@ -151,7 +151,7 @@ class Airflow:
         assert found == state, f"{dag} {run} is {found}: {tries}\n{self.diagnosis()}"
         hidden = {task: number for task, (_, number) in tries.items() if number > 1}
         assert again or state != "success" or not hidden, (
-            f"{dag} {run}: a retry hides a failure: {tries}\n{self.diagnosis()}"
+            f"{dag} {run}: a retry hides a failure: {tries}\n{''.join(self.log(dag, run, task) for task in hidden)}"
         )
 
     def wait_trigger(self, dag, run, text, *, attempt=1):

@@ -18,6 +18,10 @@ from penstock_airflow import kill_actions
 from penstock_airflow.conditions import Answer, Condition, decoded
 from penstock_airflow.hooks.penstock import PenstockHook
 
+#: A trigger fires after this many poll intervals at the earliest. The scheduler fails a task that runs again before it
+#: has handled the end of the process that deferred (apache/airflow issues 66374, 67287 and 72716).
+_LEAST_POLLS = 2.5
+
 
 class JobTrigger(BaseTrigger):
     """Fires once, with an `Answer` as JSON.
@@ -53,7 +57,7 @@ class JobTrigger(BaseTrigger):
         """Poll until there is an answer."""
         hook = PenstockHook(self.penstock_conn_id)
         question = decoded(self.question)
-        said = ""
+        said, begun_ms = "", self.clock.monotonic_ms()
         while True:
             answer = await ask(hook, question)
             if answer.kind != "wait":
@@ -65,6 +69,8 @@ class JobTrigger(BaseTrigger):
                 answer = Answer(kind="timeout", text=f"time-out: {said}")
                 break
             await asyncio.sleep(self.poll_seconds)
+        age_s = (self.clock.monotonic_ms() - begun_ms) / 1000
+        await asyncio.sleep(max(0.0, _LEAST_POLLS * self.poll_seconds - age_s))
         yield TriggerEvent(msgspec.to_builtins(answer))
 
     async def on_kill(self) -> None:

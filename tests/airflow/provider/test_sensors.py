@@ -14,8 +14,10 @@ from tests.support.waiting import wait_until
 from penstock.client.handle import JobHandle
 from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError, UsageError
+from penstock_airflow.conditions import Answer, WatermarkAt, encoded
 from penstock_airflow.hooks.penstock import PenstockHook, place_of
 from penstock_airflow.sensors.job import CheckpointSensor, JobStatusSensor, WatermarkSensor
+from penstock_airflow.triggers import job as job_trigger
 from penstock_airflow.triggers.events import JobEventTrigger
 
 pytestmark = pytest.mark.timeout(120)
@@ -184,6 +186,30 @@ def test_from_when_on_events_are_told_is_kept_before_there_is_one(monkeypatch, u
 def test_events_there_are_not(wrong):
     with pytest.raises(ValueError, match="events are savepoint, failed, window"):
         JobEventTrigger(job="j", **wrong)
+
+
+@pytest.mark.parametrize("polls", [1, 5])
+def test_a_trigger_fires_when_the_scheduler_has_seen_the_deferral(monkeypatch, polls):
+    """Airflow fails a task that runs again before it has handled the end of the process that deferred."""
+    clock, asked = ManualClock(), []
+
+    async def ask(_hook, _question):
+        asked.append(1)
+        return Answer(kind="done" if len(asked) == polls else "wait")
+
+    async def sleep(seconds):
+        clock.sleep_ms(seconds * 1000)
+
+    async def first(trigger):
+        return await anext(trigger.run())
+
+    monkeypatch.setattr(job_trigger, "ask", ask)
+    monkeypatch.setattr(job_trigger.asyncio, "sleep", sleep)
+    question = encoded(WatermarkAt(job_id="j", watermark_ms=1))
+    trigger = job_trigger.JobTrigger(penstock_conn_id="nowhere", question=question, poll_seconds=2.0)
+    trigger.clock, begun = clock, clock.monotonic_ms()
+    assert asyncio.run(first(trigger)).payload["kind"] == "done"
+    assert clock.monotonic_ms() - begun == max(5_000, 2_000 * (polls - 1))
 
 
 def test_nobody_there(monkeypatch, unused_port):
