@@ -39,7 +39,7 @@ class Scene:
 
     def __init__(
         self, stage, orders, *, cluster=None, rate=4_000, taskmanagers=2, failpoints=None, job=None, watch=True,
-        hosts=(),
+        hosts=(), jobmanagers=1,
     ):  # fmt: skip
         self.stage, self.orders = stage, orders
         self.name = stage.fresh("job")
@@ -53,7 +53,9 @@ class Scene:
         self.feed = Feed(stage.bootstrap, self.source, orders, rate)
         self._shared = cluster is not None
         if cluster is None:
-            config = replace(self._config(taskmanagers, failpoints or {}, watch), data_hosts=hosts)
+            config = replace(
+                self._config(taskmanagers, failpoints or {}, watch), data_hosts=hosts, jobmanagers=jobmanagers
+            )
             cluster = LocalCluster(config)
         self.cluster = cluster
         self.job_id = ""
@@ -93,9 +95,9 @@ class Scene:
     # --- asking ---------------------------------------------------------------------------------------------------
 
     def _client(self, seconds):
-        place = (self.cluster.rest_url, seconds)
+        place = (self.cluster.address, seconds)
         if place not in self._clients:
-            self._clients[place] = RestClient(self.cluster.rest_url, timeout_seconds=seconds)
+            self._clients[place] = RestClient(self.cluster.address, timeout_seconds=seconds)
         return self._clients[place]
 
     @property

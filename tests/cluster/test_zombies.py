@@ -8,13 +8,9 @@ from tests.cluster import proc_tree
 from tests.cluster.harness import Scene
 from tests.cluster.orders import Orders
 
-from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 EVENTS, RATE = 12_000, 4_000
-#: Exit code of a JobManager that another one has succeeded.
-STEPPED_DOWN = 3
 
 
 @pytest.fixture
@@ -71,42 +67,6 @@ def test_a_worker_paused_alone_is_replaced(stage, paused):
         scene.feed.join()
         scene.wait_finished()
         scene.check_exact()
-
-
-def test_a_paused_leader_that_was_succeeded_appends_nothing_and_ends(stage, paused):
-    """It is paused between the last acknowledgement and the append of the manifest."""
-    point = "jobmanager.before_manifest"
-    with Scene(stage, Orders(3, EVENTS), rate=RATE, failpoints={point: "hold@3"}, watch=False) as scene:
-        scene.begin()
-        scene.wait_hit(point)
-        old = scene.cluster.jobmanager
-        paused.append(old.pid)
-        os.kill(old.pid, signal.SIGSTOP)
-        config = LocalClusterConfig(
-            taskmanagers=2,
-            slots_per_taskmanager=1,
-            directory=scene.folder / "second",
-            ha_root=str(scene.cluster.directory / "ha"),
-            environment=stage.environment,
-        )
-        with LocalCluster(config) as second:
-            first, scene.cluster = scene.cluster, second
-            try:
-                cuts = lambda: [e for e in scene.manifests() if e["kind"] == "checkpoint"]
-                scene.wait(lambda: cuts()[-1]["generation"] > 1, "a checkpoint of the second leader")
-                taken_over = scene.manifests()[-1]["sequence"]
-                scene.release(point)
-                assert proc_tree.stopped(old.pid), "the old leader ended before it was resumed: nothing is shown"
-                os.kill(old.pid, signal.SIGCONT)
-                scene.wait(lambda: not old.alive, "the old leader to end")
-                assert old.process.returncode == STEPPED_DOWN, old.log_tail()
-                scene.feed.join()
-                scene.wait_finished()
-                scene.check_exact()
-                scene.check_whole()
-                assert {e["generation"] for e in scene.manifests() if e["sequence"] > taken_over} <= {2}
-            finally:
-                scene.cluster = first
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "template"])

@@ -1,9 +1,9 @@
 """The hook of every operator, sensor and trigger: a connection of type `penstock` as a client of its REST API.
 
-A connection has the host and port of a JobManager; `schema` is `http` (default) or `https`; its password is the API
-token. Its extra fields: `timeout` (time limit of a request in seconds), `job_page` (target of task links, with `{url}`
-and `{job_id}`), `python` (interpreter on Airflow's workers with the packages of job files), `ca` (file with trusted
-certificates).
+A connection has the host and port of a JobManager (several hosts: with commas between them); `schema` is `http`
+(default) or `https`; its password is the API token. Its extra fields: `timeout` (time limit of a request in seconds),
+`job_page` (target of task links, with `{url}` and `{job_id}`), `python` (interpreter on Airflow's workers with the
+packages of job files), `ca` (file with trusted certificates).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ClusterConnection:
 
     def page_of(self, job_id: str) -> str:
         """Return the address of a job's page."""
-        return self.job_page.format(url=self.url, job_id=job_id)
+        return self.job_page.format(url=self.url.partition(",")[0], job_id=job_id)
 
 
 def place_of(connection: Connection, named: str = "") -> ClusterConnection:
@@ -76,8 +76,9 @@ def place_of(connection: Connection, named: str = "") -> ClusterConnection:
         timeout = 0.0
     if not 0 < timeout <= _LONGEST_SECONDS:  # rejects `nan` too
         raise UsageError(f"{name} has the time-out {extra['timeout']!r}", hint="give seconds, such as 30, up to a day")
+    hosts = connection.host.split(",")
     return ClusterConnection(
-        url=f"{scheme}://{connection.host}:{connection.port or _PORT}",
+        url=",".join(f"{scheme}://{host.strip()}:{connection.port or _PORT}" for host in hosts),
         token=connection.password or "",
         timeout_seconds=timeout,
         job_page=extra.get("job_page") or _JOB_PAGE,

@@ -141,8 +141,6 @@ class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     jobmanager_id: str
     pid: int
-    address: str = ""
-    since_ms: int = 0
 
 
 prepare(LeaderRecord, JobRecord, UpgradeRefusal)
@@ -155,20 +153,11 @@ def cluster_id(store: ObjectStore, rand: Rand) -> str:
     return found
 
 
-def become_leader(store: ObjectStore, record: LeaderRecord) -> LeaderRecord:
-    """Take the next generation; from then on writes of older leaders are refused."""
-    generation = newest_generation(store)
-    for _ in range(_MAX_RACES):
-        generation += 1
-        mine = msgspec.structs.replace(record, generation=generation)
-        key = _leader_key(generation)
-        if store.put_if_absent(key, msgspec.json.encode(mine)):
-            return mine
-        # a put with an unknown outcome that is repeated finds its own record
-        if msgspec.json.decode(store.read(key), type=LeaderRecord) == mine:
-            return mine
-    msg = f"the JobManager could not become the leader in {store.uri}: its generation was taken in every attempt"
-    raise StorageError(msg, hint="start fewer JobManagers at the same time")
+def take_generation(store: ObjectStore, record: LeaderRecord) -> bool:
+    """Take the generation of `record`; from then on writes of older leaders are refused. False: another has it."""
+    key, data = _leader_key(record.generation), msgspec.json.encode(record)
+    # a put with an unknown outcome that is repeated finds its own record
+    return store.put_if_absent(key, data) or store.read(key) == data
 
 
 def newest_generation(store: ObjectStore) -> int:

@@ -152,7 +152,7 @@ class JobLease:
     def _refuse_held(self, held: LeaseRecord, *, take_over: bool) -> None:
         if held.released or (take_over and held.holder.id == self._holder.id):
             return
-        if self._clock.now_ms() >= held.expires_ms or _has_exited(held.holder, self._holder):
+        if self._clock.now_ms() >= held.expires_ms or has_exited(held.holder, self._holder):
             return
         seconds = (held.expires_ms - self._clock.now_ms()) / 1000
         msg = f"{self._store.uri} is run by {_describe_holder(held)}; its lease lasts another {seconds:.0f} s"
@@ -172,7 +172,7 @@ def _machine() -> str:
     return f"{boot} {namespace}"
 
 
-def _has_exited(holder: LeaseHolder, asking: LeaseHolder) -> bool:
+def has_exited(holder: LeaseHolder, asking: LeaseHolder) -> bool:
     """Return whether the holder ran on this machine and its process has ended (a zombie counts as ended)."""
     if not holder.machine or holder.machine != asking.machine:
         return False

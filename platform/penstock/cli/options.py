@@ -19,7 +19,11 @@ from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.errors import UsageError
 
 ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", help="URL of the JobManager; default: $PENSTOCK_CLUSTER, else the local one.")
+    str | None,
+    typer.Option(
+        "--cluster",
+        help="URL of a JobManager, URL,URL or HA root; default: $PENSTOCK_CLUSTER, else the local one.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from penstock.client.cluster_address import ClusterAddress
 from penstock.core.clock import Clock, SystemClock
 
 _WAIT_MS = 10_000.0
@@ -44,6 +45,7 @@ class RestartWait:
     def __init__(self, url: str, record: Path, clock: Clock | None = None) -> None:
         """Take the JobManager's URL and the file that the local cluster has written."""
         self._url, self._record = url.rstrip("/"), record
+        self._fails_over = ClusterAddress(url, has_token=False).fails_over
         self._clock = clock or SystemClock()
         #: When the present request was refused first, and when a request was refused last.
         self._since_ms = self._last_ms = -_NEVER_MS
@@ -56,12 +58,15 @@ class RestartWait:
         pid, now_ms = self._cluster_pid(), self._clock.monotonic_ms()
         if not refusals:
             self._since_ms = now_ms
-        if pid is None or now_ms > self._since_ms + _WAIT_MS:
+        if (pid is None and not self._fails_over) or now_ms > self._since_ms + _WAIT_MS:
             return False
         known, self._last_ms = now_ms - self._last_ms < _OUTAGE_MS, now_ms
         if not known:
-            text = f"the JobManager at {self._url} does not run; its cluster (pid {pid}) starts it again, and the jobs"
-            typer.echo(f"{text} resume from their newest checkpoints; trying for {_WAIT_MS / 1000:.0f} s", err=True)
+            text = f"no JobManager leads at {self._url}; a standby takes over"
+            if pid is not None:
+                text = f"the JobManager at {self._url} does not run; its cluster (pid {pid}) starts it again"
+            text += ", and the jobs resume from their newest checkpoints"
+            typer.echo(f"{text}; trying for {_WAIT_MS / 1000:.0f} s", err=True)
         self._clock.sleep_ms(_POLL_MS)
         return True
 

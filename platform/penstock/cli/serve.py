@@ -35,6 +35,7 @@ JOBMANAGER_DEFAULTS = {
 }
 TASKMANAGER_DEFAULTS = {
     "jobmanager": "",
+    "ha-root": "",
     "slots": "1",
     "work-dir": ".penstock/tm",
     "id": "",
@@ -81,10 +82,13 @@ def taskmanager(options: dict[str, str]) -> int:
     from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
 
     given = {**TASKMANAGER_DEFAULTS, **options}
+    if bool(given["jobmanager"]) == bool(given["ha-root"]):
+        raise UsageError("a TaskManager needs --jobmanager HOST:PORT or --ha-root URI", hint="give one of them")
     identity, log_format = given["id"] or f"{os.uname().nodename}-{os.getpid()}", _log_format(given["log-format"])
     configure_logs(log_format, process="taskmanager", taskmanager=identity)
     config = TaskManagerConfig(
         jobmanager_address=given["jobmanager"],
+        ha_root=given["ha-root"],
         taskmanager_id=identity,
         log_format=log_format,
         slots=int(given["slots"]) or None,

@@ -42,6 +42,8 @@ class LocalClusterConfig:
     """The configuration of a local cluster."""
 
     taskmanagers: int = 2
+    #: The first one leads, the others are standbys.
+    jobmanagers: int = 1
     #: None: set later with `set_slots`, when the job's graph is known.
     slots_per_taskmanager: int | None = 1
     #: Folder for logs, HA records and artifacts; None: a temporary folder that is removed at the end.
@@ -77,10 +79,14 @@ class LocalCluster:
         self._temporary = config.directory is None
         self.directory = config.directory or Path(tempfile.mkdtemp(prefix="penstock-"))
         self.directory.mkdir(parents=True, exist_ok=True)
+        #: The first leader; a standby may lead later.
         self.jobmanager: ChildProcess | None = None
+        self.standbys: list[ChildProcess] = []
         self.taskmanagers: list[ChildProcess] = []
         self.rest_url = ""
-        #: `host:port` that TaskManagers connect to.
+        #: The URLs of all JobManagers, with commas between them.
+        self.address = ""
+        #: `host:port` that TaskManagers connect to, of each JobManager, with commas between them.
         self.rpc_address = ""
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -119,9 +125,12 @@ class LocalCluster:
             PenstockError: the kernels could not be compiled.
         """
         compile_kernels()
-        port = self._config.rpc_port or free_port(self._config.rpc_host, RPC_PORTS, SystemRand())
-        self.rpc_address = f"{self._config.rpc_host}:{port}"
-        self._start_jobmanager()
+        host, rand = self._config.rpc_host, SystemRand()
+        ports = [self._config.rpc_port or free_port(host, RPC_PORTS, rand)]
+        ports += [free_port(host, RPC_PORTS, rand) for _ in range(self._config.jobmanagers - 1)]
+        self.rpc_address = ",".join(f"{host}:{port}" for port in ports)
+        self.jobmanager = self._child("jobmanager", self._jobmanager_arguments(str(self._config.rest_port), ports[0]))
+        self.jobmanager.start()
         for index in range(self._config.taskmanagers):
             child = self._child(f"taskmanager-{index}", self._taskmanager_arguments(index))
             child.reads_stdin = self._slots is None
@@ -142,9 +151,16 @@ class LocalCluster:
             PenstockError: the JobManager did not start.
         """
         assert self.jobmanager is not None  # noqa: S101 - `launch` comes first
-        self.rest_url = json.loads(self.jobmanager.wait_ready())["rest"]
+        self.rest_url = self.address = json.loads(self.jobmanager.wait_ready())["rest"]
+        first, *others = (int(address.rpartition(":")[2]) for address in self.rpc_address.split(","))
         # A restarted JobManager must use the same addresses.
-        self.jobmanager.arguments = self._jobmanager_arguments(self.rest_url.rpartition(":")[2])
+        self.jobmanager.arguments = self._jobmanager_arguments(self.rest_url.rpartition(":")[2], first)
+        for number, rpc_port in enumerate(others, 1):
+            rest_port = free_port(self._config.rest_host, RPC_PORTS, SystemRand())
+            self.address += f",{self.rest_url.rpartition(':')[0]}:{rest_port}"
+            arguments = self._jobmanager_arguments(str(rest_port), rpc_port)
+            self.standbys.append(self._child(f"jobmanager-{number}", arguments))
+            self.standbys[-1].start()
         if self._config.restart_dead and self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="penstock-cluster-watch", daemon=True)
             self._watcher.start()
@@ -169,14 +185,14 @@ class LocalCluster:
 
     def client(self) -> RestClient:
         """Return a new client of this cluster with the credentials of its processes' environment."""
-        return RestClient(self.rest_url, access=access_of({**os.environ, **self._config.environment}))
+        return RestClient(self.address, access=access_of({**os.environ, **self._config.environment}))
 
     def close(self) -> None:
         """End every process; idempotent."""
         self._closing.set()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(timeout=5)
-        children = [*self.taskmanagers, *([] if self.jobmanager is None else [self.jobmanager])]
+        children = [*self.taskmanagers, *self.standbys, *([] if self.jobmanager is None else [self.jobmanager])]
         for child in children:
             child.terminate()
         for child in children:
@@ -188,16 +204,11 @@ class LocalCluster:
         environment = {SECRET_VARIABLE: self.secret, **self._config.environment}
         return ChildProcess(name, arguments, self.directory, self._clock, environment)
 
-    def _start_jobmanager(self) -> None:
-        self.jobmanager = self._child("jobmanager", self._jobmanager_arguments(str(self._config.rest_port)))
-        self.jobmanager.start()
-
-    def _jobmanager_arguments(self, rest_port: str) -> list[str]:
+    def _jobmanager_arguments(self, rest_port: str, rpc_port: int) -> list[str]:
         ha_root = self._config.ha_root or str(self.directory / "ha")
-        rpc_port = self.rpc_address.rpartition(":")[2]
         listening = ["--host", self._config.rpc_host, "--rest-host", self._config.rest_host]
         listening += ["--insecure", str(self._config.insecure).lower(), "--most-slots", str(self._config.most_slots)]
-        return ["jobmanager", "--ha-root", ha_root, "--rest-port", rest_port, "--rpc-port", rpc_port, *listening]
+        return ["jobmanager", "--ha-root", ha_root, "--rest-port", rest_port, "--rpc-port", str(rpc_port), *listening]
 
     def _taskmanager_arguments(self, index: int) -> list[str]:
         hosts = self._config.data_hosts
@@ -228,10 +239,10 @@ class LocalCluster:
 
     def _watch(self) -> None:
         while not self._closing.wait(_WATCH_MS / 1000):
-            for child in [self.jobmanager, *self.taskmanagers]:
+            for child in [self.jobmanager, *self.standbys, *self.taskmanagers]:
                 if child is None or child.alive or self._closing.is_set():
                     continue
-                if not child.is_ready and child.name not in self._started_once:
+                if not child.is_ready and child.name not in self._started_once and child not in self.standbys:
                     continue  # a restart would not help; `check` reports it
                 if len(self.restarts) >= _MAX_RESTARTS:
                     return

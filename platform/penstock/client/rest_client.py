@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 from urllib.parse import quote, urlencode, urlsplit
 
 from penstock.client.access import ClientAccess, access_of
-from penstock.config.security import is_loopback
+from penstock.client.cluster_address import ClusterAddress
 from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _TIMEOUT_SECONDS = 30.0
 _NOT_FOUND = 404
+#: Time limit of a GET when another JobManager may answer instead.
+_FAILOVER_SECONDS = 3.0
+#: A standby redirects to the leader; a standby knows no leader.
+_MOVED, _NO_LEADER = 307, 503
 _OF_THE_USER = (400, 401, 403, 408, 413, 422)
 _TAKEN = 409
 
@@ -60,8 +64,16 @@ class UpgradeOptions(TypedDict, total=False):
     file: str
 
 
+class _UnreachableError(OSError):
+    """There is no connection, so the request was not received."""
+
+
+class _NoLeaderError(ConnectionRefusedError):
+    """A standby has answered that no JobManager leads."""
+
+
 class RestClient:
-    """A client of one JobManager; close it or use it as a context manager."""
+    """A client of one cluster; close it or use it as a context manager."""
 
     def __init__(
         self,
@@ -71,25 +83,22 @@ class RestClient:
         timeout_seconds: float = _TIMEOUT_SECONDS,
         retry: Callable[[int], bool] | None = None,
     ) -> None:
-        """Create a client; `url` is like `http://127.0.0.1:8081`, `access` defaults to the environment's.
+        """Create a client; `url` is a `ClusterAddress`, `access` defaults to the environment's.
 
-        `retry` is called when a connection is refused, with the number of refusals of this request before; if it
-        returns True, the request is sent again.
+        `retry` is called when no JobManager leads or accepts a connection, with the number of refusals of this request
+        before; if it returns True, the request is sent again.
 
         Raises:
             UsageError: the URL is invalid, or would send the token unencrypted.
         """
-        self.url = url.rstrip("/")
         self._access = access or access_of()
+        self._address = ClusterAddress(url, has_token=bool(self._access.token))
+        #: The JobManager that answered last, or the address as it was given.
+        self.url = self._address.text
         self._context: ssl.SSLContext | None = None
-        place = urlsplit(self.url)
-        if place.scheme not in ("http", "https") or not place.hostname:
-            msg = f"{url!r} is not the address of a JobManager"
-            raise UsageError(msg, hint="use a URL like http://127.0.0.1:8081, as printed by `penstock cluster start`")
-        if self._access.token and place.scheme != "https" and not is_loopback(place.hostname or ""):
-            msg = f"{self.url} is unencrypted: others could read the token"
-            raise UsageError(msg, hint="use its https:// address, or unset PENSTOCK_TOKEN and PENSTOCK_TOKEN_FILE")
         self._timeout_seconds, self._retry = timeout_seconds, retry
+        #: How long the present request may wait in the JobManager.
+        self._poll_seconds = 0.0
 
     def __enter__(self) -> Self:
         """Return self."""
@@ -303,6 +312,7 @@ class RestClient:
         Raises:
             PenstockError: no JobManager answers, or the answer is an error.
         """
+        self._poll_seconds = (params or {}).get("ms", 0) / 1000
         query = {
             name: str(value).lower() if isinstance(value, bool) else value for name, value in (params or {}).items()
         }
@@ -341,15 +351,46 @@ class RestClient:
         refusals = 0
         while True:
             try:
-                return self._request(method, path, content, headers)
+                return self._answer_of_leader(method, path, content, headers)
             except ConnectionRefusedError:  # the request was not received
                 if self._retry is None or not self._retry(refusals):
                     raise
                 refusals += 1
 
-    def _request(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
-        place = urlsplit(self.url)
+    def _answer_of_leader(
+        self, method: str, path: str, content: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        """Return the first answer of a JobManager that leads or knows the leader; try the others without one."""
+        failed: Exception | None = None
+        for place in self._address.urls():
+            url = place
+            try:
+                status, data, more = self._request(url, method, path, content, headers)
+                if status == _MOVED:  # a standby with TLS
+                    url = more.get("Location", "").removesuffix(path)
+                    status, data, more = self._request(url, method, path, content, headers)
+            except (ConnectionRefusedError, _UnreachableError) as error:
+                failed = error
+            except TimeoutError as error:
+                if method != "GET" or not self._address.fails_over:
+                    raise
+                failed = error
+            else:
+                if status != _NO_LEADER or "Retry-After" not in more:
+                    self._address.answered(place)
+                    self.url = url
+                    return status, data
+                failed = _NoLeaderError(str(_error_of(status, data)))
+        raise failed or ConnectionRefusedError("no address")
+
+    def _request(
+        self, url: str, method: str, path: str, content: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes, http.client.HTTPMessage]:
+        """Return status, body and headers of one answer."""
+        place = urlsplit(url)
         host, port, timeout = place.hostname or "", place.port, self._timeout_seconds
+        if self._address.fails_over and method == "GET":
+            timeout = min(timeout, _FAILOVER_SECONDS + self._poll_seconds)
         if place.scheme == "https":
             self._context = self._context or self._access.context()
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -359,9 +400,15 @@ class RestClient:
             connection = http.client.HTTPConnection(host, port, timeout=timeout)
         headers = {**headers, **self._access.headers(), "Connection": "close"}
         try:
+            try:
+                connection.connect()
+            except (ConnectionRefusedError, ssl.SSLError):
+                raise
+            except OSError as error:
+                raise _UnreachableError(*error.args) from error
             connection.request(method, f"{place.path}{path}", body=content, headers=headers)
             response = connection.getresponse()
-            return response.status, response.read()
+            return response.status, response.read(), response.headers
         finally:
             connection.close()
 

@@ -330,6 +330,11 @@ class SparkCluster:
         """The JobManager's REST URL."""
         return self.jobmanager.rest_url
 
+    @property
+    def address(self) -> str:
+        """The addresses of all JobManagers, as clients take them."""
+        return self.jobmanager.address
+
     def __enter__(self) -> Self:
         """Start the JobManager and Spark, and wait for the minimum number of TaskManagers.
 

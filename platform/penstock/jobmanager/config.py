@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.checkpoint.leader_lease import TTL_MS
 from penstock.config.security import UNPROTECTED, Security
 from penstock.config.settings import ClusterSettings
 
@@ -22,6 +23,8 @@ class JobManagerLimits:
     recover_tries: int = 30
     #: How long a verdict on an upgrade may take to become durable before the caller gets an error.
     verdict_ms: int = 20_000
+    #: A leader that does not renew its lease for this long is replaced by a standby.
+    lease_ms: int = TTL_MS
     #: Number of ended jobs whose last run is still shown in full.
     retained_ended_jobs: int = 50
 
@@ -37,7 +40,5 @@ class JobManagerConfig(msgspec.Struct, frozen=True, kw_only=True):
     settings: ClusterSettings = ClusterSettings()
     #: Certificates, tokens and secret of the cluster.
     security: Security = UNPROTECTED
-    #: Exit when all jobs have ended, as the embedded cluster's JobManager does.
-    exit_when_idle: bool = False
-    #: Folders added to the import path for user connectors.
-    python_path: tuple[str, ...] = ()
+    #: URL of the REST API, under which clients and other JobManagers reach this one; empty: it has none.
+    rest_url: str = ""

@@ -402,11 +402,13 @@ class Dispatcher:
     async def _replace(self, driver: JobDriver, error: BaseException) -> None:
         """Recover a job whose driver has failed; no other job is touched."""
         job, limits = self._jobs[driver.record.job_id], self._parts.limits
+        if isinstance(error, LeadershipLostError) and await self._superseded(error):
+            return
         _LOGGER.error("job %s is recovered by a new driver", job.record.job_id, exc_info=error)
         self._parts.taskmanagers.kill_workers(job.record.job_id)
         await driver.close(release=False)
         await self._event_logs.save(job.record.job_id, driver.master)
-        if job.record.ended or (isinstance(error, LeadershipLostError) and await self._superseded(error)):
+        if job.record.ended:
             return
         self._operations.forget(job.record.job_id)
         self.changes.resume(job.record)

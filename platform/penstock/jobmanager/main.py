@@ -1,20 +1,21 @@
-"""The JobManager: becomes leader of its HA root, accepts TaskManagers, recovers jobs and runs until stopped.
+"""The JobManager: waits to lead its HA root, then accepts TaskManagers, recovers jobs and runs until it is stopped.
 
 Called by `penstock.rest.server.http_server`, which serves the REST API on the same event loop, and by in-process tests.
-A process that loses its leadership stops at once and deletes nothing.
+A `JobManager` is one term: a leader that is replaced ends its term, deletes nothing, and the process waits again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import socket
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.ha_records import LeaderRecord, become_leader, check_leading, cluster_id
+from penstock.checkpoint.ha_records import cluster_id
 from penstock.checkpoint.job_lease import this_process
+from penstock.checkpoint.leader_lease import LeaderLease
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import LeadershipLostError, PenstockError, UsageError, extra_hint
@@ -23,17 +24,15 @@ from penstock.core.rand import Rand, SystemRand
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerConfig, JobManagerLimits
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
+from penstock.jobmanager.leadership import Leadership
 from penstock.rpc.server import RpcServer
 
 if TYPE_CHECKING:
     from penstock.jobmanager.observe.otlp import OtlpSpans
 
-_LEADER_CHECK_MS = 2_000
-EXIT_LEADERSHIP_LOST = 3
-
 
 class JobManager:
-    """The parts of one JobManager process."""
+    """One term of a JobManager process: a standby, then the leader until its shutdown or its successor's begin."""
 
     def __init__(
         self,
@@ -48,12 +47,18 @@ class JobManager:
         self._rand = rand or SystemRand()
         self._stopping = asyncio.Event()
         self._failure: BaseException | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self._server: RpcServer | None = None
         self._managers: TaskManagers | None = None
         self._dispatcher: Dispatcher | None = None
         self._spans: OtlpSpans | None = None
-        self.generation = 0
+        #: The election; None before `start`.
+        self.leadership: Leadership | None = None
+
+    @property
+    def generation(self) -> int:
+        """The generation of this leader; 0 as a standby."""
+        return 0 if self.leadership is None else self.leadership.generation
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -66,25 +71,32 @@ class JobManager:
         """The address that TaskManagers connect to; known after `start`."""
         return self._server.address if self._server is not None else ""
 
-    async def start(self) -> None:
-        """Become the leader, listen for TaskManagers and recover the jobs.
+    async def start(self) -> bool:
+        """Wait until this process leads, then listen for TaskManagers and recover the jobs.
+
+        Returns False if it was shut down as a standby.
 
         Raises:
-            PenstockError: the HA store is not usable, or the port is taken.
+            PenstockError: the HA store is not usable, or the port is taken. LeadershipLostError: another one leads.
         """
-        if self._config.settings.otlp_endpoint:
-            self._spans = await asyncio.to_thread(_open_spans, self._config.settings.otlp_endpoint)
-        store = open_store(self._config.ha_uri)
-        holder_id = await asyncio.to_thread(cluster_id, store, self._rand)
+        config, settings = self._config, self._config.settings
+        if settings.otlp_endpoint:
+            self._spans = await asyncio.to_thread(_open_spans, settings.otlp_endpoint)
+        store = open_store(config.ha_uri)
+        holder = this_process(await asyncio.to_thread(cluster_id, store, self._rand))
         jobmanager_id = self._rand.token()
-        record = LeaderRecord(generation=0, jobmanager_id=jobmanager_id, pid=os.getpid(), since_ms=self._clock.now_ms())
-        self.generation = (await asyncio.to_thread(become_leader, store, record)).generation
-        settings = self._config.settings
+        lease = LeaderLease(
+            generation=0, jobmanager_id=jobmanager_id, holder=holder, rest=config.rest_url, ttl_ms=self._limits.lease_ms
+        )
+        self.leadership = Leadership(store, lease, self._clock, _log)
+        if not await self.leadership.wait(self._stopping):
+            return False
+        self._watches.append(asyncio.create_task(self.leadership.keep(self._stopping, self.fail)))
         managers = self._managers = TaskManagers(jobmanager_id, self.generation, settings, self._clock)
         self._dispatcher = Dispatcher(
             DispatcherParts(
                 ha_store=store,
-                holder=this_process(holder_id),
+                holder=holder,
                 generation=self.generation,
                 taskmanagers=managers,
                 clock=self._clock,
@@ -96,11 +108,12 @@ class JobManager:
                 limits=self._limits,
             )
         )
-        security = self._config.security
-        self._server = RpcServer(managers, settings.rpc_host, settings.rpc_port, security, _log)
+        self._server = RpcServer(managers, settings.rpc_host, settings.rpc_port, config.security, _log)
         await self._server.start()
+        await self.leadership.publish(config.rest_url, reachable_address(self._server.address))
         await self._dispatcher.recover()
-        self._watch = asyncio.create_task(self._run(managers))
+        self._watches.append(asyncio.create_task(self._run(managers)))
+        return True
 
     def shutdown(self) -> None:
         """Let `wait` return; running jobs stay recorded, and the next leader resumes them."""
@@ -123,16 +136,18 @@ class JobManager:
             raise self._failure
 
     async def close(self) -> None:
-        """Stop listening and driving jobs; idempotent."""
+        """Stop listening and driving jobs, and let a standby take over; idempotent."""
         self._stopping.set()
         if self._dispatcher is not None:
             await self._dispatcher.close()
         if self._server is not None:
             await self._server.stop()
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+                await watch
+        if self.leadership is not None:
+            await self.leadership.release()
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
 
@@ -144,24 +159,22 @@ class JobManager:
             self.fail(error)
 
     async def _look_after(self, managers: TaskManagers) -> None:
-        """Check for dead TaskManagers and run the autoscaler often; check for a newer leader less often."""
-        store = open_store(self._config.ha_uri)
-        checked_ms = self._clock.monotonic_ms()
+        """Check for dead TaskManagers and run the autoscaler."""
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), managers.check_interval_ms / 1000)
             managers.check()
             if self._dispatcher is not None:
                 self._dispatcher.changes.autoscaler.sample(self._clock.now_ms())
-            if self._clock.monotonic_ms() - checked_ms < _LEADER_CHECK_MS:
-                continue
-            try:
-                await asyncio.to_thread(check_leading, store, self.generation)
-            except LeadershipLostError as error:
-                self.fail(error)
-            except PenstockError as error:
-                _log(f"cannot check the leadership: {error}")
-            checked_ms = self._clock.monotonic_ms()
+
+
+_WILDCARD_HOSTS = ("0.0.0.0", "[::]", "::")  # noqa: S104 - addresses to replace
+
+
+def reachable_address(address: str) -> str:
+    """Return `host:port` with the name of this machine instead of a wildcard address."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in _WILDCARD_HOSTS else address
 
 
 def _open_spans(endpoint: str) -> OtlpSpans:
@@ -177,25 +190,28 @@ def _log(text: str) -> None:
     log_line("penstock.jobmanager", text, "penstock: ")
 
 
-async def run_jobmanager(config: JobManagerConfig, ready: Callable[[JobManager], Awaitable[None]]) -> int:
-    """Run a JobManager until shutdown; return the exit code.
+async def run_jobmanager(
+    config: JobManagerConfig, standing: Callable[[JobManager], None], leading: Callable[[JobManager], Awaitable[None]]
+) -> int:
+    """Run JobManager terms until the shutdown; return the exit code.
 
-    `ready` is called with the JobManager after the recovery.
+    `standing` is called with each term at its begin, `leading` once it leads and has recovered the jobs.
     """
-    manager = JobManager(config)
-    try:
-        await manager.start()
-        await ready(manager)
-        await manager.wait()
-        return 0
-    except LeadershipLostError as error:
-        _log(str(error))
-        return EXIT_LEADERSHIP_LOST
-    except PenstockError as error:
-        _log(str(error))
-        return 1
-    except Exception:  # noqa: BLE001 - an internal error: the log has the traceback, the next process recovers
-        traceback.print_exc()
-        return 1
-    finally:
-        await manager.close()
+    while True:
+        manager = JobManager(config)
+        standing(manager)
+        try:
+            if await manager.start():
+                await leading(manager)
+                await manager.wait()
+            return 0
+        except LeadershipLostError as error:
+            _log(str(error))
+        except PenstockError as error:
+            _log(str(error))
+            return 1
+        except Exception:  # noqa: BLE001 - an internal error: the log has the traceback, the next process recovers
+            traceback.print_exc()
+            return 1
+        finally:
+            await manager.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,15 +56,21 @@ class TaskManagerLink:
 
     def __init__(
         self,
-        address: str,
+        address: str | Callable[[], str],
         register: Callable[[], RegisterTaskManager],
         handle: Callable[[TaskManagerCommand], None],
         on_disconnect: Callable[[str], None] = lambda _reason: None,
         policy: ReconnectPolicy = ReconnectPolicy(),
         security: Security = UNPROTECTED,
     ) -> None:
-        """Prepare the link; `register` returns the first message of each stream, `handle` must not block; see `run`."""
-        self.address = address
+        """Prepare the link; `register` returns the first message of each stream, `handle` must not block; see `run`.
+
+        `address` is `host:port` of a JobManager's control port, several with commas between them, which are tried in
+        turn, or a function that returns the leader's; it may block and raise a PenstockError.
+        """
+        self._next_address = address if callable(address) else itertools.cycle(address.split(",")).__next__
+        #: Of the present or last stream.
+        self.address = address if isinstance(address, str) else ""
         self._register = register
         self._handle = handle
         self._on_disconnect = on_disconnect
@@ -139,6 +146,10 @@ class TaskManagerLink:
         self._silence_ms = self._answer_ms
         reason = "the JobManager closed the stream"
         queue = SendQueue()
+        try:
+            self.address = await asyncio.to_thread(self._next_address)
+        except PenstockError as error:
+            return False, str(error)
         channel = self._channel()
         writer: asyncio.Task[None] | None = None
         try:

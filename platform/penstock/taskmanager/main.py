@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.checkpoint.leader_lease import read_lease
+from penstock.checkpoint.stores import open_store
 from penstock.config.security import UNPROTECTED, Security, check_data_port
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
@@ -28,8 +30,10 @@ _HOST = re.compile(r"[A-Za-z0-9.:_-]+")
 class TaskManagerConfig:
     """The options of `penstock taskmanager`."""
 
-    #: `host:port` of the JobManager's control port.
+    #: `host:port` of the JobManager's control port, several with commas between them; empty: that of the leader of
+    #: `ha_root`.
     jobmanager_address: str
+    ha_root: str = ""
     taskmanager_id: str
     #: None: read from stdin before the registration.
     slots: int | None = 1
@@ -84,7 +88,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
     metrics = MetricsServer(supervisor.metrics_text, config.security)
     supervisor.metrics_address = await metrics.start(_LOOPBACK, config.metrics_port)
     link = TaskManagerLink(
-        config.jobmanager_address,
+        config.jobmanager_address or (lambda: leader_address(config.ha_root)),
         supervisor.registration,
         supervisor.handle,
         lambda reason: log_to_stderr(f"connection to the JobManager lost: {reason}"),
@@ -109,6 +113,18 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, PenstockError):
                 await task
+
+
+def leader_address(ha_root: str) -> str:
+    """Return `host:port` of the control port of the JobManager that leads an HA root.
+
+    Raises:
+        PenstockError: none leads, or the root cannot be read.
+    """
+    lease = read_lease(open_store(ha_root))
+    if lease is None or not lease.rpc:
+        raise PenstockError(f"no JobManager leads {ha_root}", hint="start one with this --ha-root")
+    return lease.rpc
 
 
 def _data_address(config: TaskManagerConfig) -> str:

@@ -1,5 +1,6 @@
 """What the REST client sends, and what it makes of answers."""
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -7,6 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from penstock.checkpoint.job_lease import LeaseHolder
+from penstock.checkpoint.leader_lease import LeaderLease, take_lead
+from penstock.checkpoint.stores import open_store
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
 
@@ -17,8 +21,15 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.seen.append((self.command, self.path, body))
+        if self.server.ready is None:
+            self.connection.close()
+            return
         status, data = self.server.ready
         self.send_response(status)
+        if status == 503:
+            self.send_header("Retry-After", "1")
+        if status == 307:
+            self.send_header("Location", self.server.location)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -29,10 +40,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def server():
-    with HTTPServer(("127.0.0.1", 0), Handler) as http:
-        http.seen, http.ready = [], (200, b"{}")
+@contextlib.contextmanager
+def serving(ready, port=0):
+    with HTTPServer(("127.0.0.1", port), Handler) as http:
+        http.seen, http.ready = [], ready
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
         try:
@@ -40,6 +51,12 @@ def server():
         finally:
             http.shutdown()
             thread.join()
+
+
+@pytest.fixture
+def server():
+    with serving((200, b"{}")) as http:
+        yield http
 
 
 @pytest.fixture
@@ -129,20 +146,80 @@ def test_nobody_there(server):
 
 
 @pytest.mark.parametrize(("tries", "answered"), [(3, True), (0, False)])
-def test_a_refused_request_is_sent_again_as_long_as_the_caller_wants(server, unused_port, tries, answered):
-    left = [tries]
+def test_a_refused_request_is_sent_again_as_long_as_the_caller_wants(unused_port, tries, answered):
+    left, back = [tries], contextlib.ExitStack()
 
     def retry(refusals):
         assert refusals == tries - left[0]
         left[0] -= 1
         if left[0] == 0:  # the JobManager is back
-            client.url = f"http://127.0.0.1:{server.server_port}"
+            back.enter_context(serving((200, b"{}"), unused_port))
         return left[0] >= 0
 
     client = RestClient(f"http://127.0.0.1:{unused_port}", retry=retry)
-    if answered:
-        assert client.overview() == {}
-        assert left == [0]
-    else:
-        with pytest.raises(PenstockError, match="no JobManager answers"):
-            client.overview()
+    with back:
+        if answered:
+            assert client.overview() == {}
+            assert left == [0]
+        else:
+            with pytest.raises(PenstockError, match="no JobManager answers"):
+                client.overview()
+
+
+@pytest.fixture
+def another():
+    """A second JobManager: a standby until the test says otherwise."""
+    with serving((503, b'{"errors": ["a standby, no leader"]}')) as http:
+        yield http
+
+
+def url_of(server):
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def test_another_jobmanager_is_asked_when_one_refuses_or_knows_no_leader(server, another, unused_port):
+    server.ready = (200, b'{"jobs": []}')
+    urls = [f"http://127.0.0.1:{unused_port}", url_of(another), url_of(server)]
+    with RestClient(",".join(urls)) as client:
+        assert client.jobs() == []
+        assert (client.url, len(another.seen)) == (url_of(server), 1)
+        assert client.jobs() == []
+        assert len(another.seen) == 1, "the one that answered is not asked first"
+
+
+def test_without_a_leader_the_request_is_sent_again_and_at_last_refused(another):
+    retries = []
+    with RestClient(url_of(another), retry=lambda refusals: not retries.append(refusals) and refusals < 2) as client:
+        with pytest.raises(PenstockError, match=r"no JobManager answers at \S+: a standby, no leader"):
+            client.cancel("7")
+        assert (retries, len(another.seen)) == ([0, 1, 2], 3)
+
+
+def test_the_leader_of_an_ha_root_is_found_again(server, another, tmp_path):
+    another.ready = server.ready = (200, b'{"jobs": []}')
+    store, holder = open_store(str(tmp_path)), LeaseHolder(id="root", host="h", machine="", pid=1)
+    lead = lambda place, above: take_lead(
+        store, LeaderLease(generation=0, jobmanager_id=str(above), holder=holder, rest=place), above
+    )
+    lead(url_of(server), 0)
+    with RestClient(str(tmp_path)) as client:
+        client.jobs()
+        lead(url_of(another), 1)
+        client.jobs()
+    assert (len(server.seen), len(another.seen)) == (1, 1)
+
+
+def test_a_redirect_of_a_standby_is_followed(server, another):
+    server.ready = (200, b'{"jobs": []}')
+    another.ready, another.location = (307, b"{}"), f"{url_of(server)}/v1/jobs/overview"
+    with RestClient(url_of(another)) as client:
+        assert client.jobs() == []
+    assert [path for _, path, _ in server.seen] == ["/v1/jobs/overview"]
+
+
+def test_what_may_have_been_received_is_not_sent_to_another(server, another):
+    """A connection that breaks after the request: only the caller knows whether it may be sent twice."""
+    server.ready = None
+    with RestClient(f"{url_of(server)},{url_of(another)}") as client, pytest.raises(PenstockError):
+        client.cancel("7")
+    assert (len(server.seen), len(another.seen)) == (1, 0)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from tests.support.waiting import until
 
-from penstock.checkpoint.ha_records import LeaderRecord, become_leader
+from penstock.checkpoint.job_lease import this_process
+from penstock.checkpoint.leader_lease import LeaderLease, read_lease, released, take_lead, write_lease
 from penstock.checkpoint.stores import open_store
 from penstock.config.settings import ClusterSettings, RestartStrategy
 from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, StorageError, UsageError
@@ -119,10 +120,12 @@ class _World:
 
 @pytest.fixture
 async def cluster_of(tmp_path, fake_worker_type):
-    """Return a maker of (JobManager, TaskManager) over one HA root."""
-    started = []
+    """Return a maker of (JobManager, TaskManager) over one HA root; a new one leads at once."""
+    started, store = [], open_store(str(tmp_path / "ha"))
 
     async def make(*, taskmanager=True, **limits):
+        if (lease := read_lease(store)) is not None and not lease.released:
+            write_lease(store, released(lease))
         config = JobManagerConfig(ha_uri=str(tmp_path / "ha"), settings=SETTINGS)
         manager = JobManager(config, limits=JobManagerLimits(**limits))
         await manager.start()
@@ -267,7 +270,9 @@ async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded,
     acquire = JobStore.acquire
 
     def refuse(self, *arguments):
-        become_leader(open_store(str(tmp_path / "ha")), LeaderRecord(generation=0, jobmanager_id="newer", pid=1))
+        store = open_store(str(tmp_path / "ha"))
+        newer = LeaderLease(generation=0, jobmanager_id="newer", holder=this_process("newer"), released=True)
+        take_lead(store, newer, read_lease(store).generation)
         raise LeadershipLostError("a newer leader has taken the job over")
 
     monkeypatch.setattr(JobStore, "acquire", lambda self, *a, **k: acquired.append(1) or acquire(self, *a, **k))

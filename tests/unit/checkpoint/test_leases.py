@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.checkpoint import ha_records, job_lease
-from penstock.checkpoint.ha_records import JobRecord, LeaderRecord
+from penstock.checkpoint.ha_records import JobRecord
 from penstock.checkpoint.job_lease import JobLease, LeaseHolder, LeaseRecord
 from penstock.core.errors import JobIdentityError, LeadershipLostError, StorageError
 from penstock.core.rand import SeededRand
@@ -77,15 +77,6 @@ def test_a_renewal_whose_answer_was_lost_is_no_loss(memory, clock):
     record = msgspec.json.decode(memory.read(job_lease.LEASE), type=LeaseRecord)
     assert record.generation == 1
     assert not record.released
-
-
-def test_leaders_count_up_and_the_old_one_notices(store):
-    first = ha_records.become_leader(store, LeaderRecord(generation=0, jobmanager_id="a", pid=1))
-    ha_records.check_leading(store, first.generation)
-    second = ha_records.become_leader(store, LeaderRecord(generation=0, jobmanager_id="b", pid=2))
-    assert (first.generation, second.generation) == (1, 2)
-    with pytest.raises(LeadershipLostError, match="generation 2"):
-        ha_records.check_leading(store, 1)
 
 
 def test_the_cluster_id_is_minted_once(store):

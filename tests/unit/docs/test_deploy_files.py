@@ -1,4 +1,4 @@
-"""Units of systemd and the image call commands and options that exist."""
+"""Units of systemd, containers and the image call commands and options that exist."""
 
 import re
 import shlex
@@ -38,10 +38,21 @@ def option_names(command):
 
 def test_variables_of_the_example_are_documented():
     documented = (INFRA.parent / "docs" / "reference" / "environment.md").read_text()
-    own = {"PENSTOCK_HOST", "PENSTOCK_HA_ROOT", "PENSTOCK_JOBMANAGER", "PENSTOCK_SLOTS", "PENSTOCK_DATA_HOST"}
+    own = {"PENSTOCK_HOST", "PENSTOCK_HA_ROOT", "PENSTOCK_SLOTS", "PENSTOCK_DATA_HOST"}
     for line in (INFRA / "systemd" / "penstock.env").read_text().splitlines():
         name = line.partition("=")[0]
         assert name.startswith("#") or name in own or f"`{name}`" in documented, name
+
+
+def test_containers_run_commands_with_options_that_exist():
+    """The file is read as text: the project needs no parser of YAML."""
+    commands = re.findall(
+        r"^    command: ((?:job|task)manager .*)$", (INFRA / "compose.yaml").read_text(), re.MULTILINE
+    )
+    assert [line.split()[0] for line in commands] == ["jobmanager", "jobmanager", "taskmanager"]
+    for command, *words in map(shlex.split, commands):
+        known = {option for name in option_names(command) for option in name}
+        assert {word for word in words if word.startswith("--")} <= known
 
 
 def test_the_image_installs_extras_that_exist():

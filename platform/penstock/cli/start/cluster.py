@@ -66,6 +66,7 @@ def start(
     *,
     taskmanagers: Annotated[str, typer.Option(metavar="N", help="TaskManagers; on Spark also MIN..MAX.")] = "2",
     slots: Annotated[int, typer.Option(help="Slots (worker processes) of each TaskManager.")] = 2,
+    jobmanagers: Annotated[int, typer.Option(help="JobManagers: a leader and standbys.", min=1)] = 1,
     rest_port: Annotated[int, typer.Option(help="Port of the REST API; 0 picks a free one.")] = 8081,
     host: Annotated[str, typer.Option(help="Address that REST listens on.")] = "127.0.0.1",
     taskmanager_timeout: TimeoutOption = "",
@@ -100,6 +101,7 @@ def start(
     record.unlink(missing_ok=True)
     log = home() / "cluster.log"
     arguments = ["cluster", "serve", "--taskmanagers", taskmanagers, "--slots", str(slots)]
+    arguments += ["--jobmanagers", str(jobmanagers)]
     arguments += ["--taskmanager-timeout", taskmanager_timeout] if taskmanager_timeout else []
     arguments += ["--rest-port", str(rest_port), "--host", host, *(["--insecure"] if insecure else [])]
     arguments += ["--master", master] if master else []
@@ -133,6 +135,7 @@ def serve(
     taskmanagers: str = "2",
     taskmanager_timeout: str = "",
     slots: int = 2,
+    jobmanagers: int = 1,
     rest_port: int = 8081,
     host: str = "127.0.0.1",
     insecure: bool = False,
@@ -144,6 +147,7 @@ def serve(
     bounds = taskmanager_bounds(taskmanagers, slots, taskmanager_timeout, on_spark=bool(master))
     config = LocalClusterConfig(
         taskmanagers=bounds.least,
+        jobmanagers=jobmanagers,
         slots_per_taskmanager=slots,
         directory=directory,
         rest_port=rest_port,
@@ -162,7 +166,7 @@ def serve(
         cluster = LocalCluster(config)
     with cluster:
         temporary = cluster_file().with_suffix(".tmp")
-        record = {"rest": cluster.rest_url, "pid": os.getpid(), "directory": str(directory)}
+        record = {"rest": cluster.address, "pid": os.getpid(), "directory": str(directory)}
         record["security"] = os.environ.get(FOLDER_VARIABLE, "")
         temporary.write_text(jsonlib.dumps(record), encoding="utf-8")
         temporary.replace(cluster_file())

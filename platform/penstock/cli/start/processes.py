@@ -52,7 +52,7 @@ def jobmanager(
     log_format: LogFormatOption = "",
     ready_file: ReadyFile = None,
 ) -> None:
-    """Run a JobManager until it is stopped."""
+    """Run a JobManager until it is stopped, as leader or standby."""
     options = {"ha-root": ha_root, "host": host, "rest-port": str(rest_port), "rpc-port": str(rpc_port)}
     protection = {"security": security, "insecure": str(insecure).lower()}
     logging_options = {"otlp-endpoint": otlp_endpoint, "log-format": log_format}
@@ -61,7 +61,10 @@ def jobmanager(
 
 def taskmanager(
     *,
-    jobmanager_address: Annotated[str, typer.Option("--jobmanager", help="HOST:PORT of the JobManager's RPC.")],
+    jobmanager_address: Annotated[
+        str, typer.Option("--jobmanager", help="HOST:PORT of the RPC of JobManagers, with commas.")
+    ] = "",
+    ha_root: Annotated[str, typer.Option(help="HA root whose leader to find.")] = "",
     slots: Annotated[int, typer.Option(help="Worker processes (slots) to offer.", min=1)] = 1,
     work_dir: Annotated[Path, typer.Option(help="Folder for logs, spill files, requirements.")] = Path(".penstock/tm"),
     identity: Annotated[str, typer.Option("--id", help="Name of this TaskManager; default: host and pid.")] = "",
@@ -75,7 +78,7 @@ def taskmanager(
 ) -> None:
     """Run a TaskManager until it is stopped."""
     options = {"jobmanager": jobmanager_address, "slots": str(slots), "work-dir": str(work_dir), "id": identity}
-    options |= {"data-host": data_host, "data-bind": data_bind}
+    options |= {"data-host": data_host, "data-bind": data_bind, "ha-root": ha_root}
     options |= {"security": security, "insecure": str(insecure).lower()}
     options["metrics-port"], options["log-format"] = str(metrics_port), log_format
     sys.exit(serve.taskmanager({**options, "ready-file": str(ready_file or "")}))

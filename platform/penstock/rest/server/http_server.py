@@ -1,4 +1,7 @@
-"""The JobManager's process: dispatcher and REST API on one event loop. Called by `penstock jobmanager`."""
+"""The JobManager's process: its terms as standby and leader, and the REST API, on one event loop.
+
+Called by `penstock jobmanager`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import socket
 import ssl
 from typing import TYPE_CHECKING
 
+import msgspec
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
@@ -16,10 +20,11 @@ from penstock.config.security import Security, check_listening
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
 from penstock.core.logs import log_line
-from penstock.jobmanager.main import JobManager, run_jobmanager
+from penstock.jobmanager.main import JobManager, reachable_address, run_jobmanager
 from penstock.rest.diagnose.job_watch import JobWatch
 from penstock.rest.server.fast_app import FastApp
 from penstock.rest.server.guard import Guard
+from penstock.rest.server.role_app import RoleApp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,9 +91,9 @@ class _HeadTimeoutProtocol(H11Protocol):
 
 
 def run_jobmanager_process(config: JobManagerConfig, announce: Callable[[str], None]) -> int:
-    """Run until SIGTERM, SIGINT, `DELETE /cluster` or the loss of leadership; return the exit code.
+    """Run until SIGTERM, SIGINT or `DELETE /cluster`; return the exit code.
 
-    `announce` is called with the addresses as JSON, once jobs are recovered and both ports listen.
+    `announce` is called with the addresses as JSON, once this process leads, jobs are recovered and both ports listen.
     """
     return asyncio.run(_run(config, announce))
 
@@ -96,48 +101,70 @@ def run_jobmanager_process(config: JobManagerConfig, announce: Callable[[str], N
 async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int:
     for host in (config.settings.rest_host, config.settings.rpc_host):
         check_listening(config.security, host)
-    serving: list[tuple[_RestServer, asyncio.Task[None]]] = []
-    watching: list[asyncio.Task[None]] = []
-    ended = asyncio.Event()
+    loop, security, role = asyncio.get_running_loop(), config.security, RoleApp()
+    listener, terms = _listen(config.settings.rest_host, config.settings.rest_port), list[_Term]()
+    tls = security.rest is not None
+    host, port = listener.getsockname()[:2]
+    rest_url = _url(*reachable_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}").rsplit(":", 1), tls=tls)
+    server = _RestServer(_server_settings(Guard(role, security, _log), security))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, role.shutdown)
 
-    async def ready(manager: JobManager) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, manager.shutdown)
-        listener = _listen(config.settings.rest_host, config.settings.rest_port)
-        jobs = JobWatch(manager.dispatcher, SystemClock())
-        watching.append(asyncio.create_task(jobs.run(ended)))
-        security = config.security
-        guard = Guard(FastApp(manager.dispatcher, SystemClock(), manager.shutdown, jobs), security, _log)
-        # Named explicitly: uvicorn's search for faster loops and protocols imports a lot.
-        settings = uvicorn.Config(
-            guard,
-            loop="none",
-            http=_HeadTimeoutProtocol,
-            ws="none",
-            interface="asgi3",
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            limit_concurrency=_MOST_CONNECTIONS,
-            timeout_graceful_shutdown=_GRACEFUL_SECONDS,
-        )
-        settings.load()
-        settings.ssl = _tls(security)
-        server = _RestServer(settings)
-        serving.append((server, asyncio.create_task(server.serve(sockets=[listener]))))
-        announce(json.dumps({"rest": _url(listener, tls=security.rest is not None), "rpc": manager.rpc_address}))
+    async def leading(manager: JobManager) -> None:
+        term = _Term(manager, role.shutdown)
+        terms.append(term)
+        role.leading(term.application)
+        local = _url(_WILDCARD_ADDRESSES.get(host, host), port, tls=tls)
+        announce(json.dumps({"rest": local, "rpc": manager.rpc_address}))
+
+    def standing(manager: JobManager) -> None:
+        for term in terms:
+            term.end()
+        role.standing(manager)
 
     try:
-        return await run_jobmanager(config, ready)
+        return await run_jobmanager(msgspec.structs.replace(config, rest_url=rest_url), standing, leading)
     finally:
-        ended.set()
-        for watcher in watching:
-            await watcher
-        for server, task in serving:
-            server.should_exit = True
-            await task
+        for term in terms:
+            term.end()
+            await term.watching
+        server.should_exit = True
+        await serving
+
+
+class _Term:
+    """What a leader has beside its JobManager."""
+
+    def __init__(self, manager: JobManager, shutdown: Callable[[], None]) -> None:
+        """Start the watch over slow jobs."""
+        jobs, self._ended = JobWatch(manager.dispatcher, SystemClock()), asyncio.Event()
+        self.watching = asyncio.create_task(jobs.run(self._ended))
+        self.application = FastApp(manager.dispatcher, SystemClock(), shutdown, jobs)
+
+    def end(self) -> None:
+        """End the watch."""
+        self._ended.set()
+
+
+def _server_settings(application: Guard, security: Security) -> uvicorn.Config:
+    # Named explicitly: uvicorn's search for faster loops and protocols imports a lot.
+    settings = uvicorn.Config(
+        application,
+        loop="none",
+        http=_HeadTimeoutProtocol,
+        ws="none",
+        interface="asgi3",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+    )
+    settings.load()
+    settings.ssl = _tls(security)
+    return settings
 
 
 def _log(text: str) -> None:
@@ -160,11 +187,8 @@ def _tls(security: Security) -> ssl.SSLContext | None:
     return context
 
 
-def _url(listener: socket.socket, *, tls: bool) -> str:
-    """Return the URL to announce; a wildcard address is replaced by the loopback address."""
-    host, port = listener.getsockname()[:2]
-    name = _WILDCARD_ADDRESSES.get(host, host)
-    return f"{'https' if tls else 'http'}://{f'[{name}]' if ':' in name else name}:{port}"
+def _url(host: str, port: int | str, *, tls: bool) -> str:
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,139 @@
+"""The lease of a cluster's leader: who leads an HA root, where it is reached, and when a standby takes over.
+
+`jobmanager.leadership` renews it or watches it. Safety does not depend on it: the leader's generation, taken in
+`ha_records`, fences every write of an earlier leader. The lease decides only when a standby takes the next generation,
+and compares no clocks of two machines: a standby measures how long the count of renewals has not moved.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.checkpoint.ha_records import LeaderRecord, newest_generation, take_generation
+from penstock.checkpoint.job_lease import LeaseHolder
+from penstock.checkpoint.store import ObjectStore
+from penstock.core.errors import LeadershipLostError, StorageError
+from penstock.core.structs import prepare
+
+LEASE = "leader.json"
+#: A leader that does not renew its lease for this long is replaced; it renews three times in this time.
+TTL_MS = 2_500
+_MAX_RACES = 20
+
+
+class LeaderLease(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the lease."""
+
+    generation: int
+    jobmanager_id: str
+    holder: LeaseHolder
+    #: URL of the REST API, and `host:port` for TaskManagers.
+    rest: str = ""
+    rpc: str = ""
+    renewals: int = 0
+    ttl_ms: int = TTL_MS
+    #: The leader has ended or hands over: a standby takes over at once.
+    released: bool = False
+
+
+prepare(LeaderLease)
+
+
+class LeaseWatch:
+    """Decides when a standby takes over. Pure: it gets what was read, and the times (monotonic ms) around the read."""
+
+    def __init__(self, ttl_ms: int = TTL_MS) -> None:
+        """Start without an observation; `ttl_ms` counts until a lease was read."""
+        self._ttl_ms = ttl_ms
+        self._seen: tuple[int, int] | None = None
+        self._since_ms = 0.0
+        #: Newest generation that another standby has taken without a lease of it yet.
+        self.taken = 0
+
+    def lapsed(self, lease: LeaderLease | None, asked_ms: float, answered_ms: float, *, exited: bool) -> bool:
+        """Return whether to take the next generation.
+
+        `exited`: the leader's process is known to have ended. The wait counts from the end of the first read to the
+        begin of this one: a read during which this process was suspended proves nothing.
+        """
+        generation, renewals = (lease.generation, lease.renewals) if lease is not None else (0, 0)
+        if lease is not None:
+            self._ttl_ms = lease.ttl_ms
+        moved = (generation, renewals) != self._seen
+        if moved:
+            self._seen, self._since_ms = (generation, renewals), answered_ms
+        if generation >= self.taken and (lease is None or lease.released or exited):
+            return True
+        return not moved and asked_ms - self._since_ms >= self._ttl_ms
+
+    def lost(self, generation: int, now_ms: float) -> None:
+        """Record that another standby has taken `generation`; it gets as long as a leader to write its lease."""
+        self.taken, self._since_ms = generation, now_ms
+
+
+def read_lease(store: ObjectStore) -> LeaderLease | None:
+    """Return the lease; None if there is none. Raises StorageError."""
+    found = _read(store)
+    return None if found is None else found[0]
+
+
+def take_lead(store: ObjectStore, mine: LeaderLease, above: int) -> tuple[LeaderLease | None, int]:
+    """Take the generation after `above` and write the lease; return it, or None and the generation that is newer.
+
+    `above` is the newest generation that has lapsed: of a lease, or of a standby that took one and wrote no lease.
+
+    Raises:
+        LeadershipLostError: a newer generation was taken meanwhile. StorageError.
+    """
+    newest = newest_generation(store)
+    if newest > above:
+        return None, newest
+    record = LeaderRecord(generation=newest + 1, jobmanager_id=mine.jobmanager_id, pid=mine.holder.pid)
+    if not take_generation(store, record):
+        return None, newest + 1
+    return write_lease(store, msgspec.structs.replace(mine, generation=newest + 1)), newest + 1
+
+
+def write_lease(store: ObjectStore, mine: LeaderLease) -> LeaderLease:
+    """Write the lease over that of an older generation, or over an earlier one of `mine`; return it.
+
+    Raises:
+        LeadershipLostError: a newer leader has written it. StorageError.
+    """
+    data = msgspec.json.encode(mine)
+    for _ in range(_MAX_RACES):
+        found = _read(store)
+        if found is None:
+            if store.put_if_absent(LEASE, data):
+                return mine
+            continue
+        present, etag = found
+        if present.generation > mine.generation:
+            msg = f"a JobManager of generation {present.generation} has taken over from generation {mine.generation}"
+            raise LeadershipLostError(f"{msg} in {store.uri}", hint="this process becomes a standby")
+        if present == mine or store.put_if_match(LEASE, data, etag):
+            return mine
+    msg = f"the lease {store.uri}/{LEASE} changed during every attempt to write it"
+    raise StorageError(msg, hint="several JobManagers compete for the same HA root: check their clocks and network")
+
+
+def renewed(lease: LeaderLease) -> LeaderLease:
+    """Return the lease of the next renewal."""
+    return msgspec.structs.replace(lease, renewals=lease.renewals + 1)
+
+
+def released(lease: LeaderLease) -> LeaderLease:
+    """Return the lease that lets a standby take over at once."""
+    return msgspec.structs.replace(lease, renewals=lease.renewals + 1, released=True)
+
+
+def _read(store: ObjectStore) -> tuple[LeaderLease, str] | None:
+    try:
+        data, etag = store.read_with_etag(LEASE)
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(data, type=LeaderLease), etag
+    except msgspec.MsgspecError as error:
+        msg = f"the lease {store.uri}/{LEASE} is damaged: {error}"
+        raise StorageError(msg, hint="delete it while no JobManager runs") from error

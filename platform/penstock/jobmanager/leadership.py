@@ -1,0 +1,155 @@
+"""One JobManager's part in the election of its HA root: waits as a standby, renews its lease as the leader.
+
+Driven by `jobmanager.main`; `checkpoint.leader_lease` decides. All store calls run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.checkpoint.job_lease import has_exited
+from penstock.checkpoint.leader_lease import (
+    LeaderLease,
+    LeaseWatch,
+    read_lease,
+    released,
+    renewed,
+    take_lead,
+    write_lease,
+)
+from penstock.checkpoint.store import ObjectStore
+from penstock.core.clock import Clock
+from penstock.core.errors import LeadershipLostError, PenstockError
+
+#: Renewals, and looks of a standby, in the lifetime of a lease.
+_RENEWALS = 3
+_LOOKS = 6
+
+
+class Leadership:
+    """The election as seen by one process; used on one event loop."""
+
+    def __init__(self, store: ObjectStore, mine: LeaderLease, clock: Clock, log: Callable[[str], None]) -> None:
+        """Take the lease to write when this process leads; its generation is chosen then."""
+        self._store, self._mine, self._clock, self._log = store, mine, clock, log
+        self._held: LeaderLease | None = None
+        self._confirmed_ms = 0.0
+        self._renewing = asyncio.Lock()
+        #: The lease of the present leader, as last read; None before the first look and without a leader.
+        self.leader: LeaderLease | None = None
+
+    @property
+    def generation(self) -> int:
+        """The generation that this process leads or has led; 0: none."""
+        return 0 if self._held is None else self._held.generation
+
+    async def wait(self, stopping: asyncio.Event) -> bool:
+        """Wait until this process leads; False if `stopping` was set before. A store that fails is asked again.
+
+        Raises:
+            PenstockError: the store cannot be read at the first look.
+        """
+        watch, reported = LeaseWatch(self._mine.ttl_ms), ""
+        while not stopping.is_set():
+            try:
+                if await self._look(watch):
+                    return True
+                text = self._standby_text()
+            except LeadershipLostError:
+                continue  # another standby was faster
+            except PenstockError as error:
+                if not reported:
+                    raise
+                text = f"standby: cannot read the lease: {error}"
+            if text != reported:
+                self._log(text)
+                reported = text
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), self._mine.ttl_ms / _LOOKS / 1000)
+        return False
+
+    async def _look(self, watch: LeaseWatch) -> bool:
+        asked_ms = self._clock.monotonic_ms()
+        lease = self.leader = await asyncio.to_thread(read_lease, self._store)
+        exited = lease is not None and has_exited(lease.holder, self._mine.holder)
+        if not watch.lapsed(lease, asked_ms, self._clock.monotonic_ms(), exited=exited):
+            return False
+        above = max(watch.taken, 0 if lease is None else lease.generation)
+        asked_ms = self._clock.monotonic_ms()
+        held, newest = await asyncio.to_thread(take_lead, self._store, self._mine, above)
+        if held is None:
+            watch.lost(newest, self._clock.monotonic_ms())
+            return False
+        self._held, self._confirmed_ms, self.leader = held, asked_ms, held
+        return True
+
+    def _standby_text(self) -> str:
+        leader = self.leader
+        if leader is None:
+            return "standby: another JobManager is about to lead"
+        place = leader.rest or f"process {leader.holder.pid} on {leader.holder.host}"
+        return f"standby: {place} leads, generation {leader.generation}"
+
+    async def publish(self, rest: str, rpc: str) -> None:
+        """Write where this leader is reached: the URL of its REST API, `host:port` for TaskManagers."""
+        assert self._held is not None  # noqa: S101 - `wait` comes first
+        self._held = self.leader = msgspec.structs.replace(self._held, rest=rest, rpc=rpc)
+        await self.renew()
+
+    async def renew(self) -> None:
+        """Renew the lease.
+
+        Raises:
+            LeadershipLostError: a newer leader has taken over. StorageError: it is unknown.
+        """
+        async with self._renewing:
+            if self._held is None or self._held.released:
+                return
+            wanted, asked_ms = renewed(self._held), self._clock.monotonic_ms()
+            try:
+                self._held = await asyncio.to_thread(write_lease, self._store, wanted)
+            except LeadershipLostError:
+                self.leader = await asyncio.to_thread(read_lease, self._store)
+                raise
+            self._confirmed_ms, self.leader = asked_ms, self._held
+
+    async def keep(self, stopping: asyncio.Event, failed: Callable[[BaseException], None]) -> None:
+        """Renew the lease until `stopping`; `failed` is called when it is lost."""
+        reported = ""
+        while not stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), self._mine.ttl_ms / _RENEWALS / 1000)
+            if stopping.is_set():
+                return
+            try:
+                await self.renew()
+                reported = ""
+            except LeadershipLostError as error:
+                failed(error)
+                return
+            except PenstockError as error:
+                if str(error) != reported:
+                    self._log(f"cannot renew the lease of the leader: {error}")
+                    reported = str(error)
+
+    async def confirm(self) -> None:
+        """Renew at once if the lease may have lapsed, for example because this process was suspended.
+
+        Raises:
+            LeadershipLostError: another process leads. StorageError: it is unknown.
+        """
+        if self._clock.monotonic_ms() - self._confirmed_ms >= self._mine.ttl_ms:
+            await self.renew()
+
+    async def release(self) -> None:
+        """Let a standby take over at once; a lost lease and a store that fails are fine."""
+        async with self._renewing:
+            if self._held is None or self._held.released:
+                return
+            self._held = released(self._held)
+            with contextlib.suppress(PenstockError):
+                await asyncio.to_thread(write_lease, self._store, self._held)

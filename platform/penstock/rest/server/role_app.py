@@ -1,0 +1,167 @@
+"""The REST API of a JobManager in either role: the leader answers, a standby forwards to the leader.
+
+Used by `rest.server.http_server`, behind the guard: a standby accepts and refuses requests as the leader does. A leader
+whose lease may have lapsed, such as one that was suspended, renews it before it answers, and else forwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import h11
+
+from penstock.core.errors import LeadershipLostError, StorageError
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.leader_lease import LeaderLease
+    from penstock.jobmanager.main import JobManager
+    from penstock.rest.server.guard import Application, Receive, Send
+
+_LOGGER = logging.getLogger(__name__)
+#: Who leads, as this process knows; answered in both roles.
+LEADER_PATH = "/v1/penstock/leader"
+_CONNECT_S = 5.0
+_CHUNK_BYTES = 1 << 16
+#: Headers of one connection, which the forwarded request and answer do not have.
+_OF_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"content-length", b"server", b"date"}
+_FORWARDED = b"x-penstock-forwarded"
+
+
+class RoleApp:
+    """The application of one process, over all its terms."""
+
+    def __init__(self) -> None:
+        """Start without a term."""
+        self._manager: JobManager | None = None
+        self._leading: Application | None = None
+        #: The newest lease that a term has read.
+        self._lease: LeaderLease | None = None
+
+    def standing(self, manager: JobManager) -> None:
+        """Begin a term as a standby."""
+        self._manager, self._leading = manager, None
+
+    def leading(self, application: Application) -> None:
+        """Answer requests as the leader."""
+        self._leading = application
+
+    def shutdown(self) -> None:
+        """End the process's term."""
+        if self._manager is not None:
+            self._manager.shutdown()
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answer or forward one request (ASGI)."""
+        leads = self._leading is not None and await self._confirmed()
+        if scope["path"] in (LEADER_PATH, LEADER_PATH.removeprefix("/v1")):
+            await _answer(send, 200, self._leader(leads=leads))
+        elif leads and self._leading is not None:
+            await self._leading(scope, receive, send)
+        else:
+            await self._forward(scope, receive, send)
+
+    async def _confirmed(self) -> bool:
+        """Return whether this process still leads; if the store fails, as far as it knows."""
+        manager = self._manager
+        if manager is None or manager.leadership is None:
+            return False
+        try:
+            await manager.leadership.confirm()
+        except LeadershipLostError as error:
+            self._leading = None
+            manager.fail(error)
+            return False
+        except StorageError as error:
+            _LOGGER.warning("cannot confirm the leadership: %s", error)
+        return self._leading is not None
+
+    def _leader(self, *, leads: bool) -> dict[str, Any]:
+        if self._manager is not None and self._manager.leadership is not None:
+            self._lease = self._manager.leadership.leader or self._lease
+        lease = self._lease
+        return {
+            "role": "leader" if leads else "standby",
+            "leader": None if lease is None else {"url": lease.rest, "rpc": lease.rpc, "generation": lease.generation},
+        }
+
+    async def _forward(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Forward to the leader over http; over https redirect, because a client's certificate cannot be forwarded."""
+        place = (self._leader(leads=False)["leader"] or {}).get("url", "")
+        path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        target = f"{path}?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else path
+        if not place or any(name == _FORWARDED for name, _ in scope["headers"]):
+            text = "this JobManager is a standby, and no other leads yet (try again in a few seconds)"
+            await _answer(send, 503, {"errors": [text]}, (b"retry-after", b"1"))
+        elif place.startswith("https:"):
+            await _answer(
+                send, 307, {"errors": [f"{place} leads"]}, (b"location", f"{place}{target}".encode("latin-1"))
+            )
+        else:
+            begun = False
+
+            async def relay(message: dict[str, Any]) -> None:
+                nonlocal begun
+                begun = True
+                await send(message)
+
+            try:
+                await _exchange(place, (scope["method"], target, scope["headers"]), await _body(receive), relay)
+            except (OSError, TimeoutError, h11.ProtocolError) as error:
+                if begun:
+                    raise
+                text = f"the leader at {place} does not answer: {str(error) or type(error).__name__}"
+                hint = "try again: a standby takes over within seconds"
+                await _answer(send, 503, {"errors": [f"{text} ({hint})"]}, (b"retry-after", b"1"))
+
+
+async def _body(receive: Receive) -> bytes:
+    """Return the body; the guard has read it within its limits."""
+    parts, more = bytearray(), True
+    while more:
+        message = await receive()
+        parts += message.get("body", b"")
+        more = message.get("more_body", False)
+    return bytes(parts)
+
+
+async def _exchange(place: str, head: tuple[str, str, list[tuple[bytes, bytes]]], body: bytes, send: Send) -> None:
+    """Send a request to `place` and relay the answer; the caller's headers go along, also Host and Authorization."""
+    method, target, given = head
+    url, connection = urlsplit(place), h11.Connection(h11.CLIENT)
+    headers = [(name, value) for name, value in given if name.lower() not in _OF_CONNECTION]
+    headers += [(b"connection", b"close"), (b"content-length", str(len(body)).encode()), (_FORWARDED, b"1")]
+    async with asyncio.timeout(_CONNECT_S):
+        reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    try:
+        request = h11.Request(method=method, target=target, headers=headers)
+        for part in (request, h11.Data(data=body), h11.EndOfMessage()):
+            writer.write(connection.send(part) or b"")
+        await writer.drain()
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                connection.receive_data(await reader.read(_CHUNK_BYTES))
+            elif isinstance(event, h11.Response):
+                kept = [(name, value) for name, value in event.headers if name.lower() not in _OF_CONNECTION]
+                await send({"type": "http.response.start", "status": event.status_code, "headers": kept})
+            elif isinstance(event, h11.Data):
+                await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
+            elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
+                await send({"type": "http.response.body", "body": b""})
+                return
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _answer(send: Send, status: int, document: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:
+    body = json.dumps(document).encode()
+    given = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": given})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,108 @@
+"""Who answers a request: the leader itself, the leader for a standby, or nobody yet."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.checkpoint.job_lease import LeaseHolder
+from penstock.checkpoint.leader_lease import LeaderLease
+from penstock.core.errors import LeadershipLostError, StorageError
+from penstock.rest.server.role_app import LEADER_PATH, RoleApp
+
+
+class Manager:
+    """A term: `error` is what the store says when the lease is renewed."""
+
+    def __init__(self, rest="", error=None):
+        holder = LeaseHolder(id="root", host="h", machine="", pid=1)
+        lease = LeaderLease(generation=2, jobmanager_id="b", holder=holder, rest=rest, rpc="b:6123") if rest else None
+        self.leadership, self.error, self.failed = SimpleNamespace(leader=lease, confirm=self.confirm), error, []
+
+    async def confirm(self):
+        if self.error is not None:
+            raise self.error
+
+    def fail(self, error):
+        self.failed.append(error)
+
+
+def ask(role, path="/v1/jobs", query="", headers=()):
+    """Return status, headers and document of an answer."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": list(headers)}
+    asyncio.run(role(scope, receive, send))
+    body = b"".join(message.get("body", b"") for message in sent)
+    return sent[0]["status"], dict(sent[0]["headers"]), json.loads(body)
+
+
+async def application(scope, _receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": json.dumps({"led": scope["path"]}).encode()})
+
+
+def role_of(manager, *, leads):
+    role = RoleApp()
+    role.standing(manager)
+    if leads:
+        role.leading(application)
+    return role
+
+
+def test_the_leader_answers():
+    role = role_of(Manager("http://b:8081"), leads=True)
+    assert ask(role)[2] == {"led": "/v1/jobs"}
+    assert ask(role, LEADER_PATH)[2] == {
+        "role": "leader",
+        "leader": {"url": "http://b:8081", "rpc": "b:6123", "generation": 2},
+    }
+
+
+@pytest.mark.parametrize("path", [LEADER_PATH, "/penstock/leader"])
+def test_a_standby_names_the_leader(path):
+    found = ask(role_of(Manager("http://b:8081"), leads=False), path)[2]
+    assert (found["role"], found["leader"]["url"]) == ("standby", "http://b:8081")
+
+
+@pytest.mark.parametrize("rest", ["", "http://b:8081"])
+def test_nobody_leads_or_two_standbys_name_each_other(rest):
+    headers = [(b"x-penstock-forwarded", b"1")] if rest else []
+    status, given, document = ask(role_of(Manager(rest), leads=False), headers=headers)
+    assert (status, given[b"retry-after"]) == (503, b"1")
+    assert document["errors"] == ["this JobManager is a standby, and no other leads yet (try again in a few seconds)"]
+
+
+def test_with_certificates_a_standby_redirects():
+    status, given, _ = ask(role_of(Manager("https://b:8081"), leads=False), "/v1/jobs", "a=1&b=2")
+    assert (status, given[b"location"]) == (307, b"https://b:8081/v1/jobs?a=1&b=2")
+
+
+def test_a_leader_that_was_suspended_answers_that_it_does_not_lead():
+    lost = LeadershipLostError("a JobManager of generation 3 has taken over")
+    manager = Manager(error=lost)
+    role = role_of(manager, leads=True)
+    assert ask(role)[0] == 503
+    assert manager.failed == [lost]
+    assert ask(role, LEADER_PATH)[2]["role"] == "standby"
+
+
+def test_a_leader_whose_store_fails_answers():
+    role = role_of(Manager("http://b:8081", error=StorageError("the store does not answer")), leads=True)
+    assert ask(role)[2] == {"led": "/v1/jobs"}
+
+
+def test_the_last_known_leader_is_named_while_a_term_begins():
+    role = role_of(Manager("http://b:8081"), leads=False)
+    assert ask(role, LEADER_PATH)[2]["leader"]["url"] == "http://b:8081"
+    beginning = Manager()
+    beginning.leadership = None
+    role.standing(beginning)
+    assert ask(role, LEADER_PATH)[2]["leader"]["url"] == "http://b:8081"
