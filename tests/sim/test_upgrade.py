@@ -20,7 +20,7 @@ from penstock.jobmanager.deploy import job_log as recover
 
 def upgraded(seed: int, swarm: Swarm, *, wrong: bool, from_checkpoint: bool, at: tuple[float, ...] = (150,)) -> World:
     plan = world(seed, phases=[Phase(2, "stop"), Phase(2, from_savepoint=True)]).plan
-    plan.settings["checkpoint_interval_ms"] = 40
+    plan.settings["checkpoint_interval_ms"], plan.input_ms = 40, 3_000.0
     plan.settings["sink_pending_max_epochs"] = 3 if seed % 2 else 1000
     simulated = World(seed, plan, swarm)
     for at_ms in at:

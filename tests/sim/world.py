@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from tests.sim import connectors, fibers
 from tests.sim.checks import Checks
+from tests.sim.election import Candidate, keep_lease
 from tests.sim.faults import Swarm
 from tests.sim.fibers import Fiber
 from tests.sim.kafka_log import SimKafka
@@ -24,6 +25,7 @@ from tests.sim.scheduler import Scheduler
 from tests.sim.worker import TaskManager, Worker
 from tests.sim.workload import INPUT, OUTPUT, Plan
 
+from penstock.checkpoint.leader_lease import LEASE, LeaderLease
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.errors import StorageError
 from penstock.graph.rescale import rescaled
@@ -37,6 +39,7 @@ _MAX_STEPS = 40_000
 _MAX_MS = 120_000.0
 _SLOTS = 2
 _MANAGERS = 2
+_JOBMANAGERS = 2
 
 
 class World:
@@ -65,7 +68,11 @@ class World:
         self._finished = False
         self._fibers: dict[str, set[Fiber]] = {}
         self._pumping: set[WorkerPair] = set()
-        self._leaders = 0
+        self._standbys = 0
+        #: Candidates that wait to lead, by owner.
+        self.standbys: dict[str, Candidate] = {}
+        #: Whether the end of a JobManager's process is seen at once by the others, as on one machine.
+        self._one_machine = self.random.random() < 0.5
         #: Newest version of the store: a refused put makes none.
         self._written = 0
 
@@ -83,6 +90,8 @@ class World:
                 self._produce(partition, rows, 0)
             for _ in range(_MANAGERS):
                 self.start_taskmanager()
+            for _ in range(_JOBMANAGERS):
+                self.start_standby()
             self._next_run()
             self.nemesis.begin()
             self.scheduler.at(self._faults_for_ms, "heal", self._heal)
@@ -170,43 +179,76 @@ class World:
 
     # --- leaders ------------------------------------------------------------------------------------------------------
 
+    def start_standby(self) -> None:
+        """A new JobManager comes up."""
+        self._standbys += 1
+        candidate = Candidate(self, self._standbys)
+        self.standbys[candidate.owner] = candidate
+
+    def kill_standby(self, owner: str) -> None:
+        """Kill a standby; another process takes its place."""
+        del self.standbys[owner]
+        self.end_process(owner)
+        self.scheduler.at(self.random.uniform(5, 150), "new JobManager", self.start_standby)
+
+    def exit_is_known(self, owner: str) -> bool:
+        """Whether a standby sees that this process has ended."""
+        return self._one_machine and self.scheduler.is_dead(owner)
+
+    def elected(self, candidate: Candidate, held: LeaderLease) -> None:
+        """A standby leads: the job's present leader, if there is one, is superseded."""
+        run = self.run
+        if run is None or run.state:
+            self.scheduler.at(5, "wait for a run", partial(self.elected, candidate, held), owner=candidate.owner)
+            return
+        self.checks.leads(candidate.owner, held.generation)
+        self.standbys.pop(candidate.owner, None)
+        if self.leader is not None:
+            self.swarm.seen("leader-superseded")
+            self._lose(self.leader)
+        self.leader = Leader(self, run, candidate.owner, held.generation)
+        keep_lease(self, self.leader, held)
+        self.leader.begin()
+
     def kill_leader(self, leader: Leader) -> None:
-        """Kill the JobManager; its successor recovers the job."""
-        leader.die()
-        self._succeed(leader)
+        """Kill the JobManager; a standby takes over, and another process becomes a standby."""
+        self._end(leader)
+        self._lose(leader)
 
     def pause_leader(self, leader: Leader) -> None:
-        """Stop the JobManager; its successor takes over, and then the old one goes on."""
+        """Stop the JobManager: TaskManagers hang up, and if that takes long, a standby takes over meanwhile."""
         self.pause(leader.owner, self.random.uniform(80, 1500))
-        self._succeed(leader)
+        self._hang_up()
+
+    def _end(self, leader: Leader) -> None:
+        if not leader.dead:
+            leader.die()
+            self.scheduler.at(self.random.uniform(5, 150), "new JobManager", self.start_standby)
 
     def leader_refused(self, leader: Leader, error: BaseException) -> None:
         """It could not take the job: try again."""
         self.scheduler.note(f"{leader.owner} did not start: {type(error).__name__}: {error}")
-        leader.die()
-        self._succeed(leader)
+        self._end(leader)
+        self._lose(leader)
 
     def stepped_down(self, leader: Leader) -> None:
         """It has found a newer generation."""
-        if leader is self.leader:
-            self.scheduler.fail("the only leader has lost its leadership")
+        if self.checks.newest_leader == leader.owner:
+            self.scheduler.fail("the newest leader has lost its leadership")
+        self._lose(leader)
         self.swarm.seen("zombie-leader-refused")
-        leader.die()
+        self._end(leader)
 
-    def _succeed(self, leader: Leader) -> None:
-        if leader is not self.leader:
-            return
-        self.leader = None
+    def _lose(self, leader: Leader) -> None:
+        """The job has no leader but the next one."""
+        if leader is self.leader:
+            self.leader = None
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """TaskManagers lose their connection to the leader and look for one again."""
         for manager in self.managers:
             manager.disconnect(again_ms=self.random.uniform(1, 120))
-        self.scheduler.at(self.random.uniform(5, 150), "new JobManager", self._new_leader)
-
-    def _new_leader(self) -> None:
-        if self.run is None or self.run.state or self.leader is not None:
-            return
-        self._leaders += 1
-        self.leader = Leader(self, self.run, self._leaders)
-        self.leader.begin()
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -226,7 +268,6 @@ class World:
         number = self.next_name("run")
         ask = self.clock.elapsed_ms + self.random.uniform(100, 900)
         self.run = Run(graph, start, f"{number}-{'0' * 24}", number, phase, ask)
-        self._new_leader()
 
     def run_ended(self, leader: Leader, state: str, error: str) -> None:
         """The job has reached a terminal state."""
@@ -244,10 +285,10 @@ class World:
             self.swarm.seen("cancelled")
         elif self._savepoint:
             self.swarm.seen("stop-with-savepoint")
-        leader.die()
+        self._end(leader)
         if self.leader is not None:
             # A successor that came while the end was being recorded.
-            self.leader.die()
+            self._end(self.leader)
         self.leader = None
         for manager in self.managers:
             manager.disconnect(again_ms=self.random.uniform(1, 30))
@@ -351,6 +392,8 @@ class World:
             self._on_put(fiber, key, phase)
         elif operation == "read" and phase == "before" and self.swarm.strikes("read-fails"):
             raise StorageError(f"simulated: {key} cannot be read")
+        elif operation == "read" and phase == "after" and key == LEASE and self.random.random() < 0.3:
+            fibers.pause(self.random.uniform(0, 20), f"read {key}")
 
     def _on_put(self, fiber: Fiber, key: str, phase: Literal["before", "after"]) -> None:
         leader = self.leader

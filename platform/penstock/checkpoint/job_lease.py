@@ -34,6 +34,8 @@ class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
     #: Boot id and pid namespace; `pid` is valid only there.
     machine: str
     pid: int
+    #: Generation of the leader on its HA root: an earlier leader, however slow, does not take over from a later one.
+    term: int = 0
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +52,9 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 prepare(LeaseRecord)
 
 
-def this_process(holder_id: str) -> LeaseHolder:
+def this_process(holder_id: str, term: int = 0) -> LeaseHolder:
     """Return this process as a holder."""
-    return LeaseHolder(id=holder_id, host=socket.gethostname(), machine=_machine(), pid=os.getpid())
+    return LeaseHolder(id=holder_id, host=socket.gethostname(), machine=_machine(), pid=os.getpid(), term=term)
 
 
 class JobLease:
@@ -86,6 +88,7 @@ class JobLease:
 
         Raises:
             JobIdentityError: another process holds it; names the holder.
+            LeadershipLostError: a later leader of the same HA root has held it.
         """
         for _ in range(_MAX_RACES):
             try:
@@ -150,6 +153,9 @@ class JobLease:
         )
 
     def _refuse_held(self, held: LeaseRecord, *, take_over: bool) -> None:
+        if held.holder.id == self._holder.id and held.holder.term > self._holder.term:
+            msg = f"{self._store.uri} was taken over by {_describe_holder(held)}, a later leader of this cluster"
+            raise LeadershipLostError(msg, hint="this process steps down")
         if held.released or (take_over and held.holder.id == self._holder.id):
             return
         if self._clock.now_ms() >= held.expires_ms or has_exited(held.holder, self._holder):

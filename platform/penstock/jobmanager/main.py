@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.checkpoint.ha_records import cluster_id
 from penstock.checkpoint.job_lease import this_process
 from penstock.checkpoint.leader_lease import LeaderLease
@@ -96,7 +98,7 @@ class JobManager:
         self._dispatcher = Dispatcher(
             DispatcherParts(
                 ha_store=store,
-                holder=holder,
+                holder=msgspec.structs.replace(holder, term=self.generation),
                 generation=self.generation,
                 taskmanagers=managers,
                 clock=self._clock,
