@@ -143,6 +143,11 @@ def appended_text(tag: str, sequence: int) -> str:
     return f"{tag} completed (log entry {sequence})"
 
 
+def failed_text(tag: str, reason: str) -> str:
+    """Return the event log text of a checkpoint that failed."""
+    return f"{tag} failed: {reason}"
+
+
 def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
     """Return event log entries of leaders before `generation`, reconstructed from the manifest log, oldest first.
 

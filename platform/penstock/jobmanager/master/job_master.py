@@ -27,7 +27,13 @@ from penstock.jobmanager.change.steps import (
     StoreMetrics,
 )
 from penstock.jobmanager.change.upgrading import RELEASE_TAG, ChangeContext
-from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand, Checkpointing, JobCanFinish, JobShouldFail
+from penstock.jobmanager.checkpoints.checkpointing import (
+    CheckpointCommand,
+    CheckpointFailed,
+    Checkpointing,
+    JobCanFinish,
+    JobShouldFail,
+)
 from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Worker
 from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, is_lost_connection
 from penstock.jobmanager.deploy.held_slots import HeldSlots
@@ -37,6 +43,7 @@ from penstock.jobmanager.deploy.job_log import (
     end_entry,
     ended_as,
     events_of_earlier_leaders,
+    failed_text,
     plan_restore,
     stop_of,
 )
@@ -296,9 +303,7 @@ class JobMaster:
             self.job_change.upgrading.checkpointed(manifest)
             self._restart.checkpointed()
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
-        self.event_log.add(now_ms, "checkpoint", f"{event.tag} could not be appended: {event.reason}")
-        checkpoint_id = int(event.tag.rpartition(":")[2])
-        return self._apply(self.checkpointing.append_failed(checkpoint_id, event.reason, now_ms), now_ms)
+        return self._apply(self.checkpointing.append_failed(event.tag, event.reason, now_ms), now_ms)
 
     def _on_discovery(self, event: ev.SplitsDiscovered | ev.DiscoveryFailed, now_ms: int) -> list[cmd.Command]:
         deployment = self.deployment
@@ -411,7 +416,7 @@ class JobMaster:
         return [*self._apply(self._waiting.refuse(reason), now_ms), *self._undeploy(reason, now_ms)]
 
     def _undeploy(self, reason: str, now_ms: int) -> list[cmd.Command]:
-        commands = self.checkpointing.halt(reason, now_ms)
+        commands = self._apply(self.checkpointing.halt(reason, now_ms), now_ms)
         workers: tuple[Worker, ...] = ()
         if self.deployment is not None:
             workers = tuple(self.deployment.workers.values())
@@ -426,7 +431,7 @@ class JobMaster:
         if self.step in (Step.FINISHING, Step.CLOSING) or not self.status.to(JobStatus.CANCELLING, now_ms):
             return []
         self.event_log.add(now_ms, "cancel", "requested by a user")
-        commands = self.checkpointing.halt("the job was cancelled", now_ms)
+        commands = self._apply(self.checkpointing.halt("the job was cancelled", now_ms), now_ms)
         commands += self._apply(self.job_change.halted("the job was cancelled"), now_ms)
         commands += self.job_change.closed("the job was cancelled")
         self.step, self._deadline_ms = Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS
@@ -498,6 +503,8 @@ class JobMaster:
         commands: list[cmd.Command] = []
         for command in decided:
             match command:
+                case CheckpointFailed(tag, reason):
+                    self.event_log.add(now_ms, "checkpoint", failed_text(tag, reason))
                 case JobShouldFail(reason):
                     commands += self._fail(Failure(now_ms, reason), now_ms)
                 case Failed(failure, cause):

@@ -100,6 +100,45 @@ def test_ids_go_on_after_a_restart(world_of):
     assert ids == sorted(set(ids))
 
 
+def checkpoint_story(world) -> list[str]:
+    return [entry.text for entry in world.master.event_log.entries() if entry.kind == "checkpoint"]
+
+
+def shown(world) -> tuple[int, int, dict[int, tuple[str, str]]]:
+    """Numbers of completed and failed checkpoints, and status and failure by id, as REST has them."""
+    view = world.master.checkpointing.history.view((0, 0, 0))
+    return view.completed, view.failed, {c.id: (c.status, c.failure) for c in view.history}
+
+
+@pytest.mark.parametrize("appended", [True, False])
+def test_a_checkpoint_whose_manifest_was_on_its_way_at_a_failure_is_reported_as_the_log_has_it(world_of, appended):
+    world = world_of().start()
+    held, append = [], world._append
+    world._append = lambda *manifest: held.append(manifest)
+    world.pass_time(1500).kill(next(iter(world.workers)))
+    assert shown(world) == (0, 0, {1: ("IN_PROGRESS", "")})
+    world._append = append
+    world.append_error = None if appended else "disk full"
+    append(*held[0])
+    world.post(ev.Tick())
+    world.append_error = None
+    if appended:
+        assert shown(world) == (1, 0, {1: ("COMPLETED", "")})
+        assert checkpoint_story(world) == ["checkpoint:1 completed (log entry 2)"]
+    else:
+        assert shown(world) == (0, 1, {1: ("FAILED", "the manifest was not written: disk full")})
+        assert checkpoint_story(world) == ["checkpoint:1 failed: the manifest was not written: disk full"]
+
+
+def test_the_event_log_has_each_failed_checkpoint_with_the_reason_that_is_shown(world_of):
+    world = world_of().start()
+    world.auto_ack = False
+    world.pass_time(1500).kill(next(iter(world.workers)))
+    reason = world.master.error
+    assert shown(world) == (0, 1, {1: ("FAILED", reason)})
+    assert checkpoint_story(world) == [f"checkpoint:1 failed: {reason}"]
+
+
 def test_no_new_worker_starts_while_an_old_one_may_live(world_of):
     world = world_of().start()
     executed = []
