@@ -201,7 +201,7 @@ class TaskState(Message, frozen=True, kw_only=True):
     error: str = ""
     #: Long text of a failure (traceback), user frames first.
     detail: str = ""
-    #: Last metrics and texts of a finished subtask.
+    #: Last metrics and texts of a finished or failed subtask.
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     texts: dict[str, str] = msgspec.field(default_factory=dict)
 
