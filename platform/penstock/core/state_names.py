@@ -11,6 +11,7 @@ _SHOWN = {
     "__timers_event": "timers (event time)",
     "__timers_processing": "timers (processing time)",
     "__timers_due": "timers (ends of sessions)",
+    "__input_watermark": "watermark (input)",
     "panes": "windows",
 }
 _STORED = {shown: stored for stored, shown in _SHOWN.items()}
