@@ -127,6 +127,7 @@ class TransactionWriter:
             current.producer.close()
             if error.timed_out and self._connect().lacks(topic):  # the client answers that with silence
                 error = UnknownTopicError(f"Kafka producer, {topics_text([topic])}", error.message)
+                error.hint = "create the topic again; the output of its open transactions is lost with it"
             place = f"sink {self._context.uid!r}: transaction {name} of checkpoint {checkpoint_id}"
             raise error.at(f"{place} to topic {topic!r}") from error
         now = self._connect().describe(name)
