@@ -8,7 +8,7 @@ import pytest
 from tests.support.waiting import wait_until
 
 from penstock.core.errors import ConnectorError
-from penstock_connectors.kafka.write.producer import ProducerError, RecordTooLargeError
+from penstock_connectors.kafka.write.producer import ProducerError, RecordTooLargeError, UnknownTopicError
 from penstock_connectors.kafka.write.producer_choice import open_producer
 from penstock_connectors.kafka.write.transactions import NotEndableError, OpenTransaction, TransactionAdmin
 
@@ -96,10 +96,12 @@ def test_more_than_the_queue_holds(kafka, produce):
 
 
 def test_undelivered_messages_are_reported(kafka, produce):
-    producer = produce(message_timeout_ms=3_000)
-    with pytest.raises(ProducerError, match=r"not delivered|Unknown topic"):  # noqa: PT012 - either call may tell
-        producer.send(f"{kafka.prefix}nosuch", texts(3))
+    producer = produce(topic_metadata_propagation_max_ms=1_000)  # how long the client hopes for a new topic
+    nosuch = f"{kafka.prefix}nosuch"
+    with pytest.raises(UnknownTopicError, match=f"{nosuch}.*does not exist") as caught:  # noqa: PT012 - either call
+        producer.send(nosuch, texts(3))
         producer.flush(WAIT_MS)
+    assert "create the topic again" in caught.value.hint
     with pytest.raises(RecordTooLargeError, match=r"[Ll]arge"):  # noqa: PT012
         producer.send(kafka.topic("big"), pa.array([random.Random(7).randbytes(3_000_000)]))
         producer.flush(WAIT_MS)

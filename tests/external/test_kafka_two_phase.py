@@ -163,8 +163,8 @@ def test_lost_transaction_is_told_exactly(stage, kafka):
     admin.fence([item.transactional_id])  # what a time-out or a foreign producer does
     admin.close()
     pattern = (
-        rf"LOST: 100 records of checkpoint 7 in {stage.topic}/[01].* \(transaction {item.transactional_id}, "
-        r"producer \d+ epoch \d+, time-out 60000 ms\): commit refused .*; "
+        rf"LOST: 100 records of checkpoint 7 in {stage.topic}/[01].* \(sink '{item.uid}', "
+        rf"transaction {item.transactional_id}, producer \d+ epoch \d+, time-out 60000 ms\): commit refused .*; "
         rf"the marker {stage.job}.out.r1.0 is at -1 .*accept-duplicates"
     )
     with pytest.raises(LostTransactionError, match=pattern):

@@ -61,7 +61,7 @@ class Cluster:
                 route.fulfill(status=400, body=json.dumps({"errors": [str(error)]}), content_type="application/json")
 
     def _found(self, url):
-        named = {"uid": "op", "name": "seen"}
+        named = {"uid": "op", "name": "__seen", "title": "seen"}
         shown = [{"key": json_value(key), "rows": 1, "subtask": 0} for key in self.keys]
         if url.path.endswith("/state"):
             kinds = [f"{field.name} {field.type}" for field in self.schema]

@@ -155,7 +155,8 @@ class TextCursor:
             if not more or b"\n" in more:
                 return block
             if len(block) > _LINE_BYTES:
-                msg = f"file source: {self._path} has a line of more than {_LINE_BYTES >> 20} MB at byte {self._offset}"
+                number = line_number(self._path, self._offset)
+                msg = f"file source: {self._path} line {number:,} has more than {_LINE_BYTES >> 20} MB"
                 raise ConnectorError(msg, hint="check the format setting: is this file made of lines?")
 
     def _at_end(self, length: int) -> bool:

@@ -154,7 +154,7 @@ class KafkaSinkFactory:
             return TransactionWriter(spec.config, context)
         from penstock_connectors.kafka.write.writer import PlainWriter
 
-        return PlainWriter(spec.config, flush_at_barrier=spec.delivery == "at-least-once")
+        return PlainWriter(spec.config, context.uid, flush_at_barrier=spec.delivery == "at-least-once")
 
     def create_committer(self, spec: SinkSpec, context: SinkContext) -> Committer | None:
         """Return the committer, or None if nothing is committed."""

@@ -61,6 +61,11 @@ class PendingCheckpoint:
         return "final" if self.final and self.kind is BarrierKind.CHECKPOINT else self.kind.value
 
     @property
+    def tag(self) -> str:
+        """Return its name in event logs."""
+        return f"{self.label}:{self.checkpoint_id}"
+
+    @property
     def complete(self) -> bool:
         """Return whether every execution has acked."""
         return len(self.acks) == len(self.expected)
@@ -244,7 +249,7 @@ class CheckpointCoordinator:
         current = self.current
         if current is None or current.checkpoint_id != checkpoint_id:
             return []
-        return self._fail(f"the manifest was not written: {reason}", now_ms)
+        return self._fail(reason, now_ms)
 
     def tick(self, now_ms: int) -> list[CoordinatorCommand]:
         """Abort a checkpoint that timed out, and trigger what is due."""

@@ -49,7 +49,8 @@ class JobProgress:
         self._notes: list[str] = []
         self._failures = FailureWatch(attached=attached)
         self._start_reported = False
-        self._last_line = ""
+        #: What the last line has except its checkpoints.
+        self._last_flow: tuple[str, str] | None = None
         #: Job name and newest summary.
         self._newest: tuple[str, dict[str, Any]] | None = None
 
@@ -98,10 +99,10 @@ class JobProgress:
             self._live.update(_panel(job, summary, self._clock.now_ms()))
         elif now_ms - self._line_ms >= _LINE_EVERY_MS:
             self._line_ms = now_ms
-            line = _line(job, summary, self._clock.now_ms())
-            if line != self._last_line:  # a job that waits says so once
-                self._console.print(line, markup=False, soft_wrap=True)
-            self._last_line = line
+            flow = _flow(job, summary, self._clock.now_ms())
+            if flow != self._last_flow:  # a job that waits says so once, also while its checkpoints continue
+                self._console.print(_line(*flow, summary), markup=False, soft_wrap=True)
+            self._last_flow = flow
 
     def so_far(self) -> list[str]:
         """Return the newest totals of a job that was interrupted, and where its next run continues."""
@@ -140,15 +141,20 @@ def _behind(summary: dict[str, Any]) -> str:
     return f", {sum(behind.values()):,} behind" if behind else ""
 
 
-def _line(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> str:
+def _flow(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> tuple[str, str]:
+    """Return the parts of a line before and after the number of checkpoints."""
     in_call = function_in_call(summary, now_ms)
-    return (
+    rows = (
         f"{job['name']} {job['state']}: {summary['source-records']:,.0f} records read ({_rate(summary):,.0f}/s)"
         f"{_behind(summary)}, "
-        f"{summary['records-out']:,.0f} rows out, watermark {_time(summary['watermark'])}, "
-        f"checkpoints {summary['checkpoints-completed']} ({summary['checkpoints-failed']} failed), "
-        f"restarts {summary['restarts']}{f'; {in_call}' if in_call else ''}"
+        f"{summary['records-out']:,.0f} rows out, watermark {_time(summary['watermark'])}"
     )
+    failed = f"({summary['checkpoints-failed']} failed)"
+    return rows, f"{failed}, restarts {summary['restarts']}{f'; {in_call}' if in_call else ''}"
+
+
+def _line(rows: str, rest: str, summary: dict[str, Any]) -> str:
+    return f"{rows}, checkpoints {summary['checkpoints-completed']} {rest}"
 
 
 def _panel(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> Table:

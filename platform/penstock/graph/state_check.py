@@ -27,6 +27,7 @@ from penstock.core.evolution import (
     shown_by_name,
 )
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
+from penstock.core.state_names import shown_name
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.state_redistribution import TASK_STATE_PREFIX
 
@@ -77,6 +78,11 @@ class StateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     def place(self) -> str:
         """Return `uid/state`."""
         return f"{self.uid}/{self.state}" if self.state else self.uid
+
+    @property
+    def title(self) -> str:
+        """Return `uid/state` with the state's name for users."""
+        return f"{self.uid}/{shown_name(self.state)}" if self.state else self.uid
 
 
 class _SavedState(msgspec.Struct):
@@ -153,7 +159,8 @@ def is_dropped(operator: OperatorSpec, state: str, allow_non_restored: Collectio
     """Return whether a keyed state of an operator of the job is dropped: allowed, and known not to be declared."""
     if not operator.states or state in operator.states:
         return False
-    return operator.uid in allow_non_restored or f"{operator.uid}/{state}" in allow_non_restored
+    names = operator.uid, f"{operator.uid}/{state}", f"{operator.uid}/{shown_name(state)}"
+    return any(name in allow_non_restored for name in names)
 
 
 def _saved_states(subtasks: Sequence[SubtaskSnapshot], pending: Sequence[Committable]) -> dict[str, _SavedState]:
@@ -229,7 +236,7 @@ def _kept(operator: OperatorSpec, saved_state: _SavedState) -> list[StateVerdict
     ]
     for state, (schema, rows) in saved_state.keyed.items():
         if not operator.keyed:
-            reason = f"{uid!r} had keyed state {state!r}, and is now {operator.kind}, which keeps none"
+            reason = f"{uid!r} had keyed state {shown_name(state)!r}, and is now {operator.kind}, which keeps none"
             way = "give the operator a new uid"
             found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
         elif not operator.states:
@@ -239,7 +246,7 @@ def _kept(operator: OperatorSpec, saved_state: _SavedState) -> list[StateVerdict
         elif rows == 0:
             found.append(StateVerdict(uid=uid, state=state, verdict="dropped", reason="it holds no rows"))
         else:
-            what = f"state {state!r} of {uid!r}, which no longer declares it"
+            what = f"state {shown_name(state)!r} of {uid!r}, which no longer declares it"
             reason = f"the snapshot holds up to {rows:,} rows of {what}"
             drop = DROP_STATE_HINT.format(f"{uid}/{state}")
             way = f"declare it again ({did_you_mean(state, operator.states)}), or {drop}"
@@ -277,7 +284,8 @@ def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateV
         reason = f"{uid!r} was keyed by ({', '.join(theirs)}), the job keys it by ({', '.join(ours)})"
         way = "key by the old columns and types, or give the operator a new uid"
     else:
-        reason = f"state {state!r} of {uid!r} was saved with ({_shown(saved)}), the job keeps ({_shown(wanted)})"
+        columns = f"was saved with ({_shown(saved)}), the job keeps ({_shown(wanted)})"
+        reason = f"state {shown_name(state)!r} of {uid!r} {columns}"
         way = "keep aggregates and state types as they were, or give the operator (or the state) a new name"
     return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
 
@@ -287,7 +295,8 @@ def _same_shape(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> St
         require_same_join(saved, wanted)
         require_same_window(saved, wanted)
     except StateMismatchError as error:
-        reason, way = f"state {state!r} of {uid!r}: {error.message}", error.hint or "give the operator a new uid"
+        reason = f"state {shown_name(state)!r} of {uid!r}: {error.message}"
+        way = error.hint or "give the operator a new uid"
         return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
     return StateVerdict(uid=uid, state=state, verdict="same")
 
@@ -296,7 +305,7 @@ def _evolved(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> State
     try:
         changes = evolve_state(saved, wanted).changes
     except StateMismatchError as error:
-        reason = f"state {state!r} of {uid!r}: {error.message}"
+        reason = f"state {shown_name(state)!r} of {uid!r}: {error.message}"
         way = error.hint or "give the operator a new uid"
         return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
     return StateVerdict(uid=uid, state=state, verdict="migrates" if changes else "same", reason="; ".join(changes))
@@ -322,7 +331,7 @@ def _shown(schema: pa.Schema) -> str:
 
 
 def _allowed(verdict: StateVerdict, allowed: Collection[str]) -> StateVerdict:
-    named = verdict.uid in allowed or verdict.place in allowed
+    named = any(name in allowed for name in (verdict.uid, verdict.place, verdict.title))
     droppable = verdict.verdict == "blocked" and "--allow-non-restored-state" in verdict.way_out
     if not named or not droppable:
         return verdict
@@ -332,7 +341,7 @@ def _allowed(verdict: StateVerdict, allowed: Collection[str]) -> StateVerdict:
 def _check_names(allowed: Collection[str], found: Sequence[StateVerdict]) -> None:
     dropped = [verdict for verdict in found if verdict.verdict == "dropped"]
     for name in allowed:
-        if not any(name in (verdict.uid, verdict.place) for verdict in dropped):
+        if not any(name in (verdict.uid, verdict.place, verdict.title) for verdict in dropped):
             msg = f"--allow-non-restored-state {name}: no state of that name can be dropped"
             raise StateMismatchError(
                 msg, hint=f"name only state that the job does not have; {did_you_mean(name, _droppable(found))}"

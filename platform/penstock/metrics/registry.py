@@ -12,6 +12,8 @@ from collections.abc import Callable
 from penstock.core.clock import Clock
 
 _INTERVAL_MS = 1000.0
+#: A rate over less time would be chance.
+_LEAST_MS = 100.0
 
 
 class Counter:
@@ -48,7 +50,7 @@ class Gauge:
 
 
 class Meter:
-    """Amount per second, over the last complete interval of at least one second."""
+    """Amount per second, over the last complete interval of at least one second; before the first, since the start."""
 
     __slots__ = ("_clock", "_rate", "_since_ms", "_sum")
 
@@ -57,7 +59,8 @@ class Meter:
         self._clock = clock
         self._since_ms = clock.monotonic_ms()
         self._sum = 0.0
-        self._rate = 0.0
+        #: None until the first interval is complete.
+        self._rate: float | None = None
 
     def mark(self, amount: float = 1.0) -> None:
         """Count `amount` into the running interval."""
@@ -70,6 +73,8 @@ class Meter:
             self._rate = self._sum * 1000.0 / elapsed
             self._since_ms += elapsed
             self._sum = 0.0
+        if self._rate is None:
+            return self._sum * 1000.0 / elapsed if elapsed >= _LEAST_MS else 0.0
         return self._rate
 
 

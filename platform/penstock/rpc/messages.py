@@ -201,7 +201,7 @@ class TaskState(Message, frozen=True, kw_only=True):
     error: str = ""
     #: Long text of a failure (traceback), user frames first.
     detail: str = ""
-    #: Last metrics and texts of a finished subtask.
+    #: Last metrics and texts of a finished or failed subtask.
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     texts: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -378,8 +378,6 @@ class WorkerExited(Message, frozen=True, kw_only=True):
     log_tail: str = ""
     #: The line at which native code crashed, such as `job.py:11 in lookup`; empty if the log has no trace of a crash.
     crashed_at: str = ""
-    #: Whether the JobManager had requested it.
-    asked: bool = False
     #: Why the TaskManager ended it; empty if it did not.
     reason: str = ""
 

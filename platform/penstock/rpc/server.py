@@ -32,6 +32,8 @@ from penstock.rpc.messages import (
 
 _REGISTER_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 0.5
+#: The end of a stream that the JobManager did not close: a killed process ends it in either of two ways.
+_LOST = "the connection was lost"
 
 
 class Session:
@@ -148,7 +150,7 @@ class RpcServer:
         session = Session(registration, context.peer())
         self._sessions.add(session)
         writer = asyncio.create_task(self._write(session, context))
-        reason = "the connection was lost"
+        reason = _LOST
         try:
             self._handler.connected(session)
             reason = await self._read(session, context, writer)
@@ -198,7 +200,7 @@ class RpcServer:
                 return "the JobManager closed the stream"
             data = read.result()
             if data is aio.EOF:
-                return "the TaskManager closed the stream"
+                return _LOST
             self._handler.received(session, decode_taskmanager_report(data))
 
     async def _write(self, session: Session, context: Any) -> None:

@@ -463,7 +463,6 @@ class Supervisor:
             returncode=returncode,
             log_tail=log_tail,
             crashed_at=crash_place(log_tail),
-            asked=worker.stopping and not worker.kill_reason,
             reason=worker.kill_reason,
         )
         self._send(exited)

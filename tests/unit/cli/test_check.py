@@ -171,7 +171,8 @@ def test_other_keys_block_every_keyed_state(job, check):
 def test_an_operator_that_is_gone_is_named_to_be_dropped(job, check):
     path = job(uid="peoples")
     found = check(path, code=1)
-    assert re.search(r"people/\S+, people/\S+.* \(\S+\.py:\d+\): the snapshot has state of operator 'people'", found)
+    names = r"people/timers \(event time\), people/timers \(processing time\), people/pair"
+    assert re.search(rf"{names} \(\S+\.py:\d+\): the snapshot has state of operator 'people'", found)
     assert found.count("change the uid 'peoples' back, or drop its state") == 1
     assert "did it have the uid 'people'?" in found
     assert "--allow-non-restored-state people" in found

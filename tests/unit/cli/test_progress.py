@@ -68,5 +68,19 @@ def test_a_function_that_does_not_return_is_in_each_line_with_its_time(capsys):
         assert f"restarts 0; operator 'map-3' (0) has been in one call for {seconds} s, at hang.py:11 in lookup" in text
 
 
+def test_a_job_without_an_answer_of_its_broker_says_so_once_while_its_checkpoints_continue(capsys):
+    changes = [{}, {"checkpoints-completed": 2}, {"checkpoints-completed": 3}, {"source-records": 40}]
+    summaries = iter([{**SUMMARY, **change} for change in changes])
+    client = SimpleNamespace(summary=lambda _: next(summaries))
+    job, clock = SimpleNamespace(client=client, job_id="1", name="totals"), ManualClock(8_000)
+    progress = JobProgress(clock=clock)
+    for _ in changes:
+        progress.on_poll(job, {"name": "totals", "state": "RUNNING"})
+        clock.advance(2_000)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[1].split()[0] for line in lines] == ["30", "40"]
+    assert "checkpoints 1 (0 failed), restarts 0" in lines[0]
+
+
 def test_a_job_that_never_began_has_no_totals():
     assert JobProgress().so_far() == []

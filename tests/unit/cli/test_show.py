@@ -27,7 +27,7 @@ class Client:
     """One job, whose summary and failures a test sets."""
 
     def __init__(self):
-        self.told, self.entries, self.findings = dict(SUMMARY), [], []
+        self.told, self.entries, self.findings, self.latest = dict(SUMMARY), [], [], None
         self.times = {"state": "RUNNING", "start-time": AT, "timestamps": {"RUNNING": AT}}
 
     def jobs(self):
@@ -38,7 +38,7 @@ class Client:
         return {"name": "orders", "jid": job_id, **self.times, "vertices": [vertex]}
 
     def checkpoints(self, job_id):
-        return {"counts": {"completed": 1, "failed": 0}, "latest": None}
+        return {"counts": {"completed": 1, "failed": 0}, "latest": self.latest}
 
     def exceptions(self, job_id):
         return {"exceptionHistory": {"entries": self.entries}}
@@ -67,6 +67,14 @@ def client(monkeypatch):
 def shown(capsys, **options):
     module.show("orders", **options)
     return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(("later_ms", "reason"), [(0, "the last failure, below"), (5_000, "ValueError: x")])
+def test_a_checkpoint_that_failed_with_the_job_refers_to_its_failure(client, capsys, later_ms, reason):
+    client.latest = {"failed": {"id": 7, "failure_timestamp": AT, "failure_message": "ValueError: x"}}
+    client.entries = [{**FAILURE, "timestamp": AT + later_ms}]
+    (line,) = (line for line in shown(capsys) if line.startswith("last failed checkpoint"))
+    assert line.endswith(f": {reason}")
 
 
 def test_a_job_without_problems_has_a_line_of_checkpoints_only(client, capsys):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -14,7 +17,7 @@ from penstock.core.snapshot import Committable, FileRef
 pytest.importorskip("kafka")
 
 from penstock_connectors.kafka.write import committer as module
-from penstock_connectors.kafka.write.producer import ProducerError
+from penstock_connectors.kafka.write.producer import ProducerError, UnknownTopicError, timeout_error
 
 SCHEMA = pa.schema([("id", pa.int64())])
 CONFIG = {"bootstrap": "nowhere:1", "properties": {}, "topic": "totals", "format": "json", "key": None}
@@ -137,12 +140,42 @@ def test_a_broker_that_is_away_before_the_first_publication_is_waited_for(monkey
     assert attempts == sorted(set(attempts)), "no pause between two attempts"
 
 
+def test_a_topic_that_was_deleted_is_an_error_with_sink_topic_and_way_out_at_once(monkeypatch, committer, producer):
+    def flush(_timeout):
+        raise UnknownTopicError("Kafka producer: 5 messages to topic 'totals' were not delivered", "Unknown partition")
+
+    monkeypatch.setattr(producer, "flush", flush)
+    with pytest.raises(ConnectorError) as caught:
+        committer.commit(PERMIT, (OWED,), lambda file: file.inline)
+    assert caught.value.message.startswith("publishing 5 records of checkpoint 1 to 'totals' (sink 'out' subtask 0, t)")
+    assert "create the topic again" in caught.value.hint
+    assert producer.calls.count("begin") == 1
+
+
+def test_an_attempt_after_a_failure_waits_for_its_messages_before_the_marker(monkeypatch, committer, producer):
+    """The client answers a marker of a deleted topic with silence, and messages with an error."""
+    failures = iter([timeout_error("send_offsets", 5_000)])
+
+    def mark(*_arguments):
+        producer.calls.append("mark")
+        if committer._producers["t"].marker > 0 and (error := next(failures, None)):
+            raise error
+
+    monkeypatch.setattr(producer, "mark", mark)
+    second = msgspec.structs.replace(OWED, id="out/r/0/2", checkpoint_id=2)
+    permit = msgspec.structs.replace(PERMIT, checkpoint_id=2)
+    committer.commit(permit, (OWED, second), lambda file: file.inline)
+    calls = [call for call in producer.calls if call in ("flush", "mark", "commit")]
+    assert calls == ["flush", "mark", "commit", "mark", "flush", "mark", "commit"]
+
+
 @pytest.mark.parametrize(
     ("error", "attempts"),
     [
         (UndecidedOutputError("the marker may have expired"), 1),
         (ProducerError("a newer attempt has taken over", fenced=True), 1),
         (ProducerError("refused"), 1),
+        (UnknownTopicError("5 messages to topic 'totals' were not delivered", "Local: Unknown partition"), 1),
         (ConnectorError("Kafka cannot be reached"), 100),
     ],
 )
@@ -154,7 +187,7 @@ def test_only_a_broker_without_an_answer_is_waited_for_and_not_for_ever(monkeypa
         raise error
 
     monkeypatch.setattr(committer, "_learn_markers", learn)
-    with pytest.raises(type(error), match=str(error.message)):
+    with pytest.raises(type(error), match=re.escape(str(error.message))):
         committer.commit(PERMIT, (OWED,), lambda file: file.inline)
     assert len(seen) == 1 if attempts == 1 else len(seen) >= attempts
 

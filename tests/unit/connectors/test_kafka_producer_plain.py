@@ -1,9 +1,10 @@
-"""What the plain producer makes of the extension's own way to tell of a fatal error."""
+"""How the plain producer reports fatal errors of the extension, and messages that were not delivered."""
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock_connectors.kafka.write.producer import ProducerError
+from penstock_connectors.kafka.write.producer import ProducerError, UnknownTopicError
 from penstock_connectors.kafka.write.producer_plain import PlainProducer
 
 FENCED = KafkaError(KafkaError._FENCED, "Local: This instance has been fenced", fatal=True)
@@ -39,3 +40,43 @@ def test_a_lost_exception_of_a_fenced_client_is_asked_for_again():
 def test_a_system_error_without_a_fatal_error_behind_it_is_raised_as_it_is():
     with pytest.raises(SystemError, match="returned NULL"):
         producer_with(STATE).flush(1000)
+
+
+class DeafClient:
+    """Delivers nothing: it reports each message with an error, or leaves it in its queue."""
+
+    def __init__(self, owner, error=None):
+        self.owner, self.error, self.queued = owner, error, 0
+
+    def produce(self, _topic, **_message):
+        self.queued += 1
+
+    def poll(self, _seconds):
+        while self.error is not None and self.queued:
+            self.queued -= 1
+            self.owner._on_delivery(self.error, None)
+
+    def flush(self, _seconds):
+        self.poll(0)
+        return self.queued
+
+
+def deaf_producer(error=None):
+    producer = producer_with(None)
+    producer._producer = DeafClient(producer, error)
+    return producer
+
+
+@pytest.mark.parametrize("code", [KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART])
+def test_a_topic_that_was_deleted_is_named_with_the_way_out_by_the_first_call_that_meets_it(code):
+    with pytest.raises(UnknownTopicError) as caught:
+        deaf_producer(KafkaError(code)).send("totals", pa.array([b"a", b"b"]))
+    assert caught.value.message.startswith("Kafka producer: 2 messages to topic 'totals' were not delivered: ")
+    assert "create the topic again" in caught.value.hint
+
+
+def test_messages_without_an_acknowledgement_have_their_topic():
+    producer = deaf_producer()
+    producer.send("totals", pa.array([b"a"]))
+    with pytest.raises(ProducerError, match="1 messages to topic 'totals' are not acknowledged after 3 s"):
+        producer.flush(3_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -9,10 +10,12 @@ import pytest
 
 from penstock.connector.sink import SinkContext
 from penstock.core.clock import ManualClock
+from penstock.core.errors import ConnectorError
 
 pytest.importorskip("kafka")
 
 from penstock_connectors.kafka.write import two_phase
+from penstock_connectors.kafka.write.producer import timeout_error
 
 
 class Producer:
@@ -31,6 +34,9 @@ class Admin:
             producer_id=1, producer_epoch=0, state=SimpleNamespace(value="Ongoing"), topic_partitions=(),
             transaction_start_time_ms=0, transaction_timeout_ms=1000,
         )  # fmt: skip
+
+    def lacks(self, topic):
+        return topic == "t"
 
     def close(self):
         pass
@@ -75,3 +81,18 @@ def test_attempts_share_no_transactional_id(writer_of):
     assert len(set(first)) == len(set(second)) == 3
     assert not before & set(opened[len(before) :])
     assert all(name.startswith("job.out.r.2.") and name.rpartition(".")[2].isdigit() for name in opened)
+
+
+def test_a_topic_that_was_deleted_is_named_with_sink_and_way_out(monkeypatch, writer_of):
+    """The client does not answer a marker of a topic that does not exist."""
+    writer, _ = writer_of(0)
+    writer.write(pa.record_batch({"value": pa.array([b"x"])}))
+
+    def mark(*_arguments):
+        raise timeout_error("send_offsets", 5_000)
+
+    monkeypatch.setattr(writer._current.producer, "mark", mark, raising=False)
+    with pytest.raises(ConnectorError) as caught:
+        writer.prepare_commit(1)
+    assert re.match(r"sink 'out': transaction \S+ of checkpoint 1 to topic 't': .*does not exist", caught.value.message)
+    assert "create the topic again" in caught.value.hint

@@ -293,7 +293,7 @@ class World:
             case cmd.KillWorker(worker_id, _):
                 self.workers.pop(worker_id, None)
                 self.owed = []
-                post(ev.WorkerLost(worker_id, "stopped", asked=True))
+                post(ev.WorkerLost(worker_id, "stopped"))
             case cmd.SendToWorker(worker_id, message):
                 self._send(worker_id, message)
             case cmd.SendToWorkers(_, worker_ids, message):

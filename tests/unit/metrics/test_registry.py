@@ -17,6 +17,21 @@ def test_a_meter_reports_the_last_complete_interval():
     assert group.read()["numRecordsInPerSecond"] == 0
 
 
+def test_a_meter_has_a_rate_before_its_first_interval_is_complete():
+    clock = ManualClock()
+    group = MetricGroup(clock)
+    meter = group.meter("numRecordsInPerSecond")
+    clock.advance(50)
+    meter.mark(25)
+    assert group.read()["numRecordsInPerSecond"] == 0, "too short"
+    clock.advance(200)
+    assert group.read()["numRecordsInPerSecond"] == 100
+    clock.advance(750)
+    assert group.read()["numRecordsInPerSecond"] == 25
+    clock.advance(250)
+    assert group.read()["numRecordsInPerSecond"] == 25
+
+
 def test_times_of_a_subtask_add_up_to_a_second():
     clock = ManualClock()
     group = MetricGroup(clock)

@@ -183,7 +183,7 @@ def test_a_hash_that_is_not_its_keys(job):
         return table.set_column(1, table.schema.field(1), pa.array([ids[0] + 1_000_000, *ids[1:]], pa.int64()))
 
     (found,) = problems(rewritten(job, moved))
-    assert found[0] == "has 1 rows whose __key_hash does not match their key, the first is row 0"
+    assert found[0] == "has 1 rows whose __key_hash does not match their key, the first is row 1"
 
 
 def test_a_range_that_is_wrong(job):

@@ -35,6 +35,7 @@ from penstock_connectors.kafka.write.producer import (
     MessageProducer,
     ProducerError,
     RecordTooLargeError,
+    UnknownTopicError,
 )
 from penstock_connectors.kafka.write.producer_choice import open_producer
 from penstock_connectors.kafka.write.transactions import TransactionAdmin, check_age, checkpoint_of, marker_of
@@ -205,6 +206,7 @@ class StagedCommitter:
                 if state.producer is not None:
                     state.producer.close()
                     state.producer = None
+                state.proven = False
                 waits = self._waits(error, begun_ms)
                 if _is_permanent(error) or (attempt >= ATTEMPTS and not waits):
                     raise _at_target(error, item, topic) from error
@@ -360,8 +362,7 @@ class StagedCommitter:
 def _is_permanent(error: ConnectorError) -> bool:
     """Return whether another attempt would fail in the same way."""
     fenced = isinstance(error, ProducerError) and error.fenced
-    lasting = isinstance(error, RecordTooLargeError | UndecidedOutputError)
-    return fenced or lasting or "Unknown topic" in error.message
+    return fenced or isinstance(error, RecordTooLargeError | UndecidedOutputError | UnknownTopicError)
 
 
 def _at_target(error: ConnectorError, item: Committable, topic: str) -> ConnectorError:

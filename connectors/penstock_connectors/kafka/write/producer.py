@@ -7,7 +7,7 @@ letter writer; calls block, so they belong into a committer's thread, save `send
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -83,15 +83,38 @@ class RecordTooLargeError(ProducerError):
         return RecordTooLargeError(f"{place}: {self.message}")
 
 
+class UnknownTopicError(ProducerError):
+    """A topic does not exist, or not any more; another attempt fails in the same way until it is created."""
+
+    def __init__(self, what: str, text: str) -> None:
+        """Take what failed, which names the topic or the place, and the client's text."""
+        super().__init__(f"{what}: the topic, or one of its partitions, does not exist ({text})")
+        self.hint = (
+            "create the topic again, with as many partitions as before, or set auto.create.topics.enable on the "
+            "brokers; the job continues by itself"
+        )
+
+
+def topics_text(topics: Iterable[str]) -> str:
+    """Return topics for an error message."""
+    return f"topic {', '.join(repr(topic) for topic in sorted(topics))}"
+
+
+def undelivered_text(count: int, topics: Iterable[str]) -> str:
+    """Return what failed if messages were not delivered."""
+    return f"Kafka producer: {count} messages to {topics_text(topics)} were not delivered"
+
+
 def timeout_error(what: str, timeout_ms: int) -> ProducerError:
     """Return the error of a call that was abandoned: the connection may be dead, and the producer is unusable."""
     text = f"Kafka producer, {what}: no answer within {timeout_ms / 1000:.0f} s"
     return ProducerError(text, fatal=True, timed_out=True)
 
 
-def flush_timeout_error(left: int, timeout_ms: int) -> ProducerError:
+def flush_timeout_error(left: int, topics: Iterable[str], timeout_ms: int) -> ProducerError:
     """Return the error of a flush that took too long."""
-    text = f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s"
+    to = topics_text(topics)
+    text = f"Kafka producer: {left} messages to {to} are not acknowledged after {timeout_ms / 1000:.0f} s"
     return ProducerError(text, timed_out=True)
 
 
@@ -130,7 +153,11 @@ class MessageProducer(Protocol):
         """Open a transaction."""
 
     def send(self, topic: str, value: pa.Array, key: pa.Array | None = None) -> None:
-        """Queue messages (binary or string columns, null allowed); waits only while the client's queue is full."""
+        """Queue messages (binary or string columns, null allowed); waits only while the client's queue is full.
+
+        Raises:
+            UnknownTopicError: earlier messages were not delivered, because the topic does not exist.
+        """
 
     def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
         """Set the group's offset of partition 0 of `topic`, atomically with the open transaction."""

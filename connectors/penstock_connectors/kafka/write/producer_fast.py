@@ -18,14 +18,18 @@ from penstock_connectors.kafka.write.producer import (
     SEND_TIMEOUT_MS,
     ProducerError,
     RecordTooLargeError,
+    UnknownTopicError,
     call_with_timeout,
     flush_timeout_error,
     timeout_error,
+    undelivered_text,
 )
 
 _PAUSE_MS = 50
 #: Fenced according to the client, and the broker's INVALID_PRODUCER_EPOCH and PRODUCER_FENCED.
 _FENCED = frozenset({lib.ERR_FENCED, 47, 90})
+#: Topic or partition unknown to the client, and the broker's UNKNOWN_TOPIC_OR_PARTITION.
+_UNKNOWN = frozenset({lib.ERR_UNKNOWN_TOPIC, lib.ERR_UNKNOWN_PARTITION, 3})
 
 
 class FastProducer:
@@ -82,6 +86,8 @@ class FastProducer:
             messages["error"] = 0
             self._serve(_PAUSE_MS)
         self._serve(0)
+        if self._failed and self._code in _UNKNOWN:
+            raise self._undelivered()
 
     def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
         """Set the group's offset inside the transaction; if that takes too long, this producer becomes unusable."""
@@ -142,12 +148,9 @@ class FastProducer:
             if left == 0:
                 return
             if time.monotonic() > deadline:
-                raise flush_timeout_error(left, timeout_ms)
-        failed, self._failed = self._failed, 0
+                raise flush_timeout_error(left, self._topics, timeout_ms)
         self._check_fatal()
-        raise self._refusal(
-            f"Kafka producer: {failed} messages were not delivered", lib.error_text(self._code), self._code
-        )
+        raise self._undelivered()
 
     def close(self) -> None:
         """Free it; nothing is committed or aborted."""
@@ -189,11 +192,18 @@ class FastProducer:
             reason = text.value.decode(errors="replace")
             raise ProducerError(f"Kafka producer: {reason}", fatal=True, fenced=_is_fenced(code, reason))
 
+    def _undelivered(self) -> ProducerError:
+        """Return the error of the messages that were not delivered, each of which is reported once."""
+        failed, self._failed = self._failed, 0
+        return self._refusal(undelivered_text(failed, self._topics), lib.error_text(self._code), self._code)
+
     def _refusal(self, what: str, text: str, code: int) -> ProducerError:
-        """Return the error; an earlier message that was too large is the cause of later errors."""
+        """Return the error; an earlier message that was not delivered is the cause of later errors."""
         self._serve(0)
         if lib.ERR_TOO_LARGE in (code, self._code):
             return RecordTooLargeError(f"{what}: {lib.error_text(lib.ERR_TOO_LARGE)}")
+        if _UNKNOWN & {code, self._code}:
+            return UnknownTopicError(what, text)
         return ProducerError(f"{what}: {text}")
 
     def _call(self, what: str, call: Callable[[], int | None]) -> None:

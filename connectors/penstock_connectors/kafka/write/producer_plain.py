@@ -21,12 +21,17 @@ from penstock_connectors.kafka.write.producer import (
     SEND_TIMEOUT_MS,
     ProducerError,
     RecordTooLargeError,
+    UnknownTopicError,
     call_with_timeout,
     flush_timeout_error,
     producer_properties,
     timeout_error,
+    undelivered_text,
 )
 
+_UNKNOWN = frozenset(
+    {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}  # noqa: SLF001
+)
 _SHARED = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.", "log_level", "socket.")
 
 
@@ -49,6 +54,7 @@ class PlainProducer:
         self._properties = properties
         self._failures: list[KafkaError] = []
         self._fatal: ProducerError | None = None
+        self._topics: set[str] = set()
         silent = logging.getLogger("penstock.kafka.client")
         silent.disabled = True  # important log lines also come as exceptions or callbacks
         callbacks = {"logger": silent, "on_delivery": self._on_delivery, "error_cb": self._on_error}
@@ -73,6 +79,8 @@ class PlainProducer:
         for payload, k in zip(value.to_pylist(), keys, strict=True):
             self._produce(topic, {"value": payload, "key": k}, deadline)
         self._call("poll", lambda p: p.poll(0))
+        if any(error.code() in _UNKNOWN for error in self._failures):
+            raise self._undelivered()
 
     def send_one(self, topic: str, letter: DeadLetter) -> None:
         """Queue one message with its own headers and timestamp; waits as `send` does."""
@@ -82,6 +90,7 @@ class PlainProducer:
 
     def _produce(self, topic: str, message: dict[str, Any], deadline: float) -> None:
         producer = self._open()
+        self._topics.add(topic)
         while True:
             try:
                 producer.produce(topic, **message)
@@ -91,7 +100,7 @@ class PlainProducer:
                 if time.monotonic() > deadline:
                     raise ProducerError(f"Kafka producer, topic {topic}: its queue was full for too long") from None
             except KafkaException as error:
-                raise self._fatal or self._error("produce", error) from error
+                raise self._fatal or self._error(f"topic {topic}", error) from error
 
     def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
         """Set the group's offset inside the transaction."""
@@ -127,12 +136,9 @@ class PlainProducer:
         if self._fatal is not None:
             raise self._fatal
         if self._failures:
-            failures, self._failures = self._failures, []
-            worst = next((error for error in failures if _is_too_large(error)), failures[-1])
-            kind = RecordTooLargeError if _is_too_large(worst) else ProducerError
-            raise kind(f"Kafka producer: {len(failures)} messages were not delivered: {worst.str()}")
+            raise self._undelivered()
         if left:
-            raise flush_timeout_error(left, timeout_ms)
+            raise flush_timeout_error(left, self._topics, timeout_ms)
 
     def close(self) -> None:
         """Drop it without `close()`, which would abort the open transaction."""
@@ -153,6 +159,16 @@ class PlainProducer:
             if cause is None:
                 raise
             raise self._error(what, cause) from error
+
+    def _undelivered(self) -> ProducerError:
+        """Return the error of the messages that were not delivered, each of which is reported once."""
+        failures, self._failures = self._failures, []
+        worst = next((error for error in failures if _is_too_large(error)), failures[-1])
+        what = undelivered_text(len(failures), self._topics)
+        if worst.code() in _UNKNOWN:
+            return UnknownTopicError(what, worst.str())
+        kind = RecordTooLargeError if _is_too_large(worst) else ProducerError
+        return kind(f"{what}: {worst.str()}")
 
     def _error(self, what: str, error: KafkaException) -> ProducerError:
         """Return the error; an earlier message that was too large is the cause of later errors."""
@@ -189,6 +205,8 @@ def _is_too_large(error: KafkaError) -> bool:
 def _error(what: str, error: KafkaException) -> ProducerError:
     cause = error.args[0]
     fenced = cause.code() == KafkaError._FENCED or (cause.fatal() and "fenced" in cause.str().lower())  # noqa: SLF001
+    if cause.code() in _UNKNOWN and not cause.fatal():
+        return UnknownTopicError(f"Kafka producer, {what}", cause.str())
     text = f"Kafka producer, {what}: {cause.str()}"
     late = cause.code() == KafkaError._TIMED_OUT  # noqa: SLF001
     return ProducerError(text, fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable(), timed_out=late)

@@ -20,7 +20,14 @@ from penstock.core.errors import ConnectorError
 from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.client.properties import resolve
 from penstock_connectors.kafka.write.payloads import encode
-from penstock_connectors.kafka.write.producer import CALL_TIMEOUT_MS, QUICK_TIMEOUT_MS, MessageProducer, ProducerError
+from penstock_connectors.kafka.write.producer import (
+    CALL_TIMEOUT_MS,
+    QUICK_TIMEOUT_MS,
+    MessageProducer,
+    ProducerError,
+    UnknownTopicError,
+    topics_text,
+)
 from penstock_connectors.kafka.write.producer_choice import open_producer
 from penstock_connectors.kafka.write.transactions import TransactionAdmin, marker_of
 
@@ -96,7 +103,10 @@ class TransactionWriter:
             self._current.producer.begin()
             self._next = self._prepare_next()
         values, keys = encode(batch, self._config)
-        self._current.producer.send(self._config["topic"], values, keys)
+        try:
+            self._current.producer.send(self._config["topic"], values, keys)
+        except ProducerError as error:
+            raise error.at(f"sink {self._context.uid!r}") from error
         self._current.rows += batch.num_rows
         self._current.size_bytes += values.nbytes
 
@@ -109,19 +119,23 @@ class TransactionWriter:
         current, self._current = self._current, None
         if current is None:
             return ()
-        name = current.transactional_id
+        name, topic = current.transactional_id, self._config["topic"]
         try:
             current.producer.flush(CALL_TIMEOUT_MS)
-            current.producer.mark(self._stem, self._config["topic"], marker_of(checkpoint_id, 0), QUICK_TIMEOUT_MS)
+            current.producer.mark(self._stem, topic, marker_of(checkpoint_id, 0), QUICK_TIMEOUT_MS)
         except ProducerError as error:
             current.producer.close()
-            raise error.at(f"transaction {name} of checkpoint {checkpoint_id} to {self._config['topic']!r}") from error
+            if error.timed_out and self._connect().lacks(topic):  # the client answers that with silence
+                error = UnknownTopicError(f"Kafka producer, {topics_text([topic])}", error.message)
+                error.hint = "create the topic again; the output of its open transactions is lost with it"
+            place = f"sink {self._context.uid!r}: transaction {name} of checkpoint {checkpoint_id}"
+            raise error.at(f"{place} to topic {topic!r}") from error
         now = self._connect().describe(name)
         if now is None or now.state.value != _ONGOING or (now.producer_id, now.producer_epoch) != _identity(current):
             current.producer.close()
             raise ConnectorError(
-                f"transaction {name} of checkpoint {checkpoint_id} is no longer owned by this attempt: the "
-                f"coordinator says {now}",
+                f"sink {self._context.uid!r}: transaction {name} of checkpoint {checkpoint_id} is no longer owned by "
+                f"this attempt: the coordinator says {now}",
                 hint="it timed out (raise transaction_timeout) or a newer attempt has taken over",
             )
         self._held.hold(name, current.producer)

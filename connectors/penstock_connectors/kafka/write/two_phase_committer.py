@@ -163,7 +163,7 @@ def _loss(item: Committable, error: NotEndableError, marker: int) -> str:
     places = ", ".join(detail.get("partitions", []))
     return (
         f"LOST: {item.rows} records of checkpoint {item.checkpoint_id} in {places} "
-        f"(transaction {item.transactional_id}, producer {detail['producer_id']} epoch {detail['producer_epoch']}, "
-        f"time-out {detail.get('timeout_ms', -1)} ms): {error}; "
+        f"(sink {item.uid!r}, transaction {item.transactional_id}, producer {detail['producer_id']} "
+        f"epoch {detail['producer_epoch']}, time-out {detail.get('timeout_ms', -1)} ms): {error}; "
         f"the marker {item.marker_group} is at {marker}"
     )

@@ -23,17 +23,24 @@ _LAST_FLUSH_MS = 5_000
 class PlainWriter:
     """A `SinkWriter` with nothing to commit."""
 
-    def __init__(self, config: dict[str, Any], *, flush_at_barrier: bool) -> None:
-        """Start the client."""
-        self._config = config
+    def __init__(self, config: dict[str, Any], uid: str, *, flush_at_barrier: bool) -> None:
+        """Start the client; `uid` is the sink's."""
+        self._config, self._where = config, f"sink {uid!r}"
         self._flush = flush_at_barrier
         self._producer = open_producer(resolve(config["bootstrap"], config["properties"]))
         self._closed = False
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Pass the rows to the client."""
+        """Pass the rows to the client.
+
+        Raises:
+            ConnectorError: the client refused rows, or the topic does not exist.
+        """
         values, keys = encode(batch, self._config)
-        self._producer.send(self._config["topic"], values, keys)
+        try:
+            self._producer.send(self._config["topic"], values, keys)
+        except ProducerError as error:
+            raise error.at(self._where) from error
 
     def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:  # noqa: ARG002 - the protocol's
         """Wait until all written rows are acknowledged (at-least-once only).
@@ -45,7 +52,7 @@ class PlainWriter:
             try:
                 self._producer.flush(FLUSH_TIMEOUT_MS)
             except ProducerError as error:
-                raise error.at(f"topic {self._config['topic']!r}") from error
+                raise error.at(self._where) from error
         return ()
 
     def close(self) -> None:

@@ -120,7 +120,10 @@ def report_lines(
     lines += [*unreachable_sources(summary).values(), *slow_calls(summary, now_ms).values()]
     if failed := (checkpoints["latest"] or {}).get("failed"):
         at = utc_text(failed["failure_timestamp"])
-        lines.append(f"last failed checkpoint: {failed['id']} at {at}: {failed['failure_message']}")
+        entries = failures["exceptionHistory"]["entries"]
+        same = entries and entries[0]["timestamp"] == failed["failure_timestamp"]
+        reason = "the last failure, below" if same else failed["failure_message"]
+        lines.append(f"last failed checkpoint: {failed['id']} at {at}: {reason}")
     if start := resume_point(summary):
         lines.append(f"last started from {start}; restarts: {summary['restarts']}")
     if replaced := replaced_jobmanagers(summary):

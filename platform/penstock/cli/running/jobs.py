@@ -312,7 +312,7 @@ def _states(states: list[dict[str, Any]]) -> Table:
             largest = next((f"{g['key-group']}: {g['rows']:,}" for g in part["largest-groups"]), "")
             figures = [f"{part['rows']:,}", f"{part['bytes']:,}"]
             place = str(part["subtask"]), f"{first}-{last}"
-            table.add_row(state["uid"], state["name"], *columns, *place, *figures, largest)
+            table.add_row(state["uid"], state["title"], *columns, *place, *figures, largest)
     return table
 
 

@@ -23,6 +23,7 @@ from penstock.cli.start.spark_options import SparkConfOption, needs_spark, spark
 from penstock.cli.terminal import terminal
 from penstock.core.clock import utc_text
 from penstock.core.errors import NotFoundError, UsageError
+from penstock.core.state_names import shown_name
 
 if TYPE_CHECKING:
     from penstock.checkpoint.manifest_log import Manifest
@@ -142,7 +143,7 @@ def show(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
     for row in states:
         columns = [", ".join(row["key"]), ", ".join(row["value"])]  # type: ignore[arg-type] # lists of texts
         figures = [f"{row[name]:,}" for name in ("subtasks", "files", "rows", "bytes")]
-        table.add_row(str(row["uid"]), str(row["state"]), *columns, *figures)
+        table.add_row(str(row["uid"]), shown_name(str(row["state"])), *columns, *figures)
     console.print(table)
 
 
@@ -209,7 +210,7 @@ def diff(
         table = Table("uid", "state", "verdict", "added", "removed", "changed", "unchanged", box=None)
         for row in found:
             figures = [f"{n:,}" for n in (row.added, row.removed, row.changed, row.unchanged)]
-            table.add_row(row.uid, row.state, row.verdict, *figures)
+            table.add_row(row.uid, shown_name(row.state), row.verdict, *figures)
         terminal().print(table)
     if any(row.verdict != "same" for row in found):
         raise typer.Exit(1)

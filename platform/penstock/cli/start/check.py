@@ -27,6 +27,7 @@ from penstock.cli.start.backfill import (
 from penstock.cli.start.run import parse_overrides
 from penstock.cli.terminal import terminal
 from penstock.core.errors import UsageError
+from penstock.core.state_names import shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,12 +114,12 @@ def check(
 def _print_verdicts(verdicts: Sequence[StateVerdict]) -> None:
     table = Table("uid", "state", "verdict", "", box=None)
     for row in verdicts:
-        table.add_row(row.uid, row.state, row.verdict, "see below" if row.way_out else row.reason)
+        table.add_row(row.uid, shown_name(row.state), row.verdict, "see below" if row.way_out else row.reason)
     terminal().print(table)
     blocked: dict[tuple[str, str, str], list[str]] = {}
     for row in verdicts:
         if row.way_out:
-            blocked.setdefault((row.where, row.reason, row.way_out), []).append(row.place)
+            blocked.setdefault((row.where, row.reason, row.way_out), []).append(row.title)
     for (where, reason, way_out), places in blocked.items():
         say(f"{', '.join(places)}{f' ({where})' if where else ''}: {reason}\n    {way_out}")
 

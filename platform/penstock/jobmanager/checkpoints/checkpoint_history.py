@@ -124,9 +124,9 @@ class CheckpointHistory:
         self._records.append(record)
 
     def appended(self, checkpoint_id: int, sequence: int, path: str, now_ms: int) -> None:
-        """Record a completed checkpoint."""
+        """Record a completed checkpoint; its deployment may have ended meanwhile."""
         record = self._find(checkpoint_id)
-        if record is None:
+        if record is None or record.status != "IN_PROGRESS":
             return
         record.status, record.end_ms, record.sequence, record.path = "COMPLETED", now_ms, sequence, path
         paths = record.paths()
@@ -173,9 +173,9 @@ class CheckpointHistory:
 
     @property
     def newest_totals(self) -> Totals:
-        """The totals up to the newest completed checkpoint."""
+        """The totals up to the newest completed checkpoint since the last restore, or up to the restored one."""
         newest = next((record for record in reversed(self._records) if record.status == "COMPLETED"), None)
-        return self.totals if newest is None else newest.totals()
+        return newest.totals() if newest is not None and newest.before is self.totals else self.totals
 
     @property
     def last_failure(self) -> str:

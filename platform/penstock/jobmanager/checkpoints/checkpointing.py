@@ -180,7 +180,15 @@ class JobCanFinish:
     checkpoint: Manifest
 
 
-CheckpointCommand = Command | JobShouldFail | JobCanFinish
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A checkpoint that failed, for the event log."""
+
+    tag: str
+    reason: str
+
+
+CheckpointCommand = Command | JobShouldFail | JobCanFinish | CheckpointFailed
 
 
 class Checkpointing:
@@ -271,13 +279,13 @@ class Checkpointing:
         self._undecided_stop = ""
         return self._advance_ending()
 
-    def halt(self, reason: str, now_ms: int) -> list[Command]:
+    def halt(self, reason: str, now_ms: int) -> list[CheckpointCommand]:
         """End the deployment: abort everything in progress."""
-        commands: list[Command] = []
+        commands: list[CheckpointCommand] = []
         if self._coordinator is not None:
             self._next_id = self._coordinator.next_id
             stopped = self._translate(self._coordinator.stop(reason), now_ms)
-            commands = [c for c in stopped if isinstance(c, OperationEnded)]
+            commands = [c for c in stopped if isinstance(c, OperationEnded | CheckpointFailed)]
             self._coordinator = None
         for savepoint_id in self._copying:
             if self.final_checkpoint is None or savepoint_id != self.final_checkpoint.request_id:
@@ -387,15 +395,15 @@ class Checkpointing:
         """Handle a manifest that is in the log: the checkpoint is complete."""
         manifest, coordinator = entry.manifest, self._coordinator
         current = coordinator.current if coordinator is not None else None
+        path = f"{self._root.rstrip('/')}/{manifest.job_name}/{key_of(manifest.sequence)}"
+        self.history.appended(manifest.checkpoint_id or 0, manifest.sequence, path, now_ms)
         if coordinator is None or current is None or current.checkpoint_id != manifest.checkpoint_id:
-            return []
+            return []  # its deployment has ended; the next one finds it in the log
         self._manifests = (*self._manifests, manifest)
         self.pending = {c.id: c for c in manifest.pending if c.id not in self._published}
         if manifest.kind == "checkpoint":
             self.pending_as_of = manifest.sequence
         self._published.clear()
-        path = f"{self._root.rstrip('/')}/{manifest.job_name}/{key_of(manifest.sequence)}"
-        self.history.appended(current.checkpoint_id, manifest.sequence, path, now_ms)
         uri = self._uris.pop(current.request_id, "")
         commands: list[CheckpointCommand] = []
         if current.kind is BarrierKind.SAVEPOINT:
@@ -413,11 +421,15 @@ class Checkpointing:
         commands += self._translate(coordinator.appended(current.checkpoint_id, now_ms), now_ms)
         return commands + self._advance_ending()
 
-    def append_failed(self, checkpoint_id: int, reason: str, now_ms: int) -> list[CheckpointCommand]:
-        """Handle a manifest append that failed or whose outcome is unknown."""
+    def append_failed(self, tag: str, reason: str, now_ms: int) -> list[CheckpointCommand]:
+        """Handle a manifest append that failed or whose outcome is unknown; `tag` is that of the append."""
+        checkpoint_id = int(tag.rpartition(":")[2])
+        text = f"the manifest was not written: {reason}"
+        self.history.aborted(checkpoint_id, text, now_ms)
+        failed = CheckpointFailed(tag, text)
         if self._coordinator is None:
-            return []
-        return self._translate(self._coordinator.append_failed(checkpoint_id, reason, now_ms), now_ms)
+            return [failed]
+        return [failed, *self._translate(self._coordinator.append_failed(checkpoint_id, text, now_ms), now_ms)]
 
     def savepoint_written(self, message: SavepointWritten) -> list[CheckpointCommand]:
         """Handle the end of a savepoint copy."""
@@ -460,10 +472,9 @@ class Checkpointing:
                 case TriggerBarrier(pending):
                     commands += self._trigger(pending)
                 case AppendCheckpoint(pending):
-                    tag = f"{pending.label}:{pending.checkpoint_id}"
                     uri = self._uris.get(pending.request_id, "")
                     draft = checkpoint_entry(self._running(), pending, self._uncommitted(pending), (uri, now_ms))
-                    commands.append(AppendManifest(tag, self._withheld.stamped(draft)))
+                    commands.append(AppendManifest(pending.tag, self._withheld.stamped(draft)))
                 case AbortCheckpoint(pending, reason):
                     commands += self._abort(pending, reason, now_ms)
                 case RefuseRequest(request_id, reason):
@@ -478,8 +489,10 @@ class Checkpointing:
         return [*trigger_commands(self._running(), pending)]
 
     def _abort(self, pending: PendingCheckpoint, reason: str, now_ms: int) -> list[CheckpointCommand]:
-        self.history.aborted(pending.checkpoint_id, reason, now_ms)
         commands: list[CheckpointCommand] = [*aborted_commands(self._running(), pending.checkpoint_id)]
+        if not pending.appending:  # otherwise the answer to the append tells whether it exists
+            self.history.aborted(pending.checkpoint_id, reason, now_ms)
+            commands.append(CheckpointFailed(pending.tag, reason))
         if pending.appending and pending.kind.ends_job:
             # The append may have succeeded; the next deployment reads the log.
             self._undecided_stop = pending.request_id

@@ -261,7 +261,7 @@ class TaskManagers:
                 self._from_worker(manager, report)
             case msg.WorkerExited():
                 why = report.reason or _exit_text(report.returncode, report.crashed_at)
-                lost = WorkerLost(report.worker_id, why, report.log_tail, report.asked)
+                lost = WorkerLost(report.worker_id, why, report.log_tail)
                 self._worker_lost(manager, lost)
             case msg.WorkerStartFailed():
                 self._worker_lost(manager, WorkerLost(report.worker_id, report.error))

@@ -7,6 +7,7 @@ for the jitter is passed in.
 from __future__ import annotations
 
 import enum
+import re
 from collections import deque
 from typing import Protocol
 
@@ -31,6 +32,7 @@ _PERMANENT = (
 _USER_CODE = ("UserFunctionError", "ColumnError", "RequirementsError")
 #: Error of a task that lost the connection to another worker.
 _CONNECTION_LOST = "ConnectionLostError"
+_PEER = re.compile(r"\bworker (\S+) ")
 
 
 class Cause(enum.Enum):
@@ -57,9 +59,10 @@ def cause_of(error: str) -> Cause:
     return Cause.USER_CODE if name in _USER_CODE else Cause.TRANSIENT
 
 
-def is_lost_connection(error: str, worker_id: str) -> bool:
-    """Return whether an error text reports a lost connection to this worker."""
-    return error.startswith(_CONNECTION_LOST) and f"worker {worker_id} " in error
+def lost_peer(error: str) -> str:
+    """Return the worker at the other side, if an error text reports a lost connection; else an empty string."""
+    peer = _PEER.search(error) if error.startswith(_CONNECTION_LOST) else None
+    return peer[1] if peer else ""
 
 
 class RestartDecider(Protocol):

@@ -32,9 +32,9 @@ class HeldSlots:
         self._exit_deadline_ms = now_ms + _EXIT_TIMEOUT_MS
         return commands
 
-    def worker_exited(self, worker_id: str) -> Slot | None:
-        """Handle the end of a worker process; return its slot if the worker was being killed."""
-        return self._exiting.pop(worker_id, None)
+    def worker_exited(self, worker_id: str) -> None:
+        """Handle the end of a worker process."""
+        self._exiting.pop(worker_id, None)
 
     def taskmanager_lost(self, taskmanager_id: str) -> None:
         """Forget the slots of a lost TaskManager and its workers, whose exit will not be reported."""

@@ -138,6 +138,11 @@ def release_entry(graph: JobGraph, identity: JobIdentity, base: int, now_ms: int
     return msgspec.structs.replace(_entry(graph, identity, "seal", now_ms), upgrade_of=base, note="released")
 
 
+def failed_text(tag: str, reason: str) -> str:
+    """Return the event log text of a checkpoint that failed."""
+    return f"{tag} failed: {reason}"
+
+
 def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
     """Return event log entries of leaders before `generation`, reconstructed from the manifest log, oldest first.
 

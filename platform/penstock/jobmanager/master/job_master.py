@@ -27,15 +27,22 @@ from penstock.jobmanager.change.steps import (
     StoreMetrics,
 )
 from penstock.jobmanager.change.upgrading import RELEASE_TAG, ChangeContext
-from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand, Checkpointing, JobCanFinish, JobShouldFail
+from penstock.jobmanager.checkpoints.checkpointing import (
+    CheckpointCommand,
+    CheckpointFailed,
+    Checkpointing,
+    JobCanFinish,
+    JobShouldFail,
+)
 from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Worker
-from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, is_lost_connection
+from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, lost_peer
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_log import (
     JobIdentity,
     end_entry,
     ended_as,
     events_of_earlier_leaders,
+    failed_text,
     plan_restore,
     stop_of,
 )
@@ -59,6 +66,8 @@ UserRequest = BarrierRequested | RescaleRequested | UpgradeRequested
 #: Time for which a user's request waits for a job that is starting.
 _MAX_WAIT_MS = 30_000
 _EXIT_TIMEOUT_MS = 10_000
+#: Time for the report of a worker's end after that of a lost connection to it.
+_CAUSE_WAIT_MS = 1_000
 _END_TAG = "end"
 #: Delay before a job that must not end starts again, although its restart strategy has given up.
 _FORCED_RESTART_DELAY_MS = 1_000
@@ -138,6 +147,8 @@ class JobMaster:
         self._waiting = WaitingRequests()
         self._deployments = 0
         self._deadline_ms: int | None = None
+        #: A lost connection whose cause may still be reported, and until when to wait for it.
+        self._lost_connection: tuple[Failure, int] | None = None
         self._end_state = JobStatus.FINISHED
         self._end_written = False
         self._ever_ran = False
@@ -252,14 +263,10 @@ class JobMaster:
 
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
         worker_id, deployment = lost.worker_id, self.deployment
-        slot = self._held.worker_exited(worker_id)
+        self._held.worker_exited(worker_id)
         log = f" (`penstock logs {self.graph.name}` prints its log)" if lost.detail else ""
         failure = Failure(now_ms, f"worker {worker_id} was lost: {lost.reason}{log}", lost.detail, "", worker_id)
-        if deployment is None:
-            if slot is not None and not lost.asked:
-                self._replace_by_cause(replace(failure, taskmanager_id=slot.taskmanager_id))
-            return []
-        if worker_id not in deployment.workers:
+        if deployment is None or worker_id not in deployment.workers:
             return []
         if self.step in (Step.FINISHING, Step.CANCELLING):
             deployment.worker_lost(worker_id, "FINISHED" if self.step is Step.FINISHING else "CANCELED")
@@ -268,11 +275,13 @@ class JobMaster:
         deployment.worker_lost(worker_id)
         return self._fail(replace(failure, taskmanager_id=taskmanager_id), now_ms, cause_of(lost.reason))
 
-    def _replace_by_cause(self, cause: Failure) -> None:
-        """Replace a lost-connection failure by its cause, the end of the worker at the other side."""
-        if self.failures and is_lost_connection(self.failures[0].error, cause.worker_id):
-            self.failures[0], self.error = replace(cause, run_id=self.failures[0].run_id), cause.error
-            self.event_log.add(cause.at_ms, "failure", f"cause: {cause.error}")
+    def _on_task_failed(self, failure: Failure, cause: Cause, now_ms: int) -> list[cmd.Command]:
+        """Fail; after a lost connection wait for its cause, the end of the worker at the other side."""
+        peer = lost_peer(failure.error)
+        if self.deployment is None or peer not in self.deployment.workers:
+            return self._fail(failure, now_ms, cause)
+        self._lost_connection = self._lost_connection or (failure, now_ms + _CAUSE_WAIT_MS)
+        return []
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
         commands = self._apply(self.job_change.rescaling.taskmanager_lost(taskmanager_id), now_ms)
@@ -295,9 +304,7 @@ class JobMaster:
             self.job_change.upgrading.checkpointed(manifest)
             self._restart.checkpointed()
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
-        self.event_log.add(now_ms, "checkpoint", f"{event.tag} could not be appended: {event.reason}")
-        checkpoint_id = int(event.tag.rpartition(":")[2])
-        return self._apply(self.checkpointing.append_failed(checkpoint_id, event.reason, now_ms), now_ms)
+        return self._apply(self.checkpointing.append_failed(event.tag, event.reason, now_ms), now_ms)
 
     def _on_discovery(self, event: ev.SplitsDiscovered | ev.DiscoveryFailed, now_ms: int) -> list[cmd.Command]:
         deployment = self.deployment
@@ -315,6 +322,8 @@ class JobMaster:
             waiting = self.deployment.waiting_for() if self.deployment is not None else ""
             text = f"the job did not start in time; it is waiting for {waiting}"
             return self._fail(Failure(now_ms, text), now_ms)
+        if self._lost_connection is not None and now_ms >= self._lost_connection[1]:
+            return self._fail(self._lost_connection[0], now_ms)
         running = self.deployment if self.step is Step.RUNNING else None
         commands = self._apply(self._waiting.overdue(now_ms), now_ms)
         commands += running.tick(now_ms) if running is not None else []
@@ -410,12 +419,12 @@ class JobMaster:
         return [*self._apply(self._waiting.refuse(reason), now_ms), *self._undeploy(reason, now_ms)]
 
     def _undeploy(self, reason: str, now_ms: int) -> list[cmd.Command]:
-        commands = self.checkpointing.halt(reason, now_ms)
+        commands = self._apply(self.checkpointing.halt(reason, now_ms), now_ms)
         workers: tuple[Worker, ...] = ()
         if self.deployment is not None:
             workers = tuple(self.deployment.workers.values())
             self.last_workers = (*workers, *self.deployment.lost) or self.last_workers
-        self.deployment = None
+        self.deployment = self._lost_connection = None
         self.slow_call_tracker.halted()
         self._unreachable_sources.halted()
         commands += self._apply(self.job_change.halted(reason), now_ms) + self._held.halt(workers, now_ms)
@@ -425,7 +434,7 @@ class JobMaster:
         if self.step in (Step.FINISHING, Step.CLOSING) or not self.status.to(JobStatus.CANCELLING, now_ms):
             return []
         self.event_log.add(now_ms, "cancel", "requested by a user")
-        commands = self.checkpointing.halt("the job was cancelled", now_ms)
+        commands = self._apply(self.checkpointing.halt("the job was cancelled", now_ms), now_ms)
         commands += self._apply(self.job_change.halted("the job was cancelled"), now_ms)
         commands += self.job_change.closed("the job was cancelled")
         self.step, self._deadline_ms = Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS
@@ -497,10 +506,12 @@ class JobMaster:
         commands: list[cmd.Command] = []
         for command in decided:
             match command:
+                case CheckpointFailed(tag, reason):
+                    self.event_log.add(now_ms, "checkpoint", failed_text(tag, reason))
                 case JobShouldFail(reason):
                     commands += self._fail(Failure(now_ms, reason), now_ms)
                 case Failed(failure, cause):
-                    commands += self._fail(failure, now_ms, cause)
+                    commands += self._on_task_failed(failure, cause, now_ms)
                 case JobCanFinish(checkpoint) if self.job_change.upgrading.owns_checkpoint(checkpoint):
                     taken = self.job_change.upgrading.checkpoint_taken(checkpoint, self._change_context(now_ms))
                     commands += self._apply(taken, now_ms)
@@ -527,4 +538,6 @@ class JobMaster:
             times.append(self._deadline_ms)
         elif self.step is Step.RUNNING and self.deployment is not None:
             times.append(self.deployment.wake_ms())
+        if self._lost_connection is not None and self.step in (Step.STARTING, Step.RUNNING):
+            times.append(self._lost_connection[1])
         return min((t for t in times if t is not None), default=None)

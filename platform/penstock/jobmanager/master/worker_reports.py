@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.core.clock import utc_text
 from penstock.core.slow_calls import ended_call_text, slow_call_text
 from penstock.core.snapshot import pending_text
 from penstock.graph.task_deployment import ExecutionId
@@ -81,11 +82,14 @@ class UnreachableSources:
         A system counts as silent after `UNREACHABLE_MS`, and as answering when all subtasks of the source have answers.
         """
         silent: dict[str, float] = {}
+        since: dict[str, int] = {}
         for name, values in metrics.items():
             vertex_id = name.partition("/")[0]
             silent_ms = values.get("sourceUnreachableMs", 0.0)
             if vertex_id in self._sources and silent_ms > 0:
                 silent[vertex_id] = max(silent_ms, silent.get(vertex_id, 0.0))
+                begun_ms = int(values.get("sourceUnreachableSince", 0.0))
+                since[vertex_id] = min(begun_ms, since.get(vertex_id, begun_ms))
         lines = []
         for vertex_id, operator in self._sources.items():
             for_ms, place = silent.get(vertex_id, 0.0), operator.place or "its external system"
@@ -94,7 +98,8 @@ class UnreachableSources:
                 lines.append(f"source {operator.uid}: {place} answers again, after about {seconds:.0f} s")
             elif for_ms >= UNREACHABLE_MS:
                 if vertex_id not in self._away:
-                    lines.append(f"source {operator.uid}: no answer from {place} for {for_ms / 1000:.0f} s")
+                    begun = utc_text(since[vertex_id])
+                    lines.append(f"source {operator.uid}: no answer from {place} since {begun} UTC")
                 self._away[vertex_id] = for_ms
         return lines
 

@@ -68,8 +68,6 @@ class WorkerLost:
     worker_id: str
     reason: str
     detail: str = ""
-    #: Whether the JobManager had asked it to end.
-    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

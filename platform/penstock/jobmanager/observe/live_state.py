@@ -15,6 +15,7 @@ from penstock.core.clock import utc_text
 from penstock.core.errors import NotFoundError, PenstockError, UsageError, did_you_mean
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, first_hash_of, key_group_of, key_groups_of, subtask_of
 from penstock.core.slow_calls import slow_call_since_text
+from penstock.core.state_names import shown_name
 from penstock.jobmanager.cluster.taskmanagers import WorkerAddress, WorkerQueries
 from penstock.jobmanager.messages.views import JobDetail, SubtaskView, VertexView
 from penstock.rpc.messages import AskSubtask
@@ -134,8 +135,8 @@ async def value_of(job: JobDetail, asked: StateKey, queries: WorkerQueries) -> d
     if not found["rows"]:
         msg = f"state {asked.state!r} of {asked.uid!r} has no rows of the key {found['key']}"
         raise NotFoundError(msg, hint="no row of that key has arrived, or its state was cleared, closed or expired")
-    head = {"uid": asked.uid, "name": asked.state, "consistency": "read-uncommitted"}
-    return {**head, **found}
+    head = {"uid": asked.uid, "name": asked.state, "title": shown_name(asked.state)}
+    return {**head, "consistency": "read-uncommitted", **found}
 
 
 async def states_of(job: JobDetail, queries: WorkerQueries) -> dict[str, Any]:
@@ -149,7 +150,13 @@ async def states_of(job: JobDetail, queries: WorkerQueries) -> dict[str, Any]:
         for part in answer["states"]:
             known = merged.setdefault(
                 (part["uid"], part["name"]),
-                {**{n: part[n] for n in ("uid", "name", "key", "schema")}, "rows": 0, "bytes": 0, "subtasks": []},
+                {
+                    **{n: part[n] for n in ("uid", "name", "key", "schema")},
+                    "title": shown_name(part["name"]),
+                    "rows": 0,
+                    "bytes": 0,
+                    "subtasks": [],
+                },
             )
             known["rows"] += part["rows"]
             known["bytes"] += part["bytes"]

@@ -14,6 +14,7 @@ from penstock.core.errors import NotFoundError, UsageError, did_you_mean
 from penstock.core.evolution import FIRST_VALUE_ID, field_id
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
+from penstock.core.state_names import shown_name, stored_name
 from penstock.state.log.segment_columns import FIRST_ENTRY, KEY_IDS, NAMESPACE, ROW
 
 if TYPE_CHECKING:
@@ -114,7 +115,9 @@ def watermark_of(manifest: Manifest) -> int | None:
 
 
 def find_state(manifest: Manifest, uid: str, name: str | None) -> StateContent:
-    """Return one state; the name is optional if the operator has only one state apart from the engine's own.
+    """Return one state, by its stored name or that for users.
+
+    The name is optional if the operator has only one state apart from the engine's own.
 
     Raises:
         NotFoundError: there is none of that uid or name; names the nearest.
@@ -126,13 +129,14 @@ def find_state(manifest: Manifest, uid: str, name: str | None) -> StateContent:
         msg = f"the snapshot has no state of uid {uid!r}"
         raise NotFoundError(msg, hint=did_you_mean(uid, dict.fromkeys(state.uid for state in states)))
     if name is not None:
-        found = next((state for state in own if state.name == name), None)
+        by_name = {state.name: state for state in own}
+        found = by_name.get(stored_name(name, by_name))
         if found is None:
             msg = f"{uid!r} has no state {name!r}"
-            raise NotFoundError(msg, hint=did_you_mean(name, [state.name for state in own]))
+            raise NotFoundError(msg, hint=did_you_mean(name, [shown_name(stored) for stored in by_name]))
         return found
     users = [state for state in own if not state.name.startswith(_OWN)]
     if len(users or own) > 1:
         msg = f"{uid!r} has {len(own)} states"
-        raise UsageError(msg, hint=f"name one of them: {', '.join(state.name for state in own)}")
+        raise UsageError(msg, hint=f"name one of them: {', '.join(shown_name(state.name) for state in own)}")
     return (users or own)[0]

@@ -215,7 +215,7 @@ def segment_problems(data: bytes, state: KeyedStateSnapshot, segment: Segment) -
     batch = table.combine_chunks().to_batches(max_chunksize=table.num_rows)[0]
     wrong = np.flatnonzero(hash_columns(batch, keys) != hashes)
     if keys and len(wrong):
-        yield f"has {len(wrong)} rows whose {KEY_HASH} does not match their key, the first is row {int(wrong[0])}"
+        yield f"has {len(wrong)} rows whose {KEY_HASH} does not match their key, the first is row {int(wrong[0]) + 1:,}"
 
 
 def _output_problems(data: bytes) -> Iterator[str]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import NotFoundError, PenstockError, UsageError, did_you_mean
 from penstock.core.keygroup import HashRange, key_group_of, key_groups_of, subtask_of
+from penstock.core.state_names import shown_name, stored_name
 from penstock.eventtime.split_watermarks import SplitWatermarks
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
@@ -204,10 +205,10 @@ def _table(query: AskSubtask, stores: Iterable[KeyedState]) -> StateTable:
     if store is None:
         msg = f"operator {query.uid!r} keeps no state by key"
         raise NotFoundError(msg, hint="`penstock show JOB --state` lists what there is")
-    table = store.tables.get(query.state)
+    table = store.tables.get(stored_name(query.state, store.tables))
     if table is None:
         msg = f"{query.uid!r} has no state {query.state!r}"
-        raise NotFoundError(msg, hint=did_you_mean(query.state, list(store.tables)))
+        raise NotFoundError(msg, hint=did_you_mean(query.state, [shown_name(name) for name in store.tables]))
     return table
 
 

@@ -406,7 +406,7 @@ class Subtask:
         self.has_ended = True
         self.final_state = state
         self.mailbox.close()
-        last = (self.metrics.publish(), self.metrics.texts) if state == "FINISHED" else None
+        last = (self.metrics.publish(), self.metrics.texts) if state in ("FINISHED", "FAILED") else None
         failures = self._chain.close() + close_stores(self._stores)
         if failures and state != "FAILED":
             # No output can be lost (all is published or will be replayed), but the error must be reported.

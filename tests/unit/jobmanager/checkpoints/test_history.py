@@ -94,3 +94,4 @@ def test_totals_go_back_with_a_rollback():
     completed(history, 2, counted(rows=4))  # of the new version
     assert restore(history, 2) == {"v": {"rows": 14}}
     assert restore(history, 1) == {"v": {"rows": 10}}
+    assert history.newest_totals == {"v": {"rows": 10}}, "the checkpoints of the new version do not count any more"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 import pytest
 from tests.unit.jobmanager.conftest import JOB, SINK
@@ -100,6 +98,45 @@ def test_ids_go_on_after_a_restart(world_of):
     assert ids == sorted(set(ids))
 
 
+def checkpoint_story(world) -> list[str]:
+    return [entry.text for entry in world.master.event_log.entries() if entry.kind == "checkpoint"]
+
+
+def shown(world) -> tuple[int, int, dict[int, tuple[str, str]]]:
+    """Numbers of completed and failed checkpoints, and status and failure by id, as REST has them."""
+    view = world.master.checkpointing.history.view((0, 0, 0))
+    return view.completed, view.failed, {c.id: (c.status, c.failure) for c in view.history}
+
+
+@pytest.mark.parametrize("appended", [True, False])
+def test_a_checkpoint_whose_manifest_was_on_its_way_at_a_failure_is_reported_as_the_log_has_it(world_of, appended):
+    world = world_of().start()
+    held, append = [], world._append
+    world._append = lambda *manifest: held.append(manifest)
+    world.pass_time(1500).kill(next(iter(world.workers)))
+    assert shown(world) == (0, 0, {1: ("IN_PROGRESS", "")})
+    world._append = append
+    world.append_error = None if appended else "disk full"
+    append(*held[0])
+    world.post(ev.Tick())
+    world.append_error = None
+    if appended:
+        assert shown(world) == (1, 0, {1: ("COMPLETED", "")})
+        assert checkpoint_story(world) == ["checkpoint:1 completed (log entry 2)"]
+    else:
+        assert shown(world) == (0, 1, {1: ("FAILED", "the manifest was not written: disk full")})
+        assert checkpoint_story(world) == ["checkpoint:1 failed: the manifest was not written: disk full"]
+
+
+def test_the_event_log_has_each_failed_checkpoint_with_the_reason_that_is_shown(world_of):
+    world = world_of().start()
+    world.auto_ack = False
+    world.pass_time(1500).kill(next(iter(world.workers)))
+    reason = world.master.error
+    assert shown(world) == (0, 1, {1: ("FAILED", reason)})
+    assert checkpoint_story(world) == [f"checkpoint:1 failed: {reason}"]
+
+
 def test_no_new_worker_starts_while_an_old_one_may_live(world_of):
     world = world_of().start()
     executed = []
@@ -118,43 +155,61 @@ def test_no_new_worker_starts_while_an_old_one_may_live(world_of):
     assert sum(isinstance(c, cmd.LaunchWorker) for c in executed) == 2
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_lost_connection_is_explained_by_the_end_of_the_other_worker(world_of, asked):
-    """Its peer may tell first; a worker that was told to end explains nothing."""
-    world = world_of().start().pass_time(1500)
-    original = world._execute
-    world._execute = lambda command: None if isinstance(command, cmd.KillWorker) else original(command)
-    dead, peer = list(world.workers)
-    task = world.workers[peer].tasks[0].execution
-    said = f"ConnectionLostError: connection to worker {dead} lost: [Errno 104] Connection reset by peer"
+def failed_report(world, worker_id, error):
+    task = world.workers[worker_id].tasks[0].execution
     report = msg.TaskState(
-        job_id="a", vertex_id=task.vertex_id, subtask=task.subtask, attempt=task.attempt, state="FAILED", error=said
+        job_id="a", vertex_id=task.vertex_id, subtask=task.subtask, attempt=task.attempt, state="FAILED", error=error
     )
-    world.post(ev.WorkerReported(peer, report))
-    assert world.master.failures[0].error == said
-    world.post(ev.WorkerLost(dead, "it was killed by SIGKILL", "its last lines", asked=asked))
+    return ev.WorkerReported(worker_id, report)
+
+
+def failure_story(world) -> list[str]:
+    return [entry.text for entry in world.master.event_log.entries() if entry.kind == "failure"]
+
+
+def test_a_lost_connection_is_reported_as_the_end_of_the_other_worker(world_of):
+    """The worker at this side may report first."""
+    world = world_of().start().pass_time(1500)
+    dead, peer = list(world.workers)
+    lost = f"ConnectionLostError: connection to worker {dead} lost: [Errno 104] Connection reset by peer"
+    world.post(failed_report(world, peer, lost))
+    assert not world.master.failures
+    world.post(ev.WorkerLost(dead, "it was killed by SIGKILL", "its last lines"))
     (failure,) = world.master.failures
-    if asked:
-        assert (failure.error, failure.worker_id) == (said, peer)
-    else:
-        (name,) = re.fullmatch(
-            rf"worker {dead} was lost: it was killed by SIGKILL \(`penstock logs (.+)` prints its log\)", failure.error
-        ).groups()
-        assert name == world.master.graph.name
-        assert (failure.detail, failure.worker_id) == ("its last lines", dead)
-        assert world.master.error == failure.error
-        assert failure.taskmanager_id
+    assert failure.error == f"worker {dead} was lost: it was killed by SIGKILL (`penstock logs job` prints its log)"
+    assert (failure.detail, failure.worker_id, failure.taskmanager_id) == ("its last lines", dead, "tm")
+    assert world.master.error == failure.error
+    assert failure_story(world) == [failure.error]
+    world.pass_time(2000)
+    assert world.master.status.state is JobStatus.RUNNING
+    assert world.master.restarts == 1
+
+
+def test_a_lost_connection_to_a_worker_that_lives_is_a_failure_of_its_own(world_of):
+    world = world_of().start().pass_time(1500)
+    alive, peer = list(world.workers)
+    lost = f"ConnectionLostError: connection to worker {alive} lost: [Errno 104] Connection reset by peer"
+    world.post(failed_report(world, peer, lost)).post(failed_report(world, alive, lost.replace(alive, peer)))
+    world.pass_time(2000)
+    assert [(failure.error, failure.worker_id) for failure in world.master.failures] == [(lost, peer)]
+    assert world.master.status.state is JobStatus.RUNNING
+
+
+def test_an_error_of_the_worker_at_the_other_side_is_the_cause_of_a_lost_connection(world_of):
+    world = world_of().start().pass_time(1500)
+    broken, peer = list(world.workers)
+    lost = f"ConnectionLostError: connection to worker {broken} lost: the connection was closed by the peer"
+    world.post(failed_report(world, peer, lost)).post(failed_report(world, broken, "StorageError: disk full"))
+    world.pass_time(2000)
+    assert [failure.error for failure in world.master.failures] == ["StorageError: disk full"]
 
 
 def test_reports_of_an_old_worker_are_dropped(world_of):
     world = world_of().start().pass_time(1500)
     old = next(iter(world.workers))
-    task = world.workers[old].tasks[0].execution
+    report = failed_report(world, old, "x")
     world.kill(old).pass_time(200)
-    report = msg.TaskState(
-        job_id="a", vertex_id=task.vertex_id, subtask=task.subtask, attempt=task.attempt, state="FAILED", error="x"
-    )
-    world.post(ev.WorkerReported(old, report))
+    world.post(report)
     assert world.master.status.state is JobStatus.RUNNING
 
 

@@ -14,13 +14,21 @@ GRAPH = JobGraph(name="job", vertices=(vertex("source"), vertex("map")), edges=(
 
 
 def silent(*times_ms, of="source"):
-    return {f"{of}/{index}": {"sourceUnreachableMs": float(time_ms)} for index, time_ms in enumerate(times_ms)}
+    """Metrics of subtasks at second 20 whose system has been silent for these times."""
+    return {
+        f"{of}/{index}": {
+            "sourceUnreachableMs": float(time_ms),
+            "sourceUnreachableSince": 20_000.0 - time_ms if time_ms else 0.0,
+        }
+        for index, time_ms in enumerate(times_ms)
+    }
 
 
 def test_each_outage_is_told_when_it_begins_and_when_every_subtask_has_an_answer():
     sources = UnreachableSources(GRAPH)
     assert sources.reported(silent(0, 1_999)) == []
-    assert sources.reported(silent(0, 3_000)) == ["source source: no answer from topic t at b:9 for 3 s"]
+    (line,) = sources.reported(silent(2_500, 3_000))
+    assert line == "source source: no answer from topic t at b:9 since 1970-01-01 00:00:17 UTC"
     assert sources.reported(silent(9_000, 0)) == []
     assert sources.reported(silent(1_000, 0)) == []
     assert sources.reported(silent(0, 0)) == ["source source: topic t at b:9 answers again, after about 9 s"]

@@ -166,7 +166,7 @@ def test_states_are_added_up_over_subtasks():
         return {"answer": {"states": [part]}}
 
     (state,) = asyncio.run(states_of(job(), Cluster(listing).queries))["states"]
-    assert (state["rows"], state["bytes"]) == (33, 300)
+    assert (state["rows"], state["bytes"], state["title"]) == (33, 300, "windows")
     assert [part["subtask"] for part in state["subtasks"]] == [0, 1, 2]
     assert "uid" not in state["subtasks"][0]
 

@@ -253,6 +253,7 @@ def test_a_failing_operator_fails_its_subtask_with_its_own_frames_first(world, b
     assert failed.state == "FAILED"
     assert "ValueError: cannot take 2" in failed.error
     assert "conftest.py" in failed.detail.splitlines()[1]
+    assert failed.metrics["numRecordsIn"] == 3, "rows up to the one that failed count"
     assert w.sink.closed == 1
     assert w.subtasks("sink")[0].step() is StepResult.DONE
     assert w.states("source")[-1] == "RUNNING"

@@ -56,13 +56,13 @@ export function browser({ id, state, ui, ask, update }) {
     more(id, ui, update);
   };
   return [
-    h("form", { class: "browse", onsubmit: submit, "aria-label": `Keys of ${state.uid} / ${state.name}` },
+    h("form", { class: "browse", onsubmit: submit, "aria-label": `Keys of ${state.uid} / ${state.title}` },
       h("label", {}, "Key group", h("input", { name: "group", type: "number", min: 0, placeholder: "all", autocomplete: "off" })),
       h("button", { type: "submit" }, "Browse keys"),
       h("span", { class: "note", role: "status" }, shown?.busy ? "loading ..." : "")),
     shown?.problem ? h("p", { key: "problem", class: "problem", role: "alert" }, shown.problem) : null,
     shown?.at ? [
-      table(`Keys of ${state.uid} / ${state.name}`, ["Key", ["Rows", "end"], ["Key group", "end"], ["Subtask", "end"]],
+      table(`Keys of ${state.uid} / ${state.title}`, ["Key", ["Rows", "end"], ["Key group", "end"], ["Subtask", "end"]],
         shown.keys.map((found) => h("tr", { key: typed(found.key) },
           h("th", { scope: "row" }, h("button", { type: "button", class: "pick", onclick: () => ask(state.uid, state.name, typed(found.key)), title: "Look up its rows" }, typed(found.key))),
           h("td", { class: "end" }, number(found.rows)),

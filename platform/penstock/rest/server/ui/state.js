@@ -46,7 +46,7 @@ function form(states, ui, ask) {
   };
   return h("form", { class: "ask", key: "ask", onsubmit: submit },
     h("label", {}, "State", h("select", { name: "state" }, states.map((s) =>
-      h("option", { key: `${s.uid} ${s.name}`, value: JSON.stringify([s.uid, s.name]) }, `${s.uid} / ${s.name} (by ${s.key.join(", ")})`)))),
+      h("option", { key: `${s.uid} ${s.name}`, value: JSON.stringify([s.uid, s.name]) }, `${s.uid} / ${s.title} (by ${s.key.join(", ")})`)))),
     h("label", {}, "Key", h("input", { name: "key", required: true, autocomplete: "off", placeholder: "7, or [7, \"abc\"] for several columns" })),
     h("button", { type: "submit", class: "main" }, "Look up"),
     h("span", { class: "note", role: "status" }, ui.asking ? "loading ..." : ""));
@@ -67,7 +67,7 @@ async function lookUp({ id, uid, name, key, ui, update }) {
 }
 
 function answer(found) {
-  const heading = h("h2", { id: "answer" }, `${found.uid} / ${found.name} of ${typeof found.key === "string" ? found.key : JSON.stringify(found.key)}`);
+  const heading = h("h2", { id: "answer" }, `${found.uid} / ${found.title ?? found.name} of ${typeof found.key === "string" ? found.key : JSON.stringify(found.key)}`);
   if (found.problem) return h("section", { key: "answer", class: "panel", "aria-labelledby": "answer" }, heading, h("p", { class: "problem", role: "alert" }, found.problem));
   return h("section", { key: "answer", class: "panel", "aria-labelledby": "answer" }, heading,
     note(`Key group ${found["key-group"]}, subtask ${found.subtask}; the current rows, which no checkpoint contains yet.`),
@@ -82,10 +82,10 @@ function section(state, hot, { id, ui, ask, update }) {
   const most = Math.max(...state.subtasks.map((part) => part.rows), 1);
   const name = idOf("state", state.uid, state.name);
   return h("section", { class: "panel", key: name, "aria-labelledby": name },
-    h("h2", { id: name }, `${state.uid} / ${state.name}`),
+    h("h2", { id: name }, `${state.uid} / ${state.title}`),
     h("p", { class: "facts" }, h("span", {}, `${number(state.rows)} rows`), h("span", {}, `${bytes(state.bytes)} in memory`),
       h("span", {}, `key ${state.key.join(", ")}`), h("code", {}, state.schema.map((column) => `${column.name} ${column.type}`).join(", "))),
-    table(`Sizes of ${state.uid} / ${state.name}`, [["Subtask", "end"], "Key groups", "Rows", ["", "end"], ["Bytes", "end"], "Largest key groups"],
+    table(`Sizes of ${state.uid} / ${state.title}`, [["Subtask", "end"], "Key groups", "Rows", ["", "end"], ["Bytes", "end"], "Largest key groups"],
       state.subtasks.map((part) => h("tr", { key: part.subtask },
         h("th", { scope: "row", class: "end" }, part.subtask),
         h("td", {}, part["key-groups"].join(" to ")),
