@@ -227,7 +227,7 @@ def test_rows_of_a_collection_are_read_at_once():
         (lambda job: job.push("orders", [{"amount": 1}]), "push to 'orders': a row has no field 'user_id'"),
         (lambda job: job.rows("out"), r"no sink 'out' \(there are: result\)"),
         (lambda job: job.late_rows("total"), r"no operator 'total' \(there are: orders, totals, result\)"),
-        (lambda job: job.state("totals", "pane"), "'totals' has no state 'pane' .did you mean 'panes'"),
+        (lambda job: job.state("totals", "window"), "'totals' has no state 'window' .did you mean 'windows'"),
         (lambda job: job.watermark("orders", "soon"), "'soon' is not a time"),
         (lambda job: job.advance("soon"), "advance"),
     ],
