@@ -134,7 +134,7 @@ async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int
 
 
 class _Term:
-    """What a leader has beside its JobManager."""
+    """The parts that a leader has in addition to its JobManager."""
 
     def __init__(self, manager: JobManager, shutdown: Callable[[], None]) -> None:
         """Start the watch over slow jobs."""

@@ -1,6 +1,6 @@
 """The REST API of a JobManager in either role: the leader answers, a standby forwards to the leader.
 
-Used by `rest.server.http_server`, behind the guard: a standby accepts and refuses requests as the leader does. A leader
+Used by `rest.server.http_server`, inside the guard: a standby accepts and refuses requests as the leader does. A leader
 whose lease may have lapsed, such as one that was suspended, renews it before it answers, and else forwards.
 """
 
