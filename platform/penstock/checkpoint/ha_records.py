@@ -100,6 +100,11 @@ class UpgradeRefusal(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+#: What to do about a damaged record.
+RECORD_HINT = (
+    "restore the file and restart the JobManager, or move it away and run the job's file again: "
+    "the job resumes from its newest checkpoint"
+)
 _MAX_RACES = 1000
 _CLUSTER_KEY = "cluster.json"
 _REFUSALS = "refusals/"
@@ -133,6 +138,16 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     stop_uri: str = ""
     #: The newest upgrade.
     upgrade: UpgradeRecord | None = None
+
+
+class DamagedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A job record that cannot be used; the job is suspended until it can."""
+
+    job_id: str
+    #: The job's name, if that can be read.
+    name: str
+    #: What is wrong with which file, and the way out.
+    error: str
 
 
 class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,30 +212,32 @@ def write_record(store: ObjectStore, record: JobRecord) -> None:
     raise StorageError(msg, hint="several JobManagers compete for the same HA root: give each its own")
 
 
-def read_records(store: ObjectStore, generation: int = 0) -> tuple[JobRecord, ...]:
-    """Return all job records, oldest first.
+def read_records(store: ObjectStore, generation: int = 0) -> tuple[tuple[JobRecord, ...], tuple[DamagedRecord, ...]]:
+    """Return all job records, oldest first, and those that cannot be decoded.
 
     With `generation`, records of jobs that have not ended are taken over by that leader. From then on, writes of an
     older leader are refused, also those it had begun.
 
     Raises:
-        LeadershipLostError: a newer leader owns one.
-        StorageError: one cannot be decoded; names it.
+        LeadershipLostError: a newer leader owns one. StorageError: the store cannot be read.
     """
-    found = []
+    found, damaged = list[JobRecord](), list[DamagedRecord]()
     for key in store.list("jobs/"):
+        job_id = key.removeprefix("jobs/").removesuffix(".json")
         try:
             record = _take_over(store, key, generation)
         except FileNotFoundError:
             continue  # deleted by another leader
-        except msgspec.MsgspecError as error:
-            msg = f"job record {store.uri}/{key} is damaged: {error}"
-            raise StorageError(msg, hint="move it away to start without that job") from error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            text = f"job record {store.uri}/{key} is damaged: {error} ({RECORD_HINT})"
+            damaged.append(DamagedRecord(job_id=job_id, name=job_id, error=text))
+            continue
         if record.graph_sha256 not in {"", hashlib.sha256(record.graph).hexdigest()}:
-            msg = f"the job graph in {store.uri}/{key} differs from the submitted one: its SHA-256 has changed"
-            raise StorageError(msg, hint="move the record away to start without that job")
+            text = f"the job graph in {store.uri}/{key} differs from the submitted one: its SHA-256 has changed"
+            damaged.append(DamagedRecord(job_id=job_id, name=record.name, error=f"{text} ({RECORD_HINT})"))
+            continue
         found.append(msgspec.structs.replace(record, graph_sha256=""))
-    return tuple(sorted(found, key=lambda record: (record.submitted_ms, record.job_id)))
+    return tuple(sorted(found, key=lambda record: (record.submitted_ms, record.job_id))), tuple(damaged)
 
 
 def _take_over(store: ObjectStore, key: str, generation: int) -> JobRecord:

@@ -30,7 +30,7 @@ from penstock.jobmanager.jobs.change_requests import ChangeParts, ChangeRequests
 from penstock.jobmanager.jobs.job_archive import archive_of, drop_archive, read_archives, save_archive
 from penstock.jobmanager.jobs.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.jobs.job_store import JobStore
-from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, job_of_token, refuse_running, runs_of
+from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, job_of_token, refuse_running, runs_of, suspended_job
 from penstock.jobmanager.jobs.operations import Operations, kind_of
 from penstock.jobmanager.jobs.recorded_jobs import (
     DEFAULT_OPTIONS,
@@ -128,9 +128,17 @@ class Dispatcher:
         )
 
     async def recover(self) -> None:
-        """Start every job of the HA store that has not ended; what is only shown of jobs is read afterwards."""
+        """Start every job of the HA store that has not ended; what is only shown of jobs is read afterwards.
+
+        A job whose record cannot be read is suspended; the others do not notice.
+        """
         found: dict[tuple[str, str], KnownJob] = {}
-        for record, graph in await asyncio.to_thread(recorded_jobs, self._parts.ha_store, self._parts.generation):
+        store, generation = self._parts.ha_store, self._parts.generation
+        recorded, damaged = await asyncio.to_thread(recorded_jobs, store, generation)
+        for unreadable in damaged:
+            _LOGGER.error("job %s is suspended: %s", unreadable.name, unreadable.error)
+            self._jobs[unreadable.job_id] = suspended_job(unreadable)
+        for record, graph in recorded:
             job = KnownJob(record, graph)
             self._jobs[record.job_id] = job
             if not record.ended:
@@ -515,7 +523,8 @@ class Dispatcher:
         if job.archive is not None:
             return job.archive.summary
         waits_for = self._parts.taskmanagers.pool.waiting(job.record.job_id)
-        return job_views.summary_of(job.record, job.graph, job.master, self._parts.clock.now_ms(), waits_for)
+        summary = job_views.summary_of(job.record, job.graph, job.master, self._parts.clock.now_ms(), waits_for)
+        return msgspec.structs.replace(summary, state="SUSPENDED") if job.suspended else summary
 
     def _find(self, name: str) -> KnownJob:
         return find_job(self._jobs, name)

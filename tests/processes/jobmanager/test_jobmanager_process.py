@@ -235,6 +235,23 @@ async def test_a_job_that_was_taken_starts_although_the_store_failed_at_first(cl
     await running(manager, job_id)
 
 
+async def test_a_job_with_a_damaged_record_is_suspended_and_the_others_run(cluster_of, encoded, tmp_path):
+    old, _ = await cluster_of()
+    job_id = await old.dispatcher.submit(encoded())
+    await running(old, job_id)
+    store = open_store(str(tmp_path / "ha"))
+    store.put(f"jobs/{'0' * 32}.json", store.read(f"jobs/{job_id}.json")[:-30])
+    new, _ = await cluster_of()
+    await running(new, job_id)
+    suspended = new.dispatcher.summary("0" * 32)
+    assert (suspended.state, suspended.terminal) == ("SUSPENDED", False)
+    assert "is damaged" in suspended.error
+    for view in all_views(new.dispatcher, "0" * 32):
+        assert view is not None
+    with pytest.raises(UsageError, match=r"is suspended .*jobs/0+\.json is damaged"):
+        await new.dispatcher.cancel("0" * 32)
+
+
 async def test_a_submission_that_failed_after_its_record_was_written_does_not_fight_with_the_next(
     cluster_of, encoded, monkeypatch
 ):

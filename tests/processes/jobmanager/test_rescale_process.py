@@ -45,7 +45,7 @@ async def test_the_chosen_parallelism_is_recorded_and_outlives_the_leader(cluste
     assert (await dispatcher.wait_operation(request, 5000)).status == "COMPLETED"
     assert widths(dispatcher, job_id) == [3, 3]
     assert dispatcher.summary(job_id).state == "RUNNING"
-    record = read_records(open_store(str(tmp_path / "ha")))[0]
+    record = read_records(open_store(str(tmp_path / "ha")))[0][0]
     assert (record.rescale_token, record.options) == ("mine", {})
     await machine.close()
     await manager.close()

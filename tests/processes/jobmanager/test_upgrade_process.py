@@ -53,7 +53,8 @@ async def test_it_is_recorded_released_and_outlives_the_leader(cluster_of, encod
     assert (done.status, done.error) == ("COMPLETED", "")
     assert done.uri.startswith(str(tmp_path / "root" / "job" / "savepoints"))
     await until(
-        lambda: read_records(open_store(str(tmp_path / "ha")))[0].upgrade.phase == "completed", "the end of the upgrade"
+        lambda: read_records(open_store(str(tmp_path / "ha")))[0][0].upgrade.phase == "completed",
+        "the end of the upgrade",
     )
     assert dispatcher.summary(job_id).run_id != before
     assert dispatcher.changes.view(job_id).checkpoints >= 3

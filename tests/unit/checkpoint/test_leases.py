@@ -92,7 +92,7 @@ def test_records_come_back_oldest_first(store):
     ha_records.write_record(store, record(job_id="b", submitted_ms=2))
     ha_records.write_record(store, record(job_id="a", submitted_ms=3))
     ha_records.write_record(store, record(job_id="b", submitted_ms=2, ended="FAILED"))
-    assert [(r.job_id, r.ended) for r in ha_records.read_records(store)] == [("b", "FAILED"), ("a", "")]
+    assert [(r.job_id, r.ended) for r in ha_records.read_records(store)[0]] == [("b", "FAILED"), ("a", "")]
 
 
 def test_an_old_leader_cannot_overwrite_a_record(store):
@@ -105,10 +105,10 @@ def test_what_an_older_leader_writes_of_a_job_that_was_taken_over_is_refused(sto
     """It had begun before: its successor has written nothing of the job but that it leads."""
     ha_records.write_record(store, record(job_id="a", generation=1))
     ha_records.write_record(store, record(job_id="b", generation=1, ended="FINISHED"))
-    assert [(r.job_id, r.generation) for r in ha_records.read_records(store, 2)] == [("a", 2), ("b", 1)]
+    assert [(r.job_id, r.generation) for r in ha_records.read_records(store, 2)[0]] == [("a", 2), ("b", 1)]
     with pytest.raises(LeadershipLostError):
         ha_records.write_record(store, record(job_id="a", generation=1, run_id="rescaled"))
-    assert [r.run_id for r in ha_records.read_records(store)] == ["r", "r"]
+    assert [r.run_id for r in ha_records.read_records(store)[0]] == ["r", "r"]
     with pytest.raises(LeadershipLostError):
         ha_records.read_records(store, 1)
 
@@ -117,11 +117,13 @@ def test_leaders_that_take_a_job_over_are_counted(store):
     ha_records.write_record(store, record(job_id="a", generation=1))
     ha_records.write_record(store, record(job_id="b", generation=1, ended="FINISHED"))
     for generation in (1, 2, 2, 5):
-        found = ha_records.read_records(store, generation)
+        found = ha_records.read_records(store, generation)[0]
     assert [(r.job_id, r.takeovers) for r in found] == [("a", 2), ("b", 0)]
 
 
 def test_a_damaged_record_is_named(store):
     store.put("jobs/x.json", b"{")
-    with pytest.raises(StorageError, match=r"jobs/x\.json"):
-        ha_records.read_records(store)
+    ha_records.write_record(store, record())
+    found, (damaged,) = ha_records.read_records(store)
+    assert ([r.job_id for r in found], damaged.job_id) == (["j"], "x")
+    assert "jobs/x.json is damaged" in damaged.error

@@ -190,7 +190,7 @@ async def test_the_end_of_a_job_is_recorded_though_its_archive_cannot_be_made(
 
     monkeypatch.setattr("penstock.jobmanager.dispatcher.archive_of", fail)
     await run_to_its_end(store, dispatcher_of, tmp_path)
-    (record,) = read_records(store)
+    (record,) = read_records(store)[0]
     assert record.ended == "FAILED"
     assert "Traceback" in caplog.text
     assert "an error in a view" in caplog.text
@@ -253,7 +253,7 @@ async def test_a_job_is_cancelled_although_its_store_has_failed(started, store, 
     await dispatcher.cancel(JOB)
     await dispatcher._jobs[JOB].driver.ended.wait()
     await settled(dispatcher)
-    assert [record.ended for record in read_records(store)] == ["CANCELED", ""]
+    assert [record.ended for record in read_records(store)[0]] == ["CANCELED", ""]
     assert f"the lease of the ended job {JOB} was not released" in caplog.text
     assert "Traceback" in caplog.text
 
@@ -270,7 +270,7 @@ async def test_the_end_of_a_job_is_recorded_when_the_ha_store_answers_again(star
     await dispatcher.cancel(JOB)
     await dispatcher._jobs[JOB].driver.ended.wait()
     await settled(dispatcher)
-    assert [record.ended for record in read_records(store)] == ["CANCELED", ""]
+    assert [record.ended for record in read_records(store)[0]] == ["CANCELED", ""]
     assert caplog.text.count("is not recorded yet") == 3
 
 

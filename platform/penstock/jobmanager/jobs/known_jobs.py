@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.checkpoint.ha_records import JobRecord, UpgradeRefusal
+from penstock.checkpoint.ha_records import DamagedRecord, JobRecord, UpgradeRefusal
+from penstock.config.settings import JobSettings
 from penstock.core.errors import JobIdentityError, NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.change.steps import Step
@@ -28,6 +29,8 @@ class KnownJob:
     refusal: UpgradeRefusal | None = None
     #: Number of its drivers that have failed.
     broken_drivers: int = 0
+    #: Its record cannot be read: it neither runs nor has ended.
+    suspended: bool = False
 
     @property
     def master(self) -> JobMaster | None:
@@ -52,11 +55,22 @@ class KnownJob:
         Raises:
             UsageError: the job is not running.
         """
+        if self.suspended:
+            raise UsageError(f"job {self.record.name!r} is suspended", hint=self.record.error)
         early = isinstance(event, CancelRequested) and self.master is None
         if self.driver is None or early or self.record.ended:
             msg = f"job {self.record.name!r} ({self.record.job_id}) is {self.record.ended or 'not started yet'}"
             raise UsageError(msg, hint="only a running job takes requests")
         self.driver.post(event)
+
+
+def suspended_job(found: DamagedRecord) -> KnownJob:
+    """Return the job of a record that cannot be read: it is shown with its error, and nothing is done with it."""
+    record = JobRecord(
+        job_id=found.job_id, name=found.name, run_id="", token="", submitted_ms=0, graph=b"", error=found.error
+    )
+    graph = JobGraph(name=found.name, vertices=(), edges=(), settings=JobSettings())
+    return KnownJob(record, graph, suspended=True)
 
 
 def find_job(jobs: Mapping[str, KnownJob], name: str) -> KnownJob:
@@ -93,7 +107,7 @@ def runs_of(jobs: Mapping[str, KnownJob], name: str) -> tuple[KnownJob, ...]:
 def refuse_running(jobs: Iterable[KnownJob], graph: JobGraph) -> None:
     """Raise JobIdentityError if a job of that name and checkpoint root is already running."""
     for job in jobs:
-        same = job.record.name == graph.name
+        same = job.record.name == graph.name and not job.suspended
         if same and not job.record.ended and job.graph.settings.checkpoint_root == graph.settings.checkpoint_root:
             msg = f"job {graph.name!r} is already running in this cluster as {job.record.job_id}"
             raise JobIdentityError(msg, hint="stop or cancel it first, or use another job name")

@@ -10,7 +10,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from penstock.checkpoint.ha_records import JobRecord, delete_record, prune_event_logs, read_records
+from penstock.checkpoint.ha_records import (
+    RECORD_HINT,
+    DamagedRecord,
+    JobRecord,
+    delete_record,
+    prune_event_logs,
+    read_records,
+)
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
@@ -40,37 +47,39 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_OPTIONS = SubmitOptions()
 
 
+_VERSION_HINT = f"it may be of another version: start that, or {RECORD_HINT}"
 #: Number of ended jobs that are kept. A token of a deleted record starts a new job.
 _RETAINED = 1000
 
 
 def recorded_jobs(
     store: ObjectStore, generation: int = 0, retained: int = _RETAINED
-) -> tuple[tuple[JobRecord, JobGraph], ...]:
-    """Return all jobs, oldest first, except ended ones whose graph this version cannot read.
+) -> tuple[tuple[tuple[JobRecord, JobGraph], ...], tuple[DamagedRecord, ...]]:
+    """Return all jobs, oldest first, and the unfinished ones whose record, graph or options cannot be read.
 
     Unfinished jobs are taken over by the leader `generation`; see `read_records`.
 
     Raises:
-        LeadershipLostError: there is a newer leader.
-        StorageError: a record is damaged, or graph or options of an unfinished job cannot be read.
+        LeadershipLostError: there is a newer leader. StorageError: the store cannot be read.
     """
     found = []
-    records = read_records(store, generation)
+    records, damaged = read_records(store, generation)
     forgotten = delete_oldest(store, records, retained)
     for record in records:
         if record.job_id in forgotten:
             continue
-        if not record.ended:
-            start_options_of(record)
         try:
+            if not record.ended:
+                start_options_of(record)
             found.append((record, decode_graph(record.graph)))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, StorageError) as error:
             if record.ended:
                 continue
-            msg = f"the graph in {store.uri}/jobs/{record.job_id}.json cannot be read: {error}"
-            raise StorageError(msg, hint="it may be of another version; move it away to skip that job") from error
-    return tuple(found)
+            text = str(error)
+            if not isinstance(error, StorageError):
+                text = f"the graph in {store.uri}/jobs/{record.job_id}.json cannot be read: {error}"
+            damaged += (DamagedRecord(job_id=record.job_id, name=record.name, error=f"{text} ({_VERSION_HINT})"),)
+    return tuple(found), damaged
 
 
 def start_options_of(record: JobRecord) -> StartOptions:
@@ -85,8 +94,9 @@ def start_options_of(record: JobRecord) -> StartOptions:
     try:
         return msgspec.convert(options, StartOptions)
     except msgspec.MsgspecError as error:
-        msg = f"the options of job {record.name!r} in jobs/{record.job_id}.json cannot be read: {error}"
-        raise StorageError(msg, hint="it may be of another version; move it away to skip that job") from error
+        raise StorageError(
+            f"the options of job {record.name!r} in jobs/{record.job_id}.json cannot be read: {error}"
+        ) from error
 
 
 def submitted_record(
