@@ -31,7 +31,7 @@ from penstock_connectors.formats.timestamps import MAX_MICROS, MIN_MICROS
 if TYPE_CHECKING:
     import polars as pl
 
-#: Polars writes a column as rows of one field without a name: this much stands before and behind the value.
+#: Polars writes a column as rows of one field without a name: this much precedes and follows the value.
 _FRAME = (len('{"":'), len("}"))
 
 

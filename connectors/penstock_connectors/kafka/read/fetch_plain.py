@@ -2,7 +2,7 @@
 
 Chosen by `reader.open_fetcher` where librdkafka's C interface cannot be used. A thread consumes into a queue of few
 batches and calls `wake`; the subtask's thread only takes from that queue. While the queue stays full, the thread pauses
-all partitions and goes on consuming: the client's queue of statistics has no bound, and only `consume` empties it.
+all partitions and continues to consume: the client's queue of statistics has no bound, and only `consume` empties it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 TASKMANAGERS = 2
-#: A worker is killed each time this part of the input has been read since the last (re)start (counters begin anew).
+#: A worker is killed each time this part of the input has been read since the last (re)start (counters begin at 0).
 KILL_AFTER = 0.2
 
 

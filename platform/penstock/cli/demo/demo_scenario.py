@@ -91,7 +91,7 @@ class Scenario(Protocol):
         """The job runs: begin to produce, where that is needed."""
 
     def killed(self, kills: int) -> None:
-        """So many workers have been killed: a producer goes on with the next part of the input."""
+        """So many workers have been killed: a producer continues with the next part of the input."""
 
     def expected(self) -> Windows:
         """Compute the windows from the input, sharing no code with the engine."""

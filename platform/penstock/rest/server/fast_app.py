@@ -1,4 +1,4 @@
-"""The ASGI application of the JobManager's process, behind `rest.server.guard`.
+"""The ASGI application of the JobManager's process, inside `rest.server.guard`.
 
 It gives the few answers of `rest.server.fast_routes` itself and imports the whole API (`rest.server.app`, which has the
 same routes over the same functions) when anything else is asked.
@@ -98,7 +98,7 @@ class FastApp:
     async def _application(self) -> Application:
         async with self._opening:
             if self._whole is None:
-                # In a thread: heartbeats go on meanwhile.
+                # In a thread: heartbeats continue meanwhile.
                 create_app = await asyncio.to_thread(_load_full_app)
                 self._whole = create_app(self._dispatcher, self._clock, self._shutdown, self._jobs)
         return self._whole

@@ -131,7 +131,7 @@ class TaskEnvironment:
     #: Folder for spilled state.
     state_dir: Path = field(default_factory=lambda: Path("state"))
     open_store: Callable[[str], ObjectStore] = open_store
-    #: Raises if this process cannot write a job's folder; None: nobody else writes there.
+    #: Raises if this process cannot write a job's folder; None: no other process writes there.
     require_writable: Callable[[str], None] | None = None
     create_operator: Callable[[str], Operator] = create_operator
     #: Reads of remote state, several at a time.
