@@ -29,14 +29,15 @@ def role(url):
 
 
 def test_a_standby_takes_over_from_a_killed_leader(stage):
-    with Scene(stage, Orders(31, EVENTS), rate=RATE, jobmanagers=2) as scene:
+    with Scene(stage, Orders(31, EVENTS), rate=RATE, jobmanagers=2, watch=False) as scene:
         first, second = scene.cluster.address.split(",")
         scene.begin()
         scene.wait_checkpoints(2)
         wait_until(lambda: role(second) == "standby", "the standby", step=0.1)
         assert asked(second, "/v1/jobs/overview")["jobs"][0]["jid"] == scene.job_id, "it does not forward"
-        os.kill(scene.cluster.jobmanager.pid, signal.SIGKILL)
+        scene.cluster.jobmanager.kill()
         wait_until(lambda: role(second) == "leader", "the standby to lead", step=0.1)
+        scene.cluster.jobmanager.start()
         wait_until(lambda: role(first) == "standby", "the killed one to come back as a standby", step=0.1)
         assert asked(first, f"/v1/penstock/jobs/{scene.job_id}/summary")["jobmanagers-replaced"]["times"] == 1
         scene.feed.join()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from penstock.core.rand import Rand, SystemRand
 from penstock.rpc import channel as tls
 from penstock.rpc.authentication import NONCE_BYTES, AuthenticationError, TaskManagerEnd
 from penstock.rpc.channel import OPTIONS, PATH, SendQueue
+from penstock.rpc.jobmanagers import JobManagers, ListedJobManagers
 from penstock.rpc.messages import (
     RegisterTaskManager,
     TaskManagerCommand,
@@ -32,6 +32,8 @@ from penstock.rpc.messages import (
 )
 
 _RECHECK_MS = 200.0
+#: After this silence of the JobManager another one may lead.
+_SUSPECT_MS = 1_500.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class TaskManagerLink:
 
     def __init__(
         self,
-        address: str | Callable[[], str],
+        jobmanagers: str | JobManagers,
         register: Callable[[], RegisterTaskManager],
         handle: Callable[[TaskManagerCommand], None],
         on_disconnect: Callable[[str], None] = lambda _reason: None,
@@ -65,12 +67,11 @@ class TaskManagerLink:
     ) -> None:
         """Prepare the link; `register` returns the first message of each stream, `handle` must not block; see `run`.
 
-        `address` is `host:port` of a JobManager's control port, several with commas between them, which are tried in
-        turn, or a function that returns the leader's; it may block and raise a PenstockError.
+        `jobmanagers` as a text is `host:port` of a JobManager's control port, or several with commas between them.
         """
-        self._next_address = address if callable(address) else itertools.cycle(address.split(",")).__next__
+        self._jobmanagers = ListedJobManagers(jobmanagers) if isinstance(jobmanagers, str) else jobmanagers
         #: Of the present or last stream.
-        self.address = address if isinstance(address, str) else ""
+        self.address = jobmanagers if isinstance(jobmanagers, str) else ""
         self._register = register
         self._handle = handle
         self._on_disconnect = on_disconnect
@@ -147,7 +148,7 @@ class TaskManagerLink:
         reason = "the JobManager closed the stream"
         queue = SendQueue()
         try:
-            self.address = await asyncio.to_thread(self._next_address)
+            self.address = await asyncio.to_thread(self._jobmanagers.next_address)
         except PenstockError as error:
             return False, str(error)
         channel = self._channel()
@@ -202,18 +203,24 @@ class TaskManagerLink:
             raise asyncio.InvalidStateError("the JobManager closed the stream")
         await call.write(end.proof(answer))
 
+    async def _other_leader(self) -> str:
+        try:
+            return await asyncio.to_thread(self._jobmanagers.other_leader, self.address)
+        except PenstockError:
+            return ""
+
     async def _next(self, call: Any) -> Any:
         """Return the next message, or EOF at the end of the stream or the link.
 
         Raises:
-            TimeoutError: the stream was silent for too long.
+            TimeoutError: the stream was silent for too long, or for a while and another JobManager leads.
         """
         read = asyncio.ensure_future(call.read())
         closing = asyncio.ensure_future(self._closing.wait())
         silence_ms = self._silence_ms
         try:
-            # if this process itself was suspended, the second wait sees messages that arrived meanwhile
-            for timeout_ms in (silence_ms, _RECHECK_MS):
+            # if this process itself was suspended, the last wait sees messages that arrived meanwhile
+            for timeout_ms in _waits_ms(silence_ms):
                 timeout_s = None if timeout_ms is None else timeout_ms / 1000
                 await asyncio.wait((read, closing), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if read.done():
@@ -221,11 +228,22 @@ class TaskManagerLink:
                 if self._closing.is_set():
                     read.cancel()
                     return aio.EOF
+                if timeout_ms == _SUSPECT_MS and (other := await self._other_leader()):
+                    read.cancel()
+                    raise TimeoutError(f"the JobManager at {other} leads")
             read.cancel()
             msg = f"the JobManager was silent for {(silence_ms or 0) / 1000:.1f} s"
             raise TimeoutError(msg)
         finally:
             closing.cancel()
+
+
+def _waits_ms(silence_ms: float | None) -> list[float | None]:
+    """Return how long to wait for a message, step by step, if it may be silent for `silence_ms`."""
+    if silence_ms is None:
+        return [None]
+    suspect = [_SUSPECT_MS] * int(silence_ms // _SUSPECT_MS)
+    return [*suspect, max(0.0, silence_ms - sum(suspect)), _RECHECK_MS]
 
 
 async def _write(queue: SendQueue, call: Any) -> None:

@@ -19,6 +19,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.logs import LogFormat
 from penstock.rpc.client import TaskManagerLink
+from penstock.rpc.jobmanagers import ElectedJobManager
 from penstock.taskmanager.metrics import MetricsServer
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig, log_to_stderr
 
@@ -88,7 +89,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
     metrics = MetricsServer(supervisor.metrics_text, config.security)
     supervisor.metrics_address = await metrics.start(_LOOPBACK, config.metrics_port)
     link = TaskManagerLink(
-        config.jobmanager_address or (lambda: leader_address(config.ha_root)),
+        config.jobmanager_address or ElectedJobManager(lambda: leader_address(config.ha_root)),
         supervisor.registration,
         supervisor.handle,
         lambda reason: log_to_stderr(f"connection to the JobManager lost: {reason}"),

@@ -151,6 +151,22 @@ async def test_a_dial_that_brings_no_answer_is_made_again(server, link_of):
         assert isinstance(await soon(commands.get()), msg.Registered)
 
 
+async def test_listed_jobmanagers_are_tried_in_turn(server, link_of, unused_port):
+    link, commands, _ = await link_of(address=f"127.0.0.1:{unused_port},{server.address}")
+    assert isinstance(await soon(commands.get()), msg.Registered)
+    assert link.address == server.address
+
+
+async def test_a_silent_jobmanager_is_left_for_another_that_leads(server, link_of):
+    """It accepts connections and says nothing, as a suspended one does; no time limit is near."""
+    with Proxy(server.address) as proxy:
+        proxy.begin("black-hole")
+        policy = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, answer_ms=600_000)
+        link, commands, _ = await link_of(policy, address=f"{proxy.address},{server.address}")
+        assert isinstance(await soon(commands.get()), msg.Registered)
+        assert link.address == server.address
+
+
 async def test_an_unreachable_jobmanager_is_named_in_the_error():
     link = TaskManagerLink(
         "127.0.0.1:1",
