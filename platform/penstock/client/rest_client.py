@@ -116,6 +116,11 @@ class RestClient:
         """Return slots, TaskManagers and job counts (`/overview`)."""
         return self._get("/v1/overview")
 
+    def leader(self) -> dict[str, Any]:
+        """Return the leader: `url`, `rpc` (for TaskManagers) and `generation`."""
+        found: dict[str, Any] = self._get("/v1/penstock/leader")["leader"]
+        return found
+
     def jobs(self) -> list[dict[str, Any]]:
         """Return all jobs, newest first (`/jobs/overview`)."""
         jobs: list[dict[str, Any]] = self._get("/v1/jobs/overview")["jobs"]

@@ -181,13 +181,16 @@ def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonO
     """Show slots, and the processes of JobManager and TaskManagers."""
     with connect(cluster) as client:
         overview = client.overview()
-        managers = client.taskmanagers()
+        managers, leader = client.taskmanagers(), client.leader()
     if json:
-        print_json({**overview, "taskmanager-list": managers})
+        print_json({**overview, "taskmanager-list": managers, "leader": leader})
         return
     slots = f"{overview['slots-available']} of {overview['slots-total']} slots free"
     count = overview["taskmanagers"]
-    say(f"JobManager: process {overview['jobmanager-pid']}; {count} TaskManager{'' if count == 1 else 's'}, {slots}")
+    jobmanager = f"JobManager: {leader['url']}, process {overview['jobmanager-pid']}"
+    if leader["generation"] > 1:
+        jobmanager += f", leader of generation {leader['generation']}"
+    say(f"{jobmanager}; {count} TaskManager{'' if count == 1 else 's'}, {slots}")
     for manager in managers:
         free = f"{manager['freeSlots']}/{manager['slotsNumber']} slots free"
         say(f"  {manager['id']}: process {manager['pid']} on {manager['path']}, {free}")
