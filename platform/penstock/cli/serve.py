@@ -38,6 +38,7 @@ TASKMANAGER_DEFAULTS = {
     "ha-root": "",
     "slots": "1",
     "work-dir": ".penstock/tm",
+    "worker-memory": "",
     "id": "",
     "security": "",
     "insecure": "false",
@@ -79,6 +80,7 @@ def jobmanager(options: dict[str, str]) -> int:
 def taskmanager(options: dict[str, str]) -> int:
     """Run a TaskManager until it is stopped; return the exit code. With 0 slots, their number is read from stdin."""
     die_with_parent()
+    from penstock.config.settings import parse_bytes
     from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
 
     given = {**TASKMANAGER_DEFAULTS, **options}
@@ -93,6 +95,9 @@ def taskmanager(options: dict[str, str]) -> int:
         log_format=log_format,
         slots=int(given["slots"]) or None,
         work_dir=Path(given["work-dir"]),
+        worker_memory_limit_bytes=parse_bytes(given["worker-memory"], "--worker-memory")
+        if given["worker-memory"]
+        else None,
         security=_security(given["security"], insecure=given["insecure"] == "true"),
         data_host=given["data-host"],
         data_bind=given["data-bind"],

@@ -368,7 +368,7 @@ class Supervisor:
         if held > limit and not worker.stopping:
             worker.kill(
                 f"it used {held // _MB} MB of memory, its limit is {limit // _MB} MB, and was ended "
-                "(raise the TaskManager's worker memory limit, or use more slots or state_backend=rocksdb)"
+                "(start the TaskManager with a larger --worker-memory, or use more slots or state_backend=rocksdb)"
             )
 
     def _on_start_worker(self, command: StartWorker) -> None:

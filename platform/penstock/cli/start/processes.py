@@ -67,6 +67,9 @@ def taskmanager(
     ha_root: Annotated[str, typer.Option(help="HA root whose leader to find.")] = "",
     slots: Annotated[int, typer.Option(help="Worker processes (slots) to offer.", min=1)] = 1,
     work_dir: Annotated[Path, typer.Option(help="Folder for logs, spill files, requirements.")] = Path(".penstock/tm"),
+    worker_memory: Annotated[
+        str, typer.Option(help="A larger worker is killed, e.g. 8GB; default: 2 x managed memory + 2 GB.")
+    ] = "",
     identity: Annotated[str, typer.Option("--id", help="Name of this TaskManager; default: host and pid.")] = "",
     data_host: Annotated[str, typer.Option(help="Host name of these workers for other hosts (TCP).")] = "",
     data_bind: Annotated[str, typer.Option(help="Address that workers listen on; default: --data-host.")] = "",
@@ -78,7 +81,7 @@ def taskmanager(
 ) -> None:
     """Run a TaskManager until it is stopped."""
     options = {"jobmanager": jobmanager_address, "slots": str(slots), "work-dir": str(work_dir), "id": identity}
-    options |= {"data-host": data_host, "data-bind": data_bind, "ha-root": ha_root}
+    options |= {"data-host": data_host, "data-bind": data_bind, "ha-root": ha_root, "worker-memory": worker_memory}
     options |= {"security": security, "insecure": str(insecure).lower()}
     options["metrics-port"], options["log-format"] = str(metrics_port), log_format
     sys.exit(serve.taskmanager({**options, "ready-file": str(ready_file or "")}))
