@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 import urllib.request
 
 import pytest
@@ -81,3 +82,56 @@ def test_a_paused_leader_that_was_succeeded_appends_nothing_and_becomes_a_standb
         scene.check_whole()
         assert {e["generation"] for e in scene.manifests() if e["sequence"] > taken_over} <= {2}
         assert old.alive
+
+
+def changed(scene, victim, url):
+    """Seconds from now until another JobManager leads, and until it has completed a checkpoint of the job."""
+    begun, others = time.monotonic(), [other for other in scene.cluster.address.split(",") if other != url]
+
+    def leads():
+        return next((other for other in others if role(other) == "leader"), "")
+
+    def completed():
+        try:
+            return asked(leader, f"/v1/penstock/jobs/{scene.job_id}/summary")["checkpoints-completed"]
+        except OSError:
+            return 0
+
+    leader = scene.wait(leads, f"a successor of {victim.name}", step=0.02)
+    led_s = time.monotonic() - begun
+    scene.wait(completed, f"a checkpoint under {leader}", step=0.02)
+    return led_s, time.monotonic() - begun
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("fault", ["killed", "paused"])
+def test_leaders_fail_twenty_times(stage, paused, fault):
+    """Prints how long each change took."""
+    found = []
+    with Scene(stage, Orders(32, 100_000), rate=2_000, jobmanagers=3, watch=False) as scene:
+        children = dict(
+            zip(scene.cluster.address.split(","), [scene.cluster.jobmanager, *scene.cluster.standbys], strict=True)
+        )
+        scene.begin()
+        for _ in range(20):
+            scene.wait(lambda: sum(role(url) == "standby" for url in children) == 2, "two standbys")
+            url = next(url for url in children if role(url) == "leader")
+            victim = children[url]
+            if fault == "killed":
+                victim.kill()
+            else:
+                paused.append(victim.pid)
+                os.kill(victim.pid, signal.SIGSTOP)
+            found.append(changed(scene, victim, url))
+            if fault == "killed":
+                victim.start()
+            else:
+                os.kill(victim.pid, signal.SIGCONT)
+        scene.feed.join()
+        scene.wait_finished()
+        scene.check_exact()
+        scene.check_whole()
+    for number, what in enumerate(("another leads", "the next checkpoint")):
+        seconds = sorted(gap[number] for gap in found)
+        print(f"{fault}, {what}: p50 {seconds[10]:.2f} s, largest {seconds[-1]:.2f} s")
