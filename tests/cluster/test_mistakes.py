@@ -210,7 +210,7 @@ COMMANDS = {
     ),
     "a setting that is none": (
         "run job.py --set chekpoint_interval=5s",
-        r"^error: unknown setting 'chekpoint_interval' \(did you mean 'checkpoint_interval'\?\)$",
+        r"^penstock: unknown setting 'chekpoint_interval' \(did you mean 'checkpoint_interval'\?\)$",
     ),
     "a savepoint to start from that is none": ("run job.py --from NOWHERE", r"NOWHERE.*\(.+\)$"),
     "a savepoint of no job": ("savepoint nothing", r"no job .*'?nothing'?.*\(.+\)$"),
