@@ -106,7 +106,8 @@ def hostile(tokens, job_id):
 
 def forged_taskmanagers(rest, folder):
     """What processes get that would be TaskManagers: penstock's own with another secret, and one that sends noise."""
-    _, config = rest._request("GET", "/v1/jobmanager/config", None, {})  # Flink's form: a list, where all else is a map
+    # Flink's form: a list, where all else is a map
+    _, config, _ = rest._request(rest.url, "GET", "/v1/jobmanager/config", None, {})
     address = next(e["value"] for e in json.loads(config) if e["key"] == "jobmanager.rpc.address")
     environment = {**os.environ, "PENSTOCK_CLUSTER_SECRET": "f" * 64, "PENSTOCK_HOME": str(folder / "forged")}
     words = ["-m", "penstock.cli.main", "taskmanager", "--jobmanager", address, "--id", "forged", "--slots", "8"]

@@ -125,7 +125,8 @@ def answers(rest, job_id, *, but=()):
             continue
         for values in itertools.product(*(parts[name] for name in names)):
             asked = path.format(**dict(zip(names, values, strict=True)))
-            yield asked, rest._request(rest.url, "GET", asked, None, {})[1].decode()  # as it stands, a log's plain text too
+            # as it stands, a log's plain text too
+            yield asked, rest._request(rest.url, "GET", asked, None, {})[1].decode()
 
 
 def outputs(tmp_path, minio, cluster, jobs, environment):
