@@ -52,7 +52,7 @@ READING_THREADS = 8
 BLOCKING_THREADS = 16
 #: Metrics are sent with the first lease renewal after this time.
 METRICS_INTERVAL_MS = 1000.0
-#: Exit code of a worker that cannot go on.
+#: Exit code of a worker that cannot continue.
 BROKEN = 70
 
 

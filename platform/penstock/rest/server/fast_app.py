@@ -98,7 +98,7 @@ class FastApp:
     async def _application(self) -> Application:
         async with self._opening:
             if self._whole is None:
-                # In a thread: heartbeats go on meanwhile.
+                # In a thread: heartbeats continue meanwhile.
                 create_app = await asyncio.to_thread(_load_full_app)
                 self._whole = create_app(self._dispatcher, self._clock, self._shutdown, self._jobs)
         return self._whole
