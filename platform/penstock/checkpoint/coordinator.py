@@ -140,11 +140,11 @@ class CheckpointCoordinator:
         return len(self._ended) == len(self._executions)
 
     @property
-    def requested(self) -> tuple[BarrierKind, ...]:
-        """Return the kinds of requests that wait for an answer: the checkpoint under way first, then the queue."""
+    def requested(self) -> tuple[tuple[BarrierKind, str], ...]:
+        """Return kind and id of requests that wait for an answer: the checkpoint under way first, then the queue."""
         current = self.current
-        under_way = (current.kind,) if current is not None and current.request_id else ()
-        return (*under_way, *(kind for kind, _ in self._requests))
+        under_way = ((current.kind, current.request_id),) if current is not None and current.request_id else ()
+        return (*under_way, *self._requests)
 
     def start(self, now_ms: int, *, resumed: bool = False) -> list[CoordinatorCommand]:
         """Start triggering: all subtasks run, sources have their splits.

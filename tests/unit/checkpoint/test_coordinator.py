@@ -152,7 +152,7 @@ def test_whoever_joins_a_checkpoint_does_not_come_before_who_waits_behind_it():
     coordinator.tick(100)
     coordinator.request(BarrierKind.SAVEPOINT, "sp", 110)
     assert coordinator.join("mine", 111) == []
-    assert coordinator.requested == (BarrierKind.SAVEPOINT, BarrierKind.CHECKPOINT)
+    assert coordinator.requested == ((BarrierKind.SAVEPOINT, "sp"), (BarrierKind.CHECKPOINT, "mine"))
     assert only(complete(coordinator, 7, 120), TriggerBarrier).pending.request_id == "sp"
     assert only(complete(coordinator, 8, 130), TriggerBarrier).pending.request_id == "mine"
 
