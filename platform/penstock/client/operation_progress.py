@@ -23,6 +23,10 @@ _MOST_MISSING = 4
 
 def waiting_text(summary: dict[str, Any]) -> str:
     """Return what a job's oldest open request or checkpoint waits for; the argument is `RestClient.summary`."""
+    return "; ".join([_awaited(summary), *_outside(summary)])
+
+
+def _awaited(summary: dict[str, Any]) -> str:
     entry, requests = summary.get("checkpoint-in-progress"), summary.get("open-requests", ())
     phase = requests[0]["phase"] if requests else ""
     if phase == "publish":
@@ -37,14 +41,14 @@ def waiting_text(summary: dict[str, Any]) -> str:
         kind = "checkpoint" if entry["kind"] == "checkpoint" else f"{entry['kind']}, checkpoint"
         text = f"waiting for {kind} {entry['id']}: {entry['acknowledged']} of {entry['total']} subtasks acknowledged"
         text += f"; missing: {_missing(entry['missing'])}" if entry["missing"] else "; its manifest is not written yet"
-    return "; ".join([text, *_outside(summary)])
+    return text
 
 
 def request_lines(summary: dict[str, Any]) -> list[str]:
     """Return a line for each savepoint and stop that is not complete, in a `RestClient.summary`."""
     requests = summary.get("open-requests", ())
     lines = [f"{r['what']} requested at {utc_text(r['since'])} UTC is not complete" for r in requests]
-    return [f"{lines[0]}: {waiting_text(summary)}", *lines[1:]] if lines else []
+    return [f"{lines[0]}: {_awaited(summary)}", *lines[1:]] if lines else []
 
 
 def cancelling_text(summary: dict[str, Any], workers: int) -> str:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from penstock.api.job_file import planned
 from penstock.cli.options import JsonOption, SettingsOption, print_json, say
+from penstock.cli.silence import reading
 from penstock.cli.start.backfill import (
     CutOverOption,
     HistoryOption,
@@ -82,7 +83,8 @@ def check(
     from penstock.snapshots.access.declared import with_states
     from penstock.snapshots.access.opening import open_snapshot
 
-    snapshot = open_snapshot(against)
+    with reading(against):
+        snapshot = open_snapshot(against)
     overrides = parse_overrides(settings or [], parallelism)
     graph = with_states(planned(job, overrides, snapshot.manifest.job_name))
     verdicts = check_states(
