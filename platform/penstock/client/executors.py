@@ -20,7 +20,7 @@ from penstock.client.failures import FailureWatch, implausible_times, resume_poi
 from penstock.client.handle import TERMINAL, JobHandle, absolute_uri
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
-from penstock.client.start_warnings import earlier_output, unread_input
+from penstock.client.start_warnings import earlier_output, may_resume, unread_input
 from penstock.config.settings import fail_fast
 from penstock.core.clock import SystemClock
 from penstock.core.errors import JobIdentityError, PenstockError, UsageError
@@ -237,10 +237,10 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
     if not options.from_uri:
         for warning in [*earlier_output(graph, fresh=options.fresh), *unread_input(graph, fresh=options.fresh)]:
             logging.getLogger("penstock").warning("%s", warning)
-    if options.from_uri:
+    if options.from_uri or (not options.fresh and may_resume(graph)):
         from penstock.snapshots.access.declared import with_states
 
-        graph = with_states(graph)  # the savepoint's state is checked against it
+        graph = with_states(graph)  # the snapshot's state is checked against it
     try:
         job_id = client.submit(
             encode_graph(graph),

@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from penstock.connector.source import ListedOnceFactory, SourceSpec, SourceSplit
 
 
+def may_resume(graph: JobGraph) -> bool:
+    """Return whether the job's folder of checkpoints exists, or is in an object store, which is not asked."""
+    root = graph.settings.checkpoint_root
+    return "://" in root or (Path(root) / graph.name).exists()
+
+
 def earlier_output(graph: JobGraph, *, fresh: bool) -> list[str]:
     """Return a warning for each local sink folder that contains files although the job starts without a checkpoint.
 
     `fresh` means that the user starts over. Otherwise only a local checkpoint root is checked. Hidden files do not
     count.
     """
-    root = graph.settings.checkpoint_root
-    if not fresh and ("://" in root or (Path(root) / graph.name).exists()):
+    if not fresh and may_resume(graph):
         return []
     return [
         f"sink {uid}: {folder} holds {count:,} {'file' if count == 1 else 'files'} of earlier runs, but the job starts"

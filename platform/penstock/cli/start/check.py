@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     _Tables = tuple[tuple[dict[str, Any], dict[str, Any]], tuple[TableHistory, ...]]
 
 #: Advice for a changed job; the verdicts show beforehand whether it will work.
-_SAVEPOINT = "stop the job with a savepoint (penstock stop) and start with --from; the verdicts apply to that start"
+_SAVEPOINT = (
+    "start with --from a savepoint: `penstock stop JOB` makes one of a running job,"
+    " `penstock state repartition URI NEW` of a checkpoint; the verdicts apply to that start"
+)
 
 
 def check(
