@@ -231,9 +231,9 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
     Raises:
         PenstockError: the JobManager refused it.
     """
-    graph = msgspec.structs.replace(
-        graph, settings=_with_absolute_root(graph.settings), name=options.name or graph.name
-    )
+    graph = msgspec.structs.replace(graph, settings=_with_absolute_root(graph.settings))
+    if options.name and options.name != graph.name:
+        graph = msgspec.structs.replace(graph, name=options.name, file_name=graph.name)
     if not options.from_uri:
         for warning in [*earlier_output(graph, fresh=options.fresh), *unread_input(graph, fresh=options.fresh)]:
             logging.getLogger("penstock").warning("%s", warning)

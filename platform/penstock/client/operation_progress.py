@@ -57,6 +57,11 @@ def cancelling_text(summary: dict[str, Any], workers: int) -> str:
     return "; ".join([text, *_outside(summary)])
 
 
+def outside_text(summary: dict[str, Any]) -> str:
+    """Return the slow calls and unreachable sources of a job in one line; empty if there are none."""
+    return "; ".join(_outside(summary))
+
+
 def _outside(summary: dict[str, Any]) -> list[str]:
     return [*unreachable_sources(summary).values(), *slow_calls(summary).values()]
 
@@ -93,9 +98,10 @@ class OperationProgress:
         self._next_ms = now_ms + _EVERY_MS
         text = text_of(summary())
         if text != self.newest:
-            self._say(text)
+            if text:
+                self._say(text)
             self._said_ms = now_ms
-        elif now_ms - self._said_ms >= _REPEAT_MS:
+        elif text and now_ms - self._said_ms >= _REPEAT_MS:
             self._say(f"after {(now_ms - self._begun_ms) / 1000:.0f} s still {text}")
             self._said_ms = now_ms
         self.newest = text

@@ -442,9 +442,9 @@ class JobMaster:
 
     def _change_context(self, now_ms: int) -> ChangeContext:
         running = self.step is Step.RUNNING and self.deployment is not None and self.deployment.running
-        held = len(self._held.slots)
-        state = self.status.state.value
-        return ChangeContext(self.graph, self.identity, self.step, state, running, held, self.checkpointing, now_ms)
+        held, slow = len(self._held.slots), self.slow_call_tracker.longest(now_ms)
+        own, state = (self.graph, self.identity, self.step), self.status.state.value
+        return ChangeContext(*own, state, running, held, self.checkpointing, now_ms, slow)
 
     def _intercept_answers(self, commands: list[cmd.Command], now_ms: int) -> list[cmd.Command]:
         """Intercept answers to requests of a rescale or an upgrade."""

@@ -47,6 +47,11 @@ class SlowCallTracker:
         """The calls in progress, the longest first."""
         return tuple(sorted(self._known.values(), key=lambda slow: slow.since_ms))
 
+    def longest(self, now_ms: int) -> str:
+        """Return the text of the call that has lasted longest, one of the user's functions first; empty without one."""
+        calls = sorted(self._known.values(), key=lambda call: (not call.at, call.since_ms))
+        return slow_call_text(calls[0].what, now_ms - calls[0].since_ms, calls[0].at) if calls else ""
+
     def reported(self, worker_id: str, calls: tuple[SlowCall, ...], now_ms: int) -> list[str]:
         """Take a worker's current slow calls; return an event log line for each call that became slow or ended."""
         now = {(worker_id, call.number): call for call in calls}
