@@ -309,6 +309,7 @@ def _submitted(handle: JobHandle) -> JobResult:
         duration_ms=0.0,
         restored_checkpoint=(summary["restored"] or {}).get("id"),
         resumed_from=resume_point(summary),
+        waits_for=summary["waits-for"],
     )
 
 

@@ -512,7 +512,7 @@ class Dispatcher:
     def _summary(self, job: KnownJob) -> JobSummary:
         if job.archive is not None:
             return job.archive.summary
-        waits_for = self._parts.taskmanagers.pool.waiting(job.record.job_id)
+        waits_for = self._parts.taskmanagers.waiting(job.record.job_id)
         return job_views.summary_of(job.record, job.graph, job.master, self._parts.clock.now_ms(), waits_for)
 
     def _find(self, name: str) -> KnownJob:

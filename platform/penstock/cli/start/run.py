@@ -177,6 +177,8 @@ def _tell(results: list[JobResult], commands: JobCommands, *, as_json: bool) -> 
             say(f"  `{commands.of('show', result.name)}` shows it, `{commands.follow}` follows it")
             if result.resumed_from:
                 say(f"  it resumes from {result.resumed_from}")
+            if result.waits_for:
+                say(f"  it waits for slots: it needs {result.waits_for}")
 
 
 def _document(result: JobResult) -> dict[str, Any]:

@@ -180,6 +180,9 @@ class JobMaster:
                 return self._fail(Failure(now_ms, error), now_ms, Cause.of(permanent=final))
             case ev.SlotsGranted(slots):
                 return self._on_slots(slots)
+            case ev.SlotsAwaited(text):
+                self.event_log.add(now_ms, "slots", f"waiting for {text}")
+                return []
             case ev.SlotsRefused(reason):
                 if self.job_change.waits_for_slots:
                     return self._apply(self.job_change.rescaling.slots_refused(reason), now_ms)

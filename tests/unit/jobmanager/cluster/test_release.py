@@ -45,7 +45,7 @@ async def released(managers, session, name):
 
 def test_it_is_told_to_end_and_its_slots_are_given_to_nobody(managers):
     events = []
-    managers.attach("job", events.append)
+    managers.attach("job", events.append, "orders")
     session = joined(managers, "tm")
     commands = asyncio.run(released(managers, session, "tm"))
     assert isinstance(commands[-1], msg.Shutdown)
@@ -56,7 +56,7 @@ def test_it_is_told_to_end_and_its_slots_are_given_to_nobody(managers):
 
 def test_one_in_use_is_not_released(managers):
     events = []
-    managers.attach("job", events.append)
+    managers.attach("job", events.append, "orders")
     joined(managers, "tm")
     managers.request_slots("job", 1, wait=True)
     with pytest.raises(UsageError, match="jobs hold 1 slots"):
@@ -76,7 +76,7 @@ def test_one_that_is_not_there_is_named(managers):
 
 def test_slots_that_jobs_wait_for_are_counted(managers):
     for job in ("a", "b"):
-        managers.attach(job, lambda _event: None)
+        managers.attach(job, lambda _event: None, job)
     managers.request_slots("a", 3, wait=True)
     managers.request_slots("b", 2, wait=True)
     assert managers.pool.pending == 5
@@ -90,7 +90,7 @@ def test_slots_that_jobs_wait_for_are_counted(managers):
 def with_a_worker(managers):
     """A TaskManager `tm` with the worker `w` of the job `job`; return its session and the job's events."""
     events = []
-    managers.attach("job", events.append)
+    managers.attach("job", events.append, "orders")
     session = joined(managers, "tm")
     managers.request_slots("job", 1, wait=True)
     (granted,) = events
