@@ -198,7 +198,7 @@ class RpcServer:
                 return "the JobManager closed the stream"
             data = read.result()
             if data is aio.EOF:
-                return "the TaskManager closed the stream"
+                return "the connection broke: its process ended or was killed, or its machine is lost"
             self._handler.received(session, decode_taskmanager_report(data))
 
     async def _write(self, session: Session, context: Any) -> None:

@@ -181,6 +181,11 @@ class JobCanFinish:
     checkpoint: Manifest
 
 
+def _subtask_name(deployment: Deployment, execution: ExecutionId) -> str:
+    vertex = deployment.graph.vertex(execution.vertex_id)
+    return f"{vertex.name} ({execution.subtask + 1}/{vertex.parallelism})"
+
+
 CheckpointCommand = Command | JobShouldFail | JobCanFinish
 
 
@@ -269,6 +274,7 @@ class Checkpointing:
             self._next_id,
             # One bounded source may have ended while another is still discovering splits.
             ended=[e.id for e in deployment.executions.values() if e.input_ended],
+            name_of=lambda execution: _subtask_name(deployment, execution),
         )
         resumed = deployment.recovered is not None and deployment.recovered.plan.restored is not None
         return self._translate(self._coordinator.start(now_ms, resumed=resumed), now_ms)

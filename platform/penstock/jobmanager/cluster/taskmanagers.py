@@ -285,7 +285,7 @@ class TaskManagers:
         """Handle the end of a TaskManager's stream."""
         manager = self._managers.get(session.taskmanager_id)
         if manager is not None and manager.session is session:
-            self._lost(session.taskmanager_id, reason)
+            self._lost(session.taskmanager_id, f"{reason}{_place(session)}")
 
     def release(self, taskmanager_id: str) -> None:
         """Shut down an unused TaskManager; its slots are not offered any longer.
@@ -312,7 +312,8 @@ class TaskManagers:
             silent_ms = now - manager.heard_ms
             if silent_ms > self._settings.heartbeat_timeout_ms:
                 manager.session.close()
-                self._lost(name, f"silent for {silent_ms / 1000:.1f} s")
+                why = "its process is suspended or overloaded, or the network fails"
+                self._lost(name, f"silent for {silent_ms / 1000:.1f} s: {why}{_place(manager.session)}")
         self._post_grants(self.pool.tick(self._clock.now_ms()))
 
     @property
@@ -434,6 +435,10 @@ class TaskManagers:
         post = self._jobs.get(job_id)
         if post is not None:
             post(event)
+
+
+def _place(session: Session) -> str:
+    return f" (pid {session.registration.pid} on {session.registration.host})"
 
 
 def _preload_of(graph: JobGraph) -> tuple[str, ...]:

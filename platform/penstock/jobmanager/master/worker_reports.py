@@ -13,7 +13,7 @@ from penstock.core.slow_calls import ended_call_text, slow_call_text
 from penstock.core.snapshot import pending_text
 from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Note, Step, StoreMetrics
-from penstock.jobmanager.deploy.failover import cause_of
+from penstock.jobmanager.deploy.failover import cause_of, is_lost_connection
 from penstock.jobmanager.messages.views import UNREACHABLE_MS
 from penstock.rpc import messages as msg
 from penstock.rpc.messages import SlowCall
@@ -176,8 +176,17 @@ def _task_state(job: DeployedJob, worker_id: str, report: msg.TaskState, now_ms:
     if report.state != "FAILED" or job.step not in (Step.RUNNING, Step.STARTING):
         return [*measured, *commands]
     task = f"{job.graph.vertex(report.vertex_id).name} ({report.subtask + 1})"
-    failure = Failure(now_ms, report.error, report.detail, task, worker_id)
+    failure = Failure(now_ms, _with_taskmanager(report.error, job.deployment), report.detail, task, worker_id)
     return [*measured, Failed(failure, cause_of(report.error))]
+
+
+def _with_taskmanager(error: str, deployment: Deployment) -> str:
+    """Return an error about a lost connection with the TaskManager of the other worker; any other error unchanged."""
+    for worker in deployment.workers.values():
+        if is_lost_connection(error, worker.worker_id):
+            name = f"worker {worker.worker_id} "
+            return error.replace(name, f"{name}of TaskManager {worker.slot.taskmanager_id} ", 1)
+    return error
 
 
 def _resolved(job: DeployedJob, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:

@@ -9,7 +9,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
-from penstock.jobmanager.messages.events import SlotsGranted
+from penstock.jobmanager.messages.events import SlotsAwaited, SlotsGranted
 from penstock.rpc import messages as msg
 from penstock.rpc.server import Session
 
@@ -52,6 +52,27 @@ def test_it_is_told_to_end_and_its_slots_are_given_to_nobody(managers):
     managers.request_slots("job", 1, wait=True)
     assert not any(isinstance(event, SlotsGranted) for event in events)
     assert (managers.pool.total, managers.pool.pending, managers.views()) == (0, 1, ())
+
+
+def test_a_lost_one_is_named_with_its_process(managers):
+    events = []
+    managers.attach("job", events.append, "orders")
+    session = joined(managers, "tm")
+    managers.disconnected(session, "the connection broke")
+    assert [event.reason for event in events] == ["the connection broke (pid 1 on h)"]
+
+
+def test_a_request_that_waits_is_told_to_its_job_with_the_holders(managers):
+    events = []
+    managers.attach("other", lambda _event: None, "totals")
+    managers.attach("job", events.append, "orders")
+    joined(managers, "tm")
+    managers.request_slots("other", 1, wait=True)
+    managers.request_slots("job", 2, wait=True)
+    (event,) = events
+    assert isinstance(event, SlotsAwaited)
+    assert event.text.startswith("2 slots, 1 of 2 are free (totals holds 1); after ")
+    assert managers.waiting("job") == event.text
 
 
 def test_one_in_use_is_not_released(managers):

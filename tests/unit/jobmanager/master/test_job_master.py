@@ -130,7 +130,9 @@ def test_a_lost_connection_is_explained_by_the_end_of_the_other_worker(world_of,
     report = msg.TaskState(
         job_id="a", vertex_id=task.vertex_id, subtask=task.subtask, attempt=task.attempt, state="FAILED", error=said
     )
+    taskmanager = world.master.deployment.workers[dead].slot.taskmanager_id
     world.post(ev.WorkerReported(peer, report))
+    said = said.replace(" lost:", f" of TaskManager {taskmanager} lost:")
     assert world.master.failures[0].error == said
     world.post(ev.WorkerLost(dead, "it was killed by SIGKILL", "its last lines", asked=asked))
     (failure,) = world.master.failures
