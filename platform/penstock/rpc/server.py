@@ -32,6 +32,8 @@ from penstock.rpc.messages import (
 
 _REGISTER_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 0.5
+#: The reason for the end of a stream that its TaskManager did not announce.
+_BROKEN = "the connection broke: its process ended or was killed, or its machine is lost"
 
 
 class Session:
@@ -148,7 +150,7 @@ class RpcServer:
         session = Session(registration, context.peer())
         self._sessions.add(session)
         writer = asyncio.create_task(self._write(session, context))
-        reason = "the connection was lost"
+        reason = _BROKEN
         try:
             self._handler.connected(session)
             reason = await self._read(session, context, writer)
@@ -198,7 +200,7 @@ class RpcServer:
                 return "the JobManager closed the stream"
             data = read.result()
             if data is aio.EOF:
-                return "the connection broke: its process ended or was killed, or its machine is lost"
+                return _BROKEN
             self._handler.received(session, decode_taskmanager_report(data))
 
     async def _write(self, session: Session, context: Any) -> None:
