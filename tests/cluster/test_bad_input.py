@@ -56,24 +56,24 @@ def refused(stage, shared, here):
 
 
 def test_an_unreachable_broker(stage, refused, unused_port):
-    refused(job_of(stage, bootstrap=f"127.0.0.1:{unused_port}"), f"127.0.0.1:{unused_port}")
+    refused(job_of(stage, bootstrap=f"127.0.0.1:{unused_port}"), f"127.0.0.1:{unused_port}", code=1)
 
 
 def test_an_unreachable_broker_of_the_sink(stage, refused, unused_port):
-    refused(job_of(stage, ONE_WINDOW, sink_bootstrap=f"127.0.0.1:{unused_port}"), f"127.0.0.1:{unused_port}")
+    refused(job_of(stage, ONE_WINDOW, sink_bootstrap=f"127.0.0.1:{unused_port}"), f"127.0.0.1:{unused_port}", code=1)
 
 
 def test_a_missing_topic(stage, refused):
     missing = stage.fresh("missing")
-    refused(job_of(stage, source=missing, stops=None), missing)
-    refused(job_of(stage, ONE_WINDOW, sink=missing), missing)
+    refused(job_of(stage, source=missing, stops=None), missing, code=2)
+    refused(job_of(stage, ONE_WINDOW, sink=missing), missing, code=2)
 
 
 def test_an_unwritable_checkpoint_store(stage, refused):
-    refused(job_of(stage, ONE_WINDOW, root="s3://no-such-bucket-at-all/x"), "no-such-bucket-at-all")
+    refused(job_of(stage, ONE_WINDOW, root="s3://no-such-bucket-at-all/x"), "no-such-bucket-at-all", code=1)
     file = stage.folder / "a-file"
     file.write_text("")
-    refused(job_of(stage, ONE_WINDOW, root=f"{file}/checkpoints"), "a-file")
+    refused(job_of(stage, ONE_WINDOW, root=f"{file}/checkpoints"), "a-file", code=1)
 
 
 def test_a_malformed_record_fails_the_job_with_its_place(stage, refused):

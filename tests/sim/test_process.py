@@ -165,7 +165,7 @@ def test_a_rescale_takes_state_and_timers_along(function):
 @pytest.mark.parametrize("function", [ByHand, ByEntries, Brief, ByFolds])
 def test_state_in_the_object_store_comes_back_behind_killed_workers(function, counted):
     points = {"upload-delayed": 0.05, "read-fails": 0.02}
-    swarm = Swarm(random.Random(1), points, strikes_={"worker-killed": 1.0}, every_ms=300.0)
+    swarm = Swarm(random.Random(1), points, strikes_={"worker-killed": 1.0}, every_ms=200.0)
     result = run(1, [Phase(2, "stop"), Phase(3, from_savepoint=True)], swarm, function, "remote")
     assert result.counts["worker-killed"] > 0
     assert counted["pieces"] > 5

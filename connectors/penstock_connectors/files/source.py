@@ -36,6 +36,8 @@ _FORMATS = ("jsonl", "parquet", "csv")
 _POLICIES = ("fail", "skip", "dead-letter")
 _TIMESTAMP_UNITS = ("auto", "s", "ms", "us")
 _OPEN_FILES = 16
+#: Files that a message names.
+_NAMED = 3
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +118,7 @@ class FileSource:
             bounded=True,
             place=config.path,
             split_ids=[config.path, f"{config.path}/*"],
+            listed_once=True,
         )
 
 
@@ -166,6 +169,19 @@ class FileSourceFactory:
         splits = self.create_enumerator(spec, first_run=True).discover(frozenset())
         return tuple(HistorySplit((s,), msgspec.structs.replace(s, finished=True)) for s in splits)
 
+    def unread(self, spec: SourceSpec, splits: tuple[SourceSplit, ...]) -> str:
+        """Return the files that appeared or grew after they were listed; see `ListedOnceFactory`."""
+        had = {split.id: int(split.state["size"]) for split in splits}
+        now = {str(path): path.stat().st_size for path in _matching(msgspec.convert(spec.config, _Config).path)}
+        newer = {path: size - had.get(path, 0) for path, size in now.items() if size > had.get(path, 0)}
+        if not newer:
+            return ""
+        names = [path if path not in had else f"the end of {path}" for path in newer]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        count = "1 file" if len(newer) == 1 else f"{len(newer):,} files"
+        verbs = "is newer than the job's list and is" if len(newer) == 1 else "are newer than the job's list and are"
+        return f"{count} ({sum(newer.values()):,} bytes) {verbs} not read: {', '.join(names[:_NAMED])}{more}"
+
     def validate(self, spec: SourceSpec) -> None:
         """Check that there is a file and that the first one can be opened.
 
@@ -193,11 +209,7 @@ class FileEnumerator:
         if self._listed and known:
             return ()
         self._listed = True
-        pattern = self._config.path
-        if Path(pattern).is_dir():
-            pattern = str(Path(glob.escape(pattern)) / "*")
-        found = [Path(name) for name in sorted(glob.glob(pattern))]  # noqa: PTH207 - the pattern is a whole path
-        files = [path for path in found if path.is_file() and not path.name.startswith(".")]
+        files = _matching(self._config.path)
         if not files:
             msg = f"file source: no file at {self._config.path}"
             raise ConnectorError(msg, hint="give a file, a folder with files, or a glob pattern")
@@ -207,6 +219,14 @@ class FileEnumerator:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def _matching(pattern: str) -> list[Path]:
+    """Return the files of a path, a folder or a glob pattern, sorted; hidden ones do not count."""
+    if Path(pattern).is_dir():
+        pattern = str(Path(glob.escape(pattern)) / "*")
+    found = [Path(name) for name in sorted(glob.glob(pattern))]  # noqa: PTH207 - the pattern is a whole path
+    return [path for path in found if path.is_file() and not path.name.startswith(".")]
 
 
 @dataclass(slots=True)

@@ -7,9 +7,10 @@ It exists when its manifest is in the log; the caller reports that.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from penstock.core.counts import counted
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import CheckpointMetrics, SubtaskSnapshot
 from penstock.graph.task_deployment import ExecutionId
@@ -123,8 +124,13 @@ class CheckpointCoordinator:
         executions: Collection[ExecutionId],
         next_id: int,
         ended: Collection[ExecutionId] = (),
+        name_of: Callable[[ExecutionId], str] = str,
     ) -> None:
-        """Coordinate one deployment; `executions` are its subtasks, `ended` those whose input has already ended."""
+        """Coordinate one deployment; `executions` are its subtasks, `ended` those whose input has already ended.
+
+        `name_of` returns the name of a subtask for messages.
+        """
+        self._name_of = name_of
         self._settings = settings
         self._executions = frozenset(executions)
         self.next_id = next_id
@@ -145,11 +151,11 @@ class CheckpointCoordinator:
         return len(self._ended) == len(self._executions)
 
     @property
-    def requested(self) -> tuple[BarrierKind, ...]:
-        """Return the kinds of requests that wait for an answer: the checkpoint under way first, then the queue."""
+    def requested(self) -> tuple[tuple[BarrierKind, str], ...]:
+        """Return kind and id of requests that wait for an answer: the checkpoint under way first, then the queue."""
         current = self.current
-        under_way = (current.kind,) if current is not None and current.request_id else ()
-        return (*under_way, *(kind for kind, _ in self._requests))
+        under_way = ((current.kind, current.request_id),) if current is not None and current.request_id else ()
+        return (*under_way, *self._requests)
 
     def start(self, now_ms: int, *, resumed: bool = False) -> list[CoordinatorCommand]:
         """Start triggering: all subtasks run, sources have their splits.
@@ -229,7 +235,7 @@ class CheckpointCoordinator:
         current = self.current
         if current is None or current.checkpoint_id != checkpoint_id or current.appending:
             return []
-        return self._fail(f"declined by {execution}: {reason}", now_ms)
+        return self._fail(f"declined by {self._name_of(execution)}: {reason}", now_ms)
 
     def appended(self, checkpoint_id: int, now_ms: int) -> list[CoordinatorCommand]:
         """Complete the checkpoint: its manifest is in the log."""
@@ -256,9 +262,9 @@ class CheckpointCoordinator:
         current = self.current
         if current is not None and not current.appending and now_ms >= current.triggered_ms + self._settings.timeout_ms:
             missing = sorted(current.expected - set(current.acks))
-            names = ", ".join(str(execution) for execution in missing[:3])
-            text = f"not complete after {self._settings.timeout_ms} ms: {len(missing)} subtasks missing ({names})"
-            return self._fail(text, now_ms)
+            names = ", ".join(self._name_of(execution) for execution in missing[:3])
+            lacking = f"{counted(len(missing), 'subtask')} missing ({names})"
+            return self._fail(f"not complete after {self._settings.timeout_ms} ms: {lacking}", now_ms)
         if self._too_old(now_ms):
             self._last_good_ms = now_ms
             return [FailJob(f"no checkpoint was completed for {self._settings.max_age_ms} ms")]

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli.serve import die_with_parent
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import PenstockError, UsageError, nearest
 
 #: Command: its function (or sub-commands), in the order of the help text.
 _COMMANDS = {
@@ -57,6 +57,11 @@ class _Commands(TyperGroup):
 
         return [name for name in _COMMANDS if name != "bench" or has_lab()]
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            raise UsageError(f"no such command {args[0]!r}", hint=_similar(args[0], self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
@@ -69,6 +74,11 @@ class _Commands(TyperGroup):
         command.name = cmd_name
         _hide_negated_flags(command)
         return command
+
+
+def _similar(name: str, known: list[str]) -> str:
+    close = nearest(name, known)
+    return f"did you mean {close!r}?" if close else "`penstock --help` lists the commands"
 
 
 def _command_module(name: str) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from penstock.client.failures import FailureWatch, function_in_call, resume_point
 from penstock.core.clock import Clock, SystemClock
+from penstock.core.counts import counted
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ class JobProgress:
         name, summary = self._newest
         completed = summary["checkpoints-completed"] or summary["restored"]
         lines = [f"{name} was interrupted"]
-        lines += [f"  read {count:,} rows from {uid}" for uid, count in summary["rows-read"].items()]
-        lines += [f"  wrote {count:,} rows to {uid}" for uid, count in summary["rows-written"].items()]
+        lines += [f"  read {counted(count, 'row')} from {uid}" for uid, count in summary["rows-read"].items()]
+        lines += [f"  wrote {counted(count, 'row')} to {uid}" for uid, count in summary["rows-written"].items()]
         after = "resumes from its newest checkpoint; --fresh starts over" if completed else "starts from the beginning"
         return [*lines, f"  the next run {after}"]
 

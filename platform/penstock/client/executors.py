@@ -1,8 +1,7 @@
 """Executors of `env.execute` and `env.submit`: an embedded local cluster, or a running cluster by URL.
 
-`default_executor()` serves a plain `python job.py`; `penstock run` builds the same with the user's options. An
-executor warns about output of earlier runs in a sink's folder. The embedded one shows the lines of
-`stream.print()`.
+`default_executor()` serves a plain `python job.py`; `penstock run` builds the same with the user's options. The
+embedded one shows the lines of `stream.print()`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from penstock.client.failures import FailureWatch, implausible_times, resume_poi
 from penstock.client.handle import TERMINAL, JobHandle, absolute_uri
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
+from penstock.client.start_warnings import earlier_output, may_resume, unread_input
 from penstock.config.settings import fail_fast
 from penstock.core.clock import SystemClock
 from penstock.core.errors import JobIdentityError, PenstockError, UsageError
@@ -33,39 +33,6 @@ if TYPE_CHECKING:
 
     from penstock.client.access import ClientAccess
     from penstock.config.settings import JobSettings
-
-
-def earlier_output(graph: JobGraph, *, fresh: bool) -> list[str]:
-    """Return a warning for each local sink folder that contains files although the job starts without a checkpoint.
-
-    `fresh` means that the user starts over. Otherwise only a local checkpoint root is checked. Hidden files do not
-    count.
-    """
-    root = graph.settings.checkpoint_root
-    if not fresh and ("://" in root or (Path(root) / graph.name).exists()):
-        return []
-    return [
-        f"sink {uid}: {folder} holds {count:,} {'file' if count == 1 else 'files'} of earlier runs, but the job starts"
-        " over: rows that it writes again are duplicates; remove the files or use another folder"
-        for uid, folder in _folders(graph)
-        if (count := _files(folder))
-    ]
-
-
-def _folders(graph: JobGraph) -> list[tuple[str, Path]]:
-    """Return uid and folder of each sink that writes to a local folder."""
-    from penstock.connector.sink import SinkSpec  # when a job starts over, not at each start of the command line
-
-    sinks = [operator for vertex in graph.vertices for operator in vertex.operators if operator.kind == "sink"]
-    places = [(operator.uid, msgspec.convert(operator.config["sink"], SinkSpec).place) for operator in sinks]
-    return [(uid, Path(place)) for uid, place in places if place.startswith("/")]
-
-
-def _files(folder: Path) -> int:
-    try:
-        return sum(not entry.name.startswith(".") for entry in folder.iterdir())
-    except OSError:  # the folder does not exist yet, or only the workers may read it
-        return 0
 
 
 #: Bytes read at once; the rest follows in the next read.
@@ -264,16 +231,16 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
     Raises:
         PenstockError: the JobManager refused it.
     """
-    graph = msgspec.structs.replace(
-        graph, settings=_with_absolute_root(graph.settings), name=options.name or graph.name
-    )
+    graph = msgspec.structs.replace(graph, settings=_with_absolute_root(graph.settings))
+    if options.name and options.name != graph.name:
+        graph = msgspec.structs.replace(graph, name=options.name, file_name=graph.name)
     if not options.from_uri:
-        for warning in earlier_output(graph, fresh=options.fresh):
+        for warning in [*earlier_output(graph, fresh=options.fresh), *unread_input(graph, fresh=options.fresh)]:
             logging.getLogger("penstock").warning("%s", warning)
-    if options.from_uri:
+    if options.from_uri or (not options.fresh and may_resume(graph)):
         from penstock.snapshots.access.declared import with_states
 
-        graph = with_states(graph)  # the savepoint's state is checked against it
+        graph = with_states(graph)  # the snapshot's state is checked against it
     try:
         job_id = client.submit(
             encode_graph(graph),
@@ -342,6 +309,7 @@ def _submitted(handle: JobHandle) -> JobResult:
         duration_ms=0.0,
         restored_checkpoint=(summary["restored"] or {}).get("id"),
         resumed_from=resume_point(summary),
+        waits_for=summary["waits-for"],
     )
 
 

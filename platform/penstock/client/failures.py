@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import utc_text
+from penstock.core.counts import counted
 from penstock.core.errors import PenstockError, without_all_frames
 from penstock.core.slow_calls import slow_call_since_text
 
@@ -73,16 +74,15 @@ def _since(away: dict[str, Any]) -> str:
 
 
 def bad_records(summary: dict[str, Any]) -> dict[str, str]:
-    """Return, by source, a line about its bad records with the first one."""
+    """Return, by source, a line about its bad records with the first one; a restart sets the count to zero."""
     counts, examples = summary.get("bad-records", {}), summary.get("bad-record-examples", {})
+    restarted = summary.get("restarts") or (summary.get("jobmanagers-replaced") or {}).get("times", 0)
+    since = " since the last restart" if restarted else ""
     first = {uid: f"; the first: {example}" for uid, example in examples.items()}
     return {
-        uid: f"source {uid}: {_count(count, 'bad record')}{first.get(uid, '')}" for uid, count in sorted(counts.items())
+        uid: f"source {uid}: {counted(count, 'bad record')}{since}{first.get(uid, '')}"
+        for uid, count in sorted(counts.items())
     }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def slow_calls(summary: dict[str, Any], now_ms: int | None = None) -> dict[str, str]:

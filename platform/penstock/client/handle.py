@@ -7,6 +7,7 @@ Returned by `env.submit`; used by the CLI.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import logging
@@ -375,16 +376,19 @@ def wait_for_upgrade(
         lambda: request_upgrade(job, graph, token, options), status, job.clock, wait_ms, _UPGRADE_POLL_MS
     )
     if operation is not None:
-        return _verdict(job.name, operation)
+        return _verdict(job, operation)
     msg = f"the outcome of the upgrade of job {job.name} is unknown: none was reported within {wait_ms / 1000:.0f} s"
     raise PenstockError(msg, hint="see what it does with `penstock story`")
 
 
-def _verdict(name: str, operation: dict[str, Any]) -> str:
+def _verdict(job: JobHandle, operation: dict[str, Any]) -> str:
     if "failure-cause" in operation:
-        msg = f"job {name} was not upgraded: {operation['failure-cause'].get('stack-trace')}"
-        more = "see `penstock story`, and the new version's failures with `penstock show`"
-        raise PenstockError(msg, hint="" if msg.endswith(")") else more)
+        msg = f"job {job.name} was not upgraded: {operation['failure-cause'].get('stack-trace')}"
+        failed = 0
+        with contextlib.suppress(PenstockError):  # the JobManager is restarting
+            failed = job.client.newest_upgrade(job.job_id)["restarts"]["seen"]
+        more = f", and the new version's failure with `{job.show_command}`" if failed else ""
+        raise PenstockError(msg, hint="" if msg.endswith(")") else f"see `penstock story {job.name}`{more}")
     return str(operation.get("location", ""))
 
 

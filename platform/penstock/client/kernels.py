@@ -76,7 +76,7 @@ def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool =
 
 
 class CompileProgress:
-    """Shows the progress on standard error: a bar on a terminal, otherwise a line at the start and one at the end."""
+    """Shows the progress on standard error: a bar on a terminal, otherwise a line for each module."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         """Start without output; `show` begins it."""
@@ -108,7 +108,9 @@ class CompileProgress:
                 self._bar.start()
         elif self._bar is not None:
             self._bar.update(self._task, completed=done)
+        seconds = (self._clock.monotonic_ms() - self._begin_ms) / 1000
+        if 0 < done < total and self._bar is None:
+            sys.stderr.write(f"compiled {done} of {total} modules, {seconds:.0f} s so far\n")
         if done == total:
-            seconds = (self._clock.monotonic_ms() - self._begin_ms) / 1000
             sys.stderr.write(f"compiled the kernels: {total} modules in {seconds:.0f} s\n")
         sys.stderr.flush()

@@ -1,6 +1,7 @@
-"""Prints why a stop or savepoint lasts: a line for each change, the first one after two seconds.
+"""Prints why a stop, savepoint or cancellation lasts: a line for each change, the first one after two seconds.
 
-Used by the commands of the command line; `JobHandle` calls it while it waits.
+Without a change, a line comes every half minute. Used by the commands of the command line; `JobHandle` calls it while
+it waits.
 """
 
 from __future__ import annotations
@@ -9,25 +10,60 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.client.failures import slow_calls, unreachable_sources
-from penstock.core.clock import Clock, SystemClock
+from penstock.core.clock import Clock, SystemClock, utc_text
+from penstock.core.counts import counted
 
 #: Time without a line after the request, and between two looks at the job.
 _QUIET_MS = 2_000.0
 _EVERY_MS = 1_000.0
+#: Time after which an unchanged line is repeated.
+_REPEAT_MS = 30_000.0
 _MOST_MISSING = 4
 
 
 def waiting_text(summary: dict[str, Any]) -> str:
-    """Return what a job's oldest open checkpoint waits for; the argument is `RestClient.summary`."""
-    entry = summary.get("checkpoint-in-progress")
-    if entry is None:
+    """Return what a job's oldest open request or checkpoint waits for; the argument is `RestClient.summary`."""
+    return "; ".join([_awaited(summary), *_outside(summary)])
+
+
+def _awaited(summary: dict[str, Any]) -> str:
+    entry, requests = summary.get("checkpoint-in-progress"), summary.get("open-requests", ())
+    phase = requests[0]["phase"] if requests else ""
+    if phase == "publish":
+        rows = [f"{counted(count, 'row')} of {uid}" for uid, count in summary["rows-unpublished"].items()]
+        left = f": {', '.join(rows)} left" if rows else ""
+        text = f"its checkpoint is complete; waiting for the sinks to publish{left}"
+    elif phase == "copy":
+        text = "its checkpoint is complete; waiting for the copy of it in the savepoint's folder"
+    elif entry is None:
         text = f"waiting for the next checkpoint of the job, which is {summary['state']}"
     else:
         kind = "checkpoint" if entry["kind"] == "checkpoint" else f"{entry['kind']}, checkpoint"
         text = f"waiting for {kind} {entry['id']}: {entry['acknowledged']} of {entry['total']} subtasks acknowledged"
         text += f"; missing: {_missing(entry['missing'])}" if entry["missing"] else "; its manifest is not written yet"
-    outside = [*unreachable_sources(summary).values(), *slow_calls(summary).values()]
-    return "; ".join([text, *outside])
+    return text
+
+
+def request_lines(summary: dict[str, Any]) -> list[str]:
+    """Return a line for each savepoint and stop that is not complete, in a `RestClient.summary`."""
+    requests = summary.get("open-requests", ())
+    lines = [f"{r['what']} requested at {utc_text(r['since'])} UTC is not complete" for r in requests]
+    return [f"{lines[0]}: {_awaited(summary)}", *lines[1:]] if lines else []
+
+
+def cancelling_text(summary: dict[str, Any], workers: int) -> str:
+    """Return what the end of a cancelled job waits for."""
+    text = f"waiting for {counted(workers, 'worker')} to end; they are killed after 10 s"
+    return "; ".join([text, *_outside(summary)])
+
+
+def outside_text(summary: dict[str, Any]) -> str:
+    """Return the slow calls and unreachable sources of a job in one line; empty if there are none."""
+    return "; ".join(_outside(summary))
+
+
+def _outside(summary: dict[str, Any]) -> list[str]:
+    return [*unreachable_sources(summary).values(), *slow_calls(summary).values()]
 
 
 def _missing(subtasks: list[dict[str, Any]]) -> str:
@@ -46,16 +82,26 @@ class OperationProgress:
         """Print with `say`; the time counts from here."""
         self._say = say
         self._clock = clock or SystemClock()
-        self._next_ms = self._clock.monotonic_ms() + _QUIET_MS
+        self._begun_ms = self._said_ms = self._clock.monotonic_ms()
+        self._next_ms = self._begun_ms + _QUIET_MS
         self.newest = ""
 
-    def poll(self, summary: Callable[[], dict[str, Any]]) -> None:
+    def poll(
+        self,
+        summary: Callable[[], dict[str, Any]],
+        text_of: Callable[[dict[str, Any]], str] = waiting_text,
+    ) -> None:
         """Look at the job if it is time to; `summary` asks for it. Raises what `summary` raises."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_ms:
             return
         self._next_ms = now_ms + _EVERY_MS
-        text = waiting_text(summary())
+        text = text_of(summary())
         if text != self.newest:
-            self._say(text)
+            if text:
+                self._say(text)
+            self._said_ms = now_ms
+        elif text and now_ms - self._said_ms >= _REPEAT_MS:
+            self._say(f"after {(now_ms - self._begun_ms) / 1000:.0f} s still {text}")
+            self._said_ms = now_ms
         self.newest = text

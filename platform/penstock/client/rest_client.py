@@ -5,9 +5,12 @@ Paths and field names are Flink's where Flink has them, and `/v1/penstock/...` o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
+import logging
+import select
 import ssl
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 from urllib.parse import quote, urlencode, urlsplit
@@ -17,15 +20,18 @@ from penstock.client.cluster_address import ClusterAddress
 from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
 _TIMEOUT_SECONDS = 30.0
+#: Silence of a JobManager that has accepted a connection, after which the client logs a warning.
+_QUIET_SECONDS = 5.0
 _NOT_FOUND = 404
 #: Time limit of a GET when another JobManager may answer instead.
 _FAILOVER_SECONDS = 3.0
 #: A standby redirects to the leader; a standby knows no leader.
 _MOVED, _NO_LEADER = 307, 503
+_START_HINT = "start one with `penstock cluster start`, or check the URL (https if it has a certificate)"
 _OF_THE_USER = (400, 401, 403, 408, 413, 422)
 _TAKEN = 409
 
@@ -81,6 +87,7 @@ class RestClient:
         access: ClientAccess | None = None,
         *,
         timeout_seconds: float = _TIMEOUT_SECONDS,
+        quiet_seconds: float = _QUIET_SECONDS,
         retry: Callable[[int], bool] | None = None,
     ) -> None:
         """Create a client; `url` is a `ClusterAddress`, `access` defaults to the environment's.
@@ -97,8 +104,10 @@ class RestClient:
         self.url = self._address.text
         self._context: ssl.SSLContext | None = None
         self._timeout_seconds, self._retry = timeout_seconds, retry
-        #: How long the present request may wait in the JobManager.
-        self._poll_seconds = 0.0
+        #: How long the present request may wait in the JobManager, and what that does before it answers.
+        self._poll_seconds, self._checks = 0.0, ""
+        #: After which silence a warning is logged, and whether it was.
+        self._quiet_seconds, self._silent = quiet_seconds, False
 
     def __enter__(self) -> Self:
         """Return self."""
@@ -235,7 +244,8 @@ class RestClient:
     def stop(self, job_id: str, *, drain: bool = False, target: str | None = None, token: str = "") -> str:
         """Start a stop with savepoint; return the request id for `savepoint_status` (the token, if one is given)."""
         body = {"drain": drain, "targetDirectory": target, **_trigger_id(token)}
-        return str(self._send("POST", _job(job_id, "/stop"), body=body)["request-id"])
+        with self._checking(target):
+            return str(self._send("POST", _job(job_id, "/stop"), body=body)["request-id"])
 
     def savepoint(self, job_id: str, target: str | None = None, *, token: str = "") -> str:
         """Start a savepoint; return the request id for `savepoint_status` (the token, if one is given).
@@ -243,7 +253,8 @@ class RestClient:
         Requests with the same token (32 hex digits) count once, as long as the same JobManager runs.
         """
         body = {"target-directory": target, "cancel-job": False, **_trigger_id(token)}
-        return str(self._send("POST", _job(job_id, "/savepoints"), body=body)["request-id"])
+        with self._checking(target):
+            return str(self._send("POST", _job(job_id, "/savepoints"), body=body)["request-id"])
 
     def dispose_savepoint(self, uri: str) -> str:
         """Start the deletion of a savepoint; return the request id for `disposal_status`."""
@@ -306,6 +317,15 @@ class RestClient:
         """Stop the cluster."""
         self._send("DELETE", "/v1/cluster")
 
+    @contextlib.contextmanager
+    def _checking(self, target: str | None) -> Iterator[None]:
+        """Remember that the JobManager tests the target of a savepoint before it answers."""
+        self._checks = f"it tests whether {target} can be written" if target else ""
+        try:
+            yield
+        finally:
+            self._checks = ""
+
     def _get(self, path: str, **params: Any) -> dict[str, Any]:
         return self._send("GET", path, params=params)
 
@@ -334,10 +354,12 @@ class RestClient:
                 hint="check PENSTOCK_CA, PENSTOCK_CLIENT_CERT, PENSTOCK_CLIENT_KEY; use http if it has no certificate",
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            msg = f"no JobManager answers at {self.url}: {error}"
-            raise PenstockError(
-                msg, hint="start one with `penstock cluster start`, or check the URL (https if it has a certificate)"
-            ) from error
+            msg, way = f"no JobManager answers at {self.url}: {error}", _START_HINT
+            if isinstance(error, TimeoutError) and not isinstance(error, _UnreachableError):
+                msg = f"no JobManager answers at {self.url}: it accepts connections but has not answered for"
+                msg += f" {self._timeout_seconds:g} s"
+                way = "it may be suspended or overloaded: check its process and its log"
+            raise PenstockError(msg, hint=way) from error
         if not 200 <= status < 300:
             raise _error_of(status, data)
         return self._answer_of(data) if data else {}
@@ -412,10 +434,27 @@ class RestClient:
             except OSError as error:
                 raise _UnreachableError(*error.args) from error
             connection.request(method, f"{place.path}{path}", body=content, headers=headers)
+            self._warn_of_silence(url, connection, timeout)
             response = connection.getresponse()
             return response.status, response.read(), response.headers
         finally:
             connection.close()
+
+    def _warn_of_silence(self, url: str, connection: http.client.HTTPConnection, timeout: float) -> None:
+        """Log once that a JobManager accepts connections but does not answer soon."""
+        quiet = self._quiet_seconds + self._poll_seconds
+        if self._silent or quiet >= timeout or not _is_silent(connection, quiet):
+            return
+        self._silent = True
+        text = "%s accepts the connection but has not answered for %.0f s; waiting up to %.0f s%s"
+        logging.getLogger("penstock").warning(text, url, quiet, timeout, self._checks and f"; {self._checks}")
+
+
+def _is_silent(connection: http.client.HTTPConnection, seconds: float) -> bool:
+    """Return whether no answer begins to arrive within this time."""
+    watched = select.poll()
+    watched.register(connection.sock, select.POLLIN)
+    return not watched.poll(seconds * 1000)
 
 
 def _part(name: str) -> str:

@@ -53,6 +53,8 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     place: str = ""
     #: Patterns (`fnmatch`) of the ids of its splits: restored ones that match none are of another place. Empty: any.
     split_ids: list[str] = []
+    #: Its splits are listed only at the job's first start; `factory` is then a `ListedOnceFactory`.
+    listed_once: bool = False
 
 
 prepare(SourceSplit, SourceSpec)
@@ -172,6 +174,13 @@ class SourceFactory(Protocol):
         Raises:
             ConnectorError: with a hint to the solution.
         """
+
+
+class ListedOnceFactory(SourceFactory, Protocol):
+    """A source whose resumed runs read only the splits of the first start."""
+
+    def unread(self, spec: SourceSpec, splits: tuple[SourceSplit, ...]) -> str:
+        """Return the input that appeared after `splits` were listed, as text for a message; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

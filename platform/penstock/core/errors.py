@@ -84,6 +84,10 @@ class ConnectorError(PenstockError):
     """An outside system refused, is unreachable, or holds data that cannot be read."""
 
 
+class UnreachableError(ConnectorError):
+    """An outside system does not answer; the same request may succeed later."""
+
+
 class BadRecordError(ConnectorError):
     """A record could not be decoded, and the source is configured to fail on it."""
 

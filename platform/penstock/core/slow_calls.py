@@ -27,5 +27,9 @@ def slow_call_since_text(what: str, since_ms: int, at: str = "", now_ms: int | N
 
 
 def ended_call_text(what: str, for_ms: float, at: str = "") -> str:
-    """Return the text of a call that has ended; `at` is the last place that was seen."""
-    return f"slow call ended after {max(0.0, for_ms) / 1000:.0f} s: {what}{f', at {at}' if at else ''}"
+    """Return the text of a call that has ended; `at` is the last place that was seen.
+
+    An external call may have ended without an answer, and may be repeated.
+    """
+    how = "" if at else ", answered or given up"
+    return f"slow call ended after {max(0.0, for_ms) / 1000:.0f} s{how}: {what}{f', at {at}' if at else ''}"

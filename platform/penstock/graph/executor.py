@@ -41,6 +41,8 @@ class JobResult:
     restored_checkpoint: int | None = None
     #: The same as text; empty for an empty start.
     resumed_from: str = ""
+    #: The slots that a submitted job waits for; empty if it has them.
+    waits_for: str = ""
 
     @property
     def nothing_left(self) -> bool:

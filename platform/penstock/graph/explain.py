@@ -5,6 +5,7 @@ Called by `env.explain()` and `penstock explain`.
 
 from __future__ import annotations
 
+from penstock.core.counts import counted
 from penstock.core.keygroup import key_groups_of
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, KeyGroup, Partitioner, regions, slots_of
 from penstock.graph.stream_graph import StreamEdge, StreamGraph
@@ -60,8 +61,8 @@ def _execution_lines(graph: JobGraph) -> list[str]:
     slots = slots_of(graph)
     subtasks = sum(v.parallelism for v in graph.vertices)
     parts = regions(graph)
-    counts = [_count(subtasks, "subtask"), _count(len(slots), "slot"), _count(len(parts), "region")]
-    lines = [f"Execution graph of {graph.name}: {', '.join([*counts, _count(_channels(graph), 'channel')])}"]
+    counts = [counted(subtasks, "subtask"), counted(len(slots), "slot"), counted(len(parts), "region")]
+    lines = [f"Execution graph of {graph.name}: {', '.join([*counts, counted(_channels(graph), 'channel')])}"]
     keyed = {e.target for e in graph.edges if isinstance(e.partitioner, KeyGroup)}
     parallelism = {v.id: v.parallelism for v in graph.vertices}
     for slot in slots[:_LISTED]:
@@ -73,7 +74,7 @@ def _execution_lines(graph: JobGraph) -> list[str]:
                 owned = f", key groups {groups.start}-{groups.stop - 1}"
             lines.append(f"       {vertex_id[:8]}_{subtask}{owned}")
     if len(slots) > _LISTED:
-        lines.append(f"  ... and {_count(len(slots) - _LISTED, 'slot')} more")
+        lines.append(f"  ... and {counted(len(slots) - _LISTED, 'slot')} more")
     return lines
 
 
@@ -92,7 +93,3 @@ def partitioner_text(partitioner: Partitioner) -> str:
 
 def _combined(edge: StreamEdge | JobEdge) -> str:
     return ", combined where it pays" if edge.combine else ""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -119,6 +119,8 @@ class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
     settings: JobSettings
     #: Hash of uids, kinds, state schemas and key columns, which must fit a snapshot.
     fingerprint: str = ""
+    #: The name in the job file, if the job was submitted under another one.
+    file_name: str = ""
 
     def vertex(self, vertex_id: str) -> JobVertex:
         """Return the vertex of that id."""

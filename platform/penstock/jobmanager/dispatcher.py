@@ -156,12 +156,10 @@ class Dispatcher:
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
         """Persist and start a job (`graph.job_graph.encode_graph`); return its id (32 hex digits).
 
-        If state of the job's own checkpoint does not fit the graph, the job ends FAILED with a `StateMismatchError`.
-
         Raises:
             UsageError: the graph or the options are wrong. JobIdentityError: another process runs the job.
             ConnectorError: a source's or sink's validation failed. NotFoundError: there is no such savepoint.
-            StateMismatchError: the savepoint's state does not fit the graph.
+            StateMismatchError: state of the savepoint, or of the job's newest checkpoint, does not fit the graph.
         """
         decoded = read_submitted(graph)
         if options.allow_non_restored_state and not options.from_uri:
@@ -522,7 +520,7 @@ class Dispatcher:
     def _summary(self, job: KnownJob) -> JobSummary:
         if job.archive is not None:
             return job.archive.summary
-        waits_for = self._parts.taskmanagers.pool.waiting(job.record.job_id)
+        waits_for = self._parts.taskmanagers.waiting(job.record.job_id)
         summary = job_views.summary_of(job.record, job.graph, job.master, self._parts.clock.now_ms(), waits_for)
         return msgspec.structs.replace(summary, state="SUSPENDED") if job.suspended else summary
 

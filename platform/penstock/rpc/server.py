@@ -32,8 +32,8 @@ from penstock.rpc.messages import (
 
 _REGISTER_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 0.5
-#: The end of a stream that the JobManager did not close: a killed process ends it in either of two ways.
-_LOST = "the connection was lost"
+#: The reason for the end of a stream that its TaskManager did not announce.
+_BROKEN = "the connection broke: its process ended or was killed, or its machine is lost"
 
 
 class Session:
@@ -150,7 +150,7 @@ class RpcServer:
         session = Session(registration, context.peer())
         self._sessions.add(session)
         writer = asyncio.create_task(self._write(session, context))
-        reason = _LOST
+        reason = _BROKEN
         try:
             self._handler.connected(session)
             reason = await self._read(session, context, writer)
@@ -200,7 +200,7 @@ class RpcServer:
                 return "the JobManager closed the stream"
             data = read.result()
             if data is aio.EOF:
-                return _LOST
+                return _BROKEN
             self._handler.received(session, decode_taskmanager_report(data))
 
     async def _write(self, session: Session, context: Any) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -143,6 +144,20 @@ def test_nobody_there(server):
     server.server_close()
     with pytest.raises(PenstockError, match=f"no JobManager answers at http://127.0.0.1:{port}"):
         RestClient(f"http://127.0.0.1:{port}").jobs()
+
+
+def test_a_silent_jobmanager_is_told_once_and_is_no_reason_to_start_another(caplog):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts for a suspended process
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        client = RestClient(url, timeout_seconds=0.2, quiet_seconds=0.01)
+        for _ in range(2):
+            with pytest.raises(PenstockError) as raised:
+                client.savepoint("7", "s3://bucket/x")
+    message = f"no JobManager answers at {url}: it accepts connections but has not answered for 0.2 s"
+    assert raised.value.message == message
+    assert raised.value.hint == "it may be suspended or overloaded: check its process and its log"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"{url} accepts the connection but has not answered for 0 s; waiting up to 0 s; it tests")
 
 
 @pytest.mark.parametrize(("tries", "answered"), [(3, True), (0, False)])

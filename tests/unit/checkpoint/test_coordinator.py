@@ -23,7 +23,7 @@ ALL = [ExecutionId("v", 0, 1), ExecutionId("v", 1, 1)]
 
 def make(**settings):
     values = {"interval_ms": 100, "timeout_ms": 1000} | settings
-    return CheckpointCoordinator(CoordinatorSettings(**values), ALL, 7)
+    return CheckpointCoordinator(CoordinatorSettings(**values), ALL, 7, name_of=lambda e: f"{e.vertex_id} {e.subtask}")
 
 
 def ack(execution, now=0):
@@ -88,7 +88,7 @@ def test_a_timeout_aborts_and_names_who_is_missing():
     coordinator.tick(100)
     coordinator.ack(7, ALL[0], ack(ALL[0]))
     commands = coordinator.tick(1100)
-    assert "v_1#1" in only(commands, AbortCheckpoint).reason
+    assert only(commands, AbortCheckpoint).reason == "not complete after 1000 ms: 1 subtask missing (v 1)"
     assert only(commands, TriggerBarrier).pending.checkpoint_id == 8
 
 
@@ -121,7 +121,7 @@ def test_a_success_starts_the_count_anew():
     coordinator = make(tolerated_failures=1, interval_ms=10)
     coordinator.start(0)
     coordinator.tick(10)
-    coordinator.decline(7, ALL[0], "no", 20)
+    assert only(coordinator.decline(7, ALL[0], "no", 20), AbortCheckpoint).reason == "declined by v 0: no"
     complete(coordinator, 8, 30)
     assert coordinator.consecutive_failures == 0
 
@@ -152,7 +152,7 @@ def test_whoever_joins_a_checkpoint_does_not_come_before_who_waits_behind_it():
     coordinator.tick(100)
     coordinator.request(BarrierKind.SAVEPOINT, "sp", 110)
     assert coordinator.join("mine", 111) == []
-    assert coordinator.requested == (BarrierKind.SAVEPOINT, BarrierKind.CHECKPOINT)
+    assert coordinator.requested == ((BarrierKind.SAVEPOINT, "sp"), (BarrierKind.CHECKPOINT, "mine"))
     assert only(complete(coordinator, 7, 120), TriggerBarrier).pending.request_id == "sp"
     assert only(complete(coordinator, 8, 130), TriggerBarrier).pending.request_id == "mine"
 

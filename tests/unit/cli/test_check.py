@@ -203,7 +203,7 @@ def test_a_changed_job_goes_on_from_a_savepoint_only_and_is_told(job, check, che
     said = check(more, "--against", checkpoint)
     assert "fits checked" in said, "a forecast of the start from a savepoint"
     assert "has changed since checkpoint 2" in said
-    assert "with a savepoint" in said
+    assert "with --from a savepoint" in said
     assert "has changed" in check(more, "--against", checkpoint, "--json")["needs_savepoint"]
 
 

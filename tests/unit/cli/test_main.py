@@ -54,7 +54,9 @@ def test_a_home_that_cannot_be_written_is_one_line(monkeypatch, capsys, tmp_path
 
 def test_an_unknown_command_is_a_usage_error(monkeypatch, capsys):
     assert run("walk", monkeypatch=monkeypatch) == 2
-    assert "No such command 'walk'" in capsys.readouterr().err
+    assert "no such command 'walk' (`penstock --help` lists the commands)" in capsys.readouterr().err
+    assert run("shwo", monkeypatch=monkeypatch) == 2
+    assert "no such command 'shwo' (did you mean 'show'?)" in capsys.readouterr().err
 
 
 def test_a_missing_argument_is_a_usage_error(monkeypatch, capsys):

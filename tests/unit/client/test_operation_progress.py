@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.client.handle import JobHandle
-from penstock.client.operation_progress import OperationProgress, waiting_text
+from penstock.client.operation_progress import OperationProgress, cancelling_text, request_lines, waiting_text
 from penstock.core.clock import ManualClock
 from penstock.core.errors import UnansweredError
 
@@ -35,6 +35,32 @@ def test_a_line_has_the_subtasks_that_are_missing_and_what_they_wait_for():
     )
 
 
+def test_a_complete_checkpoint_waits_for_the_sinks_and_then_for_its_copy():
+    ended = {**summary(None), "rows-unpublished": {"out": 1_200}}
+    stop = {"what": "stop", "since": 0, "phase": "publish"}
+    assert waiting_text({**ended, "open-requests": [stop]}) == (
+        "its checkpoint is complete; waiting for the sinks to publish: 1,200 rows of out left"
+    )
+    assert waiting_text({**ended, "open-requests": [{**stop, "phase": "copy"}]}) == (
+        "its checkpoint is complete; waiting for the copy of it in the savepoint's folder"
+    )
+
+
+def test_open_requests_are_named_with_their_time_and_the_first_with_its_reason():
+    asked = [{"what": what, "since": 0, "phase": "checkpoint"} for what in ("savepoint", "stop")]
+    assert request_lines(summary()) == []
+    first, second = request_lines({**summary(), "open-requests": asked})
+    begin = "savepoint requested at 1970-01-01 00:00:00 UTC is not complete: waiting for stop, checkpoint 12: 2 of 4"
+    assert first.startswith(begin)
+    assert second == "stop requested at 1970-01-01 00:00:00 UTC is not complete"
+
+
+def test_a_cancelled_job_waits_for_its_workers():
+    assert cancelling_text(summary(), 1) == "waiting for 1 worker to end; they are killed after 10 s"
+    slow = f"slow call since 1970-01-01 00:00:00 UTC: {CALL['what']}"
+    assert cancelling_text(summary(calls=[CALL]), 2).endswith(slow)
+
+
 class Waits:
     """A cluster whose job stops never."""
 
@@ -58,12 +84,16 @@ def test_a_stop_that_lasts_prints_each_change_and_tells_in_the_end_that_it_goes_
     job = JobHandle(Waits(), "1", "live", clock)
     with pytest.raises(UnansweredError) as raised:
         job.stop(
-            timeout_ms=30_000, progress=OperationProgress(lambda text: said.append((clock.monotonic_ms(), text)), clock)
+            timeout_ms=50_000, progress=OperationProgress(lambda text: said.append((clock.monotonic_ms(), text)), clock)
         )
-    assert [text for _, text in said] == [waiting_text(summary()), waiting_text(summary(calls=[CALL]))]
+    first, last = waiting_text(summary()), waiting_text(summary(calls=[CALL]))
+    assert [text for _, text in said[:2]] == [first, last]
     assert said[0][0] >= 2_000
+    ((repeated_ms, repeated),) = said[2:]
+    assert repeated_ms - said[1][0] <= 31_000
+    assert repeated == f"after {repeated_ms / 1000:.0f} s still {last}"
     assert raised.value.message.startswith(
-        "the stop of live is still under way after 30 s: waiting for stop, checkpoint 12"
+        "the stop of live is still under way after 50 s: waiting for stop, checkpoint 12"
     )
     assert raised.value.hint == (
         "it continues: `penstock show live` shows it, `penstock cancel live` ends the job without a savepoint"

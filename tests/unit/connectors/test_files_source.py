@@ -105,6 +105,24 @@ def test_a_folder_gives_one_split_a_file_and_hidden_files_are_left_out(tmp_path)
     assert enumerator.discover(frozenset({"a"})) == (), "bounded: files are listed once"
 
 
+def test_files_that_appeared_or_grew_after_the_first_start_are_named(tmp_path):
+    for name in ("a.jsonl", "b.jsonl"):
+        write(tmp_path / name, "jsonl", ROWS[:1])
+    spec = FileSource(tmp_path, Order).spec()
+    factory = FileSourceFactory()
+    listed = factory.create_enumerator(spec, first_run=True).discover(frozenset())
+    assert factory.unread(spec, listed) == ""
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("12345")
+    assert factory.unread(spec, listed).endswith(f"is not read: the end of {tmp_path / 'a.jsonl'}")
+    for name in ("c.jsonl", "d.jsonl", "e.jsonl"):
+        (tmp_path / name).write_text("123456789")
+    (tmp_path / "b.jsonl").unlink()
+    news = factory.unread(spec, listed)
+    assert news.startswith("4 files (32 bytes) are newer than the job's list and are not read: the end of ")
+    assert news.endswith(f"{tmp_path / 'd.jsonl'} and 1 more")
+
+
 def test_many_files_are_read_side_by_side(tmp_path):
     for number in range(40):
         write(tmp_path / f"{number:02}.jsonl", "jsonl", ROWS[:5])

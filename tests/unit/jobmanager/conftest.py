@@ -66,6 +66,14 @@ def make_graph(
     )
 
 
+def acknowledge(world):
+    """Let all workers acknowledge the newest checkpoint: with `auto_ack` off, they do not by themselves."""
+    trigger = next(m for _, m in reversed(world.sent) if isinstance(m, msg.TriggerCheckpoint))
+    for worker in list(world.workers.values()):
+        for ack in worker.acks(trigger):
+            world.post(ev.WorkerReported(worker.worker_id, ack))
+
+
 class FakeWorker:
     """Answers commands as a slot worker does, as long as its switches allow."""
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 
-from penstock.core.errors import ConnectorError
+from penstock.core.errors import ConnectorError, UnreachableError
 from penstock_connectors.kafka.client.properties import LOOKUP_TIMEOUT_MS, PartitionId, for_admin
 
 T = TypeVar("T")
@@ -147,14 +147,14 @@ class ClusterMetadata:
                 raise self._unreachable(reason.str()) from error
             raise ConnectorError(f"Kafka at {self.bootstrap}: {_text_of(error)}") from error
 
-    def _unreachable(self, why: str, waited_s: float | None = None) -> ConnectorError:
+    def _unreachable(self, why: str, waited_s: float | None = None) -> UnreachableError:
         seconds = self._timeout_s if waited_s is None else waited_s
         problems = self._problems
         if len(problems) == 1:
             why = next(iter(problems.values()))
         elif problems:
             why = "; ".join(f"{broker}: {problem}" for broker, problem in sorted(problems.items()))
-        return ConnectorError(
+        return UnreachableError(
             f"Kafka at {self.bootstrap} cannot be reached within {seconds:.0f} s: {why}",
             hint="check that the broker runs, that the address is right and that the security properties fit",
         )

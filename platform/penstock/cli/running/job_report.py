@@ -21,6 +21,7 @@ from penstock.client.failures import (
     slow_calls,
     unreachable_sources,
 )
+from penstock.client.operation_progress import request_lines
 from penstock.core.clock import utc_text
 from penstock.core.errors import ALL_FRAMES, without_all_frames
 
@@ -130,6 +131,7 @@ def report_lines(
         lines.append(replaced)
     if summary["stopped-with"] and summary["state"] == "FINISHED":
         lines.append(f"stopped with savepoint {summary['stopped-with']}")
+    lines += request_lines(summary)
     if summary["waits-for"]:
         lines.append(f"waiting for slots: it needs {summary['waits-for']}")
     return lines + _last_failure(failures, summary, all_frames=all_frames)

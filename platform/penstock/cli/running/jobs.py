@@ -5,6 +5,9 @@ Also `penstock state get`, which reads the state of a running job.
 
 from __future__ import annotations
 
+import contextlib
+import shlex
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +35,7 @@ from penstock.cli.running.job_report import (
 )
 from penstock.cli.terminal import terminal
 from penstock.client.handle import JobHandle
-from penstock.client.operation_progress import OperationProgress
+from penstock.client.operation_progress import OperationProgress, cancelling_text
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import SystemClock, utc_text
 from penstock.core.errors import PenstockError, UsageError
@@ -124,7 +127,7 @@ def cancel(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption 
     with connect(cluster) as client:
         found = job_to_change(client, job)
         found.cancel()
-        state = found.wait(timeout_ms=_CANCEL_MS)
+        state = found.wait(timeout_ms=_CANCEL_MS, on_poll=None if json else _cancel_progress(found))
     if json:
         print_json({"jobid": found.job_id, "name": found.name, "state": state})
     else:
@@ -149,7 +152,8 @@ def stop(
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
         progress = None if json else OperationProgress(say)
-        uri = found.stop(drain=drain, target=target, token=token, progress=progress)
+        with _continues_after_interrupt("stop", found, cluster):
+            uri = found.stop(drain=drain, target=target, token=token, progress=progress)
     _print_savepoint(found, uri, as_json=json)
 
 
@@ -169,8 +173,36 @@ def savepoint(
     """
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
-        location = found.savepoint(uri, token=token, progress=None if json else OperationProgress(say))
+        progress = None if json else OperationProgress(say)
+        with _continues_after_interrupt("savepoint", found, cluster):
+            location = found.savepoint(uri, token=token, progress=progress)
     _print_savepoint(found, location, as_json=json)
+
+
+@contextlib.contextmanager
+def _continues_after_interrupt(what: str, job: JobHandle, cluster: str | None) -> Iterator[None]:
+    """Tell a user who interrupts a request that the cluster continues with it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        show = shlex.join(["penstock", "show", job.name, *(["--cluster", cluster] if cluster else [])])
+        say(f"\nthe {what} of {job.name} continues in the cluster; `{show}` shows it until it has ended")
+        raise
+
+
+def _cancel_progress(job: JobHandle) -> Callable[[dict[str, Any]], None]:
+    """Return a poll callback of `JobHandle.wait` that prints what a cancelled job waits for."""
+    progress = OperationProgress(say)
+
+    def text(summary: dict[str, Any]) -> str:
+        return cancelling_text(summary, len(job.client.workers(job.job_id)))
+
+    def poll(found: dict[str, Any]) -> None:
+        if found["state"] == "CANCELLING":
+            with contextlib.suppress(PenstockError):  # the JobManager is restarting: the next poll looks again
+                progress.poll(lambda: job.client.summary(job.job_id), text)
+
+    return poll
 
 
 def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:

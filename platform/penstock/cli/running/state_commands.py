@@ -19,6 +19,7 @@ from rich.table import Table
 
 from penstock.cli.options import JsonOption, print_json, say
 from penstock.cli.running.jobs import get
+from penstock.cli.silence import reading
 from penstock.cli.start.spark_options import SparkConfOption, needs_spark, spark_settings
 from penstock.cli.terminal import terminal
 from penstock.core.clock import utc_text
@@ -41,7 +42,8 @@ def opened(uri: str, checkpoint: int | None = None) -> Snapshot:
     """Return a snapshot; see `snapshots.access.opening.open_snapshot`."""
     from penstock.snapshots.access.opening import open_snapshot
 
-    return open_snapshot(uri, checkpoint=checkpoint)
+    with reading(uri):
+        return open_snapshot(uri, checkpoint=checkpoint)
 
 
 def summary_of(snapshot: Snapshot) -> dict[str, Any]:
@@ -108,7 +110,8 @@ def list_snapshots(
     json: JsonOption = False,
 ) -> None:
     """List the checkpoints and savepoints below a URI."""
-    found = _listed(uri)
+    with reading(uri):
+        found = _listed(uri)
     if json:
         print_json(found)
         return
@@ -390,7 +393,8 @@ def _listed(uri: str) -> list[dict[str, Any]]:
     store = open_store(uri.rstrip("/"))
     jobs = opening.jobs_of(store)
     if not jobs and not store.list(PREFIX):
-        return [summary_of(opened(savepoint)) for savepoint in opening.savepoints_of(store, "") or (uri,)]
+        places = opening.savepoints_of(store, "") or (uri,)
+        return [summary_of(opening.open_snapshot(place)) for place in places]
     found: list[dict[str, Any]] = []
     for folder in [join_uri(uri, job) for job in jobs] or [uri]:
         job_store = open_store(folder)
@@ -398,7 +402,7 @@ def _listed(uri: str) -> list[dict[str, Any]]:
             if manifest.kind == "checkpoint":
                 where = join_uri(job_store.uri, key_of(manifest.sequence))
                 found.append(summary_of(opening.Snapshot(where, job_store, manifest)))
-        found += [summary_of(opened(savepoint)) for savepoint in opening.savepoints_of(job_store)]
+        found += [summary_of(opening.open_snapshot(savepoint)) for savepoint in opening.savepoints_of(job_store)]
     if not found:
         msg = f"{store.uri} has no completed checkpoint"
         raise NotFoundError(msg, hint="a job writes its first checkpoint one interval after its start")

@@ -22,6 +22,7 @@ from penstock.cli.options import (
 from penstock.cli.running.jobs import JobArgument
 from penstock.cli.start.run import parse_overrides
 from penstock.client.handle import TERMINAL, JobHandle, request_upgrade
+from penstock.client.operation_progress import OperationProgress, outside_text, waiting_text
 from penstock.client.rest_client import RestClient, UpgradeOptions
 from penstock.core.clock import SystemClock, utc_text
 from penstock.core.errors import UsageError
@@ -91,7 +92,7 @@ def upgrade(
         if detached:
             _print_requested(found, request_upgrade(found, graph, token, options), as_json=json)
             return
-        uri = found.upgrade(graph, token=token, on_poll=_Progress(silent=json).show, **options)
+        uri = found.upgrade(graph, token=token, on_poll=None if json else _Progress(found).show, **options)
     if json:
         print_json({"jobid": found.job_id, "name": found.name, "savepoint": uri})
         return
@@ -106,23 +107,28 @@ def _print_requested(handle: JobHandle, request_id: str, *, as_json: bool) -> No
 
 
 class _Progress:
-    """Prints a line for each change of the upgrade."""
+    """Prints a line for each change of the upgrade, and what its present step waits for."""
 
-    def __init__(self, *, silent: bool) -> None:
-        self._silent = silent
-        self._last = ""
+    def __init__(self, job: JobHandle) -> None:
+        self._job = job
+        self._last = self._phase = ""
+        self._waits = OperationProgress(say)
         self._parallelism_shown = False
 
     def show(self, view: dict[str, Any]) -> None:
         """Print the changes in `RestClient.newest_upgrade`."""
         text = _described(view)
-        if not (self._silent or self._parallelism_shown):
+        if not self._parallelism_shown:
             self._parallelism_shown = True
             for line in _parallelism(view):
                 say(line)
-        if not self._silent and text != self._last:
+        if text != self._last:
             say(text)
-        self._last = text
+        if view["phase"] != self._phase:
+            self._waits = OperationProgress(say)
+        self._last, self._phase = text, view["phase"]
+        awaited = waiting_text if self._phase == "cut" else outside_text
+        self._waits.poll(lambda: self._job.client.summary(self._job.job_id), awaited)
 
 
 def _described(view: dict[str, Any]) -> str:

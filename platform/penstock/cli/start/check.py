@@ -14,6 +14,7 @@ from rich.table import Table
 
 from penstock.api.job_file import planned
 from penstock.cli.options import JsonOption, SettingsOption, print_json, say
+from penstock.cli.silence import reading
 from penstock.cli.start.backfill import (
     CutOverOption,
     HistoryOption,
@@ -41,7 +42,10 @@ if TYPE_CHECKING:
     _Tables = tuple[tuple[dict[str, Any], dict[str, Any]], tuple[TableHistory, ...]]
 
 #: Advice for a changed job; the verdicts show beforehand whether it will work.
-_SAVEPOINT = "stop the job with a savepoint (penstock stop) and start with --from; the verdicts apply to that start"
+_SAVEPOINT = (
+    "start with --from a savepoint: `penstock stop JOB` makes one of a running job,"
+    " `penstock state repartition URI NEW` of a checkpoint; the verdicts apply to that start"
+)
 
 
 def check(
@@ -83,7 +87,8 @@ def check(
     from penstock.snapshots.access.declared import with_states
     from penstock.snapshots.access.opening import open_snapshot
 
-    snapshot = open_snapshot(against)
+    with reading(against):
+        snapshot = open_snapshot(against)
     overrides = parse_overrides(settings or [], parallelism)
     graph = with_states(planned(job, overrides, snapshot.manifest.job_name))
     verdicts = check_states(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from penstock.cli.start.spark_options import MasterOption, SparkConfOption, refu
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
 from penstock.client.handle import TERMINAL
 from penstock.config.settings import JobSettings, overridden
+from penstock.core.counts import counted
 from penstock.core.errors import UsageError
 from penstock.graph.executor import JobExecutor, JobResult
 from penstock.graph.job_graph import encode_graph
@@ -104,33 +106,39 @@ def run(
             executor = cluster_executor(cluster, options)
             executor.detached = detached
         executor.on_poll = progress.on_poll
-        results = _executed(_Commands(job, cluster), executor, overrides, progress)
-    _tell(results, _Commands(job, cluster), as_json=json)
+        commands = JobCommands(job, cluster, name, overrides)
+        results = _executed(commands, executor, overrides, progress)
+    _tell(results, commands, as_json=json)
 
 
 @dataclass(frozen=True, slots=True)
-class _Commands:
+class JobCommands:
     """Commands on the submitted job, for hints."""
 
     job: Path
     cluster: str | None
+    #: The name and the settings of the command line.
+    name: str = ""
+    overrides: dict[str, str] = field(default_factory=dict)
 
     def of(self, command: str, name: str) -> str:
         """Return a command on the job of that name."""
-        return f"penstock {command} {name}{self._where}"
+        return shlex.join(["penstock", command, name, *self._where])
 
     @property
     def follow(self) -> str:
-        """Return the command that follows the job."""
-        return f"penstock run {self.job} --attach{self._where}"
+        """Return the command that follows exactly this job: the job file alone may be another one."""
+        settings = [word for key, value in self.overrides.items() for word in ("--set", f"{key}={value}")]
+        named = ["--name", self.name] if self.name else []
+        return shlex.join(["penstock", "run", str(self.job), "--attach", *named, *settings, *self._where])
 
     @property
-    def _where(self) -> str:
-        return "" if self.cluster is None else f" --cluster {self.cluster}"
+    def _where(self) -> list[str]:
+        return [] if self.cluster is None else ["--cluster", self.cluster]
 
 
 def _executed(
-    commands: _Commands, executor: JobExecutor, overrides: dict[str, str], progress: JobProgress
+    commands: JobCommands, executor: JobExecutor, overrides: dict[str, str], progress: JobProgress
 ) -> list[JobResult]:
     """Run the job file; its imports run while the cluster's processes start."""
     from penstock.api.building.executors import use_executor
@@ -156,7 +164,7 @@ def _executed(
     return results
 
 
-def _tell(results: list[JobResult], commands: _Commands, *, as_json: bool) -> None:
+def _tell(results: list[JobResult], commands: JobCommands, *, as_json: bool) -> None:
     for result in results:
         if as_json:
             print_json(_document(result))
@@ -169,6 +177,8 @@ def _tell(results: list[JobResult], commands: _Commands, *, as_json: bool) -> No
             say(f"  `{commands.of('show', result.name)}` shows it, `{commands.follow}` follows it")
             if result.resumed_from:
                 say(f"  it resumes from {result.resumed_from}")
+            if result.waits_for:
+                say(f"  it waits for slots: it needs {result.waits_for}")
 
 
 def _document(result: JobResult) -> dict[str, Any]:
@@ -185,12 +195,14 @@ def _totals(result: JobResult) -> list[str]:
     """Return the totals of an ended job (rows read, written, dropped), one line each."""
     if result.nothing_left:
         return [f"  nothing was left to do since {result.resumed_from}; --fresh starts over"]
-    lines = [f"  read {count:,} rows from {uid}" for uid, count in result.rows_read.items()]
+    lines = [f"  read {counted(count, 'row')} from {uid}" for uid, count in result.rows_read.items()]
     for uid, count in result.bad_records.items():
         example = result.bad_record_examples.get(uid, "")
-        lines.append(f"  bad records in source {uid}: {count:,}" + (f"; the first: {example}" if example else ""))
-    lines += [f"  dropped {count:,} late rows at {name}" for name, count in result.late_rows.items()]
-    lines += [f"  wrote {count:,} rows to {uid}" for uid, count in result.rows_written.items()]
+        since = " since the last restart" if result.restarts else ""
+        first = f"; the first: {example}" if example else ""
+        lines.append(f"  bad records in source {uid}{since}: {count:,}{first}")
+    lines += [f"  dropped {counted(count, 'late row')} at {name}" for name, count in result.late_rows.items()]
+    lines += [f"  wrote {counted(count, 'row')} to {uid}" for uid, count in result.rows_written.items()]
     lines += [f"  {warning}" for warning in result.warnings]
     if result.jobmanagers_replaced:
         lines.append("  its JobManager was replaced; these counts begin there")

@@ -46,6 +46,13 @@ def staging_sinks(graph: JobGraph) -> tuple[str, ...]:
     return tuple(sorted(uid for uid, delivery in sink_deliveries(graph).items() if delivery == "exactly-once"))
 
 
+def under_name_of(old: JobGraph, new: JobGraph) -> JobGraph:
+    """Return a new version under the name that the running job was given at its submission, as its file had another."""
+    if not old.file_name or new.name != old.file_name:
+        return new
+    return msgspec.structs.replace(new, name=old.name, file_name=old.file_name)
+
+
 def require_upgradable(old: JobGraph, new: JobGraph, policy: UpgradePolicy) -> None:
     """Refuse a graph that cannot be an upgrade of `old`, or cannot be rolled back as the policy demands.
 
@@ -54,11 +61,12 @@ def require_upgradable(old: JobGraph, new: JobGraph, policy: UpgradePolicy) -> N
     """
     if new.name != old.name:
         msg = f"the new version is named {new.name!r}, the running job {old.name!r}"
-        raise UsageError(msg, hint=f"keep the name: env.execute({old.name!r})")
+        raise UsageError(msg, hint=f"keep the name: env.execute({(old.file_name or old.name)!r})")
     if new.settings.checkpoint_root != old.settings.checkpoint_root:
         ours, theirs = new.settings.checkpoint_root, old.settings.checkpoint_root
         msg = f"the new version has the checkpoint root {ours}, the running job {theirs}"
-        raise UsageError(msg, hint="keep the root, or stop the job with a savepoint and run it with --from")
+        way = f"keep it: --set checkpoint_root={theirs}"
+        raise UsageError(msg, hint=f"{way}; for another root, stop the job with a savepoint and run it with --from")
     if policy.checkpoints < 0 or policy.max_restarts < 0 or policy.deadline_ms <= 0:
         msg = "--checkpoints and --max-restarts must be at least 0, --deadline more than 0"
         raise UsageError(msg, hint="omit them for the defaults")
@@ -166,6 +174,8 @@ class ChangeContext:
     held: int
     checkpointing: Checkpointing
     now_ms: int
+    #: The call that has lasted longest, as text; empty without a slow call.
+    slow_call: str = ""
 
     @property
     def obstacle(self) -> str:
@@ -395,7 +405,8 @@ class Upgrading:
             what = (
                 "no user confirmed it" if policy.confirm else f"{len(self._done)} of {policy.checkpoints} checkpoints"
             )
-            return False, f"not healthy within {policy.deadline_ms / 1000:.0f} s: {what}, the job is {job.state}"
+            slow = job.slow_call and f"; {job.slow_call}"
+            return False, f"not healthy within {policy.deadline_ms / 1000:.0f} s: {what}, the job is {job.state}{slow}"
         if job.running and job.checkpointing.inputs_ended:
             return True, "it has reached its end"
         if job.running and len(self._done) >= policy.checkpoints and not policy.confirm:

@@ -25,6 +25,7 @@ from penstock.checkpoint.coordinator import (
 from penstock.checkpoint.manifest_log import LogEntry, Manifest, encode_manifest, key_of
 from penstock.checkpoint.recovery import RecoveryPlan, Trial, without_pending_output
 from penstock.checkpoint.retention import Sweeper, plan_retention
+from penstock.core.clock import utc_text
 from penstock.core.elements import BarrierKind
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, pending_text
@@ -180,6 +181,11 @@ class JobCanFinish:
     checkpoint: Manifest
 
 
+def _subtask_name(deployment: Deployment, execution: ExecutionId) -> str:
+    vertex = deployment.graph.vertex(execution.vertex_id)
+    return f"{vertex.name} ({execution.subtask + 1}/{vertex.parallelism})"
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
     """A checkpoint that failed, for the event log."""
@@ -189,6 +195,15 @@ class CheckpointFailed:
 
 
 CheckpointCommand = Command | JobShouldFail | JobCanFinish | CheckpointFailed
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A user's savepoint or stop that is not complete; see `OpenRequestView`."""
+
+    what: str
+    since_ms: int
+    phase: str
 
 
 class Checkpointing:
@@ -210,6 +225,8 @@ class Checkpointing:
         #: Published since the last manifest: an ack already on its way may still name them.
         self._published: set[str] = set()
         self._uris: dict[str, str] = {}
+        #: When each open savepoint or stop was requested, by request id.
+        self._asked_ms: dict[str, int] = {}
         self._withheld = WithheldOutput()
         #: Savepoints being copied: savepoint id -> (checkpoint id, log sequence).
         self._copying: dict[str, tuple[int, int]] = {}
@@ -265,6 +282,7 @@ class Checkpointing:
             self._next_id,
             # One bounded source may have ended while another is still discovering splits.
             ended=[e.id for e in deployment.executions.values() if e.input_ended],
+            name_of=lambda execution: _subtask_name(deployment, execution),
         )
         resumed = deployment.recovered is not None and deployment.recovered.plan.restored is not None
         return self._translate(self._coordinator.start(now_ms, resumed=resumed), now_ms)
@@ -309,6 +327,9 @@ class Checkpointing:
         if self._coordinator is None or self.final_checkpoint is not None:
             return [OperationEnded(request_id, error=f"the job is not running {RESUME_HINT}")]
         self._uris[request_id] = uri
+        known = {open_id for _, open_id, _ in self._open()}
+        self._asked_ms = {open_id: at_ms for open_id, at_ms in self._asked_ms.items() if open_id in known}
+        self._asked_ms[request_id] = now_ms
         return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
 
     def request_next_checkpoint(self, request_id: str, now_ms: int) -> list[CheckpointCommand]:
@@ -323,7 +344,7 @@ class Checkpointing:
             return "the job is not running"
         if self.final_checkpoint is not None:
             return "the job is about to end"
-        if any(kind.ends_job for kind in self._coordinator.requested):
+        if any(kind.ends_job for kind, _ in self._coordinator.requested):
             return "a stop of the job was requested"
         return "a savepoint is being written" if self._copying else ""
 
@@ -333,8 +354,33 @@ class Checkpointing:
 
         A change that has started postpones the request instead.
         """
-        waits = self._coordinator is not None and BarrierKind.SAVEPOINT in self._coordinator.requested
-        return "a savepoint of the job was requested" if waits else ""
+        asked = next((r for r in self.open_requests if r.what == BarrierKind.SAVEPOINT.value), None)
+        if asked is None or self._deployment is None:
+            return ""
+        name, limit_s = self._deployment.graph.name, self._deployment.graph.settings.checkpoint_timeout_ms // 1000
+        return (
+            f"a savepoint of the job, requested at {utc_text(asked.since_ms)} UTC, is not complete;"
+            f" `penstock show {name}` names what it waits for;"
+            f" it fails {limit_s} s after its start, or `penstock cancel {name}` ends the job"
+        )
+
+    @property
+    def open_requests(self) -> tuple[OpenRequest, ...]:
+        """The savepoints and stops that are not complete, the one under way first."""
+        return tuple(OpenRequest(what, self._asked_ms.get(asked, -1), phase) for what, asked, phase in self._open())
+
+    def _open(self) -> list[tuple[str, str, str]]:
+        """Return kind, request id and phase of each open savepoint or stop."""
+        ending = self.final_checkpoint
+        found: list[tuple[str, str, str]] = []
+        if ending is not None and ending.request_id:
+            found.append((ending.manifest.barrier, ending.request_id, "copy" if ending.writing else "publish"))
+        copied = [asked for asked in self._copying if ending is None or asked != ending.request_id]
+        found += [(BarrierKind.SAVEPOINT.value, asked, "copy") for asked in copied]
+        queued = self._coordinator.requested if self._coordinator is not None else ()
+        return found + [
+            (kind.value, asked, "checkpoint") for kind, asked in queued if kind is not BarrierKind.CHECKPOINT
+        ]
 
     def withdraw(self) -> list[BarrierRequested]:
         """End the coordinator for a change of the job; return the user requests that are still unanswered."""

@@ -8,9 +8,14 @@ with the most free slots, which spreads a job.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.jobmanager.messages.placement import Slot
+
+#: Jobs that a message names.
+_MOST_HOLDERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +75,20 @@ class SlotPool:
     def _supply(self) -> str:
         return f"{self.free} of {self.total} are free" if self.total else "no TaskManager is registered"
 
-    def waiting(self, job_id: str) -> str:
-        """Return what a job's request waits for, such as `9 slots, 4 of 6 are free`; empty without a request."""
+    def waiting(self, job_id: str, names: Mapping[str, str]) -> str:
+        """Return what a job's request waits for, such as `9 slots, 4 of 6 are free (live holds 2)`.
+
+        `names`: of jobs, by id. The text is empty without a request.
+        """
         count = next((request.count for request in self._requests if request.job_id == job_id), 0)
-        return f"{_slots(count)}, {self._supply}" if count else ""
+        if not count:
+            return ""
+        held = Counter(names.get(holder, holder) for offer in self._offers.values() for holder in offer.held.values())
+        holders = [f"{name} holds {slots}" for name, slots in held.most_common(_MOST_HOLDERS)]
+        more = f", {len(held) - _MOST_HOLDERS} more jobs" if len(held) > _MOST_HOLDERS else ""
+        who = f" ({', '.join(holders)}{more})" if holders else ""
+        late = f"after {self._timeout_ms / 1000:.0f} s without them the start fails and the restart strategy decides"
+        return f"{_slots(count)}, {self._supply}{who}; {late}"
 
     def free_of(self, taskmanager_id: str) -> int:
         """Return the number of free slots of one TaskManager."""

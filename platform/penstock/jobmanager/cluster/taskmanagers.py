@@ -22,6 +22,7 @@ from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.messages.events import (
     Event,
+    SlotsAwaited,
     SlotsGranted,
     SlotsRefused,
     TaskManagerLost,
@@ -145,6 +146,7 @@ class TaskManagers:
         self._clock = clock
         self._managers: dict[str, _Manager] = {}
         self._jobs: dict[str, Callable[[Event], None]] = {}
+        self._names: dict[str, str] = {}
         #: Requests to TaskManagers themselves, for logs and threads.
         self._open_requests: dict[str, asyncio.Future[msg.LogText | msg.ThreadsText]] = {}
         self._requests = 0
@@ -154,18 +156,25 @@ class TaskManagers:
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
-    def attach(self, job_id: str, post: Callable[[Event], None]) -> None:
-        """Deliver the events of this job's workers and slots to `post`."""
-        self._jobs[job_id] = post
+    def attach(self, job_id: str, post: Callable[[Event], None], name: str) -> None:
+        """Deliver the events of this job's workers and slots to `post`; `name` is for messages about its slots."""
+        self._jobs[job_id], self._names[job_id] = post, name
 
     def detach(self, job_id: str) -> None:
         """Release the slots of an ended job and stop delivering its events."""
         self._jobs.pop(job_id, None)
         self._post_grants(self.pool.release(job_id))
+        self._names.pop(job_id, None)
 
     def request_slots(self, job_id: str, count: int, *, wait: bool) -> None:
         """Request slots; answered by SlotsGranted or SlotsRefused, at once without `wait`."""
         self._post_grants(self.pool.request(job_id, count, self._clock.now_ms(), wait=wait))
+        if self.pool.total and (awaited := self.waiting(job_id)):  # while the cluster starts, none are missing yet
+            self._post(job_id, SlotsAwaited(awaited))
+
+    def waiting(self, job_id: str) -> str:
+        """Return what a job's request for slots waits for; empty without a request."""
+        return self.pool.waiting(job_id, self._names)
 
     def require_slots(self, graph: JobGraph) -> None:
         """Check that the cluster can provide the slots of a job, if its size is known.
@@ -276,7 +285,7 @@ class TaskManagers:
         """Handle the end of a TaskManager's stream."""
         manager = self._managers.get(session.taskmanager_id)
         if manager is not None and manager.session is session:
-            self._lost(session.taskmanager_id, reason)
+            self._lost(session.taskmanager_id, f"{reason}{_place(session)}")
 
     def release(self, taskmanager_id: str) -> None:
         """Shut down an unused TaskManager; its slots are not offered any longer.
@@ -303,7 +312,8 @@ class TaskManagers:
             silent_ms = now - manager.heard_ms
             if silent_ms > self._settings.heartbeat_timeout_ms:
                 manager.session.close()
-                self._lost(name, f"silent for {silent_ms / 1000:.1f} s")
+                why = "its process is suspended or overloaded, or the network fails"
+                self._lost(name, f"silent for {silent_ms / 1000:.1f} s: {why}{_place(manager.session)}")
         self._post_grants(self.pool.tick(self._clock.now_ms()))
 
     @property
@@ -425,6 +435,10 @@ class TaskManagers:
         post = self._jobs.get(job_id)
         if post is not None:
             post(event)
+
+
+def _place(session: Session) -> str:
+    return f" (pid {session.registration.pid} on {session.registration.host})"
 
 
 def _preload_of(graph: JobGraph) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """The job's use of its manifest log; pure.
 
-`plan_restore` derives what a deployment restores; `ended_as` and `stop_of` tell how a run ended. The other functions
-build the leader's entries: checkpoints, releases, ends. Called by `master.job_master`, `checkpoints.checkpointing`
-and `change.upgrading`.
+`plan_restore` derives what a deployment restores, `require_resumable` checks it at a submission; `ended_as` and
+`stop_of` tell how a run ended. The other functions build the leader's entries: checkpoints, releases, ends. Called by
+`master.job_master`, `checkpoints.checkpointing`, `change.upgrading` and `jobs.job_store`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.core.snapshot import Committable
 from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.restore_plan import assign_state, with_held
-from penstock.graph.state_check import require_same_places
+from penstock.graph.state_check import check_states, require_fit, require_same_places
 from penstock.jobmanager.deploy.deployment import Deployment, Recovered, publishing_sinks
 from penstock.jobmanager.messages.commands import OperationEnded
 from penstock.jobmanager.messages.events import LogRead
@@ -61,12 +61,8 @@ def plan_restore(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deploy
         # The log holds only our own seal, so no run can have written output yet.
         return Recovered(plan, None, plan.fence if deployed_before or len(log.entries) > 1 else ())
     other_version = log.source is restored or (plan.trial is not None and plan.trial.base == restored.sequence)
-    if not other_version and restored.graph_fingerprint != graph.fingerprint:
-        msg = f"job {graph.name!r} has changed since checkpoint {restored.checkpoint_id}"
-        hint = "`penstock check` shows the changes; restore it with --from <savepoint>, or start over with --fresh"
-        raise StateMismatchError(msg, hint=hint)
-    if not other_version and restored.run_id != identity.run_id:
-        require_same_places(graph, restored.subtasks)
+    if not other_version:
+        _require_unchanged(graph, restored, identity.run_id)
     lost = sorted({c.uid for c in plan.pending} - set(publishing_sinks(graph)))
     if lost:
         msg = f"sink {lost[0]!r} has unpublished output, but the job has no exactly-once sink with that uid"
@@ -77,6 +73,30 @@ def plan_restore(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deploy
     restore = assign_state(graph, restored.subtasks, checkpoint_id=restored.checkpoint_id, allow_non_restored=dropped)
     restore = with_held(restore, graph, plan.held)
     return Recovered(plan, restore, plan.fence, accepted)
+
+
+def require_resumable(graph: JobGraph, run_id: str, entries: Sequence[LogEntry]) -> None:
+    """Check before the submission of a run that the job's newest checkpoint fits it.
+
+    Raises:
+        StateMismatchError: the job or a state has changed, or a source names another place.
+    """
+    plan = plan_recovery(entries, run_id)
+    if plan.restored is not None:
+        _require_unchanged(graph, plan.restored, run_id)
+        require_fit(check_states(graph, plan.restored.subtasks, pending=plan.pending))
+
+
+def _require_unchanged(graph: JobGraph, restored: Manifest, run_id: str) -> None:
+    if restored.graph_fingerprint != graph.fingerprint:
+        msg = f"job {graph.name!r} has changed since checkpoint {restored.checkpoint_id}"
+        folder = f"{graph.settings.checkpoint_root.rstrip('/')}/{graph.name}"
+        hint = f"`penstock check JOB.PY --against {folder}` shows the changes;"
+        hint += f" `penstock state repartition {folder} NEW` makes a savepoint of it, for a start"
+        hint += " with --from NEW; or start over with --fresh"
+        raise StateMismatchError(msg, hint=hint)
+    if restored.run_id != run_id:
+        require_same_places(graph, restored.subtasks)
 
 
 def ended_as(entries: Sequence[LogEntry], run_id: str) -> str:

@@ -30,7 +30,13 @@ from penstock.core.errors import PenstockError, UnansweredError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted, required_slots
 from penstock.graph.rescale import RescaleTo, keeping_parallelism
-from penstock.jobmanager.change.upgrading import UpgradeStage, Upgrading, refused_text, require_upgradable
+from penstock.jobmanager.change.upgrading import (
+    UpgradeStage,
+    Upgrading,
+    refused_text,
+    require_upgradable,
+    under_name_of,
+)
 from penstock.jobmanager.jobs import enumerators
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.job_driver import JobDriver
@@ -135,6 +141,7 @@ class ChangeRequests:
         if not new.settings.checkpoint_root:
             settings = msgspec.structs.replace(new.settings, checkpoint_root=found.graph.settings.checkpoint_root)
             new = msgspec.structs.replace(new, settings=settings)
+        new = under_name_of(found.graph, new)
         require_upgradable(found.graph, new, policy)
         kept = keeping_parallelism(found.graph, new, keep=policy.keep_parallelism)
         new = kept.graph

@@ -16,7 +16,7 @@ import msgspec
 from penstock.connector.sink import SinkFactory, SinkSpec
 from penstock.connector.sink import load_factory as load_connector
 from penstock.connector.source import SourceFactory, SplitEnumerator
-from penstock.core.errors import ConnectorError, PenstockError, is_located
+from penstock.core.errors import ConnectorError, PenstockError, UnreachableError, is_located
 from penstock.core.secrets import redact
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
@@ -99,7 +99,7 @@ async def validate(graph: JobGraph, threads: DaemonThreadPool = _VALIDATIONS) ->
         await threads.call(_VALIDATE_TIMEOUT_S, _validate, graph)
     except TimeoutError as error:
         msg = f"the connectors of job {graph.name!r} did not finish their validation within {_VALIDATE_TIMEOUT_S:.0f} s"
-        raise ConnectorError(msg, hint="check that the external systems are reachable") from error
+        raise UnreachableError(msg, hint="check that the external systems are reachable") from error
     except PenstockError:
         raise
     except Exception as error:

@@ -119,7 +119,7 @@ class JobDriver:
         now_ms = self._parts.clock.now_ms()
         self.master = JobMaster(self.graph, identity, self._parts.rand, now_ms, record.upgrade)
         self.master.failures.extend(self._earlier_failures)
-        self._parts.taskmanagers.attach(record.job_id, self.post)
+        self._parts.taskmanagers.attach(record.job_id, self.post, record.name)
         self._spawn(self._renew_lease())
         self.post(ev.Start())
 

@@ -41,6 +41,7 @@ from penstock.core.rand import Rand
 from penstock.core.structs import prepare
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.state_check import check_states, require_fit
+from penstock.jobmanager.deploy.job_log import require_resumable
 
 
 class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +92,8 @@ class JobStore:
             SnapshotDamagedError: the job's checkpoints were deleted.
             JobIdentityError: another process holds the job, or another job has claimed the savepoint.
             NotFoundError: there is no such savepoint.
-            StateMismatchError: its state does not fit the job, or restoring it would publish output twice.
+            StateMismatchError: the savepoint's state, or that of the job's newest checkpoint, does not fit the job; or
+            restoring it would publish output twice.
             StorageError: the checkpoint root cannot be read or written.
         """
         if self._start.from_uri:
@@ -104,6 +106,9 @@ class JobStore:
             if not self._start.fresh and self._source is None:
                 require_checkpoints(self._store)
             self._refuse_continued(generation)
+            if not (held_before or self._start.fresh or self._source):
+                entries = ManifestLog(self._store, generation, self._clock, self._rand).read()
+                require_resumable(self._graph, run_id, entries)
             if self._source is not None:
                 # Checked again when the job starts; here the submitter gets the error, before the claim.
                 entries = ManifestLog(self._store, generation, self._clock, self._rand).read()

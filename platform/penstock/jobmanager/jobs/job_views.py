@@ -19,6 +19,7 @@ from penstock.jobmanager.messages.views import (
     JobDetail,
     JobSummary,
     LastWorkerView,
+    OpenRequestView,
     OperatorView,
     RestoredView,
     SlowCallView,
@@ -73,6 +74,10 @@ def summary_of(
         slow_calls=tuple(
             SlowCallView(what=slow.what, since_ms=slow.since_ms, at=slow.at)
             for slow in master.slow_call_tracker.ongoing
+        ),
+        open_requests=tuple(
+            OpenRequestView(what=request.what, since_ms=request.since_ms, phase=request.phase)
+            for request in master.checkpointing.open_requests
         ),
         restored=_restored(record, history.latest_restored),
         stop_uri=record.stop_uri,

@@ -30,7 +30,7 @@ from penstock.jobmanager.messages.views import OperationStatus
 _LIMIT_S = 20.0
 #: Separate threads: when all of them hang, further targets are refused without a test.
 _THREADS = DaemonThreadPool("savepoint-target", 4)
-_TARGET_HINT = "the job continues unchanged; choose another target or make this one writable"
+_TARGET_HINT = "the job got no request; choose another target or make this one writable"
 
 
 async def savepoint_target(

@@ -191,6 +191,9 @@ class JobMaster:
                 return self._fail(Failure(now_ms, error), now_ms, Cause.of(permanent=final))
             case ev.SlotsGranted(slots):
                 return self._on_slots(slots)
+            case ev.SlotsAwaited(text):
+                self.event_log.add(now_ms, "slots", f"waiting for {text}")
+                return []
             case ev.SlotsRefused(reason):
                 if self.job_change.waits_for_slots:
                     return self._apply(self.job_change.rescaling.slots_refused(reason), now_ms)
@@ -451,9 +454,9 @@ class JobMaster:
 
     def _change_context(self, now_ms: int) -> ChangeContext:
         running = self.step is Step.RUNNING and self.deployment is not None and self.deployment.running
-        held = len(self._held.slots)
-        state = self.status.state.value
-        return ChangeContext(self.graph, self.identity, self.step, state, running, held, self.checkpointing, now_ms)
+        held, slow = len(self._held.slots), self.slow_call_tracker.longest(now_ms)
+        own, state = (self.graph, self.identity, self.step), self.status.state.value
+        return ChangeContext(*own, state, running, held, self.checkpointing, now_ms, slow)
 
     def _intercept_answers(self, commands: list[cmd.Command], now_ms: int) -> list[cmd.Command]:
         """Intercept answers to requests of a rescale or an upgrade."""

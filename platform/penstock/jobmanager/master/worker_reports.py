@@ -14,7 +14,7 @@ from penstock.core.slow_calls import ended_call_text, slow_call_text
 from penstock.core.snapshot import pending_text
 from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Note, Step, StoreMetrics
-from penstock.jobmanager.deploy.failover import cause_of
+from penstock.jobmanager.deploy.failover import cause_of, lost_peer
 from penstock.jobmanager.messages.views import UNREACHABLE_MS
 from penstock.rpc import messages as msg
 from penstock.rpc.messages import SlowCall
@@ -47,6 +47,11 @@ class SlowCallTracker:
     def ongoing(self) -> tuple[OngoingCall, ...]:
         """The calls in progress, the longest first."""
         return tuple(sorted(self._known.values(), key=lambda slow: slow.since_ms))
+
+    def longest(self, now_ms: int) -> str:
+        """Return the text of the call that has lasted longest, one of the user's functions first; empty without one."""
+        calls = sorted(self._known.values(), key=lambda call: (not call.at, call.since_ms))
+        return slow_call_text(calls[0].what, now_ms - calls[0].since_ms, calls[0].at) if calls else ""
 
     def reported(self, worker_id: str, calls: tuple[SlowCall, ...], now_ms: int) -> list[str]:
         """Take a worker's current slow calls; return an event log line for each call that became slow or ended."""
@@ -176,8 +181,16 @@ def _task_state(job: DeployedJob, worker_id: str, report: msg.TaskState, now_ms:
     if report.state != "FAILED" or job.step not in (Step.RUNNING, Step.STARTING):
         return [*measured, *commands]
     task = f"{job.graph.vertex(report.vertex_id).name} ({report.subtask + 1})"
-    failure = Failure(now_ms, report.error, report.detail, task, worker_id)
+    failure = Failure(now_ms, _with_taskmanager(report.error, job.deployment), report.detail, task, worker_id)
     return [*measured, Failed(failure, cause_of(report.error))]
+
+
+def _with_taskmanager(error: str, deployment: Deployment) -> str:
+    """Return an error about a lost connection with the TaskManager of the other worker; any other error unchanged."""
+    peer = lost_peer(error)
+    if (worker := deployment.workers.get(peer)) is None:
+        return error
+    return error.replace(f"worker {peer} ", f"worker {peer} of TaskManager {worker.slot.taskmanager_id} ", 1)
 
 
 def _resolved(job: DeployedJob, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:

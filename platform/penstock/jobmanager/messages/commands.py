@@ -12,7 +12,7 @@ from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc.messages import WorkerCommand
 
 #: Message suffix: the way out for a job that is not running and should be changed or stopped.
-RESUME_HINT = "(cancel it; `penstock run JOB` then resumes from its newest checkpoint)"
+RESUME_HINT = "(cancel it; `penstock run JOB.PY` then resumes from its newest checkpoint)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,13 @@ class SlotsGranted:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsAwaited:
+    """A request for slots waits."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotsRefused:
     """No slots became available in time."""
 
@@ -219,6 +226,7 @@ Event = (
     | LogRead
     | LogFailed
     | SlotsGranted
+    | SlotsAwaited
     | SlotsRefused
     | WorkerReported
     | WorkerLost

@@ -95,6 +95,16 @@ class SlowCallView(_View, frozen=True, kw_only=True):
     at: str = ""
 
 
+class OpenRequestView(_View, frozen=True, kw_only=True):
+    """A savepoint or stop that is not complete."""
+
+    #: `savepoint`, `stop` or `drain`.
+    what: str
+    since_ms: int
+    #: What it waits for: `checkpoint`, `publish` (the sinks) or `copy` (of the checkpoint to the savepoint's folder).
+    phase: str
+
+
 class JobSummary(_View, frozen=True, kw_only=True):
     """A line of `penstock list`."""
 
@@ -122,6 +132,7 @@ class JobSummary(_View, frozen=True, kw_only=True):
     #: The newest checkpoint failure.
     checkpoint_failure: str = ""
     slow_calls: tuple[SlowCallView, ...] = ()
+    open_requests: tuple[OpenRequestView, ...] = ()
     #: The restored checkpoint or savepoint; None for an empty start, or before the start under this leader.
     restored: RestoredView | None = None
     #: URI of the savepoint that a user stopped the job with.

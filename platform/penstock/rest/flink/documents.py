@@ -396,11 +396,7 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
             v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords") + _total(v, "badTimestamps"))
         },
         # the first bad record of a source: place, reason, value
-        "bad-record-examples": {
-            v.operators[0].uid: text
-            for v in heads
-            if (text := next((s.texts["badRecord"] for s in v.subtasks if "badRecord" in s.texts), ""))
-        },
+        "bad-record-examples": _bad_record_examples(heads),
         # since when the external system of a source has not answered (wall-clock ms), for how long (ms), and its place
         "sources-unreachable": {} if summary.terminal else _unreachable(heads),
         # rows with an event time before 1990 and after 2100, and such a time (ms, null if values are hidden)
@@ -423,12 +419,22 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
         "checkpoint-failure": summary.checkpoint_failure,
         "slow-calls": [{"what": call.what, "since": call.since_ms, "at": call.at} for call in summary.slow_calls],
+        # savepoints and stops that are not complete: since when, and what they wait for (checkpoint, publish, copy)
+        "open-requests": [{"what": r.what, "since": r.since_ms, "phase": r.phase} for r in summary.open_requests],
         # the restored checkpoint: id, time, and the URI if it is a savepoint
         "restored": _restored(summary.restored),
         # URI of the savepoint that a user stopped the job with
         "stopped-with": summary.stop_uri,
         # since the job's start; each one counts restarts and checkpoints from zero
         "jobmanagers-replaced": {"times": summary.takeovers, "newest": _time(summary.taken_over_ms)},
+    }
+
+
+def _bad_record_examples(heads: Sequence[VertexView]) -> Json:
+    return {
+        v.operators[0].uid: text
+        for v in heads
+        if (text := next((s.texts["badRecord"] for s in v.subtasks if "badRecord" in s.texts), ""))
     }
 
 

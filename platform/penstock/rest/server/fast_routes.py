@@ -16,6 +16,7 @@ from penstock.core.errors import (
     PenstockError,
     StateMismatchError,
     UnansweredError,
+    UnreachableError,
     UsageError,
 )
 from penstock.jobmanager.jobs.recorded_jobs import SubmitOptions
@@ -104,6 +105,8 @@ def status_of(error: PenstockError) -> int:
         return 404
     if isinstance(error, JobIdentityError):
         return 409
+    if isinstance(error, UnreachableError):
+        return 502
     if isinstance(error, (UsageError, ConnectorError, StateMismatchError)):
         return 400
     return 504 if isinstance(error, UnansweredError) else 500

@@ -7,8 +7,9 @@ from tests.unit.jobmanager.strikes import kill_one, lose_all
 from penstock.checkpoint.ha_records import JobRecord, UpgradePolicy
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import plan_recovery, runs_on_trial
+from penstock.core.errors import UsageError
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.change.upgrading import UpgradeStage
+from penstock.jobmanager.change.upgrading import UpgradeStage, require_upgradable, under_name_of
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.jobs.job_views import exceptions_of
 from penstock.jobmanager.messages import events as ev
@@ -177,6 +178,28 @@ def test_neither_healthy_nor_failed_it_is_taken_back_at_the_deadline(world_of, g
     assert "not healthy within 4 s: 4 of 99 checkpoints" in world.operations["t"].error
     assert running(world)[0] == {"back-t"}
     assert_exact(world.pass_time(3000))
+
+
+def test_the_reason_of_the_verdict_names_a_call_that_does_not_return(world_of, graph_of):
+    world = trying(world_of, graph_of, checkpoints=99, deadline_ms=4000).pass_time(3900)
+    call = msg.SlowCall(number=1, what="operator 'map-2' (0)", for_ms=3000, at="new.py:3 in f")
+    (worker_id, *_) = world.master.deployment.workers
+    job_id = world.master.identity.job_id
+    report = msg.WorkerMetrics(worker_id=worker_id, job_id=job_id, tasks={}, worker={}, slow=(call,))
+    world.post(ev.WorkerReported(worker_id, report)).pass_time(200)
+    assert world.operations["t"].error.endswith("operator 'map-2' (0) has been in one call for 3 s, at new.py:3 in f")
+
+
+def test_a_version_under_the_name_in_the_file_takes_the_name_of_the_submission(graph_of):
+    running, new = graph_of(), msgspec.structs.replace(graph_of(), name="file")
+    assert under_name_of(running, new) is new
+    named = msgspec.structs.replace(running, file_name="file")
+    assert under_name_of(named, new) == named
+    with pytest.raises(UsageError, match=r"the new version is named 'other'.*keep the name: env.execute\('file'\)"):
+        require_upgradable(named, msgspec.structs.replace(new, name="other"), UpgradePolicy())
+    settings = msgspec.structs.replace(running.settings, checkpoint_root="/elsewhere")
+    with pytest.raises(UsageError, match=f"keep it: --set checkpoint_root={running.settings.checkpoint_root};"):
+        require_upgradable(running, msgspec.structs.replace(running, settings=settings), UpgradePolicy())
 
 
 def test_a_version_that_cannot_start_is_taken_back(world_of, graph_of):

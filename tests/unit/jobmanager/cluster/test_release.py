@@ -9,7 +9,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
-from penstock.jobmanager.messages.events import SlotsGranted
+from penstock.jobmanager.messages.events import SlotsAwaited, SlotsGranted
 from penstock.rpc import messages as msg
 from penstock.rpc.server import Session
 
@@ -45,7 +45,7 @@ async def released(managers, session, name):
 
 def test_it_is_told_to_end_and_its_slots_are_given_to_nobody(managers):
     events = []
-    managers.attach("job", events.append)
+    managers.attach("job", events.append, "orders")
     session = joined(managers, "tm")
     commands = asyncio.run(released(managers, session, "tm"))
     assert isinstance(commands[-1], msg.Shutdown)
@@ -54,9 +54,30 @@ def test_it_is_told_to_end_and_its_slots_are_given_to_nobody(managers):
     assert (managers.pool.total, managers.pool.pending, managers.views()) == (0, 1, ())
 
 
+def test_a_lost_one_is_named_with_its_process(managers):
+    events = []
+    managers.attach("job", events.append, "orders")
+    session = joined(managers, "tm")
+    managers.disconnected(session, "the connection broke")
+    assert [event.reason for event in events] == ["the connection broke (pid 1 on h)"]
+
+
+def test_a_request_that_waits_is_told_to_its_job_with_the_holders(managers):
+    events = []
+    managers.attach("other", lambda _event: None, "totals")
+    managers.attach("job", events.append, "orders")
+    joined(managers, "tm")
+    managers.request_slots("other", 1, wait=True)
+    managers.request_slots("job", 2, wait=True)
+    (event,) = events
+    assert isinstance(event, SlotsAwaited)
+    assert event.text.startswith("2 slots, 1 of 2 are free (totals holds 1); after ")
+    assert managers.waiting("job") == event.text
+
+
 def test_one_in_use_is_not_released(managers):
     events = []
-    managers.attach("job", events.append)
+    managers.attach("job", events.append, "orders")
     joined(managers, "tm")
     managers.request_slots("job", 1, wait=True)
     with pytest.raises(UsageError, match="jobs hold 1 slots"):
@@ -76,7 +97,7 @@ def test_one_that_is_not_there_is_named(managers):
 
 def test_slots_that_jobs_wait_for_are_counted(managers):
     for job in ("a", "b"):
-        managers.attach(job, lambda _event: None)
+        managers.attach(job, lambda _event: None, job)
     managers.request_slots("a", 3, wait=True)
     managers.request_slots("b", 2, wait=True)
     assert managers.pool.pending == 5
@@ -90,7 +111,7 @@ def test_slots_that_jobs_wait_for_are_counted(managers):
 def with_a_worker(managers):
     """A TaskManager `tm` with the worker `w` of the job `job`; return its session and the job's events."""
     events = []
-    managers.attach("job", events.append)
+    managers.attach("job", events.append, "orders")
     session = joined(managers, "tm")
     managers.request_slots("job", 1, wait=True)
     (granted,) = events

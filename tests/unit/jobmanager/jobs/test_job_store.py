@@ -39,6 +39,7 @@ def store_of(clock, request):
 def taken(**changes) -> Manifest:
     """Return the cut the savepoint is of, or one like it."""
     values = {"sequence": 2, "job_id": ORIGIN, "job_name": "origin", "run_id": "r1", "generation": 1, "nonce": "n"}
+    values["graph_fingerprint"] = "f"
     return Manifest(**{"kind": "savepoint", "created_ms": 0, "checkpoint_id": 1, **values, **changes})
 
 
@@ -93,6 +94,38 @@ def test_a_savepoint_is_not_compared_again_once_the_run_has_a_checkpoint(store_o
         store_of("heir", from_uri=uri).acquire(HEIR, "r2")
     before.append("checkpoint:1", taken(kind="checkpoint", job_id=HEIR, run_id="r2"))
     assert store_of("heir", from_uri=uri).acquire(HEIR, "r2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"graph_fingerprint": "another"}, "job 'origin' has changed since checkpoint 1"),
+        (
+            {
+                "graph_fingerprint": "f",
+                "subtasks": (
+                    SubtaskSnapshot(
+                        vertex_id="v",
+                        subtask=0,
+                        operator=(OperatorStateSnapshot(uid="gone", name="splits", mode="split", items=(1,)),),
+                    ),
+                ),
+            },
+            "has state of operator 'gone'",
+        ),
+    ],
+)
+def test_a_resume_that_cannot_succeed_is_refused_at_its_submission(store_of, changes, message):
+    before = store_of("origin")
+    before.seal(ORIGIN, "r1", before.acquire(ORIGIN, "r1"))
+    before.append("checkpoint:1", taken(kind="checkpoint", **changes))
+    before.release()
+    with pytest.raises(StateMismatchError, match=message):
+        store_of("origin").acquire(HEIR, "r2")
+    again = store_of("origin", fresh=True)
+    assert again.acquire(HEIR, "r2") > 1, "the refused one has left its lease"
+    again.release()
+    assert store_of("origin").acquire(ORIGIN, "r1", held_before=True), "a new leader decides when it reads the log"
 
 
 def test_a_claim_under_another_root_sees_its_origin_too(store_of, savepoint, request):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit.jobmanager.conftest import JOB, SINK
+from tests.unit.jobmanager.conftest import JOB, SINK, acknowledge
 
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
@@ -191,7 +191,9 @@ def test_a_lost_connection_to_a_worker_that_lives_is_a_failure_of_its_own(world_
     lost = f"ConnectionLostError: connection to worker {alive} lost: [Errno 104] Connection reset by peer"
     world.post(failed_report(world, peer, lost)).post(failed_report(world, alive, lost.replace(alive, peer)))
     world.pass_time(2000)
-    assert [(failure.error, failure.worker_id) for failure in world.master.failures] == [(lost, peer)]
+    assert [(failure.error, failure.worker_id) for failure in world.master.failures] == [
+        (lost.replace(" lost:", " of TaskManager tm lost:"), peer)
+    ]
     assert world.master.status.state is JobStatus.RUNNING
 
 
@@ -396,6 +398,22 @@ def test_the_run_after_a_stop_resumes_from_the_savepoint(world_of):
     assert (restored.savepoint, restored.uri) == (True, "memory://sp")
     (told,) = [entry.text for entry in second.master.event_log.entries() if entry.kind == "recovery"]
     assert told.startswith(f"savepoint memory://sp (checkpoint {restored.checkpoint_id}) of run r;")
+
+
+def test_an_open_stop_has_the_time_of_its_request_and_the_step_that_it_waits_for(world_of):
+    world = world_of().start().pass_time(1500)
+    asked_ms = world.clock.now_ms()
+
+    def phases():
+        return [(r.what, r.since_ms, r.phase) for r in world.master.checkpointing.open_requests]
+
+    assert phases() == []
+    world.auto_ack = False
+    world.post(ev.StopRequested("q", "memory://sp", drain=False))
+    assert phases() == [("stop", asked_ms, "checkpoint")]
+    world.deaf.add(msg.CheckpointCompleted)
+    acknowledge(world)
+    assert phases() == [("stop", asked_ms, "publish")]
 
 
 def test_a_run_that_has_ended_is_not_started_again_by_the_next_leader(world_of):

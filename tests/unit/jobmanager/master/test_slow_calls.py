@@ -16,7 +16,7 @@ def test_each_call_is_told_when_it_becomes_slow_and_when_it_ends():
     assert work.reported("w1", (call(1, 6_000),), 11_000) == []
     assert work.reported("w2", (call(1, 8_000, "commit"),), 12_000) == ["slow call, 8 s so far: commit"]
     assert [slow.what for slow in work.ongoing] == ["commit", "upload"]
-    assert work.reported("w1", (), 13_000) == ["slow call ended after 8 s: upload"]
+    assert work.reported("w1", (), 13_000) == ["slow call ended after 8 s, answered or given up: upload"]
     work.halted()
     assert work.ongoing == ()
     assert work.reported("w2", (), 14_000) == []

@@ -26,7 +26,7 @@ def test_a_call_is_slow_after_a_while_and_until_it_ends(caplog):
     assert calls.slow() == {}
     assert [record.getMessage() for record in caplog.records] == [
         "slow call, 5 s so far: upload",
-        "slow call ended after 6 s: upload",
+        "slow call ended after 6 s, answered or given up: upload",
     ]
 
 

@@ -1,0 +1,99 @@
+"""Warnings before a job starts: output of earlier runs, input that a resumed job does not read.
+
+Used by `client.executors` at each submit. Only local folders are looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.core.errors import PenstockError
+from penstock.graph.job_graph import JobGraph
+
+if TYPE_CHECKING:
+    from penstock.connector.source import ListedOnceFactory, SourceSpec, SourceSplit
+
+
+def may_resume(graph: JobGraph) -> bool:
+    """Return whether the job's folder of checkpoints exists, or is in an object store, which is not asked."""
+    root = graph.settings.checkpoint_root
+    return "://" in root or (Path(root) / graph.name).exists()
+
+
+def earlier_output(graph: JobGraph, *, fresh: bool) -> list[str]:
+    """Return a warning for each local sink folder that contains files although the job starts without a checkpoint.
+
+    `fresh` means that the user starts over. Otherwise only a local checkpoint root is checked. Hidden files do not
+    count.
+    """
+    if not fresh and may_resume(graph):
+        return []
+    return [
+        f"sink {uid}: {folder} holds {count:,} {'file' if count == 1 else 'files'} of earlier runs, but the job starts"
+        " over: rows that it writes again are duplicates; remove the files or use another folder"
+        for uid, folder in _folders(graph)
+        if (count := _files(folder))
+    ]
+
+
+def _folders(graph: JobGraph) -> list[tuple[str, Path]]:
+    """Return uid and folder of each sink that writes to a local folder."""
+    from penstock.connector.sink import SinkSpec  # when a job starts over, not at each start of the command line
+
+    sinks = [operator for vertex in graph.vertices for operator in vertex.operators if operator.kind == "sink"]
+    places = [(operator.uid, msgspec.convert(operator.config["sink"], SinkSpec).place) for operator in sinks]
+    return [(uid, Path(place)) for uid, place in places if place.startswith("/")]
+
+
+def _files(folder: Path) -> int:
+    try:
+        return sum(not entry.name.startswith(".") for entry in folder.iterdir())
+    except OSError:  # the folder does not exist yet, or only the workers may read it
+        return 0
+
+
+def unread_input(graph: JobGraph, *, fresh: bool) -> list[str]:
+    """Return a warning for each source with input that is newer than the splits in the job's newest checkpoint.
+
+    Only sources that list their splits once have such input (`SourceSpec.listed_once`).
+    """
+    root = graph.settings.checkpoint_root
+    sources = [] if fresh or "://" in root else _listed_once(graph)
+    folder = Path(root) / graph.name
+    if not sources or not folder.exists():
+        return []
+    from penstock.connector.sink import load_factory
+
+    lines = []
+    with contextlib.suppress(PenstockError):  # the JobManager reports what is wrong with the checkpoint
+        known = _splits_of(str(folder))
+        for uid, spec in sources:
+            factory: ListedOnceFactory = load_factory(spec.factory)
+            if uid in known and (unread := factory.unread(spec, known[uid])):
+                way = "read them in a run with another --name and an empty sink folder"
+                lines.append(f"source {uid}: {unread}; {way}, or all files again with --fresh and an empty sink folder")
+    return lines
+
+
+def _listed_once(graph: JobGraph) -> list[tuple[str, SourceSpec]]:
+    from penstock.connector.source import SourceSpec
+
+    first = [(v.operators[0].uid, v.operators[0].config) for v in graph.vertices if v.is_source]
+    specs = [(uid, msgspec.convert(config["source"], SourceSpec)) for uid, config in first]
+    return [(uid, spec) for uid, spec in specs if spec.listed_once]
+
+
+def _splits_of(folder: str) -> dict[str, tuple[SourceSplit, ...]]:
+    """Return the splits of each source in a job's newest checkpoint."""
+    from penstock.connector.source import SourceSplit
+    from penstock.operators.sources.source_operator import SPLITS_STATE
+    from penstock.snapshots.access.content import states_of
+    from penstock.snapshots.access.opening import open_snapshot
+
+    states = [state for state in states_of(open_snapshot(folder).manifest) if state.name == SPLITS_STATE]
+    items: dict[str, list[Any]] = {s.uid: [item for _, part in s.operator for item in part.items] for s in states}
+    return {uid: msgspec.convert(found, tuple[SourceSplit, ...]) for uid, found in items.items()}

@@ -1,0 +1,45 @@
+"""What `penstock run` prints about a job: its totals, and commands that act on exactly this job."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.start.run import JobCommands, _totals
+from penstock.graph.executor import JobResult
+
+
+@pytest.mark.parametrize(
+    ("commands", "follow"),
+    [
+        (JobCommands(Path("live.py"), None), "penstock run live.py --attach"),
+        (JobCommands(Path("live.py"), None, "L1"), "penstock run live.py --attach --name L1"),
+        (
+            JobCommands(Path("my jobs/live.py"), "http://h:1", "L 1", {"checkpoint_root": "/a b"}),
+            "penstock run 'my jobs/live.py' --attach --name 'L 1' --set 'checkpoint_root=/a b' --cluster http://h:1",
+        ),
+    ],
+)
+def test_the_hint_follows_exactly_the_submitted_job(commands, follow):
+    assert commands.follow == follow
+
+
+def test_other_hints_name_job_and_cluster():
+    assert JobCommands(Path("live.py"), "http://h:1").of("show", "L 1") == "penstock show 'L 1' --cluster http://h:1"
+
+
+def result(**counts):
+    return JobResult(job_id="1", name="live", state="FINISHED", duration_ms=1.0, **counts)
+
+
+def test_one_row_is_no_rows():
+    assert _totals(result(rows_read={"in": 1}, rows_written={"out": 2_000})) == [
+        "  read 1 row from in",
+        "  wrote 2,000 rows to out",
+    ]
+
+
+def test_bad_records_are_counted_since_the_last_restart():
+    counts = {"rows_read": {"in": 1}, "bad_records": {"in": 2}, "bad_record_examples": {"in": "offset 9"}}
+    assert "  bad records in source in: 2; the first: offset 9" in _totals(result(**counts))
+    again = "  bad records in source in since the last restart: 2; the first: offset 9"
+    assert again in _totals(result(**counts, restarts=1))
