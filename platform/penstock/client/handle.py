@@ -174,11 +174,12 @@ class JobHandle:
         vertices: dict[str, int] | None = None,
         token: str = "",
         timeout_ms: float = 300_000,
+        progress: OperationWatch | None = None,
     ) -> None:
         """Rescale the job from a checkpoint; return when it runs with the new parallelism.
 
         `parallelism` applies to all vertices with the job's default; `vertices` is by the uid of an operator.
-        Calls with the same token count once, also across a JobManager restart.
+        Calls with the same token count once, also across a JobManager restart. `progress` says what it waits for.
 
         Raises:
             UsageError: the job is not running or cannot have that parallelism.
@@ -187,7 +188,7 @@ class JobHandle:
         token = token or secrets.token_hex(16)
         operation = await_operation(
             lambda: self.client.rescale(self.job_id, parallelism, vertices, token=token),
-            lambda: self.client.rescaling_status(self.job_id, token),
+            self._watched(lambda: self.client.rescaling_status(self.job_id, token), progress),
             self.clock,
             timeout_ms,
             _POLL_MS,
@@ -195,7 +196,8 @@ class JobHandle:
         if operation is not None:
             self._check_rescaled(operation)
             return
-        msg = f"job {self.name} was not running with its new parallelism within {timeout_ms / 1000:.0f} s"
+        why = f": {progress.newest}" if progress is not None and progress.newest else ""
+        msg = f"job {self.name} was not running with its new parallelism within {timeout_ms / 1000:.0f} s{why}"
         raise PenstockError(msg, hint="see its progress with `penstock story`")
 
     def upgrade(
@@ -248,12 +250,7 @@ class JobHandle:
         """Request a stop or savepoint (`what`) and return its URI."""
         request_id = trigger_id_of(token) if token else secrets.token_hex(16)
 
-        def status() -> dict[str, Any]:
-            answer = self.client.savepoint_status(self.job_id, request_id)
-            if progress is not None and answer["status"]["id"] != "COMPLETED":
-                progress.poll(lambda: self.client.summary(self.job_id))
-            return answer
-
+        status = self._watched(lambda: self.client.savepoint_status(self.job_id, request_id), progress)
         operation = await_operation(lambda: ask(request_id), status, self.clock, timeout_ms, _POLL_MS)
         if operation is None:
             why = f": {progress.newest}" if progress is not None and progress.newest else ""
@@ -265,6 +262,19 @@ class JobHandle:
             cause = operation["failure-cause"]
             raise PenstockError(f"savepoint of {self.name} failed: {cause.get('stack-trace') or cause.get('class')}")
         return str(operation["location"])
+
+    def _watched(
+        self, status: Callable[[], dict[str, Any]], progress: OperationWatch | None
+    ) -> Callable[[], dict[str, Any]]:
+        """Return the same question, with a look at the job after each answer that the operation is under way."""
+
+        def ask() -> dict[str, Any]:
+            answer = status()
+            if progress is not None and answer["status"]["id"] != "COMPLETED":
+                progress.poll(lambda: self.client.summary(self.job_id))
+            return answer
+
+        return ask
 
     def _job_through_restarts(self, wait_ms: float) -> dict[str, Any] | None:
         """Return the job, or None while the JobManager restarts (bounded by the caller's deadline)."""

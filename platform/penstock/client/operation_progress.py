@@ -1,4 +1,4 @@
-"""Prints why a stop, savepoint or cancellation lasts: a line for each change, the first one after two seconds.
+"""Prints why a stop, savepoint, rescale or cancellation lasts: a line for each change, the first one after two seconds.
 
 Without a change, a line comes every half minute. Used by the commands of the command line; `JobHandle` calls it while
 it waits.

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.client import executors
 from penstock.client.executors import ClusterExecutor, run_to_end
-from penstock.client.handle import JobHandle, absolute_uri
+from penstock.client.handle import JobHandle, _verdict, absolute_uri
 from penstock.core.clock import ManualClock
 from penstock.core.errors import JobFailedError, PenstockError, UsageError
 
@@ -147,3 +147,28 @@ def test_a_detached_submit_has_what_the_job_resumes_from(monkeypatch):
     result = ClusterExecutor(url="http://127.0.0.1:1", detached=True).execute(None)
     assert result.resumed_from == "checkpoint 7, taken 1970-01-01 00:00:00 UTC"
     assert result.restored_checkpoint == 7
+
+
+class RolledBack:
+    """Answers as a cluster whose new version was rolled back after some failures."""
+
+    url = "http://127.0.0.1:1"
+
+    def __init__(self, failures):
+        self.failures = failures
+
+    def newest_upgrade(self, job_id):
+        return {"restarts": {"seen": self.failures}}
+
+
+@pytest.mark.parametrize(
+    ("failures", "hint"),
+    [
+        (0, "see `penstock story live`"),
+        (1, "see `penstock story live`, and the new version's failure with `penstock show live`"),
+    ],
+)
+def test_a_rejected_version_that_never_failed_has_no_failure_to_show(failures, hint):
+    with pytest.raises(PenstockError) as raised:
+        _verdict(JobHandle(RolledBack(failures), "1", "live"), {"failure-cause": {"stack-trace": "not healthy"}})
+    assert (raised.value.message, raised.value.hint) == ("job live was not upgraded: not healthy", hint)

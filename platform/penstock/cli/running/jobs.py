@@ -278,7 +278,9 @@ def rescale(
     vertices = dict(map(_vertex_parallelism, vertex or []))
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
-        found.rescale(parallelism, vertices=vertices, token=token)
+        progress = None if json else OperationProgress(say)
+        with _continues_after_interrupt("rescale", found, cluster):
+            found.rescale(parallelism, vertices=vertices, token=token, progress=progress)
         after = {v["name"]: v["parallelism"] for v in client.job(found.job_id)["vertices"]}
     if json:
         print_json({"jobid": found.job_id, "name": found.name, "parallelism": after})
