@@ -343,11 +343,12 @@ MUTANTS = (
     Mutant(
         "loss behind the end ignored",
         _loss_behind_end_ignored,
-        {"upload-delayed": 0.5},
+        {"frames-delayed": 0.9},
         {"connection-lost": 1.0},
-        {"input_ms": 50.0, "phases": [Phase(3, "finish")]},
-        seeds=120,
-        every_ms=40,
+        {"input_ms": 20.0, "phases": [Phase(3, "finish")]},
+        seeds=100,
+        every_ms=200,
+        faults_for_ms=6000,
     ),
     Mutant("ended run goes on", _end_ignored, {"kill-after-manifest": 0.3}, {}, {**_SLOW, "phases": _STAGES}, seeds=40),
     Mutant(
