@@ -50,11 +50,8 @@ class Candidate:
             return
         if not exited and lease is not None and not lease.released and lease.generation >= self._watch.taken:
             self.world.checks.lapsed(lease, asked_ms, TTL_MS)
-        above = max(self._watch.taken, 0 if lease is None else lease.generation)
-        self.world.spawn(
-            self.owner, "take the lead", lambda: leader_lease.take_lead(self.world.store, self._mine, above),
-            self._taken, 0.1,
-        )  # fmt: skip
+        lead = lambda: leader_lease.take_lead(self.world.store, self._mine, self._watch.above)
+        self.world.spawn(self.owner, "take the lead", lead, self._taken, 0.1)
 
     def _taken(self, result: tuple[LeaderLease | None, int] | None, error: BaseException | None) -> None:
         if error is not None or result is None:

@@ -72,11 +72,11 @@ def _earlier_leader_takes_the_job(patch: Patch) -> None:
     """As before the simulation found it: a slow leader took a job from the leader after it."""
     acquire = JobLease.acquire
 
-    def termless(self: JobLease, job_id: str, *, take_over: bool = True) -> Any:
-        self._holder = msgspec.structs.replace(self._holder, term=0)
+    def blind(self: JobLease, job_id: str, *, take_over: bool = True) -> Any:
+        self._holder = msgspec.structs.replace(self._holder, leader_generation=0)
         return acquire(self, job_id, take_over=take_over)
 
-    patch.setattr(JobLease, "acquire", termless)
+    patch.setattr(JobLease, "acquire", blind)
 
 
 ELECTION = (

@@ -53,7 +53,7 @@ class Story(EventLog):
 class Leader:
     """One incarnation."""
 
-    def __init__(self, world: World, run: Run, owner: str, term: int) -> None:
+    def __init__(self, world: World, run: Run, owner: str, generation: int) -> None:
         """Nothing happens before `begin`."""
         self.world = world
         self.run = run
@@ -63,7 +63,11 @@ class Leader:
         self.master: JobMaster | None = None
         self.sessions: dict[str, Session] = {}
         self.store = JobStore(
-            run.graph, run.start, replace(_HOLDER, term=term), world.clock, SeededRand(world.random.getrandbits(32))
+            run.graph,
+            run.start,
+            replace(_HOLDER, leader_generation=generation),
+            world.clock,
+            SeededRand(world.random.getrandbits(32)),
         )
         self._pool = SlotPool(_SLOT_TIMEOUT_MS)
         self._events: deque[ev.Event] = deque()

@@ -34,8 +34,8 @@ class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
     #: Boot id and pid namespace; `pid` is valid only there.
     machine: str
     pid: int
-    #: Generation of the leader on its HA root: an earlier leader, however slow, does not take over from a later one.
-    term: int = 0
+    #: Generation of the leader of the HA root: an earlier leader, however slow, does not take over from a later one.
+    leader_generation: int = 0
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +52,9 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 prepare(LeaseRecord)
 
 
-def this_process(holder_id: str, term: int = 0) -> LeaseHolder:
+def this_process(holder_id: str) -> LeaseHolder:
     """Return this process as a holder."""
-    return LeaseHolder(id=holder_id, host=socket.gethostname(), machine=_machine(), pid=os.getpid(), term=term)
+    return LeaseHolder(id=holder_id, host=socket.gethostname(), machine=_machine(), pid=os.getpid())
 
 
 class JobLease:
@@ -153,7 +153,7 @@ class JobLease:
         )
 
     def _refuse_held(self, held: LeaseRecord, *, take_over: bool) -> None:
-        if held.holder.id == self._holder.id and held.holder.term > self._holder.term:
+        if held.holder.id == self._holder.id and held.holder.leader_generation > self._holder.leader_generation:
             msg = f"{self._store.uri} was taken over by {_describe_holder(held)}, a later leader of this cluster"
             raise LeadershipLostError(msg, hint="this process steps down")
         if held.released or (take_over and held.holder.id == self._holder.id):

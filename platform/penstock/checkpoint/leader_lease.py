@@ -12,7 +12,8 @@ import msgspec
 from penstock.checkpoint.ha_records import LeaderRecord, newest_generation, take_generation
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.store import ObjectStore
-from penstock.core.errors import LeadershipLostError, StorageError
+from penstock.checkpoint.stores import open_store
+from penstock.core.errors import LeadershipLostError, NotFoundError, StorageError
 from penstock.core.structs import prepare
 
 LEASE = "leader.json"
@@ -66,6 +67,11 @@ class LeaseWatch:
             return True
         return not moved and asked_ms - self._since_ms >= self._ttl_ms
 
+    @property
+    def above(self) -> int:
+        """The newest generation that has lapsed: of the lease, or of a standby that took one and wrote no lease."""
+        return max(self.taken, 0 if self._seen is None else self._seen[0])
+
     def lost(self, generation: int, now_ms: float) -> None:
         """Record that another standby has taken `generation`; it gets as long as a leader to write its lease."""
         self.taken, self._since_ms = generation, now_ms
@@ -77,10 +83,22 @@ def read_lease(store: ObjectStore) -> LeaderLease | None:
     return None if found is None else found[0]
 
 
+def leader_of(ha_root: str) -> LeaderLease:
+    """Return the lease of the leader of an HA root: a folder or `s3://bucket/prefix`.
+
+    Raises:
+        NotFoundError: none leads. StorageError: the root cannot be read.
+    """
+    lease = read_lease(open_store(ha_root))
+    if lease is None or not lease.rpc:
+        raise NotFoundError(f"no JobManager leads {ha_root}", hint="start one with this --ha-root")
+    return lease
+
+
 def take_lead(store: ObjectStore, mine: LeaderLease, above: int) -> tuple[LeaderLease | None, int]:
     """Take the generation after `above` and write the lease; return it, or None and the generation that is newer.
 
-    `above` is the newest generation that has lapsed: of a lease, or of a standby that took one and wrote no lease.
+    `above` is `LeaseWatch.above`.
 
     Raises:
         LeadershipLostError: a newer generation was taken meanwhile. StorageError.
@@ -114,7 +132,7 @@ def write_lease(store: ObjectStore, mine: LeaderLease) -> LeaderLease:
         if present == mine or store.put_if_match(LEASE, data, etag):
             return mine
     msg = f"the lease {store.uri}/{LEASE} changed during every attempt to write it"
-    raise StorageError(msg, hint="several JobManagers compete for the same HA root: check their clocks and network")
+    raise StorageError(msg, hint="several JobManagers compete: check that each cluster has its own HA root")
 
 
 def renewed(lease: LeaderLease) -> LeaderLease:

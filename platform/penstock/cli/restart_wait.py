@@ -62,11 +62,12 @@ class RestartWait:
             return False
         known, self._last_ms = now_ms - self._last_ms < _OUTAGE_MS, now_ms
         if not known:
-            text = f"no JobManager leads at {self._url}; a standby takes over"
+            text = f"no JobManager leads at {self._url}; when a standby takes over, the jobs"
             if pid is not None:
-                text = f"the JobManager at {self._url} does not run; its cluster (pid {pid}) starts it again"
-            text += ", and the jobs resume from their newest checkpoints"
-            typer.echo(f"{text}; trying for {_WAIT_MS / 1000:.0f} s", err=True)
+                text = (
+                    f"the JobManager at {self._url} does not run; its cluster (pid {pid}) starts it again, and the jobs"
+                )
+            typer.echo(f"{text} resume from their newest checkpoints; trying for {_WAIT_MS / 1000:.0f} s", err=True)
         self._clock.sleep_ms(_POLL_MS)
         return True
 

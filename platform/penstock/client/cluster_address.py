@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.config.security import is_loopback
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import UsageError
 
 _EXAMPLE = "use a URL like http://127.0.0.1:8081, as printed by `penstock cluster start`, several, or the --ha-root"
 
@@ -39,18 +39,15 @@ class ClusterAddress:
         """Return the URLs to try, in this order.
 
         Raises:
-            PenstockError: the HA root cannot be read or names no leader.
+            NotFoundError: the HA root names no leader. StorageError: it cannot be read.
         """
         if not self._root:
             return list(self._urls)
-        from penstock.checkpoint.leader_lease import read_lease  # most clients need no store
-        from penstock.checkpoint.stores import open_store
+        from penstock.checkpoint.leader_lease import leader_of  # most clients need no store
 
-        lease = read_lease(open_store(self._root))
-        if lease is None or not lease.rest:
-            raise PenstockError(f"no JobManager leads {self._root}", hint="start one with this --ha-root")
-        self._check(lease.rest)
-        return [lease.rest]
+        url = leader_of(self._root).rest
+        self._check(url)
+        return [url]
 
     def answered(self, url: str) -> None:
         """Try this URL first from now on."""

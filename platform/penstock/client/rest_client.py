@@ -27,8 +27,9 @@ _TIMEOUT_SECONDS = 30.0
 #: Silence of a JobManager that has accepted a connection, after which the client logs a warning.
 _QUIET_SECONDS = 5.0
 _NOT_FOUND = 404
-#: Time limit of a GET when another JobManager may answer instead.
-_FAILOVER_SECONDS = 3.0
+_CONNECT_SECONDS = 5.0
+#: Time limit of a GET when another JobManager may answer instead; a worker's answer may take 10 s.
+_FAILOVER_SECONDS = 12.0
 #: A standby redirects to the leader; a standby knows no leader.
 _MOVED, _NO_LEADER = 307, 503
 _START_HINT = "start one with `penstock cluster start`, or check the URL (https if it has a certificate)"
@@ -70,12 +71,21 @@ class UpgradeOptions(TypedDict, total=False):
     file: str
 
 
-class _UnreachableError(OSError):
-    """There is no connection, so the request was not received."""
+class _NotReceivedError(OSError):
+    """The request was not received: there is no connection, or a standby has answered that no JobManager leads."""
+
+    def __init__(self, text: str, *, refused: bool, standby: bool = False) -> None:
+        """`refused`: by the host or by a `standby`; the request may be received soon."""
+        super().__init__(text)
+        self.refused, self.standby = refused, standby
 
 
-class _NoLeaderError(ConnectionRefusedError):
-    """A standby has answered that no JobManager leads."""
+class _UnansweredError(TimeoutError):
+    """A JobManager has accepted the connection and not answered for `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer within {seconds:g} s")
+        self.seconds = seconds
 
 
 class RestClient:
@@ -355,10 +365,12 @@ class RestClient:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             msg, way = f"no JobManager answers at {self.url}: {error}", _START_HINT
-            if isinstance(error, TimeoutError) and not isinstance(error, _UnreachableError):
+            if isinstance(error, _UnansweredError):
                 msg = f"no JobManager answers at {self.url}: it accepts connections but has not answered for"
-                msg += f" {self._timeout_seconds:g} s"
+                msg += f" {error.seconds:g} s"
                 way = "it may be suspended or overloaded: check its process and its log"
+            elif isinstance(error, _NotReceivedError) and error.standby:
+                msg, way = f"no JobManager leads at {self.url}: {error}", ""
             raise PenstockError(msg, hint=way) from error
         if not 200 <= status < 300:
             raise _error_of(status, data)
@@ -379,8 +391,8 @@ class RestClient:
         while True:
             try:
                 return self._answer_of_leader(method, path, content, headers)
-            except ConnectionRefusedError:  # the request was not received
-                if self._retry is None or not self._retry(refusals):
+            except _NotReceivedError as error:
+                if not error.refused or self._retry is None or not self._retry(refusals):
                     raise
                 refusals += 1
 
@@ -388,27 +400,30 @@ class RestClient:
         self, method: str, path: str, content: bytes | None, headers: dict[str, str]
     ) -> tuple[int, bytes]:
         """Return the first answer of a JobManager that leads or knows the leader; try the others without one."""
-        failed: Exception | None = None
-        for place in self._address.urls():
+        failed: OSError | None = None
+        try:
+            places = self._address.urls()
+        except NotFoundError as error:
+            raise _NotReceivedError(str(error), refused=True, standby=True) from error
+        for place in places:
             url = place
             try:
                 status, data, more = self._request(url, method, path, content, headers)
                 if status == _MOVED:  # a standby with TLS
                     url = more.get("Location", "").removesuffix(path)
                     status, data, more = self._request(url, method, path, content, headers)
-            except (ConnectionRefusedError, _UnreachableError) as error:
-                failed = error
-            except TimeoutError as error:
+                _require_leader(status, data, more)
+            except _NotReceivedError as error:
+                failed = failed if isinstance(failed, _NotReceivedError) and failed.refused else error
+            except _UnansweredError as error:
                 if method != "GET" or not self._address.fails_over:
                     raise
-                failed = error
+                failed = failed or error
             else:
-                if status != _NO_LEADER or "Retry-After" not in more:
-                    self._address.answered(place)
-                    self.url = url
-                    return status, data
-                failed = _NoLeaderError(str(_error_of(status, data)))
-        raise failed or ConnectionRefusedError("no address")
+                self._address.answered(place)
+                self.url = url
+                return status, data
+        raise failed or _NotReceivedError("no address", refused=False)
 
     def _request(
         self, url: str, method: str, path: str, content: bytes | None, headers: dict[str, str]
@@ -421,22 +436,25 @@ class RestClient:
         if place.scheme == "https":
             self._context = self._context or self._access.context()
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=timeout, context=self._context
+                host, port, timeout=min(timeout, _CONNECT_SECONDS), context=self._context
             )
         else:
-            connection = http.client.HTTPConnection(host, port, timeout=timeout)
+            connection = http.client.HTTPConnection(host, port, timeout=min(timeout, _CONNECT_SECONDS))
         headers = {**headers, **self._access.headers(), "Connection": "close"}
         try:
             try:
                 connection.connect()
-            except (ConnectionRefusedError, ssl.SSLError):
+            except ssl.SSLError:
                 raise
             except OSError as error:
-                raise _UnreachableError(*error.args) from error
+                raise _NotReceivedError(str(error), refused=isinstance(error, ConnectionRefusedError)) from error
+            connection.sock.settimeout(timeout)
             connection.request(method, f"{place.path}{path}", body=content, headers=headers)
             self._warn_of_silence(url, connection, timeout)
             response = connection.getresponse()
             return response.status, response.read(), response.headers
+        except TimeoutError as error:
+            raise _UnansweredError(timeout) from error
         finally:
             connection.close()
 
@@ -448,6 +466,12 @@ class RestClient:
         self._silent = True
         text = "%s accepts the connection but has not answered for %.0f s; waiting up to %.0f s%s"
         logging.getLogger("penstock").warning(text, url, quiet, timeout, self._checks and f"; {self._checks}")
+
+
+def _require_leader(status: int, data: bytes, headers: http.client.HTTPMessage) -> None:
+    """Raise _NotReceivedError if a standby answers that it knows no leader."""
+    if status == _NO_LEADER and "Retry-After" in headers:
+        raise _NotReceivedError(str(_error_of(status, data)), refused=True, standby=True)
 
 
 def _is_silent(connection: http.client.HTTPConnection, seconds: float) -> bool:

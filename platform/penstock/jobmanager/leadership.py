@@ -64,7 +64,7 @@ class Leadership:
             except PenstockError as error:
                 if not reported:
                     raise
-                text = f"standby: cannot read the lease: {error}"
+                text = f"standby: cannot read or take the lease: {error}"
             if text != reported:
                 self._log(text)
                 reported = text
@@ -78,9 +78,8 @@ class Leadership:
         exited = lease is not None and has_exited(lease.holder, self._mine.holder)
         if not watch.lapsed(lease, asked_ms, self._clock.monotonic_ms(), exited=exited):
             return False
-        above = max(watch.taken, 0 if lease is None else lease.generation)
         asked_ms = self._clock.monotonic_ms()
-        held, newest = await asyncio.to_thread(take_lead, self._store, self._mine, above)
+        held, newest = await asyncio.to_thread(take_lead, self._store, self._mine, watch.above)
         if held is None:
             watch.lost(newest, self._clock.monotonic_ms())
             return False
@@ -94,10 +93,10 @@ class Leadership:
         place = leader.rest or f"process {leader.holder.pid} on {leader.holder.host}"
         return f"standby: {place} leads, generation {leader.generation}"
 
-    async def publish(self, rest: str, rpc: str) -> None:
-        """Write where this leader is reached: the URL of its REST API, `host:port` for TaskManagers."""
+    async def publish(self, rpc: str) -> None:
+        """Write the `host:port` at which this leader takes TaskManagers."""
         assert self._held is not None  # noqa: S101 - `wait` comes first
-        self._held = self.leader = msgspec.structs.replace(self._held, rest=rest, rpc=rpc)
+        self._held = self.leader = msgspec.structs.replace(self._held, rpc=rpc)
         await self.renew()
 
     async def renew(self) -> None:

@@ -1,7 +1,7 @@
 """The JobManager: waits to lead its HA root, then accepts TaskManagers, recovers jobs and runs until it is stopped.
 
 Called by `penstock.rest.server.http_server`, which serves the REST API on the same event loop, and by in-process tests.
-A `JobManager` is one term: a leader that is replaced ends its term, deletes nothing, and the process waits again.
+A `JobManager` is used once: a leader that is replaced closes it, deletes nothing, and waits with a new one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class JobManager:
-    """One term of a JobManager process: a standby, then the leader until its shutdown or its successor's begin."""
+    """A standby, then the leader until the shutdown or until another JobManager leads."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class JobManager:
         self._dispatcher = Dispatcher(
             DispatcherParts(
                 ha_store=store,
-                holder=msgspec.structs.replace(holder, term=self.generation),
+                holder=msgspec.structs.replace(holder, leader_generation=self.generation),
                 generation=self.generation,
                 taskmanagers=managers,
                 clock=self._clock,
@@ -112,7 +112,8 @@ class JobManager:
         )
         self._server = RpcServer(managers, settings.rpc_host, settings.rpc_port, config.security, _log)
         await self._server.start()
-        await self.leadership.publish(config.rest_url, reachable_address(self._server.address))
+        host, _, port = self._server.address.rpartition(":")
+        await self.leadership.publish(f"{reachable_host(host)}:{port}")
         await self._dispatcher.recover()
         self._watches.append(asyncio.create_task(self._run(managers)))
         return True
@@ -173,10 +174,9 @@ class JobManager:
 _WILDCARD_HOSTS = ("0.0.0.0", "[::]", "::")  # noqa: S104 - addresses to replace
 
 
-def reachable_address(address: str) -> str:
-    """Return `host:port` with the name of this machine instead of a wildcard address."""
-    host, _, port = address.rpartition(":")
-    return f"{socket.gethostname()}:{port}" if host in _WILDCARD_HOSTS else address
+def reachable_host(host: str) -> str:
+    """Return a listening host, or the name of this machine if it is a wildcard."""
+    return socket.gethostname() if host in _WILDCARD_HOSTS else host
 
 
 def _open_spans(endpoint: str) -> OtlpSpans:
@@ -193,15 +193,19 @@ def _log(text: str) -> None:
 
 
 async def run_jobmanager(
-    config: JobManagerConfig, standing: Callable[[JobManager], None], leading: Callable[[JobManager], Awaitable[None]]
+    config: JobManagerConfig,
+    stopping: asyncio.Event,
+    standing: Callable[[JobManager], None],
+    leading: Callable[[JobManager], Awaitable[None]],
 ) -> int:
-    """Run JobManager terms until the shutdown; return the exit code.
+    """Wait to lead and lead, again and again, until `stopping` is set; return the exit code.
 
-    `standing` is called with each term at its begin, `leading` once it leads and has recovered the jobs.
+    `standing` is called whenever this process becomes a standby, `leading` when it leads and has recovered the jobs.
     """
-    while True:
+    while not stopping.is_set():
         manager = JobManager(config)
         standing(manager)
+        stopper = asyncio.create_task(_shut_down(manager, stopping))
         try:
             if await manager.start():
                 await leading(manager)
@@ -216,4 +220,11 @@ async def run_jobmanager(
             traceback.print_exc()
             return 1
         finally:
+            stopper.cancel()
             await manager.close()
+    return 0
+
+
+async def _shut_down(manager: JobManager, stopping: asyncio.Event) -> None:
+    await stopping.wait()
+    manager.shutdown()

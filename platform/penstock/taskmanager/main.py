@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.checkpoint.leader_lease import read_lease
-from penstock.checkpoint.stores import open_store
+from penstock.checkpoint.leader_lease import leader_of
 from penstock.config.security import UNPROTECTED, Security, check_data_port
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
@@ -89,7 +88,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
     metrics = MetricsServer(supervisor.metrics_text, config.security)
     supervisor.metrics_address = await metrics.start(_LOOPBACK, config.metrics_port)
     link = TaskManagerLink(
-        config.jobmanager_address or ElectedJobManager(lambda: leader_address(config.ha_root)),
+        config.jobmanager_address or ElectedJobManager(lambda: leader_of(config.ha_root).rpc),
         supervisor.registration,
         supervisor.handle,
         lambda reason: log_to_stderr(f"connection to the JobManager lost: {reason}"),
@@ -114,18 +113,6 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, PenstockError):
                 await task
-
-
-def leader_address(ha_root: str) -> str:
-    """Return `host:port` of the control port of the JobManager that leads an HA root.
-
-    Raises:
-        PenstockError: none leads, or the root cannot be read.
-    """
-    lease = read_lease(open_store(ha_root))
-    if lease is None or not lease.rpc:
-        raise PenstockError(f"no JobManager leads {ha_root}", hint="start one with this --ha-root")
-    return lease.rpc
 
 
 def _data_address(config: TaskManagerConfig) -> str:

@@ -205,7 +205,7 @@ def test_another_jobmanager_is_asked_when_one_refuses_or_knows_no_leader(server,
 def test_without_a_leader_the_request_is_sent_again_and_at_last_refused(another):
     retries = []
     with RestClient(url_of(another), retry=lambda refusals: not retries.append(refusals) and refusals < 2) as client:
-        with pytest.raises(PenstockError, match=r"no JobManager answers at \S+: a standby, no leader"):
+        with pytest.raises(PenstockError, match=r"no JobManager leads at \S+: a standby, no leader"):
             client.cancel("7")
         assert (retries, len(another.seen)) == ([0, 1, 2], 3)
 
@@ -214,7 +214,7 @@ def test_the_leader_of_an_ha_root_is_found_again(server, another, tmp_path):
     another.ready = server.ready = (200, b'{"jobs": []}')
     store, holder = open_store(str(tmp_path)), LeaseHolder(id="root", host="h", machine="", pid=1)
     lead = lambda place, above: take_lead(
-        store, LeaderLease(generation=0, jobmanager_id=str(above), holder=holder, rest=place), above
+        store, LeaderLease(generation=0, jobmanager_id=str(above), holder=holder, rest=place, rpc="h:1"), above
     )
     lead(url_of(server), 0)
     with RestClient(str(tmp_path)) as client:

@@ -3,11 +3,10 @@
 import pytest
 
 from penstock.checkpoint.job_lease import LeaseHolder
-from penstock.checkpoint.leader_lease import LeaderLease, take_lead
+from penstock.checkpoint.leader_lease import LeaderLease, leader_of, take_lead
 from penstock.checkpoint.stores import open_store
 from penstock.core.errors import PenstockError
 from penstock.rpc.jobmanagers import ElectedJobManager
-from penstock.taskmanager.main import leader_address
 
 
 def lead(root, rpc, above):
@@ -18,9 +17,9 @@ def lead(root, rpc, above):
 def test_the_leaders_address_and_its_successors(tmp_path):
     root = str(tmp_path)
     with pytest.raises(PenstockError, match=r"no JobManager leads .* \(start one with this --ha-root\)"):
-        leader_address(root)
+        leader_of(root)
     lead(root, "a:6123", 0)
-    found = ElectedJobManager(lambda: leader_address(root))
+    found = ElectedJobManager(lambda: leader_of(root).rpc)
     assert (found.next_address(), found.other_leader("a:6123")) == ("a:6123", "")
     lead(root, "b:6123", 1)
     assert (found.other_leader("a:6123"), found.next_address()) == ("b:6123", "b:6123")

@@ -1,4 +1,4 @@
-"""The JobManager's process: its terms as standby and leader, and the REST API, on one event loop.
+"""The JobManager's process: a standby or the leader, and the REST API, on one event loop.
 
 Called by `penstock jobmanager`.
 """
@@ -20,7 +20,7 @@ from penstock.config.security import Security, check_listening
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
 from penstock.core.logs import log_line
-from penstock.jobmanager.main import JobManager, reachable_address, run_jobmanager
+from penstock.jobmanager.main import JobManager, reachable_host, run_jobmanager
 from penstock.rest.diagnose.job_watch import JobWatch
 from penstock.rest.server.fast_app import FastApp
 from penstock.rest.server.guard import Guard
@@ -101,50 +101,51 @@ def run_jobmanager_process(config: JobManagerConfig, announce: Callable[[str], N
 async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int:
     for host in (config.settings.rest_host, config.settings.rpc_host):
         check_listening(config.security, host)
-    loop, security, role = asyncio.get_running_loop(), config.security, RoleApp()
-    listener, terms = _listen(config.settings.rest_host, config.settings.rest_port), list[_Term]()
-    tls = security.rest is not None
+    loop, security, stopping = asyncio.get_running_loop(), config.security, asyncio.Event()
+    listener, role, tls = (
+        _listen(config.settings.rest_host, config.settings.rest_port),
+        RoleApp(),
+        security.rest is not None,
+    )
     host, port = listener.getsockname()[:2]
-    rest_url = _url(*reachable_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}").rsplit(":", 1), tls=tls)
     server = _RestServer(_server_settings(Guard(role, security, _log), security))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving, parts = asyncio.create_task(server.serve(sockets=[listener])), list[_LeaderParts]()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, role.shutdown)
+        loop.add_signal_handler(number, stopping.set)
 
     async def leading(manager: JobManager) -> None:
-        term = _Term(manager, role.shutdown)
-        terms.append(term)
-        role.leading(term.application)
+        parts.append(_LeaderParts(manager, stopping.set))
+        role.leading(parts[-1].application)
         local = _url(_WILDCARD_ADDRESSES.get(host, host), port, tls=tls)
         announce(json.dumps({"rest": local, "rpc": manager.rpc_address}))
 
     def standing(manager: JobManager) -> None:
-        for term in terms:
-            term.end()
+        while parts:
+            parts.pop().end()
         role.standing(manager)
 
     try:
-        return await run_jobmanager(msgspec.structs.replace(config, rest_url=rest_url), standing, leading)
+        own = msgspec.structs.replace(config, rest_url=_url(reachable_host(host), port, tls=tls))
+        return await run_jobmanager(own, stopping, standing, leading)
     finally:
-        for term in terms:
-            term.end()
-            await term.watching
+        while parts:
+            parts.pop().end()
         server.should_exit = True
         await serving
 
 
-class _Term:
+class _LeaderParts:
     """The parts that a leader has in addition to its JobManager."""
 
     def __init__(self, manager: JobManager, shutdown: Callable[[], None]) -> None:
         """Start the watch over slow jobs."""
-        jobs, self._ended = JobWatch(manager.dispatcher, SystemClock()), asyncio.Event()
-        self.watching = asyncio.create_task(jobs.run(self._ended))
+        jobs = JobWatch(manager.dispatcher, SystemClock())
+        self._watching = asyncio.create_task(jobs.run(asyncio.Event()))
         self.application = FastApp(manager.dispatcher, SystemClock(), shutdown, jobs)
 
     def end(self) -> None:
         """End the watch."""
-        self._ended.set()
+        self._watching.cancel()
 
 
 def _server_settings(application: Guard, security: Security) -> uvicorn.Config:
@@ -187,8 +188,8 @@ def _tls(security: Security) -> ssl.SSLContext | None:
     return context
 
 
-def _url(host: str, port: int | str, *, tls: bool) -> str:
-    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{port}"
+def _url(host: str, port: int, *, tls: bool) -> str:
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

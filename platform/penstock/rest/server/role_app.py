@@ -26,6 +26,8 @@ _LOGGER = logging.getLogger(__name__)
 #: Who leads, as this process knows; answered in both roles.
 LEADER_PATH = "/v1/penstock/leader"
 _CONNECT_S = 5.0
+#: A leader that says nothing for this long is suspended or overloaded; no answer takes longer.
+_SILENCE_S = 60.0
 _CHUNK_BYTES = 1 << 16
 #: Headers of one connection, which the forwarded request and answer do not have.
 _OF_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"content-length", b"server", b"date"}
@@ -33,32 +35,27 @@ _FORWARDED = b"x-penstock-forwarded"
 
 
 class RoleApp:
-    """The application of one process, over all its terms."""
+    """The application of one process, for as long as it runs."""
 
     def __init__(self) -> None:
-        """Start without a term."""
+        """Start without a JobManager."""
         self._manager: JobManager | None = None
         self._leading: Application | None = None
-        #: The newest lease that a term has read.
+        #: The newest lease that was read.
         self._lease: LeaderLease | None = None
 
     def standing(self, manager: JobManager) -> None:
-        """Begin a term as a standby."""
+        """Forward requests, as a standby."""
         self._manager, self._leading = manager, None
 
     def leading(self, application: Application) -> None:
         """Answer requests as the leader."""
         self._leading = application
 
-    def shutdown(self) -> None:
-        """End the process's term."""
-        if self._manager is not None:
-            self._manager.shutdown()
-
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer or forward one request (ASGI)."""
         leads = self._leading is not None and await self._confirmed()
-        if scope["path"] in (LEADER_PATH, LEADER_PATH.removeprefix("/v1")):
+        if scope["path"] in (LEADER_PATH, LEADER_PATH.removeprefix("/v1")) and scope["method"] == "GET":
             await _answer(send, 200, self._leader(leads=leads))
         elif leads and self._leading is not None:
             await self._leading(scope, receive, send)
@@ -145,7 +142,9 @@ async def _exchange(place: str, head: tuple[str, str, list[tuple[bytes, bytes]]]
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
-                connection.receive_data(await reader.read(_CHUNK_BYTES))
+                async with asyncio.timeout(_SILENCE_S):
+                    data = await reader.read(_CHUNK_BYTES)
+                connection.receive_data(data)
             elif isinstance(event, h11.Response):
                 kept = [(name, value) for name, value in event.headers if name.lower() not in _OF_CONNECTION]
                 await send({"type": "http.response.start", "status": event.status_code, "headers": kept})

@@ -1,0 +1,104 @@
+"""One process's part in the election: it waits, leads, renews, and notices that another one leads."""
+
+import asyncio
+
+import pytest
+
+from penstock.checkpoint.job_lease import LeaseHolder
+from penstock.checkpoint.leader_lease import LeaderLease, read_lease
+from penstock.checkpoint.memory_store import MemoryStore
+from penstock.core.clock import ManualClock
+from penstock.core.errors import LeadershipLostError, StorageError
+from penstock.jobmanager.leadership import Leadership
+
+TTL_MS = 30
+
+
+@pytest.fixture
+def memory():
+    return MemoryStore("leadership")
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def process(memory, clock):
+    """Return a maker of processes; the log of all of them is `process.log`."""
+
+    def make(name):
+        holder = LeaseHolder(id="root", host=name, machine="", pid=1)
+        lease = LeaderLease(generation=0, jobmanager_id=name, holder=holder, rest=f"http://{name}:1", ttl_ms=TTL_MS)
+        return Leadership(memory, lease, clock, make.log.append)
+
+    make.log = []
+    return make
+
+
+async def elapse(clock, condition):
+    """Let the clock of the processes go on while they look, until the condition holds."""
+    while not condition():
+        clock.advance(TTL_MS / 10)
+        await asyncio.sleep(0)
+
+
+async def test_the_first_leads_and_a_standby_follows_its_release(memory, clock, process):
+    first, second, stopping = process("a"), process("b"), asyncio.Event()
+    assert await first.wait(stopping)
+    await first.publish("a:2")
+    waiting = asyncio.create_task(second.wait(stopping))
+    await elapse(clock, lambda: process.log)
+    assert process.log == ["standby: http://a:1 leads, generation 1"]
+    assert second.leader.rpc == "a:2"
+    await first.release()
+    assert await waiting
+    assert (second.generation, read_lease(memory).jobmanager_id) == (2, "b")
+
+
+async def test_a_leader_that_does_not_renew_is_replaced_and_notices(memory, clock, process):
+    first, second, failed = process("a"), process("b"), []
+    assert await first.wait(asyncio.Event())
+    waiting = asyncio.create_task(second.wait(asyncio.Event()))
+    await elapse(clock, waiting.done)
+    assert (waiting.result(), second.generation) == (True, 2)
+    clock.advance(TTL_MS)
+    with pytest.raises(LeadershipLostError, match="generation 2 has taken over"):
+        await first.confirm()
+    assert first.leader.jobmanager_id == "b"
+    await first.keep(asyncio.Event(), failed.append)
+    assert isinstance(failed[0], LeadershipLostError)
+    await first.release()
+    assert not read_lease(memory).released
+
+
+async def test_a_confirmed_leader_asks_nobody(memory, clock, process):
+    leader, operations = process("a"), []
+    assert await leader.wait(asyncio.Event())
+    memory.fault = lambda operation, *_: operations.append(operation)
+    clock.advance(TTL_MS - 1)
+    await leader.confirm()
+    assert not operations
+    clock.advance(1)
+    await leader.confirm()
+    assert "put" in operations
+
+
+async def test_a_store_that_fails_ends_the_first_look_and_delays_later_ones(memory, clock, process):
+    def broken(*_):
+        raise StorageError("down")
+
+    first, second, stopping = process("a"), process("b"), asyncio.Event()
+    assert await first.wait(asyncio.Event())
+    memory.fault = broken
+    with pytest.raises(StorageError):
+        await second.wait(stopping)
+    memory.fault = lambda *_: None
+    waiting = asyncio.create_task(second.wait(stopping))
+    await elapse(clock, lambda: process.log)
+    memory.fault = broken
+    await elapse(clock, lambda: len(process.log) > 1)
+    assert process.log[-1] == "standby: cannot read or take the lease: down"
+    stopping.set()
+    assert not await waiting
