@@ -58,7 +58,7 @@ def test_a_target_that_cannot_be_written_is_refused_and_the_job_goes_on(tmp_path
         place.goes_on(job.job_id)
         second = place.file("second", step=lifecycle.STEP)
         for ask in (job.stop, job.savepoint, lambda target: job.upgrade(second, target=target)):
-            with pytest.raises(UsageError, match=r"is not writable.*the job got no request"):
+            with pytest.raises(UsageError, match=r"is not writable.*the request was refused"):
                 ask(target=str(file))
         place.goes_on(job.job_id)
         assert place.rest.summary(job.job_id)["restarts"] == 0

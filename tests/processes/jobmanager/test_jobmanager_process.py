@@ -374,7 +374,7 @@ async def test_a_cut_whose_savepoint_cannot_be_written_is_refused_and_the_job_go
     file.touch()
     for target in (str(file), str(file / "below"), "ftp://somewhere"):
         for ask in (dispatcher.stop, dispatcher.savepoint):
-            with pytest.raises(UsageError, match=r"is not writable.*the job got no request") as caught:
+            with pytest.raises(UsageError, match=r"is not writable.*the request was refused") as caught:
                 await ask(job_id, uri=target)
             assert target in caught.value.message
     done = dispatcher.checkpoints(job_id).completed

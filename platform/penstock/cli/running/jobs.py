@@ -185,7 +185,8 @@ def _continues_after_interrupt(what: str, job: JobHandle, cluster: str | None) -
     try:
         yield
     except KeyboardInterrupt:
-        show = shlex.join(["penstock", "show", job.name, *(["--cluster", cluster] if cluster else [])])
+        command = "story" if what == "rescale" else "show"
+        show = shlex.join(["penstock", command, job.name, *(["--cluster", cluster] if cluster else [])])
         say(f"\nthe {what} of {job.name} continues in the cluster; `{show}` shows it until it has ended")
         raise
 

@@ -62,14 +62,12 @@ def jobmanager(
 def taskmanager(
     *,
     jobmanager_address: Annotated[
-        str, typer.Option("--jobmanager", help="HOST:PORT of the RPC of JobManagers, with commas.")
+        str, typer.Option("--jobmanager", help="HOST:PORT of the JobManager, several with commas.")
     ] = "",
-    ha_root: Annotated[str, typer.Option(help="HA root whose leader to find.")] = "",
+    ha_root: Annotated[str, typer.Option(help="HA root; the leader is found there.")] = "",
     slots: Annotated[int, typer.Option(help="Worker processes (slots) to offer.", min=1)] = 1,
     work_dir: Annotated[Path, typer.Option(help="Folder for logs, spill files, requirements.")] = Path(".penstock/tm"),
-    worker_memory: Annotated[
-        str, typer.Option(help="A larger worker is killed, e.g. 8GB; default: 2 x managed memory + 2 GB.")
-    ] = "",
+    worker_memory: Annotated[str, typer.Option(help="Memory limit of a worker, above which it is killed.")] = "",
     identity: Annotated[str, typer.Option("--id", help="Name of this TaskManager; default: host and pid.")] = "",
     data_host: Annotated[str, typer.Option(help="Host name of these workers for other hosts (TCP).")] = "",
     data_bind: Annotated[str, typer.Option(help="Address that workers listen on; default: --data-host.")] = "",

@@ -16,7 +16,7 @@ from penstock.checkpoint.manifest_log import CLAIM, SAVEPOINT_MANIFEST, Manifest
 from penstock.checkpoint.recovery import FROM, present_manifests
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri, open_store
-from penstock.core.errors import NotFoundError, PenstockError, SavepointInUseError, UsageError
+from penstock.core.errors import NotFoundError, PenstockError, SavepointInUseError, UnreachableError, UsageError
 from penstock.core.rand import Rand
 from penstock.core.snapshot import FileRef
 from penstock.core.structs import prepare
@@ -30,7 +30,7 @@ from penstock.jobmanager.messages.views import OperationStatus
 _LIMIT_S = 20.0
 #: Separate threads: when all of them hang, further targets are refused without a test.
 _THREADS = DaemonThreadPool("savepoint-target", 4)
-_TARGET_HINT = "the job got no request; choose another target or make this one writable"
+_TARGET_HINT = "the request was refused, and the job runs on; choose another target or make this one writable"
 
 
 async def savepoint_target(
@@ -60,7 +60,7 @@ async def savepoint_target(
         except TimeoutError as error:
             reason = f": {error}" if str(error) else f" within {limit_s:.0f} s"
             msg = f"the savepoint's target {base} did not answer{reason}"
-            raise UsageError(msg, hint=_TARGET_HINT) from error
+            raise UnreachableError(msg, hint=_TARGET_HINT) from error
         except (PenstockError, OSError) as error:
             reason = error.message if isinstance(error, PenstockError) else (error.strerror or str(error))
             raise UsageError(f"the savepoint's target {base} is not writable: {reason}", hint=_TARGET_HINT) from error
