@@ -126,7 +126,8 @@ def write_lease(store: ObjectStore, mine: LeaderLease) -> LeaderLease:
                 return mine
             continue
         present, etag = found
-        if present.generation > mine.generation:
+        foreign = present.generation == mine.generation and present.jobmanager_id != mine.jobmanager_id
+        if present.generation > mine.generation or foreign:
             msg = f"a JobManager of generation {present.generation} has taken over from generation {mine.generation}"
             raise LeadershipLostError(f"{msg} in {store.uri}", hint="this process becomes a standby")
         if present == mine or store.put_if_match(LEASE, data, etag):

@@ -16,10 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.core.errors import StorageError, UsageError
+from penstock.core.rand import SystemRand
 
 _UNUSABLE = "check that the folder exists, is writable and has space"
 _FILE_IN_THE_WAY = "a file is where a folder should be: move it away"
 _counter = itertools.count()
+#: Part of the names of temporary files: processes of other machines and containers have the same pids.
+_WRITER = SystemRand().token(16)
 
 
 class LocalStore:
@@ -110,10 +113,10 @@ class LocalStore:
     @contextlib.contextmanager
     def _temporary(self, key: str, data: bytes) -> Iterator[tuple[Path, Path]]:
         target = self._path(key)
-        temporary = target.parent / f".tmp-{os.getpid()}-{next(_counter)}"
+        temporary = target.parent / f".tmp-{_WRITER}-{os.getpid()}-{next(_counter)}"
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("wb") as out:
+            with temporary.open("xb") as out:
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())

@@ -25,7 +25,8 @@ class ClusterAddress:
         """
         self.text = text.rstrip("/")
         self._has_token = has_token
-        self._root = text if text.startswith(("s3://", "file://")) or Path(text, "leader.json").exists() else ""
+        folder = "://" not in text and Path(text, "leader.json").exists()
+        self._root = text if folder or text.startswith(("s3://", "file://")) else ""
         self._urls = [] if self._root else [url.strip().rstrip("/") for url in text.split(",")]
         for url in self._urls:
             self._check(url)
@@ -48,6 +49,18 @@ class ClusterAddress:
         url = leader_of(self._root).rest
         self._check(url)
         return [url]
+
+    def redirected(self, location: str, path: str) -> str:
+        """Return the URL of the leader to which a standby redirects a request for `path`.
+
+        Raises:
+            UsageError: it is no JobManager's, or the token would be sent unencrypted.
+        """
+        url = location.removesuffix(path)
+        if url == location:
+            raise UsageError(f"{self.text} redirects to {location!r}, which is no JobManager", hint=_EXAMPLE)
+        self._check(url)
+        return url
 
     def answered(self, url: str) -> None:
         """Try this URL first from now on."""

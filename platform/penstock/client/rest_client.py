@@ -410,7 +410,7 @@ class RestClient:
             try:
                 status, data, more = self._request(url, method, path, content, headers)
                 if status == _MOVED:  # a standby with TLS
-                    url = more.get("Location", "").removesuffix(path)
+                    url = self._address.redirected(more.get("Location", ""), path)
                     status, data, more = self._request(url, method, path, content, headers)
                 _require_leader(status, data, more)
             except _NotReceivedError as error:

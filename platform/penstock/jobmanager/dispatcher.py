@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.ha_records import check_leading, read_refusals, write_record
+from penstock.checkpoint.ha_records import JobRecord, check_leading, read_refusals, write_record
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
@@ -351,6 +351,7 @@ class Dispatcher:
         try:
             generation = await driver.acquire()
             await asyncio.to_thread(write_record, parts.ha_store, record)
+            await self._require_leading(record)
         except BaseException:
             await driver.close(release=True)
             raise
@@ -365,6 +366,29 @@ class Dispatcher:
                 raise
             self._spawn(self._recover_one(job))
         return record.job_id
+
+    async def _require_leading(self, record: JobRecord) -> None:
+        """Refuse a job that was recorded when another JobManager led: its leader may have listed the jobs before.
+
+        Raises:
+            LeadershipLostError: another one leads; the record says so unless that one has taken the job over.
+        """
+        error = await self._end_of_lead()
+        if error is None:
+            return
+        ended = msgspec.structs.replace(record, ended="FAILED", ended_ms=record.submitted_ms, error=str(error))
+        with contextlib.suppress(LeadershipLostError):
+            await asyncio.to_thread(write_record, self._parts.ha_store, ended)
+        raise error
+
+    async def _end_of_lead(self) -> LeadershipLostError | None:
+        if self._closing.is_set():
+            return LeadershipLostError("this JobManager is ending", hint="submit again with the same token")
+        try:
+            await asyncio.to_thread(check_leading, self._parts.ha_store, self._parts.generation)
+        except LeadershipLostError as error:
+            return error
+        return None
 
     async def _read_shown(self) -> None:
         """Read archives, refused upgrades and failures that earlier leaders wrote; no start waits for them."""

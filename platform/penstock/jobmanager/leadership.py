@@ -96,7 +96,8 @@ class Leadership:
     async def publish(self, rpc: str) -> None:
         """Write the `host:port` at which this leader takes TaskManagers."""
         assert self._held is not None  # noqa: S101 - `wait` comes first
-        self._held = self.leader = msgspec.structs.replace(self._held, rpc=rpc)
+        async with self._renewing:
+            self._held = self.leader = msgspec.structs.replace(self._held, rpc=rpc)
         await self.renew()
 
     async def renew(self) -> None:
@@ -107,12 +108,13 @@ class Leadership:
         """
         async with self._renewing:
             if self._held is None or self._held.released:
-                return
+                raise LeadershipLostError("this JobManager is ending", hint="try again: a standby takes over")
             wanted, asked_ms = renewed(self._held), self._clock.monotonic_ms()
             try:
                 self._held = await asyncio.to_thread(write_lease, self._store, wanted)
             except LeadershipLostError:
-                self.leader = await asyncio.to_thread(read_lease, self._store)
+                with contextlib.suppress(PenstockError):
+                    self.leader = await asyncio.to_thread(read_lease, self._store)
                 raise
             self._confirmed_ms, self.leader = asked_ms, self._held
 

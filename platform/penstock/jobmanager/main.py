@@ -20,7 +20,7 @@ from penstock.checkpoint.job_lease import this_process
 from penstock.checkpoint.leader_lease import LeaderLease
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import LeadershipLostError, PenstockError, UsageError, extra_hint
+from penstock.core.errors import LeadershipLostError, PenstockError, StorageError, UsageError, extra_hint
 from penstock.core.logs import log_line
 from penstock.core.rand import Rand, SystemRand
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
@@ -61,6 +61,16 @@ class JobManager:
     def generation(self) -> int:
         """The generation of this leader; 0 as a standby."""
         return 0 if self.leadership is None else self.leadership.generation
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this process has read the lease of its HA root, or leads."""
+        return self.leadership is not None and (self.leadership.leader is not None or self.generation > 0)
+
+    @property
+    def rest_url(self) -> str:
+        """The URL of this process's REST API, as its lease names it."""
+        return self._config.rest_url
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -215,7 +225,11 @@ async def run_jobmanager(
             _log(str(error))
         except PenstockError as error:
             _log(str(error))
-            return 1
+            if not (isinstance(error, StorageError) and manager.has_joined):
+                return 1
+            # the store has answered before: this process takes part in the election again
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), DEFAULT_LIMITS.lease_ms / 1000)
         except Exception:  # noqa: BLE001 - an internal error: the log has the traceback, the next process recovers
             traceback.print_exc()
             return 1

@@ -203,11 +203,13 @@ class TaskManagerLink:
             raise asyncio.InvalidStateError("the JobManager closed the stream")
         await call.write(end.proof(answer))
 
-    async def _other_leader(self) -> str:
-        try:
-            return await asyncio.to_thread(self._jobmanagers.other_leader, self.address)
-        except PenstockError:
-            return ""
+    async def _other_leader(self, read: asyncio.Future[Any]) -> str:
+        """Return the address of another leader; empty if there is none, or a message arrives before it is known."""
+        asking = asyncio.ensure_future(asyncio.to_thread(self._jobmanagers.other_leader, self.address))
+        asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # an error is no answer
+        await asyncio.wait((read, asking), timeout=_SUSPECT_MS / 1000, return_when=asyncio.FIRST_COMPLETED)
+        answered = asking.done() and not asking.cancelled() and asking.exception() is None and not read.done()
+        return asking.result() if answered else ""
 
     async def _next(self, call: Any) -> Any:
         """Return the next message, or EOF at the end of the stream or the link.
@@ -228,9 +230,11 @@ class TaskManagerLink:
                 if self._closing.is_set():
                     read.cancel()
                     return aio.EOF
-                if timeout_ms == _SUSPECT_MS and (other := await self._other_leader()):
+                if timeout_ms == _SUSPECT_MS and (other := await self._other_leader(read)):
                     read.cancel()
                     raise TimeoutError(f"the JobManager at {other} leads")
+                if read.done():
+                    return read.result()
             read.cancel()
             msg = f"the JobManager was silent for {(silence_ms or 0) / 1000:.1f} s"
             raise TimeoutError(msg)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from tests.support.waiting import until
 
-from penstock.core.errors import UsageError
+from penstock.core.errors import UnreachableError
 from penstock.jobmanager.cluster.daemon_thread_pool import DaemonThreadPool
 from penstock.jobmanager.jobs import enumerators, savepoint_folders
 
@@ -110,7 +110,7 @@ async def test_targets_that_hang_hold_up_no_lease_and_further_ones_are_refused(m
         assert free
         told = await asyncio.gather(*tasks, return_exceptions=True)
         assert all("did not answer within" in str(error) for error in told)
-        with pytest.raises(UsageError, match="did not answer: 4 earlier calls have not returned"):
+        with pytest.raises(UnreachableError, match="did not answer: 4 earlier calls have not returned"):
             await ask(7)
     finally:
         go.set()

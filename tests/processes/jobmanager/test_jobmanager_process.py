@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.support.waiting import until
 
+from penstock.checkpoint.ha_records import read_records
 from penstock.checkpoint.job_lease import this_process
 from penstock.checkpoint.leader_lease import LeaderLease, read_lease, released, take_lead, write_lease
 from penstock.checkpoint.stores import open_store
@@ -302,6 +303,27 @@ async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded,
     with pytest.raises(LeadershipLostError):
         await asyncio.wait_for(successor.wait(), 60)
     assert len(acquired) == 2  # once each: neither tried again
+
+
+async def test_a_leader_that_was_succeeded_during_a_submission_refuses_the_job(
+    cluster_of, encoded, monkeypatch, tmp_path
+):
+    """Its successor has listed the jobs already: nobody would run it, and the next leader would start it later."""
+    manager, _ = await cluster_of(taskmanager=False)
+    store, write = open_store(str(tmp_path / "ha")), dispatcher_module.write_record
+
+    def late(where, record):
+        if not record.ended:
+            newer = LeaderLease(generation=0, jobmanager_id="newer", holder=this_process("newer"), released=True)
+            take_lead(store, newer, read_lease(store).generation)
+        write(where, record)
+
+    monkeypatch.setattr(dispatcher_module, "write_record", late)
+    with pytest.raises(LeadershipLostError):
+        await manager.dispatcher.submit(encoded())
+    ((record,), ()) = read_records(store)
+    assert record.ended == "FAILED"
+    assert not manager.dispatcher.jobs()
 
 
 def all_views(dispatcher, job):

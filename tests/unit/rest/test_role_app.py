@@ -18,6 +18,7 @@ class Manager:
     def __init__(self, rest="", error=None):
         holder = LeaseHolder(id="root", host="h", machine="", pid=1)
         lease = LeaderLease(generation=2, jobmanager_id="b", holder=holder, rest=rest, rpc="b:6123") if rest else None
+        self.rest_url = "http://own:8081"
         self.leadership, self.error, self.failed = SimpleNamespace(leader=lease, confirm=self.confirm), error, []
 
     async def confirm(self):
@@ -78,6 +79,11 @@ def test_nobody_leads_or_two_standbys_name_each_other(rest):
     status, given, document = ask(role_of(Manager(rest), leads=False), headers=headers)
     assert (status, given[b"retry-after"]) == (503, b"1")
     assert document["errors"] == ["this JobManager is a standby, and no other leads yet (try again in a few seconds)"]
+
+
+def test_a_new_leader_that_still_recovers_asks_for_patience():
+    status, given, _ = ask(role_of(Manager("http://own:8081"), leads=False))
+    assert (status, given[b"retry-after"]) == (503, b"1")
 
 
 def test_with_certificates_a_standby_redirects():

@@ -49,8 +49,8 @@ async def savepoint_target(
     folder is not tested: if it does not answer now, the savepoint waits for it as the checkpoints do.
 
     Raises:
-        UsageError: the target is not writable within `limit_s`, or all `threads` are blocked by
-        earlier tests.
+        UsageError: the target is not writable. UnreachableError: it does not answer within `limit_s`, or all
+            `threads` are blocked by earlier tests.
     """
     base = target or join_uri(job.graph.settings.checkpoint_root, job.graph.name, "savepoints")
     name = f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}"

@@ -70,7 +70,8 @@ class RoleApp:
         try:
             await manager.leadership.confirm()
         except LeadershipLostError as error:
-            self._leading = None
+            if self._manager is manager:
+                self._leading = None
             manager.fail(error)
             return False
         except StorageError as error:
@@ -91,7 +92,8 @@ class RoleApp:
         place = (self._leader(leads=False)["leader"] or {}).get("url", "")
         path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
         target = f"{path}?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else path
-        if not place or any(name == _FORWARDED for name, _ in scope["headers"]):
+        own = self._manager is not None and place == self._manager.rest_url
+        if not place or own or any(name == _FORWARDED for name, _ in scope["headers"]):
             text = "this JobManager is a standby, and no other leads yet (try again in a few seconds)"
             await _answer(send, 503, {"errors": [text]}, (b"retry-after", b"1"))
         elif place.startswith("https:"):
@@ -99,21 +101,37 @@ class RoleApp:
                 send, 307, {"errors": [f"{place} leads"]}, (b"location", f"{place}{target}".encode("latin-1"))
             )
         else:
-            begun = False
+            await self._relay(place, (scope["method"], target, scope["headers"]), receive, send)
 
-            async def relay(message: dict[str, Any]) -> None:
-                nonlocal begun
-                begun = True
-                await send(message)
+    @staticmethod
+    async def _relay(
+        place: str, head: tuple[str, str, list[tuple[bytes, bytes]]], receive: Receive, send: Send
+    ) -> None:
+        """Forward one request; only one that the leader has not received, or a read, may be sent again."""
+        begun = False
 
-            try:
-                await _exchange(place, (scope["method"], target, scope["headers"]), await _body(receive), relay)
-            except (OSError, TimeoutError, h11.ProtocolError) as error:
-                if begun:
-                    raise
-                text = f"the leader at {place} does not answer: {str(error) or type(error).__name__}"
-                hint = "try again: a standby takes over within seconds"
-                await _answer(send, 503, {"errors": [f"{text} ({hint})"]}, (b"retry-after", b"1"))
+        async def relay(message: dict[str, Any]) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            body, streams = await _body(receive), await _connected(place)
+        except (OSError, TimeoutError) as error:
+            text = f"the leader at {place} does not answer: {str(error) or type(error).__name__}"
+            hint = "try again: a standby takes over within seconds"
+            await _answer(send, 503, {"errors": [f"{text} ({hint})"]}, (b"retry-after", b"1"))
+            return
+        try:
+            await _exchange(streams, head, body, relay)
+        except (OSError, TimeoutError, h11.ProtocolError) as error:
+            if begun:
+                raise
+            text = f"the leader at {place} has not answered: {str(error) or type(error).__name__}"
+            again: tuple[tuple[bytes, bytes], ...] = ((b"retry-after", b"1"),) if head[0] in ("GET", "HEAD") else ()
+            await _answer(
+                send, 503 if again else 504, {"errors": [f"{text} (the request may have been received)"]}, *again
+            )
 
 
 async def _body(receive: Receive) -> bytes:
@@ -126,19 +144,29 @@ async def _body(receive: Receive) -> bytes:
     return bytes(parts)
 
 
-async def _exchange(place: str, head: tuple[str, str, list[tuple[bytes, bytes]]], body: bytes, send: Send) -> None:
-    """Send a request to `place` and relay the answer; the caller's headers go along, also Host and Authorization."""
+async def _connected(place: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    url = urlsplit(place)
+    async with asyncio.timeout(_CONNECT_S):
+        return await asyncio.open_connection(url.hostname, url.port)
+
+
+async def _exchange(
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    head: tuple[str, str, list[tuple[bytes, bytes]]],
+    body: bytes,
+    send: Send,
+) -> None:
+    """Send a request and relay the answer; the caller's headers go along, also Host and Authorization."""
     method, target, given = head
-    url, connection = urlsplit(place), h11.Connection(h11.CLIENT)
+    (reader, writer), connection = streams, h11.Connection(h11.CLIENT)
     headers = [(name, value) for name, value in given if name.lower() not in _OF_CONNECTION]
     headers += [(b"connection", b"close"), (b"content-length", str(len(body)).encode()), (_FORWARDED, b"1")]
-    async with asyncio.timeout(_CONNECT_S):
-        reader, writer = await asyncio.open_connection(url.hostname, url.port)
     try:
         request = h11.Request(method=method, target=target, headers=headers)
         for part in (request, h11.Data(data=body), h11.EndOfMessage()):
             writer.write(connection.send(part) or b"")
-        await writer.drain()
+        async with asyncio.timeout(_SILENCE_S):
+            await writer.drain()
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
