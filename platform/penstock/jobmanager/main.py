@@ -94,6 +94,7 @@ class JobManager:
         config, settings = self._config, self._config.settings
         if settings.otlp_endpoint:
             self._spans = await asyncio.to_thread(_open_spans, settings.otlp_endpoint)
+        _require_free(settings.rpc_host, settings.rpc_port)  # a standby finds out now, not when it takes over
         store = open_store(config.ha_uri)
         holder = this_process(await asyncio.to_thread(cluster_id, store, self._rand))
         jobmanager_id = self._rand.token()
@@ -187,6 +188,17 @@ _WILDCARD_HOSTS = ("0.0.0.0", "[::]", "::")  # noqa: S104 - addresses to replace
 def reachable_host(host: str) -> str:
     """Return a listening host, or the name of this machine if it is a wildcard."""
     return socket.gethostname() if host in _WILDCARD_HOSTS else host
+
+
+def _require_free(host: str, port: int) -> None:
+    """Raise PenstockError if the control port is in use."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            msg = f"the JobManager cannot listen on {host}:{port}: {error.strerror}"
+            raise PenstockError(msg, hint="choose another --rpc-port, or 0 for a free one") from error
 
 
 def _open_spans(endpoint: str) -> OtlpSpans:

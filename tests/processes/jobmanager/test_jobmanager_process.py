@@ -13,7 +13,14 @@ from penstock.checkpoint.job_lease import this_process
 from penstock.checkpoint.leader_lease import LeaderLease, read_lease, released, take_lead, write_lease
 from penstock.checkpoint.stores import open_store
 from penstock.config.settings import ClusterSettings, RestartStrategy
-from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, StorageError, UsageError
+from penstock.core.errors import (
+    JobIdentityError,
+    LeadershipLostError,
+    NotFoundError,
+    PenstockError,
+    StorageError,
+    UsageError,
+)
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager import dispatcher as dispatcher_module
 from penstock.jobmanager.config import JobManagerConfig, JobManagerLimits
@@ -324,6 +331,16 @@ async def test_a_leader_that_was_succeeded_during_a_submission_refuses_the_job(
     ((record,), ()) = read_records(store)
     assert record.ended == "FAILED"
     assert not manager.dispatcher.jobs()
+
+
+async def test_a_standby_whose_control_port_is_taken_ends_at_once(cluster_of, tmp_path):
+    leader, _ = await cluster_of(taskmanager=False)
+    port = int(leader.rpc_address.rpartition(":")[2])
+    settings = msgspec.structs.replace(SETTINGS, rpc_port=port)
+    standby = JobManager(JobManagerConfig(ha_uri=str(tmp_path / "ha"), settings=settings))
+    with pytest.raises(PenstockError, match=rf"cannot listen on \S+:{port}: Address already in use"):
+        await standby.start()
+    await standby.close()
 
 
 def all_views(dispatcher, job):
