@@ -76,14 +76,16 @@ class LocalStore:
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
         """Replace only the version `etag`; return False if the object has another version or does not exist."""
-        with self._guard("write", key), self._locked(key):
-            try:
-                current = self._path(key).read_bytes()
-            except FileNotFoundError:
-                return False
-            if _etag(current) != etag:
-                return False
-            self.put(key, data)
+        with self._guard("write", key), self._temporary(key, data) as (temporary, target):
+            with self._locked(key):  # briefly: a process that is suspended here blocks the others
+                try:
+                    current = target.read_bytes()
+                except FileNotFoundError:
+                    return False
+                if _etag(current) != etag:
+                    return False
+                temporary.replace(target)
+            _sync_folder(target.parent)
             return True
 
     def delete(self, key: str) -> None:
