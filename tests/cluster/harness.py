@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
-from penstock.core.errors import PenstockError
+from penstock.core.errors import NoJobManagerError, PenstockError
 from penstock.graph.job_graph import encode_graph
 from penstock_lab.servers import minio_local
 
@@ -178,9 +178,7 @@ class Scene:
             try:
                 with RestClient(self.cluster.rest_url, timeout_seconds=PATIENT_S) as rest:
                     return rest.submit(graph, token=token, **options)
-            except PenstockError as error:
-                if "no JobManager answers" not in error.message:
-                    raise
+            except NoJobManagerError:
                 return ""
 
         self.job_id = self.wait(taken, "a JobManager that takes the job")

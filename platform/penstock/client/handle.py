@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from penstock.api.job_file import planned
 from penstock.config.settings import parse_duration_ms
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import JobFailedError, NotFoundError, PenstockError, UnansweredError, job_failed
+from penstock.core.errors import (
+    JobFailedError,
+    NoJobManagerError,
+    NotFoundError,
+    PenstockError,
+    UnansweredError,
+    job_failed,
+)
 from penstock.graph.job_graph import encode_graph
 
 if TYPE_CHECKING:
@@ -281,7 +288,7 @@ class JobHandle:
         try:
             return self.client.job_after(self.job_id, wait_ms)
         except PenstockError as error:
-            if "no JobManager answers" in error.message or "not found" in error.message.lower():
+            if isinstance(error, NoJobManagerError) or "not found" in error.message.lower():
                 return None
             raise
 
@@ -333,7 +340,7 @@ def await_operation(
                 raise
             sent = False  # a new JobManager without a record of the request: repeat it
         except PenstockError as error:
-            if "no JobManager answers" not in error.message:
+            if not isinstance(error, NoJobManagerError):
                 raise
             clock.sleep_ms(poll_ms)
         else:

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from penstock.client.access import ClientAccess, access_of
 from penstock.client.cluster_address import ClusterAddress
-from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
+from penstock.core.errors import JobIdentityError, NoJobManagerError, NotFoundError, PenstockError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -345,7 +345,7 @@ class RestClient:
         """Send a request; `body` is sent as JSON, bytes unchanged.
 
         Raises:
-            PenstockError: no JobManager answers, or the answer is an error.
+            NoJobManagerError: no JobManager answers or leads. PenstockError: the answer is an error.
         """
         self._poll_seconds = (params or {}).get("ms", 0) / 1000
         query = {
@@ -371,7 +371,7 @@ class RestClient:
                 way = "it may be suspended or overloaded: check its process and its log"
             elif isinstance(error, _NotReceivedError) and error.standby:
                 msg, way = f"no JobManager leads at {self.url}: {error}", ""
-            raise PenstockError(msg, hint=way) from error
+            raise NoJobManagerError(msg, hint=way) from error
         if not 200 <= status < 300:
             raise _error_of(status, data)
         return self._answer_of(data) if data else {}

@@ -84,6 +84,10 @@ class ConnectorError(PenstockError):
     """An outside system refused, is unreachable, or holds data that cannot be read."""
 
 
+class NoJobManagerError(PenstockError):
+    """No JobManager answers or leads at the moment; the same request may succeed later."""
+
+
 class UnreachableError(ConnectorError):
     """An outside system does not answer; the same request may succeed later."""
 
