@@ -6,7 +6,7 @@ from penstock.client import executors
 from penstock.client.executors import ClusterExecutor, run_to_end
 from penstock.client.handle import JobHandle, _verdict, absolute_uri
 from penstock.core.clock import ManualClock
-from penstock.core.errors import JobFailedError, PenstockError, UsageError
+from penstock.core.errors import JobFailedError, NoJobManagerError, PenstockError, UsageError
 
 DETAIL = "Traceback (most recent call last):\n  File ...\nValueError: no"
 
@@ -120,7 +120,7 @@ class Away:
     def job_after(self, job_id, wait_ms):
         if self.left:
             self.left -= 1
-            raise PenstockError("no JobManager answers at http://127.0.0.1:1")
+            raise NoJobManagerError("no JobManager answers at http://127.0.0.1:1")
         return {"state": "FINISHED"}
 
 
