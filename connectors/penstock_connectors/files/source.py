@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from penstock.connector.source import BadRecord, HistorySplit, PollResult, SourceBatch, SourceSpec, SourceSplit
 from penstock.connector.staging import dead_letters
+from penstock.core.counts import counted
 from penstock.core.errors import BadRecordError, ConnectorError, GraphError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_from_text, schema_to_text
 from penstock.core.structs import prepare
@@ -178,9 +179,9 @@ class FileSourceFactory:
             return ""
         names = [path if path not in had else f"the end of {path}" for path in newer]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        count = "1 file" if len(newer) == 1 else f"{len(newer):,} files"
         verbs = "is newer than the job's list and is" if len(newer) == 1 else "are newer than the job's list and are"
-        return f"{count} ({sum(newer.values()):,} bytes) {verbs} not read: {', '.join(names[:_NAMED])}{more}"
+        found = f"{counted(len(newer), 'file')} ({sum(newer.values()):,} bytes)"
+        return f"{found} {verbs} not read: {', '.join(names[:_NAMED])}{more}"
 
     def validate(self, spec: SourceSpec) -> None:
         """Check that there is a file and that the first one can be opened.

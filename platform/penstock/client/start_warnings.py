@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.core.counts import counted
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph
 
@@ -33,7 +34,7 @@ def earlier_output(graph: JobGraph, *, fresh: bool) -> list[str]:
     if not fresh and may_resume(graph):
         return []
     return [
-        f"sink {uid}: {folder} holds {count:,} {'file' if count == 1 else 'files'} of earlier runs, but the job starts"
+        f"sink {uid}: {folder} holds {counted(count, 'file')} of earlier runs, but the job starts"
         " over: rows that it writes again are duplicates; remove the files or use another folder"
         for uid, folder in _folders(graph)
         if (count := _files(folder))

@@ -71,7 +71,7 @@ class TaskManagerLink:
         """
         self._jobmanagers = ListedJobManagers(jobmanagers) if isinstance(jobmanagers, str) else jobmanagers
         #: Of the present or last stream.
-        self.address = jobmanagers if isinstance(jobmanagers, str) else ""
+        self.address = ""
         self._register = register
         self._handle = handle
         self._on_disconnect = on_disconnect
