@@ -18,6 +18,14 @@ def stage(kafka_server, minio_server, bucket, topic_prefix, tmp_path):
     return Stage(kafka_server, minio_server, bucket, topic_prefix, tmp_path)
 
 
+@pytest.fixture
+def paused():
+    """Processes that a test suspends: they resume at its end, so that none is left."""
+    pids = []
+    yield pids
+    proc_tree.signal_all(pids, signal.SIGCONT)
+
+
 @pytest.fixture(scope="module")
 def cluster_of_the_module(request, minio_server, tmp_path_factory):
     config = LocalClusterConfig(

@@ -47,14 +47,6 @@ def test_a_standby_takes_over_from_a_killed_leader(stage):
         scene.check_whole()
 
 
-@pytest.fixture
-def paused():
-    """Processes stopped by a test: they go on at its end, so that nothing stays behind."""
-    pids = []
-    yield pids
-    proc_tree.signal_all(pids, signal.SIGCONT)
-
-
 def test_a_paused_leader_that_was_succeeded_appends_nothing_and_becomes_a_standby(stage, paused):
     """It is paused between the last acknowledgement and the append of the manifest."""
     point = "jobmanager.before_manifest"

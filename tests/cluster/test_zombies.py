@@ -13,14 +13,6 @@ pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pyte
 EVENTS, RATE = 12_000, 4_000
 
 
-@pytest.fixture
-def paused():
-    """Processes stopped by a test: they go on at its end, so that nothing stays behind."""
-    pids = []
-    yield pids
-    proc_tree.signal_all(pids, signal.SIGCONT)
-
-
 def test_a_paused_worker_that_was_replaced_publishes_nothing_and_dies(stage, paused):
     """Its whole TaskManager is paused, as a machine would be: in the middle of a publication.
 

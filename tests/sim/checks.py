@@ -64,7 +64,7 @@ class Checks:
 
     @property
     def newest_leader(self) -> str:
-        """Who has taken the newest generation."""
+        """The owner that has taken the newest generation."""
         return self._newest[0]
 
     def _taken(self, generation: int, owner: str) -> None:

@@ -24,7 +24,7 @@ def lease(name="a", generation=0, **fields):
 
 
 def looks(watch, *seen):
-    """What the watch decides for (lease, time of a read that takes 1 ms)."""
+    """Return the watch's decisions; `seen`: lease, and time at the begin of a read that takes 1 ms."""
     return [watch.lapsed(found, at_ms, at_ms + 1, exited=False) for found, at_ms in seen]
 
 

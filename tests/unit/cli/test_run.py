@@ -1,4 +1,4 @@
-"""What `penstock run` prints about a job: its totals, and commands that act on exactly this job."""
+"""Output of `penstock run`: totals of the job, and commands that act on exactly this job."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is an address of a cluster, and where a token may be sent."""
+"""Addresses of a cluster, and the places to which a token may be sent."""
 
 import pytest
 

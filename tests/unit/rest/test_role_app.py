@@ -1,4 +1,4 @@
-"""Who answers a request: the leader itself, the leader for a standby, or nobody yet."""
+"""Requests in both roles: the leader answers, a standby forwards, and both refuse while no JobManager leads."""
 
 import asyncio
 import json
