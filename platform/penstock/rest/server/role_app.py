@@ -78,10 +78,13 @@ class RoleApp:
             _LOGGER.warning("cannot confirm the leadership: %s", error)
         return self._leading is not None
 
-    def _leader(self, *, leads: bool) -> dict[str, Any]:
+    def _newest_lease(self) -> LeaderLease | None:
         if self._manager is not None and self._manager.leadership is not None:
             self._lease = self._manager.leadership.leader or self._lease
-        lease = self._lease
+        return self._lease
+
+    def _leader(self, *, leads: bool) -> dict[str, Any]:
+        lease = self._newest_lease()
         return {
             "role": "leader" if leads else "standby",
             "leader": None if lease is None else {"url": lease.rest, "rpc": lease.rpc, "generation": lease.generation},
@@ -89,7 +92,8 @@ class RoleApp:
 
     async def _forward(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Forward to the leader over http; over https redirect, because a client's certificate cannot be forwarded."""
-        place = (self._leader(leads=False)["leader"] or {}).get("url", "")
+        lease = self._newest_lease()
+        place = "" if lease is None else lease.rest
         path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
         target = f"{path}?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else path
         own = self._manager is not None and place == self._manager.rest_url
