@@ -6,7 +6,6 @@ Durations are texts such as `"5s"`, sizes such as `"256MB"`; names are checked.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import sysconfig
 from collections.abc import Collection, Mapping, Sequence
@@ -21,6 +20,7 @@ from penstock.api.building.notebook import text_html
 from penstock.api.functions.watermark_checks import check_strategy
 from penstock.api.streams import DataStream
 from penstock.api.watermarks import WatermarkStrategy, code_of
+from penstock.config.config_file import configuration
 from penstock.config.settings import (
     JobSettings,
     RestartStrategy,
@@ -89,17 +89,19 @@ def settings_from(keywords: Mapping[str, Any]) -> JobSettings:
     for keyword, value in keywords.items():
         if value is not None:
             fields.update(_field(keyword, value))
-    fields["checkpoint_root"] = checkpoint_root(fields.get("checkpoint_root", ""))
+    defaults = configuration().settings.job
+    fields["checkpoint_root"] = checkpoint_root(fields.get("checkpoint_root", "") or defaults.checkpoint_root)
+    fields = {**msgspec.to_builtins(defaults), **fields}
     try:
         return in_range(msgspec.convert(fields, JobSettings))
     except msgspec.ValidationError as error:
-        fault, hint = wrong_value(error, fields)
+        fault, hint = wrong_value(error, fields, JobSettings())
         raise UsageError(f"ps.Environment: {fault}", hint=hint) from error
 
 
 def checkpoint_root(given: str) -> str:
     """Return the root as a URI or an absolute path, so that it is the same place for every process of a cluster."""
-    root = given or os.environ.get("PENSTOCK_CHECKPOINT_ROOT", "") or DEFAULT_CHECKPOINTS
+    root = given or DEFAULT_CHECKPOINTS
     return root if "://" in root else str(Path(root).expanduser().absolute())
 
 

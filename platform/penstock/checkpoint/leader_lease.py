@@ -13,12 +13,13 @@ from penstock.checkpoint.ha_records import LeaderRecord, newest_generation, take
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import open_store
+from penstock.config.settings import ClusterSettings
 from penstock.core.errors import LeadershipLostError, NotFoundError, StorageError
 from penstock.core.structs import prepare
 
 LEASE = "leader.json"
 #: A leader that does not renew its lease for this long is replaced; it renews three times in this time.
-TTL_MS = 2_500
+TTL_MS = ClusterSettings().leader_lease_ms
 _MAX_RACES = 20
 
 

@@ -8,13 +8,16 @@ must stay small.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from penstock.cli.serve import die_with_parent
+from penstock.config.config_file import FILE_VARIABLE
 from penstock.core.errors import PenstockError, UsageError, nearest
 
 #: Command: its function (or sub-commands), in the order of the help text.
@@ -36,6 +39,7 @@ _COMMANDS = {
     "jobmanager": "penstock.cli.start.processes:jobmanager",
     "taskmanager": "penstock.cli.start.processes:taskmanager",
     "cluster": "penstock.cli.start.cluster:commands",
+    "config": "penstock.cli.start.config:commands",
     "compile": "penstock.cli.start.processes:compile_all",
     "check": "penstock.cli.start.check:check",
     "state": "penstock.cli.running.state_commands:commands",
@@ -117,8 +121,15 @@ commands = typer.Typer(
 
 
 @commands.callback()
-def _penstock() -> None:
+def _penstock(
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Configuration file; default: $PENSTOCK_CONFIG, else ./penstock.toml."),
+    ] = None,
+) -> None:
     """Stateful, exactly-once stream jobs in Python."""
+    if config is not None:
+        os.environ[FILE_VARIABLE] = str(Path(config).absolute())  # child processes and the job file read it too
 
 
 def app() -> NoReturn:

@@ -15,6 +15,7 @@ from penstock.client.access import ClientAccess, access_of
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.handle import TERMINAL, JobHandle
 from penstock.client.rest_client import RestClient
+from penstock.config.config_file import configuration
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.errors import UsageError
 
@@ -32,20 +33,15 @@ SettingsOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=
 TokenOption = Annotated[str, typer.Option(help="Calls with the same token count once.")]
 
 SecurityOption = Annotated[
-    str, typer.Option(help="Folder with certificates, tokens, secret; default: $PENSTOCK_SECURITY.", show_default=False)
+    str | None, typer.Option(help="Folder with certificates, tokens, secret; default: $PENSTOCK_SECURITY.")
 ]
 InsecureOption = Annotated[
-    bool, typer.Option("--insecure", help="Listen on addresses that others can reach, without TLS and tokens.")
+    bool | None, typer.Option("--insecure", help="Listen on addresses that others can reach, without TLS and tokens.")
 ]
 OtlpOption = Annotated[
-    str,
-    typer.Option(
-        help="Collector URL for spans (OTLP over HTTP); default: $PENSTOCK_OTLP_ENDPOINT.", show_default=False
-    ),
+    str | None, typer.Option(help="Collector URL for spans (OTLP over HTTP); default: $PENSTOCK_OTLP_ENDPOINT.")
 ]
-LogFormatOption = Annotated[
-    str, typer.Option(help="Log format: text or json; default: $PENSTOCK_LOG_FORMAT.", show_default=False)
-]
+LogFormatOption = Annotated[str | None, typer.Option(help="Log format: text or json; default: $PENSTOCK_LOG_FORMAT.")]
 
 
 def home() -> Path:
@@ -80,7 +76,7 @@ def cluster_executor(cluster: str | None, options: SubmitOptions) -> ClusterExec
 
 def beside_cluster() -> str:
     """Return a note for a job that runs embedded although a cluster runs or is named; empty if there is none."""
-    url = os.environ.get("PENSTOCK_CLUSTER", "")
+    url = configuration().settings.client.cluster
     if not url and (record := local_cluster(cluster_file())) is not None:
         url = record["rest"]
     if not url:
@@ -89,12 +85,12 @@ def beside_cluster() -> str:
 
 
 def _cluster_of(cluster: str | None) -> tuple[str, ClientAccess]:
-    url, access = cluster or os.environ.get("PENSTOCK_CLUSTER"), access_of()
-    if url is None and cluster_file().exists():
+    url, access = cluster or configuration().settings.client.cluster, access_of()
+    if not url and cluster_file().exists():
         record = json.loads(cluster_file().read_text(encoding="utf-8"))
         folder = {FOLDER_VARIABLE: record["security"]} if record.get("security") else {}
         url, access = record["rest"], access_of({**folder, **os.environ})
-    if url is None:
+    if not url:
         msg = "no cluster is known"
         raise UsageError(msg, hint="start one with `penstock cluster start`, or pass --cluster URL")
     return url, access

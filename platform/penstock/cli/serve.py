@@ -10,10 +10,12 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from penstock.config.config_file import OPTION, Resolved, SharedSettings, configuration
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.logs import configure_logs
 from penstock.core.secrets import redact, register_secret
@@ -22,95 +24,98 @@ if TYPE_CHECKING:
     from penstock.config.security import Security
 
 _PR_SET_PDEATHSIG = 1
-JOBMANAGER_DEFAULTS = {
-    "ha-root": ".penstock/ha",
-    "host": "127.0.0.1",
-    "rest-port": "8081",
-    "rpc-port": "6123",
-    "most-slots": "0",
-    "security": "",
-    "insecure": "false",
-    "otlp-endpoint": "",
-    "log-format": "",
+#: Options of a JobManager, and the settings that each of them sets.
+JOBMANAGER_OPTIONS = {
+    "ha-root": ("cluster.ha_root",),
+    "host": ("jobmanager.rpc_host", "jobmanager.rest_host"),
+    "rest-host": ("jobmanager.rest_host",),
+    "rest-port": ("jobmanager.rest_port",),
+    "rpc-port": ("jobmanager.rpc_port",),
+    "most-slots": ("jobmanager.most_slots",),
+    "security": ("cluster.security",),
+    "insecure": ("cluster.insecure",),
+    "otlp-endpoint": ("jobmanager.otlp_endpoint",),
+    "log-format": ("cluster.log_format",),
 }
-TASKMANAGER_DEFAULTS = {
-    "jobmanager": "",
-    "ha-root": "",
-    "slots": "1",
-    "work-dir": ".penstock/tm",
-    "worker-memory": "",
-    "id": "",
-    "security": "",
-    "insecure": "false",
-    "metrics-port": "0",
-    "data-host": "",
-    "data-bind": "",
-    "log-format": "",
+TASKMANAGER_OPTIONS = {
+    "jobmanager": ("taskmanager.jobmanager",),
+    "ha-root": ("cluster.ha_root",),
+    "slots": ("taskmanager.slots",),
+    "work-dir": ("taskmanager.work_dir",),
+    "worker-memory": ("taskmanager.worker_memory",),
+    "id": ("taskmanager.id",),
+    "security": ("cluster.security",),
+    "insecure": ("cluster.insecure",),
+    "metrics-port": ("taskmanager.metrics_port",),
+    "data-host": ("taskmanager.data_host",),
+    "data-bind": ("taskmanager.data_bind",),
+    "log-format": ("cluster.log_format",),
 }
-#: Defaults of options, inherited by child processes.
-OTLP_VARIABLE = "PENSTOCK_OTLP_ENDPOINT"
-LOG_VARIABLE = "PENSTOCK_LOG_FORMAT"
 #: Pid of the parent process that a process ends with.
 PARENT_VARIABLE = "PENSTOCK_DIE_WITH_PARENT"
 
 
-def jobmanager(options: dict[str, str]) -> int:
+def jobmanager(options: Mapping[str, str]) -> int:
     """Run a JobManager until it is stopped; return the exit code."""
     die_with_parent()
-    from penstock.config.settings import ClusterSettings
     from penstock.jobmanager.config import JobManagerConfig
     from penstock.rest.server.http_server import run_jobmanager_process
 
-    given = {**JOBMANAGER_DEFAULTS, **options}
-    settings = ClusterSettings(
-        rest_host=given.get("rest-host") or given["host"],
-        rest_port=int(given["rest-port"]),
-        rpc_host=given["host"],
-        rpc_port=int(given["rpc-port"]),
-        most_slots=int(given["most-slots"]),
-        otlp_endpoint=given["otlp-endpoint"] or os.environ.get(OTLP_VARIABLE, ""),
-        log_format=_log_format(given["log-format"]),
+    settings = _configured(JOBMANAGER_OPTIONS, options).settings
+    configure_logs(settings.cluster.log_format, process="jobmanager")
+    config = JobManagerConfig(
+        ha_uri=settings.cluster.ha_root, settings=settings.jobmanager, security=_security(settings.cluster)
     )
-    configure_logs(settings.log_format, process="jobmanager")
-    security = _security(given["security"], insecure=given["insecure"] == "true")
-    config = JobManagerConfig(ha_uri=given["ha-root"], settings=settings, security=security)
-    return run_jobmanager_process(config, lambda text: _announce(given.get("ready-file", ""), text))
+    return run_jobmanager_process(config, lambda text: _announce(options.get("ready-file", ""), text))
 
 
-def taskmanager(options: dict[str, str]) -> int:
+def taskmanager(options: Mapping[str, str]) -> int:
     """Run a TaskManager until it is stopped; return the exit code. With 0 slots, their number is read from stdin."""
     die_with_parent()
-    from penstock.config.settings import parse_bytes
     from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
 
-    given = {**TASKMANAGER_DEFAULTS, **options}
-    if bool(given["jobmanager"]) == bool(given["ha-root"]):
-        raise UsageError("a TaskManager needs --jobmanager HOST:PORT or --ha-root URI", hint="give one of them")
-    identity, log_format = given["id"] or f"{os.uname().nodename}-{os.getpid()}", _log_format(given["log-format"])
-    configure_logs(log_format, process="taskmanager", taskmanager=identity)
+    configured = _configured(TASKMANAGER_OPTIONS, options)
+    settings, shared = configured.settings.taskmanager, configured.settings.cluster
+    address, ha_root = _leader_place(configured)
+    identity = settings.id or f"{os.uname().nodename}-{os.getpid()}"
+    configure_logs(shared.log_format, process="taskmanager", taskmanager=identity)
     config = TaskManagerConfig(
-        jobmanager_address=given["jobmanager"],
-        ha_root=given["ha-root"],
+        jobmanager_address=address,
+        ha_root=ha_root,
         taskmanager_id=identity,
-        log_format=log_format,
-        slots=int(given["slots"]) or None,
-        work_dir=Path(given["work-dir"]),
-        worker_memory_limit_bytes=parse_bytes(given["worker-memory"], "--worker-memory")
-        if given["worker-memory"]
-        else None,
-        security=_security(given["security"], insecure=given["insecure"] == "true"),
-        data_host=given["data-host"],
-        data_bind=given["data-bind"],
-        metrics_port=int(given["metrics-port"]),
+        log_format=shared.log_format,
+        slots=settings.slots or None,
+        work_dir=Path(settings.work_dir),
+        worker_memory_limit_bytes=settings.worker_memory_bytes,
+        security=_security(shared),
+        data_host=settings.data_host,
+        data_bind=settings.data_bind,
+        metrics_port=settings.metrics_port,
     )
-    return run_taskmanager(config, lambda text: _announce(given.get("ready-file", ""), text))
+    return run_taskmanager(config, lambda text: _announce(options.get("ready-file", ""), text))
 
 
-def _security(folder: str, *, insecure: bool = False) -> Security:
+def _configured(table: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> Resolved:
+    """Return the configuration with the options of the command line."""
+    return configuration(
+        {name: options[option] for option, names in table.items() if option in options for name in names}
+    )
+
+
+def _leader_place(configured: Resolved) -> tuple[str, str]:
+    """Return the JobManagers' addresses, or the HA root in which the leader is found; the other one is empty."""
+    address, ha_root = configured.settings.taskmanager.jobmanager, configured.settings.cluster.ha_root
+    named, found = (configured.origins.get(name) for name in ("taskmanager.jobmanager", "cluster.ha_root"))
+    if (named == found == OPTION) or not (address or found):
+        raise UsageError("a TaskManager needs --jobmanager HOST:PORT or --ha-root URI", hint="give one of them")
+    return ("", ha_root) if found == OPTION or not address else (address, "")
+
+
+def _security(shared: SharedSettings) -> Security:
     """Return the security of this process; remove the secret from the environment of its children."""
     from penstock.config.security import SECRET_VARIABLE, load_security, own_secret
 
-    security = load_security(os.environ, folder, insecure=insecure)
+    security = load_security(os.environ, shared.security, insecure=shared.insecure)
     os.environ.pop(SECRET_VARIABLE, None)
     if not security.secret:  # also with --insecure, which concerns addresses: both ends always prove the secret
         home = Path(os.environ.get("PENSTOCK_HOME") or Path.home() / ".penstock")
@@ -118,13 +123,6 @@ def _security(folder: str, *, insecure: bool = False) -> Security:
     if security.secret:
         register_secret(security.secret.reveal())
     return security
-
-
-def _log_format(option: str) -> Literal["text", "json"]:
-    name = option or os.environ.get(LOG_VARIABLE, "") or "text"
-    if name not in ("text", "json"):
-        raise UsageError(f"unknown log format {name!r}", hint="use text or json")
-    return "json" if name == "json" else "text"
 
 
 def _announce(ready_file: str, text: str) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config.security import CA_FILE, FOLDER_VARIABLE
+from penstock.config.config_file import configuration
+from penstock.config.security import CA_FILE
 from penstock.core.errors import UsageError
 from penstock.core.secrets import NO_SECRET, Secret, register_secret
 
@@ -57,12 +58,13 @@ class ClientAccess:
 
 
 def access_of(environment: Mapping[str, str] = os.environ) -> ClientAccess:
-    """Return the credentials from the environment; files without a variable are read from `$PENSTOCK_SECURITY`.
+    """Return the credentials from the environment; files without a variable are read from the configured folder.
 
     Raises:
         UsageError: a configured file cannot be read.
     """
-    folder = Path(environment[FOLDER_VARIABLE]) if environment.get(FOLDER_VARIABLE) else None
+    configured = configuration(environment=environment).settings.cluster.security
+    folder = Path(configured) if configured else None
     token = Secret(environment.get(TOKEN_VARIABLE, "").strip() or _token_of(environment, folder))
     if token:
         register_secret(token.reveal())

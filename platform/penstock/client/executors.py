@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from penstock.client.handle import TERMINAL, JobHandle, absolute_uri
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 from penstock.client.start_warnings import earlier_output, may_resume, unread_input
+from penstock.config.config_file import configuration
 from penstock.config.settings import fail_fast
 from penstock.core.clock import SystemClock
 from penstock.core.errors import JobIdentityError, PenstockError, UsageError
@@ -220,8 +220,8 @@ def _check(cluster: LocalCluster) -> None:
 
 
 def default_executor() -> EmbeddedExecutor | ClusterExecutor:
-    """Return the executor of a plain `python job.py`: `$PENSTOCK_CLUSTER` if set, else an embedded cluster."""
-    url = os.environ.get("PENSTOCK_CLUSTER")
+    """Return the executor of a plain `python job.py`: the configured cluster, else an embedded one."""
+    url = configuration().settings.client.cluster
     return ClusterExecutor(url=url) if url else EmbeddedExecutor()
 
 

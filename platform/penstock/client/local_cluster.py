@@ -218,7 +218,10 @@ class LocalCluster:
             "--slots", str(self._slots or 0),
             "--id", f"tm-{index}",
             "--work-dir", str(self.directory / f"tm-{index}"),
-            *(["--data-host", hosts[index % len(hosts)]] if hosts else []),
+            # settings of the configuration file that concern other hosts
+            "--data-host", hosts[index % len(hosts)] if hosts else "",
+            "--data-bind", "",
+            "--metrics-port", "0",
         ]  # fmt: skip
 
     def wait_registered(self, count: int, check: Callable[[], None], timeout_ms: float = _REGISTER_TIMEOUT_MS) -> None:

@@ -14,13 +14,13 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.config.config_file import FILE_VARIABLE, config_file
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from penstock.core.clock import Clock
     from penstock.core.rand import Rand
 
@@ -95,6 +95,8 @@ class ChildProcess:
         """Start or restart the process."""
         self.ready_file.unlink(missing_ok=True)
         environment = {**os.environ, **self.environment, "PENSTOCK_DIE_WITH_PARENT": str(os.getpid())}
+        if (path := config_file(environment, Path.cwd())) is not None:  # the child has another working folder
+            environment[FILE_VARIABLE] = str(path)
         command = [sys.executable, "-m", "penstock.cli.serve", *self.arguments, "--ready-file", str(self.ready_file)]
         stdin = subprocess.PIPE if self.reads_stdin else subprocess.DEVNULL
         with self.log_file.open("ab") as log:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -20,7 +20,8 @@ _HINT = "see the table of settings in the docs"
 #: The setting that msgspec's error is about.
 _PATH = re.compile(r"at `\$\.([\w.]+)")
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
-_MOST_MS, _MOST_SUBTASKS = 366 * 86_400_000, 1 << 15
+_MOST_MS, _MOST_SUBTASKS, _MOST_PORT = 366 * 86_400_000, 1 << 15, 65_535
+S = TypeVar("S", bound=msgspec.Struct)
 _UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
 
@@ -99,10 +100,7 @@ class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
             "scale_down_interval_ms": (0, _MOST_MS),
             "restart_time_ms": (0, _MOST_MS),
         }
-        for name, (least, most) in ranges.items():
-            if not least <= getattr(self, name) <= most:
-                return f"autoscaler.{name} is {getattr(self, name)}, but has to be from {least} to {most}"
-        return ""
+        return _out_of_range(self, ranges)
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,25 +152,40 @@ prepare(JobSettings)
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings shared by JobManager and TaskManagers of one cluster."""
+    """The settings of a JobManager, and the times that it sends to its TaskManagers."""
 
     heartbeat_interval_ms: int = 500
     #: A TaskManager without heartbeat for this long counts as dead.
     heartbeat_timeout_ms: int = 5_000
     #: Kernel lease of a worker: it dies if no heartbeat reached the coordinator for this long.
     worker_lease_ms: int = 4_000
-    slots_per_taskmanager: int = 1
+    #: A leader that does not renew its lease for this long is replaced by a standby.
+    leader_lease_ms: int = 2_500
     #: Largest number of slots the cluster can have; a larger job is refused. 0: unknown.
     most_slots: int = 0
     slot_request_timeout_ms: int = 60_000
     rest_host: str = "127.0.0.1"
-    rest_port: int = 0
+    rest_port: int = 8081
     rpc_host: str = "127.0.0.1"
-    rpc_port: int = 0
+    rpc_port: int = 6123
     #: URL of a collector for spans by OTLP over HTTP; empty: no spans are made.
     otlp_endpoint: str = ""
-    #: Format of the processes' logs.
-    log_format: Literal["text", "json"] = "text"
+
+    @property
+    def fault(self) -> str:
+        """Return an error text for a setting that is out of range; empty if all are in range."""
+        interval = self.heartbeat_interval_ms
+        ranges = {
+            "heartbeat_interval_ms": (10, _MOST_MS),
+            "heartbeat_timeout_ms": (2 * interval, _MOST_MS),
+            "worker_lease_ms": (2 * interval, self.heartbeat_timeout_ms),
+            "leader_lease_ms": (100, _MOST_MS),
+            "most_slots": (0, _MOST_SUBTASKS),
+            "slot_request_timeout_ms": (0, _MOST_MS),
+            "rest_port": (0, _MOST_PORT),
+            "rpc_port": (0, _MOST_PORT),
+        }
+        return _out_of_range(self, ranges)
 
 
 def parse_duration_ms(value: str | float, what: str = "duration") -> int:
@@ -181,7 +194,7 @@ def parse_duration_ms(value: str | float, what: str = "duration") -> int:
     Raises:
         UsageError: not a duration.
     """
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return int(value * 1000)
     # other types are possible: a function for a session's gap
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*", value if type(value) is str else "")
@@ -197,7 +210,7 @@ def parse_bytes(value: str | int, what: str) -> int:
     Raises:
         UsageError: not a size.
     """
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", str(value).upper())
     if match is None:
@@ -217,14 +230,14 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
     return in_range(overridden(settings, overrides))
 
 
-def overridden(settings: JobSettings, overrides: dict[str, str]) -> JobSettings:
-    """Return what `with_overrides` returns, before ranges that depend on several settings are checked.
+def overridden(settings: S, overrides: Mapping[str, Any]) -> S:
+    """Return `settings` with the values of dotted names replaced, before ranges of several settings are checked.
 
     Raises:
         UsageError: unknown key or a value of the wrong type.
     """
     plain: dict[str, Any] = msgspec.to_builtins(settings)
-    for key, text in overrides.items():
+    for key, value in overrides.items():
         target: Any = plain
         *parents, leaf = key.replace("-", "_").split(".")
         for number, parent in enumerate(parents):
@@ -236,12 +249,20 @@ def overridden(settings: JobSettings, overrides: dict[str, str]) -> JobSettings:
         given, leaf = leaf, next((name for name in (leaf, f"{leaf}_ms", f"{leaf}_bytes") if name in target), leaf)
         if leaf not in target:
             raise UsageError(f"unknown setting {key!r}", hint=did_you_mean(key, _names(target, parents, given)))
-        target[leaf] = text if given == leaf and text.strip().isdigit() else _typed(text, leaf, key)
+        plain_number = not isinstance(value, str) or value.strip().isdigit()
+        target[leaf] = value if given == leaf and plain_number else _typed(value, leaf, key)
     try:
-        return msgspec.convert(plain, JobSettings, strict=False)
+        return msgspec.convert(plain, type(settings), strict=False)
     except msgspec.ValidationError as error:
-        fault, hint = wrong_value(error, plain)
+        fault, hint = wrong_value(error, plain, settings)
         raise UsageError(f"setting {fault}", hint=hint) from error
+
+
+def _out_of_range(settings: msgspec.Struct, ranges: Mapping[str, tuple[float, float]]) -> str:
+    for name, (least, most) in ranges.items():
+        if not least <= getattr(settings, name) <= most:
+            return f"{name} is {getattr(settings, name)}, but has to be from {least} to {most}"
+    return ""
 
 
 def _names(settings: Mapping[str, Any], parents: Sequence[str], given: str) -> list[str]:
@@ -251,13 +272,13 @@ def _names(settings: Mapping[str, Any], parents: Sequence[str], given: str) -> l
     return sorted(".".join((*parents, name)) for name in names)
 
 
-def wrong_value(error: msgspec.ValidationError, values: Mapping[str, Any]) -> tuple[str, str]:
+def wrong_value(error: msgspec.ValidationError, values: Mapping[str, Any], settings: msgspec.Struct) -> tuple[str, str]:
     """Return what is wrong with a value that does not fit its setting, and a hint about the values that do."""
     found = _PATH.search(str(error))
     if found is None:
         return str(error), _HINT
-    kind: Any = JobSettings
-    default: Any = JobSettings()
+    default: Any = settings
+    kind: Any = type(settings)
     name, value = found[1], typing.cast("Any", values)
     for part in name.split("."):
         kind, default = typing.get_type_hints(kind)[part], getattr(default, part)
@@ -281,14 +302,14 @@ def in_range(settings: JobSettings) -> JobSettings:
         UsageError: one is out of range.
     """
     if settings.autoscaler.fault:
-        raise UsageError(settings.autoscaler.fault, hint=_HINT)
+        raise UsageError(f"autoscaler.{settings.autoscaler.fault}", hint=_HINT)
     return settings
 
 
-def _typed(text: str, field: str, given: str) -> Any:
+def _typed(value: Any, field: str, given: str) -> Any:
     """Return the value of a field; errors name the setting as it was given."""
     if field.endswith("_ms"):
-        return parse_duration_ms(text, given)
+        return parse_duration_ms(value, given)
     if field.endswith("_bytes"):
-        return parse_bytes(text, given)
-    return text
+        return parse_bytes(value, given)
+    return value

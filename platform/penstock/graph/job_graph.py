@@ -251,7 +251,7 @@ def _faults(graph: JobGraph) -> Iterator[str]:
     if not 1 <= graph.settings.key_groups <= _MOST_SUBTASKS:
         yield f"{graph.settings.key_groups} key groups"
     if graph.settings.autoscaler.fault:
-        yield graph.settings.autoscaler.fault
+        yield f"autoscaler.{graph.settings.autoscaler.fault}"
     for vertex in graph.vertices:
         yield from _faults_of(vertex, graph.settings.key_groups)
     uids = [operator.uid for vertex in graph.vertices for operator in vertex.operators]

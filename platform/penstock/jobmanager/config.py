@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.leader_lease import TTL_MS
 from penstock.config.security import UNPROTECTED, Security
 from penstock.config.settings import ClusterSettings
 
@@ -23,8 +22,6 @@ class JobManagerLimits:
     recover_tries: int = 30
     #: How long a verdict on an upgrade may take to become durable before the caller gets an error.
     verdict_ms: int = 20_000
-    #: A leader that does not renew its lease for this long is replaced by a standby.
-    lease_ms: int = TTL_MS
     #: Number of ended jobs whose last run is still shown in full.
     retained_ended_jobs: int = 50
 

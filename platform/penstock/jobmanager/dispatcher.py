@@ -298,6 +298,7 @@ class Dispatcher:
             free_slots=pool.free,
             pending_slots=pool.pending,
             spans=parts.spans.counts if parts.spans is not None else (0, 0),
+            settings=parts.taskmanagers.settings,
             jobs=self.jobs(),
         )
 

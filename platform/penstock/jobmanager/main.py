@@ -99,7 +99,11 @@ class JobManager:
         holder = this_process(await asyncio.to_thread(cluster_id, store, self._rand))
         jobmanager_id = self._rand.token()
         lease = LeaderLease(
-            generation=0, jobmanager_id=jobmanager_id, holder=holder, rest=config.rest_url, ttl_ms=self._limits.lease_ms
+            generation=0,
+            jobmanager_id=jobmanager_id,
+            holder=holder,
+            rest=config.rest_url,
+            ttl_ms=settings.leader_lease_ms,
         )
         self.leadership = Leadership(store, lease, self._clock, _log)
         if not await self.leadership.wait(self._stopping):
@@ -241,7 +245,7 @@ async def run_jobmanager(
                 return 1
             # the store has answered before: this process takes part in the election again
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), DEFAULT_LIMITS.lease_ms / 1000)
+                await asyncio.wait_for(stopping.wait(), config.settings.leader_lease_ms / 1000)
         except Exception:  # noqa: BLE001 - an internal error: the log has the traceback, the next process recovers
             traceback.print_exc()
             return 1

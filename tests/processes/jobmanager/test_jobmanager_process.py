@@ -32,7 +32,9 @@ from penstock.rpc import messages as msg
 from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
 
 #: No test waits for a time-out; a busy machine may stop this process for seconds.
-SETTINGS = ClusterSettings(heartbeat_interval_ms=50, heartbeat_timeout_ms=60_000, slot_request_timeout_ms=60_000)
+SETTINGS = ClusterSettings(
+    rest_port=0, rpc_port=0, heartbeat_interval_ms=50, heartbeat_timeout_ms=60_000, slot_request_timeout_ms=60_000
+)
 
 
 class Splits:

@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.cli import serve
+from penstock.config.config_file import SharedSettings
 from penstock.config.security import (
     Security,
     Tls,
@@ -63,7 +64,7 @@ def test_a_process_that_was_given_no_secret_takes_its_users(tmp_path, monkeypatc
     monkeypatch.delenv("PENSTOCK_SECURITY", raising=False)
     monkeypatch.delenv("PENSTOCK_CLUSTER_SECRET", raising=False)
     monkeypatch.setattr(secrets, "_remembered", set())
-    taskmanager, jobmanager = serve._security(""), serve._security("", insecure=True)
+    taskmanager, jobmanager = serve._security(SharedSettings()), serve._security(SharedSettings(insecure=True))
     assert len(taskmanager.secret.reveal()) >= 32
     assert jobmanager.secret.reveal() == taskmanager.secret.reveal()
     secrets._of_this_process.cache_clear()

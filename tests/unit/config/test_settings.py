@@ -115,5 +115,5 @@ def test_a_wrong_override_is_told_with_its_name_its_value_and_what_is_allowed(na
     ],
 )
 def test_what_the_autoscaler_cannot_reckon_with_is_named(name: str, value: float) -> None:
-    assert AutoscalerSettings(**{name: value}).fault.startswith(f"autoscaler.{name} is {value}, ")
+    assert AutoscalerSettings(**{name: value}).fault.startswith(f"{name} is {value}, ")
     assert AutoscalerSettings().fault == ""

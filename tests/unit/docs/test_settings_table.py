@@ -4,13 +4,17 @@ import msgspec
 import pytest
 from documents import names, rows
 
+from penstock.config.config_file import ClientSettings, SharedSettings, TaskManagerSettings
 from penstock.config.settings import AutoscalerSettings, ClusterSettings, JobSettings, RestartStrategy
 
 TABLES = {
     "Of a job": JobSettings,
     "Of the restart strategy": RestartStrategy,
     "Of the autoscaler": AutoscalerSettings,
-    "Of a cluster": ClusterSettings,
+    "Of a JobManager": ClusterSettings,
+    "Of a TaskManager": TaskManagerSettings,
+    "Of a cluster": SharedSettings,
+    "Of a client": ClientSettings,
 }
 
 

@@ -35,7 +35,7 @@ def test_commands_and_options():
     table, listed = {}, tables("docs/reference/cli.md", "command")
     for command, options, _ in listed:
         label = re.sub(
-            r" (JOB(\.PY)?|NAME|SOURCE|DIR|\[?URI\]?|OTHER|TARGET|UID|STATE|KEY\.\.\.|\[STATE\]|\[N\]|\[WHAT\])",
+            r" (JOB(\.PY)?|NAME|SOURCE|DIR|\[?URI\]?|OTHER|TARGET|UID|STATE|KEY\.\.\.|\[(STATE|N|WHAT|SECTION)\])",
             "",
             names(command)[0],
         )

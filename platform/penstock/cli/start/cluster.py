@@ -28,7 +28,6 @@ from penstock.cli.options import (
     say,
 )
 from penstock.cli.restart_wait import alive
-from penstock.cli.serve import LOG_VARIABLE, OTLP_VARIABLE
 from penstock.cli.start.certs import certs
 from penstock.cli.start.spark_options import (
     MasterOption,
@@ -41,6 +40,7 @@ from penstock.cli.start.spark_options import (
 )
 from penstock.client.kernels import compile_kernels
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.config.config_file import VARIABLES, Configuration, configuration
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
@@ -55,6 +55,7 @@ commands.command("certs")(certs)
 TimeoutOption = Annotated[
     str, typer.Option(metavar="TIME", help="With MIN..MAX: release a TaskManager unused for this time (60s).")
 ]
+_SLOTS = 2
 _START_TIMEOUT_MS = 330_000
 _SPARK_START_TIMEOUT_MS = 960_000
 _STOP_TIMEOUT_MS = 60_000
@@ -65,18 +66,22 @@ _POLL_MS = 50
 def start(
     *,
     taskmanagers: Annotated[str, typer.Option(metavar="N", help="TaskManagers; on Spark also MIN..MAX.")] = "2",
-    slots: Annotated[int, typer.Option(help="Slots (worker processes) of each TaskManager.")] = 2,
+    slots: Annotated[
+        int | None, typer.Option(help="Slots (worker processes) of each TaskManager.", show_default="2")
+    ] = None,
     jobmanagers: Annotated[int, typer.Option(help="JobManagers: a leader and standbys.", min=1)] = 1,
-    rest_port: Annotated[int, typer.Option(help="Port of the REST API; 0 picks a free one.")] = 8081,
-    host: Annotated[str, typer.Option(help="Address that REST listens on.")] = "127.0.0.1",
+    rest_port: Annotated[
+        int | None, typer.Option(help="Port of the REST API; 0 picks a free one.", show_default="8081")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address that REST listens on.", show_default="127.0.0.1")] = None,
     taskmanager_timeout: TimeoutOption = "",
     provider: Annotated[str, typer.Option(help="Where TaskManagers run: local, or spark.")] = "local",
     master: MasterOption = "",
     spark_conf: SparkConfOption = None,
-    security: SecurityOption = "",
-    insecure: InsecureOption = False,
-    otlp_endpoint: OtlpOption = "",
-    log_format: LogFormatOption = "",
+    security: SecurityOption = None,
+    insecure: InsecureOption = None,
+    otlp_endpoint: OtlpOption = None,
+    log_format: LogFormatOption = None,
     json: JsonOption = False,
 ) -> None:
     """Start a cluster in the background and print its address."""
@@ -87,6 +92,11 @@ def start(
         spark_settings(spark_conf)  # checked here, so that the error is printed by this process
     else:
         refuse_settings(spark_conf, way="start it with --provider spark --master URL")
+    given = {"taskmanager.slots": slots, "jobmanager.rest_port": rest_port, "jobmanager.rest_host": host}
+    given |= {"cluster.security": security, "cluster.insecure": insecure, "cluster.log_format": log_format}
+    given |= {"jobmanager.otlp_endpoint": otlp_endpoint}
+    configured = configuration({name: value for name, value in given.items() if value is not None})
+    slots = configured.settings.taskmanager.slots if "taskmanager.slots" in configured.origins else _SLOTS
     taskmanager_bounds(taskmanagers, slots, taskmanager_timeout, on_spark=bool(master))
     record = cluster_file()
     if record.exists() and alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
@@ -103,30 +113,46 @@ def start(
     arguments = ["cluster", "serve", "--taskmanagers", taskmanagers, "--slots", str(slots)]
     arguments += ["--jobmanagers", str(jobmanagers)]
     arguments += ["--taskmanager-timeout", taskmanager_timeout] if taskmanager_timeout else []
-    arguments += ["--rest-port", str(rest_port), "--host", host, *(["--insecure"] if insecure else [])]
     arguments += ["--master", master] if master else []
     arguments += [part for setting in spark_conf or [] for part in ("--spark-conf", setting)]
-    folder = str(Path(security).absolute()) if security else ""
-    variables = {FOLDER_VARIABLE: folder, OTLP_VARIABLE: otlp_endpoint, LOG_VARIABLE: log_format}
-    environment = {**os.environ, **{name: value for name, value in variables.items() if value}}
+    listening, environment = _process_options(configured.settings)
+    arguments += listening
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", *arguments],
             stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=environment,
         )  # fmt: skip
+    _wait_for(record, process, log, _SPARK_START_TIMEOUT_MS if master else _START_TIMEOUT_MS)
+    found = jsonlib.loads(record.read_text(encoding="utf-8"))
+    if json:
+        print_json(found)
+    else:
+        say(f"cluster at {found['rest']} (pid {found['pid']}, logs in {found['directory']})")
+
+
+def _wait_for(record: Path, process: subprocess.Popen[bytes], log: Path, timeout_ms: float) -> None:
+    """Wait until the started cluster has written its record; raises PenstockError if it ended or needs longer."""
     clock = SystemClock()
-    deadline = clock.monotonic_ms() + (_SPARK_START_TIMEOUT_MS if master else _START_TIMEOUT_MS)
+    deadline = clock.monotonic_ms() + timeout_ms
     while not record.exists():
         if process.poll() is not None or clock.monotonic_ms() > deadline:
             last = log.read_text(errors="replace").strip().rpartition("\n")[2]
             hint = "" if "see its log" in last else f"see its log {log}"  # a child process has named its own
             raise PenstockError(f"the cluster did not start: {last}", hint=hint)
         clock.sleep_ms(_POLL_MS)
-    found = jsonlib.loads(record.read_text(encoding="utf-8"))
-    if json:
-        print_json(found)
-    else:
-        say(f"cluster at {found['rest']} (pid {found['pid']}, logs in {found['directory']})")
+
+
+def _process_options(settings: Configuration) -> tuple[list[str], dict[str, str]]:
+    """Return the options of `cluster serve` about listening, and the environment of all the cluster's processes."""
+    jobmanager, shared = settings.jobmanager, settings.cluster
+    arguments = ["--rest-port", str(jobmanager.rest_port), "--host", jobmanager.rest_host]
+    arguments += ["--insecure"] if shared.insecure else []
+    variables = {
+        "cluster.security": str(Path(shared.security).absolute()) if shared.security else "",
+        "cluster.log_format": shared.log_format,
+        "jobmanager.otlp_endpoint": jobmanager.otlp_endpoint,
+    }
+    return arguments, {**os.environ, **{VARIABLES[name]: value for name, value in variables.items() if value}}
 
 
 @commands.command("serve", hidden=True)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -42,44 +43,64 @@ ReadyFile = Annotated[Path | None, typer.Option(help="Written (atomically) once 
 
 def jobmanager(
     *,
-    ha_root: Annotated[str, typer.Option(help="Folder or s3:// URI of leadership and job records.")] = ".penstock/ha",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    rest_port: Annotated[int, typer.Option(help="Port of the REST API; 0 picks a free one.")] = 8081,
-    rpc_port: Annotated[int, typer.Option(help="Port for TaskManagers; 0 picks a free one.")] = 6123,
-    security: SecurityOption = "",
-    insecure: InsecureOption = False,
-    otlp_endpoint: OtlpOption = "",
-    log_format: LogFormatOption = "",
+    ha_root: Annotated[
+        str | None,
+        typer.Option(help="Folder or s3:// URI of leadership and job records.", show_default=".penstock/ha"),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    rest_port: Annotated[
+        int | None, typer.Option(help="Port of the REST API; 0 picks a free one.", show_default="8081")
+    ] = None,
+    rpc_port: Annotated[
+        int | None, typer.Option(help="Port for TaskManagers; 0 picks a free one.", show_default="6123")
+    ] = None,
+    security: SecurityOption = None,
+    insecure: InsecureOption = None,
+    otlp_endpoint: OtlpOption = None,
+    log_format: LogFormatOption = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a JobManager until it is stopped, as leader or standby."""
-    options = {"ha-root": ha_root, "host": host, "rest-port": str(rest_port), "rpc-port": str(rpc_port)}
-    protection = {"security": security, "insecure": str(insecure).lower()}
-    logging_options = {"otlp-endpoint": otlp_endpoint, "log-format": log_format}
-    sys.exit(serve.jobmanager({**options, **protection, **logging_options, "ready-file": str(ready_file or "")}))
+    options = {"ha-root": ha_root, "host": host, "rest-port": rest_port, "rpc-port": rpc_port, "security": security}
+    options |= {"insecure": insecure, "otlp-endpoint": otlp_endpoint, "log-format": log_format}
+    sys.exit(serve.jobmanager(_given({**options, "ready-file": ready_file})))
 
 
 def taskmanager(
     *,
     jobmanager_address: Annotated[
-        str, typer.Option("--jobmanager", help="HOST:PORT of the JobManager, several with commas.")
-    ] = "",
-    ha_root: Annotated[str, typer.Option(help="HA root; the leader is found there.")] = "",
-    slots: Annotated[int, typer.Option(help="Worker processes (slots) to offer.", min=1)] = 1,
-    work_dir: Annotated[Path, typer.Option(help="Folder for logs, spill files, requirements.")] = Path(".penstock/tm"),
-    worker_memory: Annotated[str, typer.Option(help="Memory limit of a worker, above which it is killed.")] = "",
-    identity: Annotated[str, typer.Option("--id", help="Name of this TaskManager; default: host and pid.")] = "",
-    data_host: Annotated[str, typer.Option(help="Host name of these workers for other hosts (TCP).")] = "",
-    data_bind: Annotated[str, typer.Option(help="Address that workers listen on; default: --data-host.")] = "",
-    security: SecurityOption = "",
-    insecure: InsecureOption = False,
-    metrics_port: Annotated[int, typer.Option(help="Port of /metrics on loopback; 0 picks a free one.")] = 0,
-    log_format: LogFormatOption = "",
+        str | None, typer.Option("--jobmanager", help="HOST:PORT of the JobManager, several with commas.")
+    ] = None,
+    ha_root: Annotated[str | None, typer.Option(help="HA root; the leader is found there.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Worker processes (slots) to offer.", min=1, show_default="1")
+    ] = None,
+    work_dir: Annotated[
+        Path | None, typer.Option(help="Folder for logs, spill files, requirements.", show_default=".penstock/tm")
+    ] = None,
+    worker_memory: Annotated[
+        str | None, typer.Option(help="Memory limit of a worker, above which it is killed.")
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option("--id", help="Name of this TaskManager; default: host and pid.")
+    ] = None,
+    data_host: Annotated[str | None, typer.Option(help="Host name of these workers for other hosts (TCP).")] = None,
+    data_bind: Annotated[str | None, typer.Option(help="Address that workers listen on; default: --data-host.")] = None,
+    security: SecurityOption = None,
+    insecure: InsecureOption = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Port of /metrics on loopback; 0 picks a free one.", show_default="0")
+    ] = None,
+    log_format: LogFormatOption = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a TaskManager until it is stopped."""
-    options = {"jobmanager": jobmanager_address, "slots": str(slots), "work-dir": str(work_dir), "id": identity}
-    options |= {"data-host": data_host, "data-bind": data_bind, "ha-root": ha_root, "worker-memory": worker_memory}
-    options |= {"security": security, "insecure": str(insecure).lower()}
-    options["metrics-port"], options["log-format"] = str(metrics_port), log_format
-    sys.exit(serve.taskmanager({**options, "ready-file": str(ready_file or "")}))
+    options = {"jobmanager": jobmanager_address, "ha-root": ha_root, "slots": slots, "work-dir": work_dir}
+    options |= {"worker-memory": worker_memory, "id": identity, "data-host": data_host, "data-bind": data_bind}
+    options |= {"security": security, "insecure": insecure, "metrics-port": metrics_port, "log-format": log_format}
+    sys.exit(serve.taskmanager(_given({**options, "ready-file": ready_file})))
+
+
+def _given(options: Mapping[str, object]) -> dict[str, str]:
+    """Return the options of the command line; the others are configured or have their defaults."""
+    return {name: str(value) for name, value in options.items() if value is not None}

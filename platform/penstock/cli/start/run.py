@@ -94,7 +94,7 @@ def run(
     with JobProgress(enabled=not json, attached=attach) as progress, contextlib.ExitStack() as stack:
         executor: ClusterExecutor | EmbeddedExecutor | SparkExecutor
         if engine == "spark":
-            executor = spark_executor(master, spark_conf, host, taskmanagers=taskmanagers, insecure=insecure)
+            executor = spark_executor(master, spark_conf, host, taskmanagers=taskmanagers, insecure=bool(insecure))
             executor.options = options
         elif not on_cluster:
             if note := beside_cluster():

@@ -142,7 +142,7 @@ class TaskManagers:
         """Start without TaskManagers."""
         self._jobmanager_id = jobmanager_id
         self._generation = generation
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._managers: dict[str, _Manager] = {}
         self._jobs: dict[str, Callable[[Event], None]] = {}
@@ -182,7 +182,7 @@ class TaskManagers:
         Raises:
             UsageError: the job needs more slots than the cluster has.
         """
-        needed, most = required_slots(graph), self._settings.most_slots
+        needed, most = required_slots(graph), self.settings.most_slots
         if most and needed > max(most, self.pool.total):
             text = f"job {graph.name!r} needs {needed} slots, but this cluster has {max(most, self.pool.total)}"
             raise UsageError(text, hint="lower the parallelism, or start the cluster with more TaskManagers or slots")
@@ -247,8 +247,8 @@ class TaskManagers:
             msg.Registered(
                 jobmanager_id=self._jobmanager_id,
                 generation=self._generation,
-                heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-                worker_lease_ms=self._settings.worker_lease_ms,
+                heartbeat_interval_ms=self.settings.heartbeat_interval_ms,
+                worker_lease_ms=self.settings.worker_lease_ms,
             )
         )
         self._post_grants(self.pool.add(name, session.registration.host, session.registration.slots))
@@ -310,7 +310,7 @@ class TaskManagers:
         now = self._clock.monotonic_ms()
         for name, manager in list(self._managers.items()):
             silent_ms = now - manager.heard_ms
-            if silent_ms > self._settings.heartbeat_timeout_ms:
+            if silent_ms > self.settings.heartbeat_timeout_ms:
                 manager.session.close()
                 why = "its process is suspended or overloaded, or the network fails"
                 self._lost(name, f"silent for {silent_ms / 1000:.1f} s: {why}{_place(manager.session)}")
@@ -319,7 +319,7 @@ class TaskManagers:
     @property
     def check_interval_ms(self) -> int:
         """The interval at which `check` should be called."""
-        return max(10, min(self._settings.heartbeat_interval_ms, self._settings.heartbeat_timeout_ms // _CHECK_EVERY))
+        return max(10, min(self.settings.heartbeat_interval_ms, self.settings.heartbeat_timeout_ms // _CHECK_EVERY))
 
     # --- views -----------------------------------------------------------------------------------------------------
 

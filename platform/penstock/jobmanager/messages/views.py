@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.config.settings import JobSettings
+from penstock.config.settings import ClusterSettings, JobSettings
 
 #: A source counts as unreachable after this time without an answer of its external system.
 UNREACHABLE_MS = 2_000
@@ -347,4 +347,5 @@ class ClusterView(_View, frozen=True, kw_only=True):
     pending_slots: int = 0
     #: Number of spans that the collector accepted, and that were dropped.
     spans: tuple[int, int] = (0, 0)
+    settings: ClusterSettings = ClusterSettings()
     jobs: tuple[JobSummary, ...]

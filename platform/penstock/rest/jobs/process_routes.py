@@ -45,7 +45,7 @@ def _add_jobmanager(router: APIRouter, dispatcher: Dispatcher) -> None:
     async def config() -> list[dict[str, Any]]:
         cluster = dispatcher.cluster()
         about = {"jobmanager.rpc.address": cluster.rpc_address, "penstock.version": penstock.__version__}
-        return [{"key": key, "value": value} for key, value in sorted(about.items())]
+        return flink_cluster.settings_entries(cluster.settings, about)
 
     @router.get("/jobmanager/environment")
     async def environment() -> dict[str, Any]:
