@@ -12,7 +12,7 @@ from tests.property.harness.job import Input, Job, spec_of
 
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
 
 KEYS = pa.schema([pa.field("k", pa.string())])
 SCHEMA = pa.schema([*KEYS, pa.field("time", pa.int64()), pa.field("deleted", pa.bool_())])
@@ -28,6 +28,7 @@ class Timers(Operator):
         self.store = context.keyed_state
         self.rows = self.store.row_state(KEYS, evictable=True)
         self.table = self.rows.timers("event")
+        return NO_CAPABILITIES
 
     def process_batch(self, batch, input_index, out):
         done = 0

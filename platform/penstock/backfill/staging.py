@@ -18,7 +18,7 @@ from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef
 from penstock.core.views import plain_schema
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
 from penstock.operators.registry import create_operator
 from penstock.operators.rows.columns import conform
 from penstock.operators.sinks.sink_operator import EpochBuffer, chunk_bytes_of, sink_context
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.store import ObjectStore
     from penstock.connector.source import PollResult, SourceReader
     from penstock.core.elements import Barrier, Batch
-    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.operator import Capabilities, Collector, OperatorContext
 
 
 class _Endless:
@@ -54,11 +54,12 @@ class _Endless:
 class HistoryOperator(SourceOperator):
     """Reads one part to its end, which `read_to_end` reports."""
 
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
+    def open(self, context: OperatorContext) -> Capabilities:
+        opened = super().open(context)
         assert self._reader is not None  # noqa: S101 - it has just been made
         self._endless = _Endless(self._reader)
         self._reader = self._endless  # it forwards all other calls
+        return opened
 
     @property
     def read_to_end(self) -> bool:
@@ -75,7 +76,7 @@ class StagedSinkOperator(Operator):
         self._files: list[FileRef] = []
         self._rows = 0
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         self._context = context
         spec = msgspec.convert(context.spec.config["sink"], SinkSpec)
         self._where = f"sink {context.spec.uid!r}"
@@ -83,6 +84,7 @@ class StagedSinkOperator(Operator):
         self._chunk_bytes = chunk_bytes_of(context, spec)
         self._buffer = EpochBuffer(self._schema, self._chunk_bytes)
         self._names = sink_context(context)
+        return NO_CAPABILITIES
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         self._buffer.add(conform(batch.data, self._schema, self._where))

@@ -240,8 +240,9 @@ class _Part:
 
     def _check_timers(self) -> None:
         for link in self.chain.links:
-            due = getattr(link.operator, "next_timer_ms", None)
-            if link.spec.kind in _PROCESS and due is not None and link.spec.uid not in self.stage.accepted:
+            timers = link.capabilities.timers
+            is_set = timers is not None and timers.next_timer_ms is not None
+            if link.spec.kind in _PROCESS and is_set and link.spec.uid not in self.stage.accepted:
                 msg = f"{link.spec.uid!r} has set a processing-time timer, which has no meaning in a backfill"
                 raise UsageError(msg, hint="use event-time timers")
 

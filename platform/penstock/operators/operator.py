@@ -1,7 +1,8 @@
 """The operator protocol, its context and its collector: the interface between operators and the task loop.
 
 One thread calls an operator, one call at a time; a call never blocks on output. Only `process_batch` is mandatory: a
-class that names `Operator` as its protocol base inherits the other hooks' defaults.
+class that names `Operator` as its protocol base inherits the other hooks' defaults. Abilities that only some operators
+have are protocols of their own, declared in the `Capabilities` that `open` returns.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.core.permits import CommitPermit
     from penstock.core.snapshot import Committable, FileRef, OperatorStateSnapshot
+    from penstock.eventtime.split_watermarks import SplitWatermarks
     from penstock.graph.job_graph import OperatorSpec
     from penstock.state.keyed import FrozenState, KeyedStateStore
 
@@ -114,8 +116,13 @@ class OperatorSnapshot:
 class Operator(Protocol):
     """One operator of a chain."""
 
-    def open(self, context: OperatorContext) -> None:
-        """Prepare for work; called once, before any other method, with state restored."""
+    def open(self, context: OperatorContext) -> Capabilities:
+        """Prepare for work, with state restored; return the operator's other abilities.
+
+        Called once, before any other method.
+        """
+        del context
+        return NO_CAPABILITIES
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Take rows, emit rows."""
@@ -151,6 +158,9 @@ class SourceOperator(Protocol):
 
     Also an `Operator` (its `process_batch` is never called).
     """
+
+    #: Rows to emit in one poll, at most; the task lowers it before slow row functions.
+    poll_rows: int
 
     def poll(self, out: Collector, *, backpressured: bool) -> bool:
         """Emit the available rows (one bounded batch); return whether anything was emitted.
@@ -214,3 +224,40 @@ class ColumnPruningOperator(Protocol):
 
         Called once, between `open` and the first batch; an operator without it uses all columns.
         """
+
+
+class PublishingOperator(Protocol):
+    """A sink that stages output with a checkpoint and publishes it after the checkpoint is durable."""
+
+    @property
+    def publishing(self) -> bool:
+        """Whether output is being published now."""
+
+    def staged_written(self, committable: Committable) -> None:
+        """Take a committable whose files are durable, but not yet part of a complete checkpoint."""
+
+
+class WatermarkingOperator(Protocol):
+    """An operator that makes watermarks from the splits of its input."""
+
+    @property
+    def split_watermarks(self) -> SplitWatermarks | None:
+        """The watermark of each split; None: there are none, for example without event time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an operator does beyond the hooks of `Operator`; each is the operator itself, or one of its parts."""
+
+    source: SourceOperator | None = None
+    timers: TimedOperator | None = None
+    pending_output: PendingOutputOperator | None = None
+    blocking: BlockingOperator | None = None
+    column_pruning: ColumnPruningOperator | None = None
+    publishing: PublishingOperator | None = None
+    watermarks: WatermarkingOperator | None = None
+    #: Layout of rows that were combined before the shuffle (`Batch.combined`); None: the operator takes none.
+    combined_schema: pa.Schema | None = None
+
+
+NO_CAPABILITIES = Capabilities()

@@ -30,7 +30,7 @@ from penstock.graph.task_deployment import (
     encode_deployment,
 )
 from penstock.network.simulated_network import MemoryNetwork, MemoryTransport
-from penstock.operators.operator import Operator, OperatorSnapshot, StagedOutput
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot, StagedOutput
 from penstock.rpc.messages import (
     CheckpointAborted,
     CheckpointAck,
@@ -113,6 +113,9 @@ class Source(Operator):
         self.position = 0
         self._finished = False
         self.drained = False
+
+    def open(self, context):
+        return Capabilities(source=self)
 
     def poll(self, out, *, backpressured):
         if backpressured:
@@ -211,6 +214,7 @@ class Sink(Operator):
 
     def open(self, context):
         self.context = context
+        return Capabilities(blocking=self, publishing=self)
 
     def process_batch(self, batch, input_index, out):
         for value in batch.data.column(0).to_pylist():

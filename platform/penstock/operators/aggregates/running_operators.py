@@ -24,7 +24,7 @@ from penstock.operators.aggregates.aggregate_schema import (
     running_schema,
     validate_deduplicate,
 )
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
 from penstock.operators.rows.columns import ts_of
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.log.ttl import Ttl, TtlClock
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
     from penstock.kernels.compiler.compile import I64
-    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.operator import Capabilities, Collector, OperatorContext
     from penstock.state.keyed import KeyedStateStore
     from penstock.state.panes.running_table import RunningTable
 
@@ -49,7 +49,7 @@ class RunningAggregateOperator(Operator):
     _store: KeyedStateStore
     _table: RunningTable
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Declare (and so restore) the state."""
         if context.keyed_state is None:
             raise GraphError(f"{context.spec.uid}: a running aggregate needs keyed state", hint="key the stream first")
@@ -61,6 +61,7 @@ class RunningAggregateOperator(Operator):
         self._store = context.keyed_state
         self._table = self._store.running_table(_RUNNING_STATE, self._plan.spec, ttl)
         self._plan.heap = self._table.heap
+        return NO_CAPABILITIES
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows; emit each with the aggregates of its key after it."""
@@ -102,7 +103,7 @@ class DeduplicateOperator(Operator):
     _store: KeyedStateStore
     _table: RunningTable
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Declare (and so restore) the state."""
         if context.keyed_state is None:
             raise GraphError(f"{context.spec.uid}: deduplicate needs keyed state", hint="key the stream first")
@@ -116,6 +117,7 @@ class DeduplicateOperator(Operator):
         keys, expires = key_schema(self._config, schema), ttl is not None
         spec = PaneTableSpec(keys, (order,), single_pane=True, expires=expires)
         self._table = self._store.running_table(_KEPT_STATE, spec, ttl)
+        return NO_CAPABILITIES
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Emit the rows that replace the kept row of their key."""

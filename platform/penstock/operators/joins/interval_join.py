@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.operators.joins.join_operator import JoinOperator, JoinOutput, JoinState, OnTimeRows, OutputQueue
 from penstock.operators.joins.join_schema import is_outer, join_schema, parse_interval, parse_sides, validate_join
 from penstock.operators.lateness import saturating_minus
+from penstock.operators.operator import Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class IntervalJoinOperator(JoinOperator):
     """Inner or outer join of two keyed inputs by event time."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Declare (and so restore) both sides' rows and the watermark."""
         config, (left, right) = context.spec.config, context.input_schemas
         validate_join(config, left, right, context.spec.uid)
@@ -41,6 +42,7 @@ class IntervalJoinOperator(JoinOperator):
         self._max_pairs = context.limits.join_pairs
         self._types = self._state.types
         self._output_queue = OutputQueue(context.limits.output_rows)
+        return Capabilities(pending_output=self, blocking=self)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Yield the pairs of these rows with the other side, and keep the rows."""

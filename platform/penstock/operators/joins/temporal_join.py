@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.operators.joins.join_operator import JoinOperator, JoinOutput, JoinState, OutputQueue
 from penstock.operators.joins.join_schema import parse_sides, temporal_join_schema, validate_temporal_join, value_fields
+from penstock.operators.operator import Capabilities
 from penstock.state.spill.join_runs import Run
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _VERSION = pa.field("__version", pa.int64(), nullable=False)
 class TemporalJoinOperator(JoinOperator):
     """Inner or left join of a keyed input with the versions of another."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Declare (and so restore) rows, versions and the watermark."""
         config, (left, right) = context.spec.config, context.input_schemas
         validate_temporal_join(config, left, right, context.spec.uid)
@@ -54,6 +55,7 @@ class TemporalJoinOperator(JoinOperator):
         self._output = JoinOutput(schema, sides, left, context.limits.output_rows)
         self._max_rows = context.limits.join_pairs
         self._output_queue = OutputQueue(context.limits.output_rows)
+        return Capabilities(pending_output=self, blocking=self)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows; versions that the watermark has passed become the kept version at once."""

@@ -20,6 +20,7 @@ from penstock.operators.joins.join_schema import (
     validate_join,
     window_join_schema,
 )
+from penstock.operators.operator import Capabilities
 from penstock.operators.windows.window_aggregate import due_windows
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 class WindowJoinOperator(JoinOperator):
     """Inner or outer join of two keyed inputs by window."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Declare (and so restore) both sides' rows and the watermark."""
         config, (left, right) = context.spec.config, context.input_schemas
         validate_join(config, left, right, context.spec.uid)
@@ -52,6 +53,7 @@ class WindowJoinOperator(JoinOperator):
             table.on_fetched = self._add_panes
             for run in table.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
                 self._add_panes(run.times)
+        return Capabilities(pending_output=self, blocking=self)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows that are in an open window."""

@@ -8,6 +8,7 @@ other side is empty.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I64
     from penstock.operators.joins.join_operator import OutputElement
     from penstock.operators.lateness import LateRowReceiver
-    from penstock.operators.operator import Collector, OperatorContext, OperatorSnapshot
+    from penstock.operators.operator import Capabilities, Collector, OperatorContext, OperatorSnapshot
     from penstock.operators.windows.window_buffer import BufferedWindow, KeyWindows
     from penstock.operators.windows.window_outputs import WindowOutput
 
@@ -175,10 +176,10 @@ class WindowRowsJoinOperator(QueuedOutput, WindowRowsOperator):
     _joined: JoinedWindows
     _late_sides: _LateOfSides
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Declare (and so restore) the rows, windows and timers."""
         self._output_queue = OutputQueue(context.limits.output_rows)
-        super().open(context)
+        return dataclasses.replace(super().open(context), pending_output=self, blocking=self)
 
     def _parts(self, context: OperatorContext) -> WindowDefinition:
         config, (left, right) = context.spec.config, context.input_schemas

@@ -34,7 +34,7 @@ from penstock.functions.state_ttl import ttl_of
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.lateness import RangeWatermarks
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.process.broadcast_binding import BoundBroadcast, require_declared
 from penstock.operators.process.collection_binding import bind_collection
 from penstock.operators.process.state_binding import (
@@ -134,7 +134,7 @@ class KeyedProcessOperator(Operator):
     _event_table: TimerTable
     _processing_table: TimerTable
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Load the function, declare (and so restore) its states and timers."""
         spec = context.spec
         self._where = f"process {spec.uid!r}"
@@ -153,6 +153,7 @@ class KeyedProcessOperator(Operator):
         except Exception as error:
             raise user_error(self._where, error) from error
         self._function = function
+        return Capabilities(timers=self)
 
     def _bind(self, context: OperatorContext, function: Any, types: dict[str, Any]) -> None:
         config = context.spec.config

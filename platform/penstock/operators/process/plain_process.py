@@ -21,7 +21,7 @@ from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.functions.operator_lists import OperatorElements, OperatorListState, UnionState
 from penstock.functions.process_function import OpenContext, RowContext
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
 from penstock.operators.process.state_binding import ValueCodec
 from penstock.operators.rows.columns import ts_of
 from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder, read_columns
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.core.elements import Barrier, Batch, Watermark
     from penstock.functions.process_function import ProcessFunction
-    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.operator import Capabilities, Collector, OperatorContext
 
 
 def to_items(arrays: Sequence[pa.Array], schema: pa.Schema) -> tuple[list[Any], ...]:
@@ -177,7 +177,7 @@ class PlainProcessOperator(Operator):
 
     _function: ProcessFunction | None
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Load the function, restore its states, call its `open`."""
         spec = context.spec
         self._uid, self._where = spec.uid, f"process {spec.uid or spec.name!r}"
@@ -203,6 +203,7 @@ class PlainProcessOperator(Operator):
         self._function = function
         for state in self._states:
             state.require_restored_read()
+        return NO_CAPABILITIES
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Call the function for every row."""

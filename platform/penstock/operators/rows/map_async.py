@@ -21,7 +21,7 @@ import pyarrow as pa
 from penstock.core.elements import TS_COLUMN, Batch, Watermark, WatermarkStatus
 from penstock.core.logs import fixed_log_context
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.operators.operator import OperatorSnapshot
+from penstock.operators.operator import Capabilities, OperatorSnapshot
 from penstock.operators.rows.async_queue import AsyncQueue, AsyncRow
 from penstock.operators.rows.columns import assemble, conform
 from penstock.operators.rows.user_functions import FunctionOperator, UserFunctionError, user_error
@@ -160,7 +160,7 @@ class MapAsyncOperator(FunctionOperator):
         super().__init__()
         self._close_seconds = close_seconds
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         super().open(context)
         config = context.spec.config
         self._timeout_ms = int(config["timeout_ms"])
@@ -176,6 +176,7 @@ class MapAsyncOperator(FunctionOperator):
                 with pa.ipc.open_stream(base64.b64decode(item)) as reader:
                     for batch in reader:
                         self._add(conform(batch, self._input_schema, self._where))
+        return Capabilities(pending_output=self, blocking=self)
 
     @property
     def available(self) -> bool:

@@ -23,7 +23,7 @@ from penstock.core.errors import GraphError, PenstockError
 from penstock.core.schema import schema_from_text
 from penstock.core.views import is_view
 from penstock.kernels.rows.row_filter import filter_rows
-from penstock.operators.operator import Operator
+from penstock.operators.operator import Capabilities, Operator
 from penstock.operators.rows.columns import TS_FIELD, conform_array, ts_of, with_ts, without_ts
 from penstock.operators.rows.integer_expressions import compile_integers, to_arrow
 from penstock.operators.rows.row_text import batch_text, numbered_row, short_text
@@ -119,7 +119,7 @@ def _plain_type(arrow_type: pa.DataType) -> pa.DataType:
 class ProjectOperator(Operator):
     """Applies Polars expressions batch by batch; stateless."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         self._mode: Mode = context.spec.config["mode"]
         self._expressions = deserialize_expressions(context.spec.payload)
         self._where = f"{self._mode} {context.spec.uid!r}"
@@ -141,6 +141,7 @@ class ProjectOperator(Operator):
         self._timed = True
         #: The columns that a filter emits; None: all.
         self._output_columns: list[str] | None = None
+        return Capabilities(column_pruning=self)
 
     def required_columns(self, downstream_columns: frozenset[str] | None) -> frozenset[str] | None:
         if downstream_columns is None and self._mode != "select":

@@ -27,7 +27,7 @@ from penstock.core.errors import PenstockError, missing_module_hint, misuse_hint
 from penstock.core.schema import schema_from_text
 from penstock.core.secrets import redacted
 from penstock.functions.moved_modules import MOVED
-from penstock.operators.operator import Operator
+from penstock.operators.operator import NO_CAPABILITIES, Operator
 from penstock.operators.rows.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
 from penstock.operators.rows.row_codec import RowDecoder, RowEncoder, read_columns
 from penstock.operators.rows.row_text import batch_text, value_text
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.operator import Capabilities, Collector, OperatorContext
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def _is_ours(frames: TracebackType) -> bool:
 class FunctionOperator(Operator):
     """The common part of operators with Python functions: the unpickled function, its location, its schemas."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         spec = context.spec
         self._uid = spec.uid
         self._where = f"{'filter' if spec.kind == 'filter_rows' else spec.kind} {spec.uid!r}"
@@ -155,6 +155,7 @@ class FunctionOperator(Operator):
         text = spec.output_schema
         self._schema = without_ts(schema_from_text(text) if text else self._input_schema)
         self._prepare(row_type, output_type)
+        return NO_CAPABILITIES
 
     def _prepare(self, row_type: type | None, output_type: type | None) -> None:
         del output_type  # its schema is the operator's declared one
@@ -337,9 +338,10 @@ class KeySelectorOperator(FunctionOperator):
 class ConstantKeyOperator(Operator):
     """Assigns the same key to all rows."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Read the schema."""
         self._schema = without_ts(schema_from_text(context.spec.output_schema))
+        return NO_CAPABILITIES
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Emit the rows with the key."""

@@ -17,13 +17,13 @@ import msgspec
 import pyarrow as pa
 
 from penstock.core.schema import schema_from_text
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
 from penstock.operators.rows.columns import conform, without_ts
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier, Batch
     from penstock.core.permits import CommitPermit
-    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.operator import Capabilities, Collector, OperatorContext
 
 # ruff: noqa: ARG002 - the protocol sets the parameters of hooks
 
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 class PrintOperator(Operator):
     """Writes `<name>> {"column":value,...}`; after a restart rows may be printed again."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         self._names = without_ts(context.input_schemas[0]).names
         self._prefix = f"{context.spec.config['name']}> "
+        return NO_CAPABILITIES
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         rows = batch.data.select(self._names).to_pylist()
@@ -54,7 +55,7 @@ class CollectOperator(Operator):
     Config `limit`, if it is there: no file holds more rows than that.
     """
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         config: dict[str, Any] = context.spec.config
         self._folder = Path(config["folder"])
         text = config.get("schema")
@@ -70,6 +71,7 @@ class CollectOperator(Operator):
             # after a rescale, files of removed subtasks have an owner too
             if subtask % context.parallelism == self._subtask and epoch >= self._epoch:
                 path.unlink(missing_ok=True)
+        return NO_CAPABILITIES
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         if self._writer is None:

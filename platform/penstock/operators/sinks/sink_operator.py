@@ -28,7 +28,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable
 from penstock.core.views import plain_schema
-from penstock.operators.operator import Operator, OperatorSnapshot, StagedOutput
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot, StagedOutput
 from penstock.operators.rows.columns import conform
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def chunk_bytes_of(context: OperatorContext, sink: SinkSpec) -> int:
 class SinkOperator(Operator):
     """Writes to a connector's sink in one of its delivery modes (`connector.sink`)."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         self._context = context
         spec = msgspec.convert(context.spec.config["sink"], SinkSpec)
         self._spec = spec
@@ -198,6 +198,7 @@ class SinkOperator(Operator):
         # in a list, because removing its last element is atomic: exactly one thread closes the committer
         committer = factory.create_committer(spec, self._sink_context)
         self._committers: list[Committer] = [] if committer is None else [committer]
+        return Capabilities(blocking=self, column_pruning=self, publishing=self)
 
     def required_columns(self, downstream_columns: frozenset[str] | None) -> frozenset[str]:
         """Require only the columns of the sink's schema."""

@@ -20,7 +20,7 @@ from penstock.core.errors import BadRecordError
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.eventtime.split_watermarks import SplitWatermarks
 from penstock.eventtime.strategy import strategy_from_builtins
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.rows.columns import with_ts, without_ts
 from penstock.operators.sources.source_watermarks import (
     IngestionTime,
@@ -47,7 +47,7 @@ _INTERVAL_MS = 200
 class AssignWatermarksOperator(Operator):
     """Assigns event time to rows, and emits watermarks."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         self._context = context
         self._where = f"watermarks {context.spec.uid!r}"
         rows = without_ts(context.input_schemas[0])
@@ -65,6 +65,7 @@ class AssignWatermarksOperator(Operator):
         self._periodic = periodic
         self._next_ms = float(context.clock.now_ms())
         self._checked_ms = context.clock.monotonic_ms()
+        return Capabilities(timers=self, watermarks=self)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Emit rows with their event time, then the watermark that results."""

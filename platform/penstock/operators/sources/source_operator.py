@@ -40,7 +40,7 @@ from penstock.eventtime.strategy import (
     strategy_from_builtins,
 )
 from penstock.kernels.rows.row_filter import filter_rows
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.rows.columns import conform, with_ts
 from penstock.operators.sources.source_batches import concatenate_batches, poll_batches, size_function
 from penstock.operators.sources.source_watermarks import (
@@ -74,7 +74,7 @@ BAD_RECORD_TEXT = "badRecord"
 class SourceOperator(Operator):
     """Polls splits, emits batches, watermarks and statuses."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         self._context = context
         spec = msgspec.convert(context.spec.config["source"], SourceSpec)
         self._spec = spec
@@ -111,6 +111,7 @@ class SourceOperator(Operator):
         for state in context.restored:
             if state.mode == "split" and state.items:
                 self.add_splits(state.items, no_more=False)
+        return Capabilities(source=self, watermarks=self)
 
     def _open_event_time(self, context: OperatorContext, floor: int) -> None:
         strategy = self._strategy

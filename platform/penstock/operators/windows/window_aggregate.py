@@ -22,7 +22,7 @@ from penstock.operators.aggregates.aggregate_plan import AggregatePlan
 from penstock.operators.aggregates.aggregate_schema import WindowConfig, output_schema, parse
 from penstock.operators.aggregates.combine import combined_schema, read_cells
 from penstock.operators.lateness import LateRows, RangeWatermarks, saturating_minus
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -97,7 +97,7 @@ class WindowAggregateOperator(Operator):
     _table: PaneTable
     _watermarks: RangeWatermarks
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Declare (and so restore) the panes and the watermark."""
         if context.keyed_state is None:
             raise GraphError(f"{context.spec.uid}: a window needs keyed state", hint="key the stream before the window")
@@ -117,7 +117,8 @@ class WindowAggregateOperator(Operator):
         self._simple = config.plain
         self._late = LateRows(context.spec.config, context.metrics)
         #: Columns of combined rows.
-        self.combined_schema = combined_schema(config.key, context.input_schemas[0], self._plan.spec)
+        self._combined = combined_schema(config.key, context.input_schemas[0], self._plan.spec)
+        return Capabilities(combined_schema=self._combined)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows to their panes."""

@@ -19,7 +19,7 @@ from penstock.operators.windows.window_assigners import TimeZone
 if TYPE_CHECKING:
     from penstock.eventtime.windows import TimeWindow
     from penstock.kernels.compiler.compile import I64
-    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.operator import Capabilities, Collector, OperatorContext
 
 
 class ProcessingWindowOperator(WindowAggregateOperator):
@@ -28,19 +28,20 @@ class ProcessingWindowOperator(WindowAggregateOperator):
     #: End of the next window (ms); None: no window is open.
     _next_ms: float | None = None
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Restore the windows; those that ended in the meantime are due at once."""
         rows = without_ts(context.input_schemas[0])
         self._rows = with_ts(rows)
-        super().open(dataclasses.replace(context, input_schemas=(self._rows,)))
+        opened = super().open(dataclasses.replace(context, input_schemas=(self._rows,)))
         self._clock = context.clock
         self._last = max([self._watermarks.low, *(w for _, w in self._watermarks.ahead())]) + 1
         self._set_timer()
+        return dataclasses.replace(opened, timers=self)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Add the rows to the windows of the present time."""
         now = self._advance_clock(out)
-        schema = self.combined_schema if batch.combined else self._rows
+        schema = self._combined if batch.combined else self._rows
         if batch.combined:  # their time is the start of a pane
             now -= (now - self._config.offset) % self._config.pane
         times = pa.array(np.full(batch.num_rows, now, np.int64))
@@ -87,10 +88,10 @@ class ProcessingWindowOperator(WindowAggregateOperator):
 class ZonedWindowOperator(WindowAggregateOperator):
     """Aggregates by key and window of a zone's wall clock."""
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Restore the windows."""
         self._zone = TimeZone(context.spec.config["window"]["time_zone"])
-        super().open(context)
+        return super().open(context)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         """Fire the windows whose end the clock has passed for the last time, then emit the watermark."""

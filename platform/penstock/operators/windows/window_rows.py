@@ -25,7 +25,7 @@ from penstock.functions.window_functions import AppliedFunction, WindowContext
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.lateness import LateRows, RangeWatermarks
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.operators.rows.columns import ts_of, visible
 from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder
 from penstock.operators.rows.user_functions import gc_paused, load_function, user_error
@@ -76,7 +76,7 @@ class WindowRowsOperator(Operator):
     _sink: WindowOutput
     _late: LateRowReceiver
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Load the functions, declare (and so restore) rows, windows and timers."""
         spec = context.spec
         self._where = f"window {spec.uid!r}"
@@ -103,6 +103,7 @@ class WindowRowsOperator(Operator):
         self._clock.restored(np.array([item[_CLOCK] for item in saved if _CLOCK in item], np.int64))
         self._next_processing = self._buffer.processing_timers.next_time()
         self._ended = False
+        return Capabilities(timers=self)
 
     def _parts(self, context: OperatorContext) -> WindowDefinition:
         """Return the window's parts from the job's configuration."""

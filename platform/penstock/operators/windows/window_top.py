@@ -23,7 +23,7 @@ from penstock.core.errors import GraphError
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.eventtime.watermarks import initial_watermark
 from penstock.kernels.keys.key_columns import fixed_column
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
 from penstock.operators.windows.window_schemas import TopConfig, parse_top, validate_top
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.core.elements import Barrier
     from penstock.kernels.compiler.compile import I64
-    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.operator import Capabilities, Collector, OperatorContext
 
 _STATE = "top"
 #: A rank below that of every row.
@@ -59,7 +59,7 @@ class WindowTopOperator(Operator):
 
     _config: TopConfig
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: OperatorContext) -> Capabilities:
         """Restore the candidates."""
         validate_top(context.spec.config, context.input_schemas[0])
         self._config = parse_top(context.spec.config)
@@ -75,6 +75,7 @@ class WindowTopOperator(Operator):
         for state in context.restored:
             for item in state.items:
                 self._restore(item)
+        return NO_CAPABILITIES
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Keep the rows that may be among the best, or in the first phase emit them."""

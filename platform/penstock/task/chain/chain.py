@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.core.clock import Clock
 from penstock.core.elements import MIN_TIMESTAMP, Barrier, Batch, Watermark, WatermarkStatus
 from penstock.core.schema import schema_from_text
-from penstock.operators.operator import Collector, Operator, OperatorContext, OperatorMetrics, OperatorSnapshot
+from penstock.operators.operator import (
+    NO_CAPABILITIES,
+    BlockingOperator,
+    Capabilities,
+    Collector,
+    Operator,
+    OperatorContext,
+    OperatorMetrics,
+    OperatorSnapshot,
+    PendingOutputOperator,
+    SourceOperator,
+    TimedOperator,
+)
 from penstock.task.chain.hot_keys import HotKeys
 from penstock.task.chain.operator_times import OperatorTimes
 
@@ -40,9 +52,9 @@ def combine_outputs(outputs: Iterable[ResultPartition], settings: JobSettings) -
                 output.combine_with(combiner)
 
 
-def expect_combined(gate: InputGate | None, head: Any) -> None:
-    """Set the layout of combined rows on the gate, if the operator at the head of the chain accepts any."""
-    schema = getattr(head, "combined_schema", None)
+def expect_combined(gate: InputGate | None, head: ChainLink) -> None:
+    """Set the layout of combined rows on the gate, if the opened operator at the head of the chain accepts any."""
+    schema = head.capabilities.combined_schema
     if gate is not None and schema is not None:
         gate.expect_combined(schema)
 
@@ -58,6 +70,14 @@ class ChainLink:
     records_out: int = 0
     #: The key columns; only of a keyed operator.
     hot_keys: HotKeys | None = None
+    #: Known after `open`.
+    capabilities: Capabilities = NO_CAPABILITIES
+
+    @property
+    def source(self) -> SourceOperator:
+        """The source, of a link that is one."""
+        assert self.capabilities.source is not None  # noqa: S101 - the caller knows the kind
+        return self.capabilities.source
 
 
 class _NextCollector:
@@ -170,21 +190,12 @@ class Chain:
         self._opened: list[ChainLink] = []
         #: The number of operators, from the head, that have finished after the end of input.
         self._finished = 0
-        self._blocking: tuple[Any, ...] = tuple(
-            link.operator for link in self.links if hasattr(type(link.operator), "available")
-        )
-        self._timed = self._with("process_time")
-        self._continuing = self._with("emit_ready")
+        #: Capabilities with the index of their operator; known after `open`.
+        self._blocking: tuple[tuple[int, BlockingOperator], ...] = ()
+        self._timed: tuple[tuple[int, TimedOperator], ...] = ()
+        self._continuing: tuple[tuple[int, PendingOutputOperator], ...] = ()
         #: Operators with back-pressure until they have emitted: they accept rows again without a checkpoint.
-        self._holding: tuple[Any, ...] = tuple(o for o in self._blocking if hasattr(type(o), "emit_ready"))
-
-    def _with(self, hook: str) -> tuple[tuple[Any, Collector, int], ...]:
-        """Return the operators that have a hook, each with its collector and index."""
-        return tuple(
-            (link.operator, out, index)
-            for index, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
-            if hasattr(type(link.operator), hook)
-        )
+        self._holding: tuple[tuple[int, BlockingOperator], ...] = ()
 
     def open(self, contexts: Iterable[OperatorContext]) -> None:
         """Open all operators, the last one first, so that an operator's successor is open before it emits.
@@ -194,11 +205,17 @@ class Chain:
         downstream = self._edges.columns
         for index, (link, context) in reversed(list(enumerate(zip(self.links, contexts, strict=True)))):
             self._opened.append(link)
-            operator: Any = link.operator
             self.times.begin(index)  # logs of `open`, and of calls that it starts, name the operator
-            operator.open(context)
+            link.capabilities = link.operator.open(context)
             self.times.end()
-            downstream = operator.required_columns(downstream) if hasattr(type(operator), "required_columns") else None
+            pruning = link.capabilities.column_pruning
+            downstream = None if pruning is None else pruning.required_columns(downstream)
+        declared = [(index, link.capabilities) for index, link in enumerate(self.links)]
+        self._blocking = tuple((i, c.blocking) for i, c in declared if c.blocking is not None)
+        self._timed = tuple((i, c.timers) for i, c in declared if c.timers is not None)
+        self._continuing = tuple((i, c.pending_output) for i, c in declared if c.pending_output is not None)
+        emitting = {index for index, _ in self._continuing}
+        self._holding = tuple((i, blocking) for i, blocking in self._blocking if i in emitting)
 
     def batch(self, batch: Batch, input_index: int) -> None:
         """Process rows of an input."""
@@ -221,9 +238,8 @@ class Chain:
 
     def poll(self, *, backpressured: bool) -> bool:
         """Let the source at the head emit a batch; return whether it did."""
-        source: Any = self._head.operator
         self.times.begin(0)
-        emitted = bool(source.poll(self._head_out, backpressured=backpressured))
+        emitted = self._head.source.poll(self._head_out, backpressured=backpressured)
         self.times.end()
         return emitted
 
@@ -240,15 +256,15 @@ class Chain:
         """Return when (wall-clock time) the next operator timer is due; None: there is no timer."""
         if not self._timed:
             return None
-        return min((due for o, _, _ in self._timed if (due := o.next_timer_ms) is not None), default=None)
+        return min((due for _, o in self._timed if (due := o.next_timer_ms) is not None), default=None)
 
     def process_time(self, now_ms: int) -> None:
         """Fire the operators' timers up to processing time `now_ms`."""
-        for operator, out, index in self._timed:
+        for index, operator in self._timed:
             due = operator.next_timer_ms
             if due is not None and due <= now_ms:
                 self.times.begin(index)
-                operator.process_time(now_ms, out)
+                operator.process_time(now_ms, self._collectors[index])
                 self.times.end()
 
     @property
@@ -259,7 +275,7 @@ class Chain:
     @property
     def has_pending_output(self) -> bool:
         """Whether an operator will emit rows without new input."""
-        return any(operator.has_pending_output for operator, _, _ in self._continuing)
+        return any(operator.has_pending_output for _, operator in self._continuing)
 
     def emit_ready(self, *, past_limits: bool) -> bool:
         """Let operators emit completed rows if all downstream operators accept rows; return whether one did.
@@ -268,11 +284,10 @@ class Chain:
         """
         emitted = False
         needed = self._holding if past_limits else self._blocking
-        for operator, out, index in self._continuing:
-            downstream = [link.operator for link in self.links[index + 1 :]]
-            if all(other.available for other in needed if any(other is o for o in downstream)):
+        for index, operator in self._continuing:
+            if all(other.available for place, other in needed if place > index):
                 self.times.begin(index)
-                emitted |= operator.emit_ready(out)
+                emitted |= operator.emit_ready(self._collectors[index])
                 self.times.end()
         return emitted
 
@@ -296,7 +311,7 @@ class Chain:
 
         Return False if one still holds rows; the caller then tries again.
         """
-        holders = {index: operator for operator, _, index in self._continuing}
+        holders = dict(self._continuing)
         while self._finished < len(self.links):
             index = self._finished
             if index in holders and holders[index].has_pending_output:
@@ -331,17 +346,18 @@ class Chain:
     @property
     def available(self) -> bool:
         """Whether every operator accepts rows now."""
-        return all(operator.available for operator in self._blocking)
+        return all(operator.available for _, operator in self._blocking)
 
     @property
     def holding(self) -> bool:
         """Whether an operator accepts no rows until it has emitted some (`emit_ready`)."""
-        return not all(operator.available for operator in self._holding)
+        return not all(operator.available for _, operator in self._holding)
 
     @property
     def publishing(self) -> bool:
         """Whether an operator is publishing output."""
-        return any(getattr(link.operator, "publishing", False) for link in self.links)
+        sinks = (link.capabilities.publishing for link in self.links)
+        return any(sink is not None and sink.publishing for sink in sinks)
 
     @property
     def watermark_of_last(self) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -26,7 +25,7 @@ from penstock.core.snapshot import (
     OperatorStateSnapshot,
     SubtaskSnapshot,
 )
-from penstock.operators.operator import OperatorSnapshot, StagedOutput
+from penstock.operators.operator import OperatorSnapshot, PublishingOperator, StagedOutput
 from penstock.state.keyed import FrozenState
 from penstock.state.log.segments import EncodedSegment
 from penstock.task.chain.background import Background, Mail
@@ -46,8 +45,8 @@ class SubtaskCheckpoint:
     """One checkpoint in this subtask, from freeze to ack."""
 
     barrier: Barrier
-    #: (operator, its synchronous part), in chain order.
-    taken: tuple[tuple[Any, OperatorSnapshot], ...]
+    #: (sink, its synchronous part), in chain order; operators that stage no output are None.
+    taken: tuple[tuple[PublishingOperator | None, OperatorSnapshot], ...]
     #: States of the task (the input's watermark).
     task_states: tuple[OperatorStateSnapshot, ...]
     finished: bool
@@ -69,9 +68,9 @@ class SubtaskCheckpoint:
 class _Upload:
     """The files of the first checkpoint in order; kept until durable, so that they can be written again."""
 
-    #: (frozen state, its segments) and (operator, staged output without the chunks already written, their bytes).
+    #: (frozen state, its segments) and (sink, staged output without the chunks already written, their bytes).
     segments: tuple[tuple[FrozenState, tuple[EncodedSegment, ...]], ...]
-    staged: tuple[tuple[Any, StagedOutput, tuple[bytes, ...]], ...]
+    staged: tuple[tuple[PublishingOperator | None, StagedOutput, tuple[bytes, ...]], ...]
     attempts: int = 0
     first_failure_ms: float | None = None
 
@@ -153,8 +152,8 @@ class SnapshotPipeline:
 
     def _encode(self, checkpoint: SubtaskCheckpoint) -> None:
         staged = [
-            (operator, output)
-            for operator, snapshot in checkpoint.taken
+            (sink, output)
+            for sink, snapshot in checkpoint.taken
             for output in snapshot.staged
             if output.committable.id not in self._written
         ]
@@ -166,7 +165,7 @@ class SnapshotPipeline:
         def work() -> _Upload:
             return _Upload(
                 tuple((state, state.encode()) for state in checkpoint.frozen),
-                tuple((operator, output, tuple(make() for make in output.chunks)) for operator, output in staged),
+                tuple((sink, output, tuple(make() for make in output.chunks)) for sink, output in staged),
             )
 
         self._services.background.submit(
@@ -197,13 +196,14 @@ class SnapshotPipeline:
         remaining = iter(refs)
         for state, segments in upload.segments:
             state.durable({segment.position: next(remaining) for segment in segments})
-        for operator, output, chunks in upload.staged:
+        for sink, output, chunks in upload.staged:
             files = tuple(next(remaining) for _ in chunks)
             filled = msgspec.structs.replace(
                 output.committable, files=files, size_bytes=sum(ref.length for ref in files)
             )
             self._written[filled.id] = filled
-            operator.staged_written(filled)
+            assert sink is not None  # noqa: S101 - an operator that stages output declares it
+            sink.staged_written(filled)
         self.last_durable_bytes = sum(ref.length for ref in refs)
         self._complete(self._checkpoints[0], {ref.path for ref in refs})
 

@@ -8,7 +8,7 @@ at most `MOST_ROWS`, and of fewer if a row takes long. Kept by `task.drive.subta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.core.elements import Batch
 from penstock.task.drive.source_polling import PollSizer, is_columnar
@@ -101,8 +101,7 @@ class BatchSizer:
         if sizer is None:
             return self._chain.poll(backpressured=False)
         link = self._chain.links[0]
-        source: Any = link.operator
-        source.poll_rows = sizer.rows
+        link.source.poll_rows = sizer.rows
         before, begun = link.records_out, self._clock.monotonic_ms()
         emitted = self._chain.poll(backpressured=False)
         sizer.measured(link.records_out - before, self._clock.monotonic_ms() - begun)

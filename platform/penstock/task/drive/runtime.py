@@ -10,7 +10,7 @@ import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -48,6 +48,7 @@ from penstock.task.drive.state_queries import NOT_RUNNING, OpenQueries
 from penstock.task.drive.subtask import Subtask
 
 if TYPE_CHECKING:
+    from penstock.operators.operator import SourceOperator
     from penstock.task.chain.environment import TaskEnvironment
 
 
@@ -335,6 +336,6 @@ class TaskRuntime:
         environment.blocking.submit(work, done)
 
 
-def _call_source(subtask: Subtask, call: Callable[[Any], None]) -> None:
+def _call_source(subtask: Subtask, call: Callable[[SourceOperator], None]) -> None:
     """Call the source at the head of a subtask, in the subtask's thread."""
-    subtask.run_in_mailbox(lambda chain, _: call(chain.links[0].operator))
+    subtask.run_in_mailbox(lambda chain, _: call(chain.links[0].source))

@@ -13,7 +13,6 @@ from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import NotFoundError, PenstockError, UsageError, did_you_mean
 from penstock.core.keygroup import HashRange, key_group_of, key_groups_of, subtask_of
 from penstock.core.state_names import shown_name, stored_name
-from penstock.eventtime.split_watermarks import SplitWatermarks
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.rpc.messages import SubtaskAnswer
@@ -44,8 +43,8 @@ def watermarks_of(deployment: TaskDeployment, chain: Chain) -> list[dict[str, An
     """
     found = []
     for link in chain.links:
-        marks = getattr(link.operator, "split_watermarks", None)
-        if isinstance(marks, SplitWatermarks):
+        operator = link.capabilities.watermarks
+        if operator is not None and (marks := operator.split_watermarks) is not None:
             splits = sorted(marks.progress, key=lambda s: (s.finished, s.idle, s.watermark, s.split_id))
             found.append(
                 {

@@ -266,7 +266,7 @@ class Subtask:
         if self._source_suspended or self._input_ended:
             return StepResult.IDLE
         link = self._chain.links[0]
-        source: Any = link.operator
+        source = link.source
         if source.finished:
             self._end_input()
             return StepResult.BUSY
@@ -325,8 +325,7 @@ class Subtask:
             return
         if barrier.kind.ends_job and not self._source_suspended:
             self._source_suspended = True
-            source: Any = self._chain.links[0].operator
-            source.suspend()
+            self._chain.links[0].source.suspend()
             if barrier.kind is BarrierKind.DRAIN and not self._input_ended:
                 self._chain.emit_watermark(Watermark(MAX_TIMESTAMP))
         self._barriers.begin(barrier)
@@ -347,7 +346,7 @@ class Subtask:
         self._pipeline.start(
             SubtaskCheckpoint(
                 barrier=barrier,
-                taken=tuple(zip((link.operator for link in self._chain.links), taken, strict=True)),
+                taken=tuple(zip((link.capabilities.publishing for link in self._chain.links), taken, strict=True)),
                 task_states=task_states,
                 finished=self._output_ended,
                 aligned=aligned,
@@ -378,7 +377,7 @@ class Subtask:
         self._stores = open_chain(self._chain, self.deployment, self._environment, services)
         self._compactor.start_due(self._stores)
         combine_outputs(self._outputs, self.deployment.settings)
-        expect_combined(self._gate, self._chain.links[0].operator)
+        expect_combined(self._gate, self._chain.links[0])
         if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:
             # Emit the checkpoint's watermark, so that lateness is decided as before.
             self.metrics.input_watermark = self._watermarks.combined

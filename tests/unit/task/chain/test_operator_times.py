@@ -3,7 +3,7 @@
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch, Watermark
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.operator import Operator
+from penstock.operators.operator import NO_CAPABILITIES, Operator
 from penstock.task.chain.chain import Chain, ChainLink
 from penstock.task.chain.operator_times import OUTPUT, SAMPLE_EVERY_MS, OperatorTimes
 
@@ -98,6 +98,7 @@ def test_an_operator_is_at_work_while_it_is_opened():
         def open(self, context):
             clock.advance(self.before)
             seen.append((context, chain.times.index))
+            return NO_CAPABILITIES
 
     chain = chain_of(clock, Opened(clock, 3), Opened(clock, 10))
     chain._edges._all = chain._edges._main = ()

@@ -3,7 +3,7 @@
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Barrier, BarrierKind
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.operator import Operator
+from penstock.operators.operator import Capabilities, Operator
 from penstock.task.chain.chain import Chain, ChainLink
 
 
@@ -13,7 +13,7 @@ class Timed(Operator):
         self.fired = []
 
     def open(self, context):
-        """Nothing to open."""
+        return Capabilities(timers=self)
 
     def process_batch(self, batch, input_index, out):
         out.batch(batch)
@@ -28,16 +28,16 @@ class Timed(Operator):
 
 
 class Plain(Operator):
-    def open(self, context):
-        """Nothing to open."""
-
     def process_batch(self, batch, input_index, out):
         out.batch(batch)
 
 
 def chain_of(*operators):
     links = [ChainLink(OperatorSpec(uid=f"o{i}", name="o", kind="o"), o) for i, o in enumerate(operators)]
-    return Chain(links, [], ManualClock())
+    chain = Chain(links, [], ManualClock())
+    chain._edges._all = chain._edges._main = ()
+    chain.open([None] * len(links))
+    return chain
 
 
 def test_a_chain_without_timed_operators_waits_for_nothing():

@@ -19,7 +19,7 @@ class Chain:
         self.clock, self.ms, self.fixed = clock, ms, 0.0
         self.seen = []
         self.asked = []
-        self.links = [SimpleNamespace(operator=SimpleNamespace(poll_rows=None), records_out=0)]
+        self.links = [SimpleNamespace(source=SimpleNamespace(poll_rows=None), records_out=0)]
 
     def batch(self, batch, input_index):
         assert input_index == 1
@@ -28,7 +28,7 @@ class Chain:
 
     def poll(self, *, backpressured):
         assert not backpressured
-        rows = self.links[0].operator.poll_rows
+        rows = self.links[0].source.poll_rows
         self.asked.append(rows)
         self.links[0].records_out += rows
         self.clock.advance(self.fixed + self.ms * rows)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.config.settings import JobSettings
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.operator import Operator
+from penstock.operators.operator import Capabilities, Operator
 from penstock.rpc.messages import CancelTasks, TriggerCheckpoint
 from penstock.task.drive.batch_sizer import LEAST_ROWS
 from penstock.task.drive.subtask import StepResult
@@ -24,7 +24,7 @@ class Asking(Operator):
         self.finished = 0
 
     def open(self, context):
-        """Nothing to open."""
+        return Capabilities(pending_output=self, blocking=self)
 
     @property
     def available(self):
@@ -224,7 +224,7 @@ def test_a_drain_that_is_called_off_while_it_waits_is_not_acknowledged(asking):
 def test_timers_of_the_clock_do_not_keep_a_drain_busy(asking):
     draining(asking, 1)
     subtask = asking.subtasks("sink")[0]
-    subtask._chain._timed = ((Due(), None, 0),)
+    subtask._chain._timed = ((0, Due()),)
     assert subtask.next_deadline_ms() > asking.clock.monotonic_ms()
 
 

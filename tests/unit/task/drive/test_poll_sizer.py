@@ -56,13 +56,13 @@ def test_only_columns_behind_a_source(kinds, alone):
 
 def test_the_source_is_asked_for_them():
     clock = ManualClock()
-    link = SimpleNamespace(operator=SimpleNamespace(poll_rows=None), records_out=0)
+    link = SimpleNamespace(source=SimpleNamespace(poll_rows=None), records_out=0)
     asked = []
 
     def poll(*, backpressured):
         assert not backpressured
-        asked.append(link.operator.poll_rows)
-        link.records_out += link.operator.poll_rows
+        asked.append(link.source.poll_rows)
+        link.records_out += link.source.poll_rows
         clock.advance(measured)
         return True
 
