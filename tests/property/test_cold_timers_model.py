@@ -52,9 +52,6 @@ class Timers(Operator):
     def snapshot(self, barrier, out):
         return OperatorSnapshot(keyed=self.store.freeze(barrier.checkpoint_id))
 
-    def notify_complete(self, permit):
-        self.store.completed(permit.checkpoint_id)
-
 
 class Steps:
     """Timers around now are registered, deleted and fired; between two starts time does not go back."""

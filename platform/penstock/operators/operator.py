@@ -141,16 +141,20 @@ class Operator(Protocol):
         return OperatorSnapshot()
 
     def notify_complete(self, permit: CommitPermit) -> None:
-        """Handle a durable checkpoint."""
+        """Handle a durable checkpoint; the task itself tells the keyed state."""
+        del permit
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         """Handle a checkpoint that will never complete; none of its output may be deleted or dropped."""
+        del checkpoint_id
 
     def finish(self, out: Collector) -> None:
         """Emit the rest: all input has ended (after the watermark at the end of time)."""
+        del out
 
     def close(self) -> None:
         """Free all resources; also called after a failure; idempotent."""
+        return
 
 
 class SourceOperator(Protocol):

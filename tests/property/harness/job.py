@@ -252,6 +252,8 @@ class Job:
         self.files.keep(keyed, before.keyed)
         for operator in self.operators:
             operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
+        for store in self.stores:
+            store.completed(checkpoint_id)
 
     def _upload(self, frozen, outcome):
         while not frozen.copy_pages(1):

@@ -31,7 +31,6 @@ from penstock.state.log.ttl import Ttl, TtlClock
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier
-    from penstock.core.permits import CommitPermit
     from penstock.kernels.compiler.compile import I64
     from penstock.operators.operator import Capabilities, Collector, OperatorContext
     from penstock.state.keyed import KeyedStateStore
@@ -81,10 +80,6 @@ class RunningAggregateOperator(Operator):
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:  # noqa: ARG002 - nothing is emitted at a barrier
         """Freeze the state."""
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id))
-
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._store.completed(permit.checkpoint_id)
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -136,10 +131,6 @@ class DeduplicateOperator(Operator):
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:  # noqa: ARG002 - nothing is emitted at a barrier
         """Freeze the state."""
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id))
-
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._store.completed(permit.checkpoint_id)
 
     def _order(self, data: pa.RecordBatch) -> I64:
         if self._by is None:

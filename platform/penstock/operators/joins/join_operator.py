@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from penstock.core.elements import Barrier
     from penstock.core.keygroup import HashRange
-    from penstock.core.permits import CommitPermit
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.operators.operator import Collector, OperatorContext
 
@@ -206,10 +205,6 @@ class JoinState:
         watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=WATERMARK, mode="union", items=items)
         return OperatorSnapshot(keyed=self._store.freeze(checkpoint_id), operator=(watermark,))
 
-    def completed(self, checkpoint_id: int) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._store.completed(checkpoint_id)
-
     def marks(self, hashes: I64) -> I64 | int:
         """Return the watermark of keys of these hashes; after a rescale it differs by key."""
         low = self.watermarks.low
@@ -292,7 +287,3 @@ class JoinOperator(QueuedOutput, Operator, Protocol):
         """Freeze the rows of both sides; results of the rows before the barrier were emitted by then."""
         self._output_queue.drain(out)
         return self._state.snapshot(barrier.checkpoint_id)
-
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._state.completed(permit.checkpoint_id)

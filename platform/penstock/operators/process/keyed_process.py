@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.elements import Barrier
-    from penstock.core.permits import CommitPermit
     from penstock.kernels.compiler.compile import I32
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.keyed import KeyedStateStore
@@ -349,10 +348,6 @@ class KeyedProcessOperator(Operator):
             items = self._watermarks.items()
             operator.append(OperatorStateSnapshot(uid=self._uid, name=_WATERMARK, mode="union", items=items))
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=tuple(operator))
-
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._store.completed(permit.checkpoint_id)
 
     def finish(self, out: Collector) -> None:
         """Drop pending processing-time timers: they never fire."""

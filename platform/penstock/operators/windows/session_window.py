@@ -29,7 +29,6 @@ from penstock.state.panes.session_cold import SessionRule
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier, Watermark
-    from penstock.core.permits import CommitPermit
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.operators.aggregates.aggregate_schema import WindowConfig
     from penstock.operators.operator import Capabilities, Collector, OperatorContext
@@ -123,10 +122,6 @@ class SessionAggregateOperator(Operator):
         items: tuple[Any, ...] = tuple({**item, **due} for item in self._watermarks.items())
         watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
-
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._store.completed(permit.checkpoint_id)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Tumbling, sliding and cumulative event-time windows with aggregates (kind `window_aggregate`).
+"""Tumbling, sliding and cumulative event-time windows with aggregates (`window_aggregate`, `zoned_window`).
 
 The windows that a watermark closes are found from the panes with rows; the window join calls this too.
 """
@@ -23,12 +23,12 @@ from penstock.operators.aggregates.aggregate_schema import WindowConfig, output_
 from penstock.operators.aggregates.combine import combined_schema, read_cells
 from penstock.operators.lateness import LateRows, RangeWatermarks, saturating_minus
 from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
+from penstock.operators.windows.window_times import window_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock.core.elements import Barrier
-    from penstock.core.permits import CommitPermit
     from penstock.kernels.compiler.compile import I64
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.cells.hot_panes import Fired
@@ -115,6 +115,7 @@ class WindowAggregateOperator(Operator):
         self._counts = np.zeros(3, np.int64)
         self._panes = np.empty(0, np.int64)
         self._simple = config.plain
+        self._time = window_time(context.spec.config)
         self._late = LateRows(context.spec.config, context.metrics)
         #: Columns of combined rows.
         self._combined = combined_schema(config.key, context.input_schemas[0], self._plan.spec)
@@ -149,15 +150,15 @@ class WindowAggregateOperator(Operator):
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         """Fire the windows that the watermark closes, then emit it."""
-        self._advance(watermark.timestamp, out)
+        self.advance(self._time.of_watermark(watermark.timestamp), out)
         out.watermark(watermark)
 
-    def _advance(self, watermark: int, out: Collector) -> None:
+    def advance(self, watermark: int, out: Collector) -> None:
         """Fire the windows that end at `watermark` or before."""
         before = self._watermarks.low
         if watermark > before:
             panes = self._table.panes()
-            for window in self._due(panes, before, watermark):
+            for window in due_windows(self._config, panes, before, watermark):
                 self._fire(window, panes, out)
             self._watermarks.advance(watermark)
             self._table.drop_below(self._first_open_start(watermark))
@@ -167,10 +168,6 @@ class WindowAggregateOperator(Operator):
         items: tuple[Any, ...] = self._watermarks.items()
         watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
-
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._store.completed(permit.checkpoint_id)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -209,8 +206,7 @@ class WindowAggregateOperator(Operator):
 
     def _times(self, data: pa.RecordBatch) -> I64:
         """Return the times that determine the rows' windows."""
-        times: I64 = data.column(TS_COLUMN).to_numpy()
-        return times
+        return self._time.of_rows(data.column(TS_COLUMN).to_numpy())
 
     def _time_out_of_range(self, rows: int) -> PenstockError:
         return PenstockError(
@@ -274,9 +270,24 @@ class WindowAggregateOperator(Operator):
         start = closed - (closed - config.offset) % config.slide + config.slide
         return min(max(start, MIN_TIMESTAMP + 1), MAX_TIMESTAMP)
 
-    def _due(self, panes: list[int], before: int, watermark: int) -> list[TimeWindow]:
-        """Return the windows with rows whose last microsecond is in (before, watermark], in order."""
-        return due_windows(self._config, panes, before, watermark)
+    def next_end(self) -> int | None:
+        """Return the end (us) of the first window with rows that has not fired; None: there is none."""
+        due = due_windows(self._config, self._table.panes(), self._watermarks.low, MAX_TIMESTAMP)
+        return due[0].end if due else None
+
+    def last_end(self) -> int | None:
+        """Return the end (us) of the last window with rows; None: no pane has any."""
+        panes = self._table.panes()
+        return panes[-1] + self._config.size if panes else None
+
+    def pane_of(self, time: int) -> int:
+        """Return the start (us) of the pane at a time."""
+        return time - (time - self._config.offset) % self._config.pane
+
+    @property
+    def fired_to(self) -> int:
+        """The time (us) up to which windows have fired; after a rescale, of any former subtask."""
+        return max([self._watermarks.low, *(w for _, w in self._watermarks.ahead())])
 
     def _fire(self, window: TimeWindow, panes: list[int], out: Collector) -> None:
         low, high = bisect_left(panes, window.start), bisect_left(panes, window.end)
@@ -284,15 +295,11 @@ class WindowAggregateOperator(Operator):
         for piece in self._table.fire(panes[low:high]):
             self._emit(piece if not done else _without_hash_ranges(piece, done), window, out)
 
-    def _bounds(self, window: TimeWindow) -> tuple[int, int, int]:
-        """Return the instants of a window's start and end, and the event time of its output."""
-        return window.start, window.end, window.max_timestamp
-
     def _emit(self, piece: Fired, window: TimeWindow, out: Collector) -> None:
         rows = len(piece.hashes)
         if rows == 0:
             return
-        start, end, ts = self._bounds(window)
+        start, end, ts = self._time.bounds(window)
         time = self._schema.field("window_start").type
         columns = [
             *piece.keys,
@@ -320,7 +327,7 @@ class WindowAggregateOperator(Operator):
         """Emit, for the keys of these rows, their windows that `watermark` has fired and not yet closed."""
         config = self._config
         changed_panes = np.unique(panes).tolist()
-        fired = self._due(changed_panes, saturating_minus(watermark, config.allowed_lateness), watermark)
+        fired = due_windows(config, changed_panes, saturating_minus(watermark, config.allowed_lateness), watermark)
         every = self._table.panes()
         for window in fired:
             inside = (panes >= window.start) & (panes < window.end)

@@ -39,7 +39,6 @@ from penstock.state.tables.value_columns import python_values
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier
-    from penstock.core.permits import CommitPermit
     from penstock.functions.evictors import Evictor
     from penstock.functions.state_handles import TimerQueue
     from penstock.functions.triggers import Trigger
@@ -256,10 +255,6 @@ class WindowRowsOperator(Operator):
         items: tuple[Any, ...] = tuple({**item, _CLOCK: self._clock.now} for item in self._watermarks.items())
         watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
-
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._store.completed(permit.checkpoint_id)
 
     def finish(self, out: Collector) -> None:
         """Drop pending processing-time timers: they never fire."""

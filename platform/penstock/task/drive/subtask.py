@@ -147,7 +147,13 @@ class Subtask:
 
     def complete(self, message: CheckpointCompleted) -> None:
         """Handle a durable checkpoint."""
-        self.mailbox.post(lambda: self._chain.notify_complete(message.permit, message.held))
+
+        def notify() -> None:
+            self._chain.notify_complete(message.permit, message.held)
+            for store in self._stores:
+                store.completed(message.permit.checkpoint_id)
+
+        self.mailbox.post(notify)
 
     def abort(self, message: CheckpointAborted) -> None:
         """Handle a checkpoint that will never complete."""

@@ -140,7 +140,7 @@ def test_a_clock_that_is_set_back_makes_no_row_late(make, bench, out):
     operator.process_time(bench.clock.now_ms(), out)
     bench.clock._elapsed_ms -= 5_000
     feed(operator, [(1, 6)], out)
-    assert operator._context.metrics.late_records_dropped == 0
+    assert operator._windows._context.metrics.late_records_dropped == 0
     bench.clock.advance(15_000)
     operator.process_time(bench.clock.now_ms(), out)
     assert [(r["n"], *seconds(r)) for r in out.rows] == [(1, 0, 10), (1, 10, 20)]
@@ -179,7 +179,7 @@ def test_two_subtasks_that_had_fired_differently_become_one(make, bench, out):
     assert sorted(r["k"] for r in out.rows) == first, "the other half had fired already"
     feed(one, [(k, 5) for k in range(20)], out)
     one.process_watermark(Watermark(MAX_TIMESTAMP), out)
-    assert one._context.metrics.late_records_dropped == 0
+    assert one._windows._context.metrics.late_records_dropped == 0
     assert len(out.rows) == len(first) + 20
     assert out.rows[-1]["window_start"] == dt.datetime.fromtimestamp(1_700_000_010, dt.UTC)
 
@@ -207,7 +207,7 @@ def test_rows_that_come_combined_count_as_those_they_stand_for(make, bench, out,
     operator.process_watermark(Watermark(MAX_TIMESTAMP), out)
     found = {(round(r["window_start"].timestamp() * 1e6), r["k"]): (r["n"], r["total"], r["most"]) for r in out.rows}
     assert found == {at: (len(v), sum(v), max(v)) for at, v in sums.items()}
-    assert operator._context.metrics.late_records_dropped == 0
+    assert operator._windows._context.metrics.late_records_dropped == 0
 
 
 def test_first_and_last_are_not_combined_as_the_sender_does_not_know_when_rows_arrive():
