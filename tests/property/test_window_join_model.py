@@ -122,7 +122,7 @@ def test_windows_whose_rows_were_dropped_before_anybody_saw_them_come_out(backen
         for seed in range(3):
             steps.batch(seed % 2, seed + 9, 10, 0)
             job.checkpoint()
-        assert job.operators[0]._state.rows.remote_runs.dropped_regions > 0, "or this shows nothing"
+        assert job.operators[0]._state.rows.remote_runs.fetcher.dropped_regions > 0, "or this shows nothing"
         steps.mark(0, MAX_TIMESTAMP)
         assert steps.emitted > 10
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.sizes import given
 
+from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_keys import RemoteKeys
 from penstock.state.remote.remote_timers import RemoteTimers
 
@@ -18,15 +19,15 @@ if ROOT not in sys.path:
 @pytest.fixture
 def counted(monkeypatch):
     """How many pieces, and how often timers, were fetched when they were asked for; keys leave memory now and then."""
-    monkeypatch.setattr(RemoteKeys, "next_fetch", lambda self: None)
+    monkeypatch.setattr(RangeFetcher, "next_fetch", lambda self: None)
     given(monkeypatch, hot_keys=2)
     counts = Counter()
     ensure, fetch_next = RemoteKeys.ensure, RemoteTimers.fetch_next
 
     def pieces(self, *arguments):
-        before = self.fetched_ranges
+        before = self.fetcher.fetched_ranges
         ensure(self, *arguments)
-        counts["pieces"] += self.fetched_ranges - before
+        counts["pieces"] += self.fetcher.fetched_ranges - before
 
     def timers(self):
         counts["timers"] += 1

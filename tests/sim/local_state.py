@@ -16,7 +16,7 @@ from tests.support.memory import folder_in_memory
 
 from penstock.state.panes.pane_changes import PaneChanges
 from penstock.state.panes.pane_table import PaneTable
-from penstock.state.remote.remote_panes import RemotePanes
+from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.state_backend import StateBackend
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
         _noted(patch, PaneTable, "_evict", lambda _table, _result: swarm.seen("keys-evicted"))
         _noted(patch, PaneChanges, "spill", lambda _changes, _result: swarm.seen("changes-spilled"))
         _noted(patch, StateBackend, "_open_store", lambda _places, store: opened.append(store))
-        _noted(patch, RemotePanes, "_fetch_missing", lambda _rows, _result: swarm.seen("remote-fetch"))
-        _noted(patch, RemotePanes, "_install", lambda _rows, _result: swarm.seen("remote-pieces-came"))
+        _noted(patch, RangeFetcher, "fetch", lambda _rows, _result: swarm.seen("remote-fetch"))
+        _noted(patch, RangeFetcher, "_store", lambda _rows, _result: swarm.seen("remote-pieces-came"))
         try:
             yield Path(folder)
         finally:

@@ -15,7 +15,8 @@ from tests.support.sizes import given, sizes
 
 import penstock as ps
 from penstock.eventtime.windows import sliding_windows
-from penstock.state.remote.remote_runs import RemoteRuns, RemoteSide
+from penstock.state.remote.range_fetcher import RangeFetcher
+from penstock.state.remote.remote_runs import RemoteSide
 from penstock.state.tables.join_buffer import JoinBuffer
 
 _LOWER, _UPPER = -20_000, 15_000
@@ -124,15 +125,15 @@ def test_a_side_that_is_lost_on_restore_is_caught(kind, monkeypatch):
 @pytest.fixture
 def fetched(monkeypatch):
     """How many pieces were fetched when rows of them were asked for; keys leave memory now and then."""
-    monkeypatch.setattr(RemoteRuns, "next_fetch", lambda self: None)
+    monkeypatch.setattr(RangeFetcher, "next_fetch", lambda self: None)
     given(monkeypatch, hot_keys=2)
-    pieces, bring = [], RemoteRuns._fetch_missing
+    pieces, bring = [], RangeFetcher.fetch
 
     def counted(self, missing):
         pieces.extend(missing.tolist())
         bring(self, missing)
 
-    monkeypatch.setattr(RemoteRuns, "_fetch_missing", counted)
+    monkeypatch.setattr(RangeFetcher, "fetch", counted)
     return pieces
 
 
@@ -148,7 +149,7 @@ def test_rows_in_the_object_store_are_joined_behind_killed_workers(kind, fetched
 
 @pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan, TemporalPlan])
 def test_rows_that_are_not_fetched_are_missed(kind, monkeypatch):
-    monkeypatch.setattr(RemoteSide, "put", lambda self, tables, wanted=None: None)
-    monkeypatch.setattr(RemoteRuns, "next_fetch", lambda self: None)
+    monkeypatch.setattr(RemoteSide, "put", lambda self, tables, wanted: None)
+    monkeypatch.setattr(RangeFetcher, "next_fetch", lambda self: None)
     with pytest.raises(SimulationError):
         run(kind, 3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)), "remote")

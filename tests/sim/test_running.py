@@ -13,6 +13,7 @@ from tests.sim.world import World
 from tests.support.sizes import given, sizes
 
 import penstock as ps
+from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_panes import RemotePanes
 
 
@@ -96,16 +97,16 @@ def test_a_rescale_takes_the_state_along():
 @pytest.fixture
 def moved(monkeypatch):
     """How many pieces were fetched when they were asked for, and regions dropped; keys leave memory now and then."""
-    monkeypatch.setattr(RemotePanes, "next_fetch", lambda self: None)
+    monkeypatch.setattr(RangeFetcher, "next_fetch", lambda self: None)
     given(monkeypatch, hot_keys=8)
     counts = Counter()
     fetch = RemotePanes.fetch
 
     def counted(self, *arguments):
-        before = self.fetched_ranges, self.dropped_regions
+        before = self.fetcher.fetched_ranges, self.fetcher.dropped_regions
         fetch(self, *arguments)
-        counts["pieces"] += self.fetched_ranges - before[0]
-        counts["dropped"] += self.dropped_regions - before[1]
+        counts["pieces"] += self.fetcher.fetched_ranges - before[0]
+        counts["dropped"] += self.fetcher.dropped_regions - before[1]
 
     monkeypatch.setattr(RemotePanes, "fetch", counted)
     return counts

@@ -96,7 +96,7 @@ class Plan:
             group_rows=chance.choice([1, 3, 16]),
             segments_per_tier=chance.choice([2, 3, 8]),
             regions=chance.choice([1, 4, 32]),
-            fetched_ranges=chance.choice([1, 2, 32]),
+            fetched_rows=chance.choice([3, 6, 96]),
             whole_file_bytes=chance.choice([0, 0, 1 << 20]),
         )
         if backend != "hashmap":

@@ -13,7 +13,7 @@ _SELF = sys.modules[__name__]
 _given = StateLimits()
 #: The sizes that decide how much one read of remote state fetches.
 _READS = (
-    *("group_rows", "whole_file_bytes", "run_bytes", "regions", "fetched_ranges"),
+    *("group_rows", "whole_file_bytes", "run_bytes", "regions"),
     *("fetched_rows", "prefetched_rows", "few_rows", "many_ranges", "region_file_bytes"),
 )
 

@@ -5,7 +5,7 @@ Made by `state.store`, which closes it with the operator.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.cells.accumulators import PaneTableSpec
@@ -13,7 +13,7 @@ from penstock.state.keys.key_index import plain_key_schema
 from penstock.state.remote.regions import FileRegions, StoreRegions
 from penstock.state.remote.remote_keys import KeyStores, RemoteKeys
 from penstock.state.remote.remote_log import Reader
-from penstock.state.remote.remote_panes import RemotePaneLog, RemotePanes
+from penstock.state.remote.remote_panes import RemotePanes
 from penstock.state.remote.remote_runs import RemoteRuns, RunStores
 from penstock.state.spill.cold_file import ColdFileStore
 from penstock.state.spill.cold_panes import SortedColdStore
@@ -23,6 +23,7 @@ from penstock.state.spill.join_runs import RunFiles
 if TYPE_CHECKING:
     from penstock.state.keyed import KeyedStateRequest
     from penstock.state.log.frozen import FrozenSource
+    from penstock.state.remote.range_fetcher import RangeFetcher
     from penstock.state.spill.cold_panes import ColdPaneStore, ColdStore
 
 #: RocksDB's cache and memtables get one part in this many of the managed memory, hot tables the rest.
@@ -37,8 +38,8 @@ class StateBackend:
         self._request = request
         self._share = request.settings.managed_memory_bytes // _COLD_SHARE
         self._opened: list[ColdPaneStore | SpillStore | RunFiles | RemoteRuns] = []
-        #: The remote states, for prefetches.
-        self.remote: list[RemotePanes | RemoteKeys | RemoteRuns] = []
+        #: The fetchers of remote states, for prefetches.
+        self.remote: list[RangeFetcher[Any]] = []
 
     def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdPaneStore | None:
         """Return the cold side of a pane table; None: all rows stay in memory.
@@ -54,8 +55,8 @@ class StateBackend:
             return None
         rows: ColdPaneStore
         if backend == "remote":
-            rows = self._remote_rows(source, spec)
-            self.remote.append(rows)
+            remote = rows = self._remote_rows(source, spec)
+            self.remote.append(remote.fetcher)
         elif _fits_file(spec):
             request = self._request
             rows = ColdFileStore(spec, request.hash_range, request.directory, self._share, request.limits)
@@ -84,7 +85,7 @@ class StateBackend:
         if backend != "remote":
             return KeyStores(spill_store)
         fetches = RemoteKeys(spill_store, self._request.hash_range, self._reader, self._local_bytes)
-        self.remote.append(fetches)
+        self.remote.append(fetches.fetcher)
         return KeyStores(spill_store, fetches)
 
     def runs(self) -> RunStores | None:
@@ -99,7 +100,7 @@ class StateBackend:
         folder, limits = request.directory, request.limits
         fetches = RemoteRuns(folder, request.hash_range, self._reader, self._local_bytes, limits)
         self._opened.append(fetches)
-        self.remote.append(fetches)
+        self.remote.append(fetches.fetcher)
         return RunStores(run_files, fetches)
 
     def close(self) -> None:
@@ -121,8 +122,6 @@ class StateBackend:
 
     def _remote_rows(self, source: FrozenSource, spec: PaneTableSpec) -> RemotePanes:
         request = self._request
-        source.remote = True
-        segments = RemotePaneLog(source, spec, self._reader)
         if _fits_file(spec):
             local: FileRegions | StoreRegions = FileRegions(
                 spec, request.hash_range, request.directory, self._share, request.limits
@@ -130,7 +129,7 @@ class StateBackend:
         else:
             rows = SortedColdStore(spec, self._open_store(source.state))
             local = StoreRegions(request.hash_range, rows, request.limits.regions)
-        return RemotePanes(spec, segments, local, self._local_bytes)
+        return RemotePanes(source, spec, self._reader, local, self._local_bytes)
 
     def _open_store(self, name: str) -> ColdStore:
         from penstock.state.spill.rocksdb import RocksStore

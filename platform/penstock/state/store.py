@@ -221,7 +221,7 @@ class KeyedState:
 
     def prefetch(self) -> PrefetchJob | None:
         """Return the next prefetch from the object store for the background."""
-        return next((job for rows in self._cold.remote if (job := rows.next_fetch()) is not None), None)
+        return next((job for fetcher in self._cold.remote if (job := fetcher.next_fetch()) is not None), None)
 
     @property
     def memory_bytes(self) -> int:

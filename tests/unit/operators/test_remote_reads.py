@@ -233,15 +233,15 @@ def test_of_a_batch_of_all_keys_of_a_table_a_region_is_on_the_local_disk_at_a_ti
     job.open("remote")
     job.rows(keys, due)
     job.save()
-    installed, most = remote.RemotePanes._install, {}
+    stored, most = remote.RemotePanes.store, {}
     for local_bytes in (1 << 50, 1):
         sizes = []
 
         def measured(rows, merged, pieces, sizes=sizes):
-            installed(rows, merged, pieces)
-            sizes.append(rows.disk_bytes)
+            stored(rows, merged, pieces)
+            sizes.append(int(rows.local_bytes.sum()))
 
-        monkeypatch.setattr(remote.RemotePanes, "_install", measured)
+        monkeypatch.setattr(remote.RemotePanes, "store", measured)
         with sized(few_rows=KEYS):  # of all of them at once
             job.open("remote", local_bytes)
         out = job.rows(keys, due)

@@ -129,8 +129,8 @@ def test_what_was_fetched_goes_again_and_comes_back(side):
         for first in range(0, KEYS, 5000):
             keys = beside[first : first + 5000][np.random.default_rng(turn).permutation(5000)[:500]]
             assert side.met(keys) == [[key + 5] for key in keys.tolist()]
-            assert int(far._sizes().sum()) < 2 * limit
-        assert far.dropped_regions > 0
+            assert int(far.local_bytes.sum()) < 2 * limit
+        assert far.fetcher.dropped_regions > 0
 
 
 def test_the_times_of_all_rows_are_told_within_the_local_bytes(side):
@@ -141,14 +141,14 @@ def test_the_times_of_all_rows_are_told_within_the_local_bytes(side):
 
     def on_fetched(times):
         told.append(times)
-        most.append(int(far._sizes().sum()))
+        most.append(int(far.local_bytes.sum()))
 
     side.table.on_fetched = on_fetched
     far.fetch_until(SPAN)
     assert np.unique(np.concatenate(told)).tolist() == list(range(5, KEYS + 5))
-    assert far.dropped_regions > 0
+    assert far.fetcher.dropped_regions > 0
     assert max(most) < 3 * limit
-    assert int(far._sizes().sum()) <= limit
+    assert int(far.local_bytes.sum()) <= limit
     side.read = 0
     far.fetch_until(SPAN)
     assert side.read == 0, "all were told"

@@ -278,7 +278,8 @@ def test_what_was_removed_in_memory_does_not_come_back_with_a_piece_fetched_befo
     remote = {"state_backend": "remote", "remote_local_bytes": 1, "limits": StateLimits(dead_keys=1)}
     store, rows, table = world.open(**remote)
     add(rows, table, pa.array(range(100), pa.int64()), 5)
-    regions = rows.remote.fetch_ranges.regions_of(np.concatenate([asked(key)[1] for key in range(100)])).tolist()
+    fetcher = rows.remote.fetcher
+    regions = fetcher.fetch_ranges.regions_of(np.concatenate([asked(key)[1] for key in range(100)])).tolist()
     one = next(key for key in range(100) if regions[key] in regions[key + 1 :])
     beside = regions.index(regions[one], one + 1)
     far = next(key for key in range(100) if regions[key] != regions[one])
@@ -289,7 +290,7 @@ def test_what_was_removed_in_memory_does_not_come_back_with_a_piece_fetched_befo
     for key in (one, far, beside):
         slots[key] = rows.upsert(*asked(key)).copy()
         assert values(table, slots[key]) == [5]
-    assert (rows.remote.fetched_ranges, rows.remote.dropped_regions) == (3, 2), "that of two was fetched twice"
+    assert (fetcher.fetched_ranges, fetcher.dropped_regions) == (3, 2), "that of two was fetched twice"
     table.clear(np.concatenate([slots[one], slots[far]]))
     world.save(store)
     rows.settle()

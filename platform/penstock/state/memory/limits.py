@@ -86,9 +86,7 @@ class StateLimits:
 
     #: Number of regions: hash ranges whose local copy is dropped as a unit.
     regions: int = 32
-    #: Fetch ranges of a pane table that are fetched at a time.
-    fetched_ranges: int = 32
-    #: Approximate number of rows of a row state, a join side or timers that are fetched at a time.
+    #: Approximate number of rows of a table that are fetched at a time.
     fetched_rows: int = 262_144
     #: Approximate number of rows that are fetched at a time in the background.
     prefetched_rows: int = 32_768
@@ -178,7 +176,6 @@ _TINY: Final = StateLimits(
     sparse_bytes=400,
     stretch_bytes=4096,
     regions=4,
-    fetched_ranges=2,
     fetched_rows=6,
     prefetched_rows=3,
     few_rows=2,

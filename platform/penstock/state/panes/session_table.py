@@ -215,7 +215,7 @@ class SessionTable(PaneTable):
             due = self._cold_sessions.take_due(closed_to, self._policy.most_incoming(_DUE_KEYS))
         if self._fetches is not None:
             # keep fired sessions that are retained: the log does not say that they have fired
-            self._fetches.held = due is not None and self.rule.lateness > 0
+            self._fetches.fetcher.held = due is not None and self.rule.lateness > 0
         if due is None:
             self.drop_below(self._drop_to)
             return None

@@ -1,14 +1,12 @@
 """Fetch ranges of remote state: hash ranges of about a row group each, and which of them are local.
 
 Fetch ranges are grouped in regions; a region is dropped as a unit when local space runs short. Bookkeeping only,
-without I/O. Used by `state.remote.remote_panes` (tables of panes), `state.remote.remote_keys` (keys of process
-functions, windows and sessions) and `state.remote.remote_runs` (rows of joins) in the owner's thread.
+without I/O. Used by `state.remote.range_fetcher` and remote tables in the owner's thread.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,44 +14,9 @@ from penstock.core.keygroup import HashRange
 from penstock.state.keys.hash_ranges import even_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.kernels.compiler.compile import I64
-
-_Rows = TypeVar("_Rows")
-
-#: One part in this many of the local space is freed when it runs short.
-FREED = 8
-
-
-@dataclass(slots=True)
-class BackgroundFetch(Generic[_Rows]):
-    """A background fetch of ranges: `run` in any thread, then `install` in the owner's."""
-
-    fetch_ranges: I64
-    #: Number of times that the ranges had been split when this fetch was created.
-    split_version: int
-    read: Callable[[], _Rows]
-    put: Callable[[BackgroundFetch[_Rows]], None]
-    rows: _Rows | None = None
-
-    def run(self) -> None:
-        """Read the rows.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
-        self.rows = self.read()
-
-    def install(self) -> None:
-        """Store the fetched rows."""
-        self.put(self)
-
-
-def has_room(taken: int, limit: int) -> bool:
-    """Return whether unrequested ranges may be fetched: less is taken than an eviction leaves."""
-    return taken * (FREED + 1) <= limit * FREED
 
 
 class FetchRanges:
@@ -69,6 +32,8 @@ class FetchRanges:
         self.local = np.full(len(self._lows), local)
         #: Whether it was requested or fetched: a background read of it would be older than the local rows.
         self.requested = np.full(len(self._lows), local)
+        #: Whether all of its restored rows were local at some time.
+        self.fetched = np.full(len(self._lows), local)
         self._used = np.zeros(len(regions), np.int64)
         self._calls = 0
         #: Number of times that ranges were split, which changes their numbers.
@@ -121,16 +86,9 @@ class FetchRanges:
         """Return the first fetch ranges that were neither requested nor fetched."""
         return np.flatnonzero(~self.requested)[:most]
 
-    def unrequested_of(self, fetched: BackgroundFetch[_Rows]) -> I64:
-        """Return the fetched ranges that were not requested in the meantime; none if ranges were renumbered."""
-        if fetched.split_version != self.split_version:
-            return np.empty(0, np.int64)
-        unrequested: I64 = fetched.fetch_ranges[~self.requested[fetched.fetch_ranges]]
-        return unrequested
-
     def mark_local(self, fetch_ranges: I64) -> None:
         """Mark fetch ranges as local."""
-        self.local[fetch_ranges] = self.requested[fetch_ranges] = True
+        self.local[fetch_ranges] = self.requested[fetch_ranges] = self.fetched[fetch_ranges] = True
 
     def regions_of(self, hashes: I64) -> I64:
         """Return the region of each hash."""
@@ -145,13 +103,16 @@ class FetchRanges:
         """Mark the regions of a hash range as used now."""
         self.touch(self._lows[self.within(part)])
 
-    def to_drop(self, sizes: I64, limit: int) -> Iterator[int]:
-        """Yield the least recently used regions to drop, if the total size is above the limit."""
+    def to_drop(self, sizes: I64, limit: int, freed: int) -> Iterator[int]:
+        """Yield the least recently used regions to drop, if the total size is above the limit.
+
+        One part in `freed` of the limit becomes free.
+        """
         taken = int(sizes.sum())
         if taken <= limit:
             return
         for region in np.argsort(self._used, kind="stable").tolist():
-            if taken * FREED <= limit * (FREED - 1):
+            if taken * freed <= limit * (freed - 1):
                 return
             if sizes[region]:
                 taken -= int(sizes[region])
@@ -161,11 +122,15 @@ class FetchRanges:
         """Mark a region as dropped and split it into `parts` fetch ranges, if that is more than it had."""
         span = self.within(self._regions[region])
         first, stop = int(span[0]), int(span[-1]) + 1
+        unfetched = self.ranges(span[~self.fetched[span]])
         lows = [part.low for part in even_parts(self._regions[region], max(1, parts))]
         if len(lows) <= len(span):
             lows = self._lows[first:stop].tolist()
         self._lows = np.concatenate([self._lows[:first], np.array(lows, np.int64), self._lows[stop:]])
-        gone, requested = np.zeros(len(lows), np.bool_), np.ones(len(lows), np.bool_)
+        gone, known = np.zeros(len(lows), np.bool_), np.ones(len(lows), np.bool_)
         self.local = np.concatenate([self.local[:first], gone, self.local[stop:]])
-        self.requested = np.concatenate([self.requested[:first], requested, self.requested[stop:]])
+        self.requested = np.concatenate([self.requested[:first], known, self.requested[stop:]])
+        self.fetched = np.concatenate([self.fetched[:first], known, self.fetched[stop:]])
+        for part in unfetched:
+            self.fetched[self.within(part)] = False
         self.split_version += 1

@@ -18,8 +18,8 @@ from penstock.state.keys.hash_ranges import even_parts, inside
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import KEY_HASH
 from penstock.state.log.segments import newest_rows
-from penstock.state.remote.fetch_ranges import BackgroundFetch, FetchRanges, has_room
-from penstock.state.remote.remote_log import RemoteLog, fetch_ranges_of, most_rows, together
+from penstock.state.remote.range_fetcher import RangeFetcher
+from penstock.state.remote.remote_log import RemoteLog
 from penstock.state.spill.cold_records import LocalBytes
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ class RemoteRecords:
 
     def rows(self, ranges: Sequence[HashRange]) -> pa.Table:
         """Return the current rows of the log in some hash ranges."""
-        tables, saved = list[pa.Table](), iter(self.log.tables(ranges))
-        for entry in self.source.log.entries:
-            tables += self._frozen(entry.position, ranges) if entry.segment is None else next(saved)
-        return self.merged(tables)
+        return self.merged(self.log.current(ranges, self._frozen))
 
     def merged(self, tables: Iterable[pa.Table]) -> pa.Table:
         """Return the newest rows, sorted by hash; any thread."""
@@ -117,11 +114,6 @@ class RemoteRecords:
             yield key_columns(batch, names), batch.column(KEY_HASH).to_numpy()
 
 
-def in_memory(view: KeyView, count: int, ranges: Sequence[HashRange]) -> tuple[KeyView, np.ndarray]:
-    """Return the view and the slots of the first `count` keys that are in some hash ranges."""
-    return view, np.flatnonzero(inside(view.hashes[:count], ranges)).astype(np.int32)
-
-
 def _found(index: KeyIndex, keys: KeyView, slots: np.ndarray) -> np.ndarray:
     """Return the slots of an index whose keys are among some keys of another."""
     count = index.count
@@ -132,23 +124,20 @@ def _found(index: KeyIndex, keys: KeyView, slots: np.ndarray) -> np.ndarray:
 
 
 class RemoteKeys:
-    """The keys of all states of one operator that are not in memory."""
-
-    _fetch_ranges: FetchRanges | None
+    """The keys of all states of one operator that are not in memory (`range_fetcher.RemoteTable`)."""
 
     def __init__(self, spill_store: SpillStore, owned: HashRange, reader: Reader, limit_bytes: int) -> None:
         """Start without states; about `limit_bytes` may be taken on the local disk."""
+        limits = spill_store.limits
         self.spill_store = spill_store
         self.reader = reader
-        self.limit = limit_bytes
-        self._limits = spill_store.limits
-        self._local = spill_store.local = LocalBytes(owned, spill_store.limits.regions)
+        self._local = spill_store.local = LocalBytes(owned, limits.regions)
         self._states: list[RemoteRecords] = []
-        self._fetch_ranges = None
-        #: Whether dropping of regions is suspended.
-        self.held = False
-        self.fetched_ranges = 0
-        self.dropped_regions = 0
+        #: Keys in memory, which the log does not replace: an index and the number of its first slots.
+        self._known: tuple[KeyIndex, int] | None = None
+        self.fetcher: RangeFetcher[Iterable[PackedRows | None]] = RangeFetcher(
+            self, self._local.regions, limit_bytes, limits, limits.prefetched_rows
+        )
 
     def follow(self, source: FrozenSource, spec: RowSpec, pending: PendingSegments, records: ColdRecords) -> None:
         """Add a state; all states are added before the first key is used.
@@ -177,16 +166,9 @@ class RemoteKeys:
         """Add a state that supplies its own conversion from rows to records."""
         self._states.append(state)
 
-    @property
-    def fetch_ranges(self) -> FetchRanges:
-        """The fetch ranges, computed on first use from the footers of the restored segments."""
-        if self._fetch_ranges is None:
-            self._fetch_ranges = fetch_ranges_of(self._local.regions, self._logs)
-        return self._fetch_ranges
-
     def parts(self, hashes: I64) -> list[I64]:
         """Return the positions of hashes in groups to request together; see `FetchRanges.parts`."""
-        return self.fetch_ranges.parts(hashes, together(self.fetch_ranges, self._logs, self._limits.fetched_rows))
+        return self.fetcher.parts(hashes)
 
     def ensure(self, hashes: I64, index: KeyIndex, known: int) -> None:
         """Fetch the missing ranges of these hashes; the first `known` slots of the index are in memory.
@@ -195,73 +177,51 @@ class RemoteKeys:
             StorageError: the object store cannot be read.
             SnapshotDamagedError: a file is missing or damaged.
         """
-        fetch_ranges = self.fetch_ranges
-        fetch_ranges.touch(hashes)
-        missing = fetch_ranges.missing(fetch_ranges.of(hashes))
-        if len(missing):
-            self._make_space()
-            missing = fetch_ranges.missing(fetch_ranges.of(hashes))
-        step = together(fetch_ranges, self._logs, self._limits.fetched_rows)
-        for first in range(0, len(missing), step):
-            some = missing[first : first + step]
-            ranges = fetch_ranges.ranges(some)
-            here = in_memory(index.view(), known, ranges)
-            for state in self._states:
-                self._put(state, state.packed(state.rows(ranges), here))
-            fetch_ranges.mark_local(some)
-            self.fetched_ranges += len(some)
+        self._known = index, known
+        self.fetcher.ensure(hashes)
 
     def every_key(self) -> Iterator[tuple[KeyColumns, I64]]:
         """Yield the keys of all states and their hashes in batches; a key is repeated for each of its rows."""
         owned = HashRange(self._local.regions[0].low, self._local.regions[-1].high)
         for state in self._states:
-            yield from state.keys(even_parts(owned, 1 + state.log.rows // self._limits.fetched_rows))
-
-    def next_fetch(self) -> BackgroundFetch[list[PackedRows | None]] | None:
-        """Return the next prefetch; None: everything was fetched, or local space is short."""
-        if not self._states or not has_room(int(self._local.sizes.sum()), self.limit):
-            return None
-        some = self.fetch_ranges.unrequested(together(self.fetch_ranges, self._logs, self._limits.prefetched_rows))
-        if len(some) == 0:
-            return None
-        ranges = self.fetch_ranges.ranges(some)
-        reads = [(state, state.log.base(ranges)) for state in self._states]
-
-        def read() -> list[PackedRows | None]:
-            return [state.packed(state.merged(rows()), None) for state, rows in reads]
-
-        return BackgroundFetch(some, self.fetch_ranges.split_version, read, self.install)
-
-    def install(self, fetched: BackgroundFetch[list[PackedRows | None]]) -> None:
-        """Store a background fetch, except for ranges that were requested in the meantime."""
-        fetch_ranges = self.fetch_ranges
-        new = fetch_ranges.unrequested_of(fetched)
-        if fetched.rows is None or len(new) == 0:
-            return
-        for state, packed in zip(self._states, fetched.rows, strict=True):
-            self._put(state, None if packed is None else packed.chosen(np.isin(fetch_ranges.of(packed.hashes), new)))
-        fetch_ranges.mark_local(new)
-        self.fetched_ranges += len(new)
-
-    def _put(self, state: RemoteRecords, packed: PackedRows | None) -> None:
-        if packed is not None:
-            state.records.put_packed(packed)
+            yield from state.keys(even_parts(owned, 1 + state.log.rows // self.spill_store.limits.fetched_rows))
 
     @property
-    def _logs(self) -> list[RemoteLog]:
+    def logs(self) -> list[RemoteLog]:
+        """The log of each state."""
         return [state.log for state in self._states]
 
-    def _make_space(self) -> None:
-        """Drop the least recently used regions, if local rows are above the limit."""
-        if self.held:
-            return
-        most = most_rows(self._logs)
-        for region in list(self.fetch_ranges.to_drop(self._local.sizes, self.limit)):
-            for state in self._states:
-                state.records.drop_range(self._local.regions[region])
-            self._local.sizes[region] = 0
-            self.fetch_ranges.drop(region, most // len(self._local.regions) // self._limits.group_rows)
-            self.dropped_regions += 1
+    @property
+    def local_bytes(self) -> I64:
+        """The approximate bytes of each region on the local disk."""
+        return self._local.sizes
+
+    def read(self, ranges: Sequence[HashRange]) -> Iterator[PackedRows | None]:
+        """Yield the current records of each state in some hash ranges, without those of keys in memory."""
+        known = None
+        if self._known is not None:
+            view = self._known[0].view()
+            known = view, np.flatnonzero(inside(view.hashes[: self._known[1]], ranges)).astype(np.int32)
+        for state in self._states:
+            yield state.packed(state.rows(ranges), known)
+
+    def base(self, ranges: Sequence[HashRange]) -> Callable[[], list[PackedRows | None]]:
+        """Return a function for any thread that reads rows in ranges without changes since the restore."""
+        reads = [(state, state.log.base(ranges)) for state in self._states]
+        return lambda: [state.packed(state.merged(rows()), None) for state, rows in reads]
+
+    def store(self, rows: Iterable[PackedRows | None], fetch_ranges: I64) -> None:
+        """Store the records of these fetch ranges."""
+        for state, packed in zip(self._states, rows, strict=True):
+            if packed is not None:
+                wanted = np.isin(self.fetcher.fetch_ranges.of(packed.hashes), fetch_ranges)
+                state.records.put_packed(packed if wanted.all() else packed.chosen(wanted))
+
+    def drop(self, region: int) -> None:
+        """Drop the local records of a region."""
+        for state in self._states:
+            state.records.drop_range(self._local.regions[region])
+        self._local.sizes[region] = 0
 
 
 @dataclass(frozen=True, slots=True)

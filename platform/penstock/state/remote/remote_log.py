@@ -7,7 +7,7 @@ in the owner's thread; `base` in any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +19,6 @@ from penstock.state.keys.hash_ranges import inside
 from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.log.segment_file import RowGroup, SegmentFile, runs_of
 from penstock.state.log.segments import clip_of, read_visible, without_hidden
-from penstock.state.remote.fetch_ranges import FetchRanges
 
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
@@ -37,25 +36,6 @@ class Reader:
 
     read: Callable[[FileRef], bytes]
     gather: Gather
-
-
-def fetch_ranges_of(regions: Sequence[HashRange], logs: Sequence[RemoteLog]) -> FetchRanges:
-    """Return the fetch ranges of states that are fetched together, split by the largest state."""
-    largest = max(logs, key=lambda log: log.rows, default=None)
-    restored = largest is not None and largest.rows > 0
-    split_points = largest.split_points() if largest is not None and restored else np.empty(0, np.int64)
-    return FetchRanges(regions, split_points, local=not restored)
-
-
-def together(fetch_ranges: FetchRanges, logs: Sequence[RemoteLog], rows: int) -> int:
-    """Return how many ranges to fetch at a time, so that about `rows` rows of a state are read."""
-    least = max((log.limits.group_rows for log in logs), default=1)
-    return max(1, rows * fetch_ranges.count // max(most_rows(logs), least))
-
-
-def most_rows(logs: Sequence[RemoteLog]) -> int:
-    """Return the rows of the largest state."""
-    return max((log.rows for log in logs), default=0)
 
 
 class RemoteLog:
@@ -124,6 +104,14 @@ class RemoteLog:
             numbers = sorted({g.number for clip in clips for g in file.within(clip)})
             chosen.append([file.groups[n] for n in numbers])
         return self.groups(files, chosen, ranges)
+
+    def current(
+        self, ranges: Sequence[HashRange], frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]]
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of the log in some hash ranges, oldest first; `frozen` has those of undurable segments."""
+        saved = iter(self.tables(ranges))
+        for entry in self._source.log.entries:
+            yield from next(saved) if entry.segment is not None else frozen(entry.position, ranges)
 
     def groups(
         self, files: Sequence[SegmentFile], chosen: Sequence[Sequence[RowGroup]], ranges: Sequence[HashRange]

@@ -14,7 +14,7 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.state.cells.hot_panes import HotPanes, table_to_rows
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.log.segment_columns import NAMESPACE
-from penstock.state.remote.fetch_ranges import BackgroundFetch, FetchRanges, has_room
+from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_log import RemoteLog
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.segment_file import SegmentFile
-    from penstock.state.log.ttl import Ttl
-    from penstock.state.memory.limits import StateLimits
     from penstock.state.remote.regions import Regions
     from penstock.state.remote.remote_log import Reader
     from penstock.state.spill.cold_file import ColdFileStore
@@ -47,78 +45,6 @@ class UndurableRows(Protocol):
         """Return the rows in some hash ranges that were evicted since the last freeze, as columns of a segment."""
 
 
-class RemotePaneLog:
-    """The rows of one pane table in its log."""
-
-    def __init__(self, source: FrozenSource, spec: PaneTableSpec, reader: Reader) -> None:
-        """Prepare without opening segments."""
-        self._source = source
-        self._spec = spec
-        self._log = RemoteLog(source, reader)
-
-    @property
-    def rows(self) -> int:
-        """The rows of all durable segments, including hidden ones."""
-        return self._log.rows
-
-    @property
-    def limits(self) -> StateLimits:
-        """The size limits of the store."""
-        return self._source.limits
-
-    @property
-    def ttl(self) -> Ttl | None:
-        """The time-to-live of its rows, if they have one."""
-        return self._source.ttl
-
-    def newest_access(self) -> I64:
-        """See `RemoteLog.newest_access`."""
-        return self._log.newest_access()
-
-    def split_points(self) -> I64:
-        """See `RemoteLog.split_points`."""
-        return self._log.split_points()
-
-    def panes(self) -> set[int]:
-        """Return the starts of the panes that may have rows in the segments."""
-        found: set[int] = set()
-        for file in self._log.files():
-            named = _read_namespaces(file) if file.namespaces is None else file.namespaces
-            found.update(pane for pane in named if not self._log.closed(file.segment, pane))
-        return found
-
-    def within(self, ranges: Sequence[HashRange], changes: UndurableRows) -> HotPanes:
-        """Return the current rows in some hash ranges, except those in the table's memory, which are newer.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
-        merged = HotPanes(self._spec, small=True)
-        found = iter(self._log.tables(ranges))
-        for entry in self._source.log.entries:
-            saved = entry.segment is not None
-            self._add(merged, next(found) if saved else changes.frozen_within(entry.position, ranges))
-        self._add(merged, changes.evicted_within(ranges))
-        return merged
-
-    def base(self, ranges: Sequence[HashRange]) -> Callable[[], HotPanes]:
-        """Return a function for any thread that reads rows in ranges without changes since the restore."""
-        read = self._log.base(ranges)
-
-        def merge() -> HotPanes:
-            merged = HotPanes(self._spec, small=True)
-            self._add(merged, read())
-            return merged
-
-        return merge
-
-    def _add(self, merged: HotPanes, tables: Iterable[pa.Table]) -> None:
-        for table in tables:
-            if table.num_rows:
-                merged.put(*table_to_rows(self._spec, conform_table(table, self._spec.segment_schema), merged.heap))
-
-
 def _read_namespaces(file: SegmentFile) -> set[int]:
     """Return the namespaces of a file whose footer does not list them; the whole file is read."""
     return {n for table in file.tables(ALL_HASHES) for n in np.unique(table.column(NAMESPACE).to_numpy()).tolist()}
@@ -129,26 +55,32 @@ _MANY_ROWS = 1 << 20
 
 
 class RemotePanes:
-    """The cold rows of one table (`cold_panes.ColdPaneStore`), a part of which is on the local disk."""
+    """The cold rows of one table (`cold_panes.ColdPaneStore`), a part of which is on the local disk.
+
+    Its rows are fetched as one `range_fetcher.RemoteTable`.
+    """
 
     _changes: UndurableRows
 
-    def __init__(self, spec: PaneTableSpec, segments: RemotePaneLog, local: Regions, limit_bytes: int) -> None:
+    def __init__(
+        self, source: FrozenSource, spec: PaneTableSpec, reader: Reader, local: Regions, limit_bytes: int
+    ) -> None:
         """Read the footers of the restored segments; about `limit_bytes` may be taken on the local disk."""
-        self._spec = spec
-        self._segments = segments
-        self._local = local
-        self._limit = limit_bytes
-        self._limits = segments.limits
-        restored = segments.rows > 0
-        local.expect(segments.rows)
-        self.fetch_ranges = FetchRanges(local.ranges, segments.split_points(), local=not restored)
-        self._panes = ({0} if spec.single_pane else segments.panes()) if restored else set()
+        source.remote = True
+        self._source, self._spec, self._local = source, spec, local
+        self._limits = source.limits
+        self._log = RemoteLog(source, reader)
+        self.logs = [self._log]
+        restored = self._log.rows > 0
+        local.expect(self._log.rows)
+        self.fetcher: RangeFetcher[HotPanes] = RangeFetcher(
+            self, local.ranges, limit_bytes, source.limits, source.limits.fetched_rows
+        )
+        self._fetch_ranges = self.fetcher.fetch_ranges
+        self._panes = ({0} if spec.single_pane else self._saved_panes()) if restored else set()
         self._rows = self._limits.few_rows if restored else _MANY_ROWS
         #: Whether many ranges were fetched since the last call of `next_rows`.
         self._busy = restored
-        self.fetched_ranges = 0
-        self.dropped_regions = 0
 
     def follow(self, changes: UndurableRows) -> None:
         """Set the table's changes; call it once, before the first request.
@@ -156,9 +88,8 @@ class RemotePanes:
         With a time-to-live, time starts at the newest access in the footers.
         """
         self._changes = changes
-        ttl = self._segments.ttl
-        if ttl is not None:
-            ttl.clock.restored(self._segments.newest_access())
+        if self._source.ttl is not None:
+            self._source.ttl.clock.restored(self._log.newest_access())
 
     @property
     def bounded_memory(self) -> bool:
@@ -169,11 +100,6 @@ class RemotePanes:
     def panes(self) -> list[int]:
         """The panes that may have rows, local or in the object store."""
         return list(self._panes)
-
-    @property
-    def disk_bytes(self) -> int:
-        """The approximate bytes taken on the local disk."""
-        return sum(self._local.disk_bytes(region) for region in range(len(self._local.ranges)))
 
     def next_rows(self) -> int:
         """Return how many rows to add next: few while almost each of them needs a fetch."""
@@ -186,7 +112,7 @@ class RemotePanes:
         """Return the number of rows of the pane, at most."""
         if pane not in self._panes:
             return 0
-        return self._local.rows_of(pane) + (0 if self.fetch_ranges.local.all() else self._segments.rows)
+        return self._local.rows_of(pane) + (0 if self._fetch_ranges.local.all() else self._log.rows)
 
     def for_changes(self) -> ColdFileStore | None:
         """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
@@ -202,25 +128,19 @@ class RemotePanes:
         rows = np.flatnonzero(np.isin(requested[1], self.panes))
         if len(rows) == 0:
             return
-        before = self.fetched_ranges
-        for part in self.fetch_ranges.parts(keys.hashes[requested[0][rows]], self._limits.fetched_ranges):
+        before = self.fetcher.fetched_ranges
+        for part in self.fetcher.parts(keys.hashes[requested[0][rows]]):
             slots, panes, cell = requested[0][rows[part]], requested[1][rows[part]], target[1][rows[part]]
-            hashes = keys.hashes[slots]
-            self.fetch_ranges.touch(hashes)
-            missing = self.fetch_ranges.missing(self.fetch_ranges.of(hashes))
-            if len(missing):
-                self._make_space()
-                missing = self.fetch_ranges.missing(self.fetch_ranges.of(hashes))
-            self._fetch_missing(missing)
+            self.fetcher.ensure(keys.hashes[slots])
             self._local.fetch(keys, (slots, panes), (target[0], cell), heap)
-        self._busy = self._busy or self.fetched_ranges - before > self._limits.many_ranges
+        self._busy = self._busy or self.fetcher.fetched_ranges - before > self._limits.many_ranges
 
     def put(self, keys: KeyView, rows: PaneCells) -> None:
         """Write rows of local ranges; others are only in the table's changes and the log."""
         self._panes.update(np.unique(rows.panes).tolist())
-        fetch_ranges = self.fetch_ranges.of(keys.hashes[rows.slots])
-        local = self.fetch_ranges.local[fetch_ranges]
-        self.fetch_ranges.requested[fetch_ranges] = True  # the restored rows are no longer complete
+        fetch_ranges = self._fetch_ranges.of(keys.hashes[rows.slots])
+        local = self._fetch_ranges.local[fetch_ranges]
+        self._fetch_ranges.requested[fetch_ranges] = True  # the restored rows are no longer complete
         if local.any():
             self._local.put(keys, rows if local.all() else rows.chosen(local))
 
@@ -235,61 +155,61 @@ class RemotePanes:
 
     def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range; fetches missing ranges."""
-        self.fetch_ranges.touch_range(part)
-        if len(self.fetch_ranges.missing(self.fetch_ranges.within(part))):
-            self._make_space()
-            self._fetch_missing(self.fetch_ranges.missing(self.fetch_ranges.within(part)))
+        self._fetch_ranges.touch_range(part)
+        self.fetcher.ensure_ranges(lambda: self._fetch_ranges.within(part))
         yield from self._local.scan(pane, part, heap)
 
     def close(self) -> None:
         """Free the disk space."""
         self._local.close()
 
-    # --- in the background ------------------------------------------------------------------------------------------
-
-    def next_fetch(self) -> BackgroundFetch[HotPanes] | None:
-        """Return the next prefetch; None: everything was fetched, or local space is short."""
-        if not has_room(self.disk_bytes, self._limit):
-            return None
-        fetch_ranges = self.fetch_ranges.unrequested(self._limits.fetched_ranges)
-        if len(fetch_ranges) == 0:
-            return None
-        return BackgroundFetch(
-            fetch_ranges,
-            self.fetch_ranges.split_version,
-            self._segments.base(self.fetch_ranges.ranges(fetch_ranges)),
-            self.install,
-        )
-
-    def install(self, fetched: BackgroundFetch[HotPanes]) -> None:
-        """Store a background fetch, except for ranges that were requested in the meantime."""
-        fetch_ranges = self.fetch_ranges.unrequested_of(fetched)
-        if fetched.rows is not None and len(fetch_ranges):
-            self._install(fetched.rows, fetch_ranges)
-
     # --- fetch ranges -----------------------------------------------------------------------------------------------
 
-    def _fetch_missing(self, fetch_ranges: I64) -> None:
-        step = self._limits.fetched_ranges
-        for first in range(0, len(fetch_ranges), step):
-            some = fetch_ranges[first : first + step]
-            self._install(self._segments.within(self.fetch_ranges.ranges(some), self._changes), some)
+    @property
+    def local_bytes(self) -> I64:
+        """The approximate bytes of each region on the local disk."""
+        return np.array([self._local.disk_bytes(region) for region in range(len(self._local.ranges))])
 
-    def _install(self, merged: HotPanes, fetch_ranges: I64) -> None:
+    def read(self, ranges: Sequence[HashRange]) -> HotPanes:
+        """Return the current rows in some hash ranges, except those in the table's memory, which are newer."""
+        merged = HotPanes(self._spec, small=True)
+        self._add(merged, self._log.current(ranges, self._changes.frozen_within))
+        self._add(merged, self._changes.evicted_within(ranges))
+        return merged
+
+    def base(self, ranges: Sequence[HashRange]) -> Callable[[], HotPanes]:
+        """Return a function for any thread that reads rows in ranges without changes since the restore."""
+        rows = self._log.base(ranges)
+
+        def read() -> HotPanes:
+            merged = HotPanes(self._spec, small=True)
+            self._add(merged, rows())
+            return merged
+
+        return read
+
+    def store(self, merged: HotPanes, fetch_ranges: I64) -> None:
+        """Store the rows of these fetch ranges, except expired ones and those of dropped panes."""
         rows, keys = merged.memory.present(), merged.index.view()
-        wanted = np.isin(self.fetch_ranges.of(keys.hashes[rows.slots]), fetch_ranges) & np.isin(rows.panes, self.panes)
-        if (ttl := self._segments.ttl) is not None:  # after the merge: an expired row hides older ones
+        wanted = np.isin(self._fetch_ranges.of(keys.hashes[rows.slots]), fetch_ranges) & np.isin(rows.panes, self.panes)
+        if (ttl := self._source.ttl) is not None:  # after the merge: an expired row hides older ones
             rows.cells[:, -1] = ttl.clock.bounded(rows.cells[:, -1])
             wanted &= rows.cells[:, -1] > ttl.deadline
         self._local.put(keys, rows.chosen(wanted))
-        self.fetch_ranges.mark_local(fetch_ranges)
-        self.fetched_ranges += len(fetch_ranges)
 
-    def _make_space(self) -> None:
-        """Drop the least recently used regions, if local rows are above the limit."""
-        sizes = np.array([self._local.disk_bytes(region) for region in range(len(self._local.ranges))])
-        for region in list(self.fetch_ranges.to_drop(sizes, self._limit)):
-            rows = max((self._local.rows_of(pane) for pane in self._panes), default=0) // len(self._local.ranges)
-            self._local.drop(region)
-            self.fetch_ranges.drop(region, rows // self._limits.group_rows)  # about a row group each
-            self.dropped_regions += 1
+    def drop(self, region: int) -> None:
+        """Drop a region's local rows."""
+        self._local.drop(region)
+
+    def _add(self, merged: HotPanes, tables: Iterable[pa.Table]) -> None:
+        for table in tables:
+            if table.num_rows:
+                merged.put(*table_to_rows(self._spec, conform_table(table, self._spec.segment_schema), merged.heap))
+
+    def _saved_panes(self) -> set[int]:
+        """Return the starts of the panes that may have rows in the segments."""
+        found: set[int] = set()
+        for file in self._log.files():
+            named = _read_namespaces(file) if file.namespaces is None else file.namespaces
+            found.update(pane for pane in named if not self._log.closed(file.segment, pane))
+        return found

@@ -23,13 +23,13 @@ from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.remote.fetch_ranges import BackgroundFetch, FetchRanges, has_room
-from penstock.state.remote.remote_log import RemoteLog, fetch_ranges_of, most_rows, together
+from penstock.state.remote.range_fetcher import RangeFetcher
+from penstock.state.remote.remote_log import RemoteLog
 from penstock.state.spill import join_runs
 from penstock.state.spill.join_runs import Run, RunFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from penstock.kernels.compiler.compile import I64
@@ -95,7 +95,7 @@ class RemoteSide:
 
     def ensure(self, hashes: I64) -> None:
         """Fetch the missing rows of these hashes."""
-        self._owner.ensure(hashes)
+        self._owner.fetcher.ensure(hashes)
 
     def fetch_span(self, low: int, high: int, part: HashRange) -> None:
         """Fetch the missing rows between two times (inclusive) in a hash range."""
@@ -112,7 +112,12 @@ class RemoteSide:
         found = [self._spans[id(file)][1] for file in files]
         return np.concatenate([np.empty((5, 0), np.int64), *found], axis=1)
 
-    def put(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray] | None = None) -> None:
+    def tables(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
+        """Yield the durable rows of the log in some hash ranges, oldest first; read when the first is taken."""
+        for tables in self.log.tables(ranges):
+            yield from tables
+
+    def put(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray]) -> None:
         """Store rows of the log in local files; `wanted` selects them by hash."""
         rows = self._chosen(tables, wanted)
         if rows is None:
@@ -121,7 +126,7 @@ class RemoteSide:
         hashes = rows.column(KEY_HASH).to_numpy()
         slots = index.upsert(key_columns(rows, tuple(spec.key_schema.names)), hashes).copy()
         times, values = rows.column(NAMESPACE).to_numpy(), [rows.column(name) for name in spec.value_names]
-        regions = self._owner.fetch_ranges.regions_of(hashes)
+        regions = self._owner.fetcher.fetch_ranges.regions_of(hashes)
         for region in np.unique(regions).tolist():
             mine = np.flatnonzero(regions == region)
             run = Run.of(slots[mine], times[mine], [value.take(pa.array(mine)) for value in values])
@@ -130,7 +135,7 @@ class RemoteSide:
             self.local[region] = join_runs.halved(self.local[region], run_files, self.table.cleaned)
         self.table.on_fetched(times)
 
-    def _chosen(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray] | None) -> pa.RecordBatch | None:
+    def _chosen(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray]) -> pa.RecordBatch | None:
         """Return the rows that belong to the log and were not cleaned, in order of arrival; None: no rows."""
         schema = self.table.spec.segment_schema
         every = [conform_table(table, schema) for table in tables if table.num_rows]
@@ -139,8 +144,7 @@ class RemoteSide:
         table = pa.concat_tables(every)
         numbers = table.column(ROW).to_numpy()
         kept = (numbers < self.below) & (table.column(NAMESPACE).to_numpy() > self.table.cleaned)
-        if wanted is not None:
-            kept &= wanted(table.column(KEY_HASH).to_numpy())
+        kept &= wanted(table.column(KEY_HASH).to_numpy())
         rows = np.flatnonzero(kept)
         rows = rows[np.argsort(numbers[rows], kind="stable")]
         if len(rows) == 0:
@@ -149,7 +153,7 @@ class RemoteSide:
 
 
 class RemoteRuns:
-    """The rows of both sides that belong to the log, and which fetch ranges are local."""
+    """The rows of both sides that belong to the log, fetched together (`range_fetcher.RemoteTable`)."""
 
     def __init__(
         self, folder: Path, owned: HashRange, reader: Reader, limit_bytes: int, limits: StateLimits = PRODUCTION
@@ -162,11 +166,9 @@ class RemoteRuns:
         self._reader = reader
         self._limit = limit_bytes
         self._sides: list[RemoteSide] = []
-        self._fetch_ranges: FetchRanges | None = None
-        #: Fetch ranges for which the tables received the times of all rows (`JoinTable.on_fetched`).
-        self._seen = np.empty(0, np.bool_)
-        self.fetched_ranges = 0
-        self.dropped_regions = 0
+        self.fetcher: RangeFetcher[list[Iterable[pa.Table]]] = RangeFetcher(
+            self, self.regions, limit_bytes, limits, limits.prefetched_rows
+        )
 
     def follow(self, table: JoinTable) -> RemoteSide:
         """Add a side; both are added before the first key is used."""
@@ -175,49 +177,34 @@ class RemoteRuns:
         self._sides.append(side)
         return side
 
-    @property
-    def fetch_ranges(self) -> FetchRanges:
-        """The fetch ranges, computed on first use from the footers of the restored segments."""
-        if self._fetch_ranges is None:
-            self._fetch_ranges = fetch_ranges_of(self.regions, self._logs)
-            self._seen = self._fetch_ranges.local.copy()
-        return self._fetch_ranges
-
-    def ensure(self, hashes: I64) -> None:
-        """Fetch the missing ranges of these hashes.
+    def fetch_span(self, low: int, high: int, part: HashRange = ALL_HASHES) -> None:
+        """Fetch the missing ranges with rows between two times and in a hash range.
 
         Raises:
             StorageError: the object store cannot be read.
             SnapshotDamagedError: a file is missing or damaged.
         """
-        self.fetch_ranges.touch(hashes)
-        if len(self.fetch_ranges.missing(self.fetch_ranges.of(hashes))):
-            self._make_space()
-            self._fetch_missing(self.fetch_ranges.missing(self.fetch_ranges.of(hashes)))
-
-    def fetch_span(self, low: int, high: int, part: HashRange = ALL_HASHES) -> None:
-        """Fetch the missing ranges with rows between two times and in a hash range; raises as `ensure`."""
-        if not self.fetch_ranges.local.all():
-            self._make_space()
-            self._fetch_missing(self.fetch_ranges.missing(self._ranges_between(low, high, part)))
+        if not self.fetcher.fetch_ranges.local.all():
+            self.fetcher.ensure_ranges(lambda: self._ranges_between(low, high, part))
 
     def fetch_until(self, up_to: int) -> None:
-        """Fetch all rows up to `up_to`, so that the join tables have seen them; raises as `ensure`.
+        """Fetch all rows up to `up_to`, so that the join tables have seen them; raises as `fetch_span`.
 
         Fetched ranges may be dropped again.
         """
-        while self.fetch_ranges.count > int(self._seen.sum()):
+        fetch_ranges = self.fetcher.fetch_ranges
+        while not fetch_ranges.fetched.all():
             requested = self._ranges_between(MIN_TIMESTAMP, up_to, ALL_HASHES)
-            unseen = requested[~self._seen[requested]]
+            unseen = requested[~fetch_ranges.fetched[requested]]
             if len(unseen) == 0:
                 return
             rows = min(self._limits.fetched_rows, self._limit // _ROW_BYTES)
-            self._fetch_missing(unseen[: together(self.fetch_ranges, self._logs, rows)])
-            self._make_space()  # this renumbers fetch ranges
+            self.fetcher.fetch(unseen[: self.fetcher.together(rows)])
+            self.fetcher.make_space()  # this renumbers fetch ranges
 
     def _ranges_between(self, low: int, high: int, part: HashRange) -> I64:
         """Return the fetch ranges that may have rows between two times and in a hash range."""
-        fetch_ranges = self.fetch_ranges
+        fetch_ranges = self.fetcher.fetch_ranges
         low_hash, high_hash = max(part.low, self.regions[0].low), min(part.high, self.regions[-1].high)
         wanted = np.zeros(fetch_ranges.count + 1, np.int64)
         for side in self._sides:
@@ -229,36 +216,13 @@ class RemoteRuns:
 
     def remote_bytes(self, low: int, high: int) -> int:
         """Return the approximate bytes of rows between two times that may not be local."""
-        if self.fetch_ranges.local.all():
+        if self.fetcher.fetch_ranges.local.all():
             return 0
         total = 0
         for side in self._sides:
             _, _, first, last, rows = side.spans()
             total += int(rows[(last >= low) & (first <= high)].sum())
         return total * _ROW_BYTES
-
-    def next_fetch(self) -> BackgroundFetch[list[list[pa.Table]]] | None:
-        """Return the next prefetch; None: everything was fetched, or local space is short."""
-        if not self._sides or not has_room(int(self._sizes().sum()), self._limit):
-            return None
-        some = self.fetch_ranges.unrequested(together(self.fetch_ranges, self._logs, self._limits.prefetched_rows))
-        if len(some) == 0:
-            return None
-        ranges = self.fetch_ranges.ranges(some)
-        reads = [side.log.base(ranges) for side in self._sides]
-        return BackgroundFetch(
-            some, self.fetch_ranges.split_version, lambda: [list(read()) for read in reads], self.install
-        )
-
-    def install(self, fetched: BackgroundFetch[list[list[pa.Table]]]) -> None:
-        """Store a background fetch, except for ranges that were requested in the meantime."""
-        fetch_ranges = self.fetch_ranges
-        new = fetch_ranges.unrequested_of(fetched)
-        if fetched.rows is None or len(new) == 0:
-            return
-        for side, tables in zip(self._sides, fetched.rows, strict=True):
-            side.put(tables, lambda hashes: np.isin(fetch_ranges.of(hashes), new))
-        self._mark_local(new)
 
     def settle(self) -> None:
         """Hand durable rows of the table's own files over to the log, if they exceed half of the disk limit."""
@@ -270,7 +234,7 @@ class RemoteRuns:
             for side, below in zip(self._sides, gone, strict=True):
                 side.below = side.below if below is None else below
             for region in range(len(self.regions)):
-                self._drop(region)
+                self.fetcher.drop(region)
 
     def close(self) -> None:
         """Free the disk space."""
@@ -281,51 +245,42 @@ class RemoteRuns:
 
     # --- fetch ranges -----------------------------------------------------------------------------------------------
 
-    def _new_run_files(self) -> RunFiles:
-        return RunFiles(self._folder, self._limits.region_file_bytes, _LARGER, limits=self._limits)
+    @property
+    def logs(self) -> list[RemoteLog]:
+        """The log of each side."""
+        return [side.log for side in self._sides]
 
-    def _fetch_missing(self, missing: I64) -> None:
-        step = together(self.fetch_ranges, self._logs, self._limits.fetched_rows)
-        for first in range(0, len(missing), step):
-            some = missing[first : first + step]
-            ranges = self.fetch_ranges.ranges(some)
-            for side in self._sides:
-                side.put(table for tables in side.log.tables(ranges) for table in tables)
-            self._mark_local(some)
-
-    def _mark_local(self, fetch_ranges: I64) -> None:
-        self.fetch_ranges.mark_local(fetch_ranges)
-        self._seen[fetch_ranges] = True
-        self.fetched_ranges += len(fetch_ranges)
-
-    def _sizes(self) -> I64:
+    @property
+    def local_bytes(self) -> I64:
+        """The bytes of each region in local files."""
         return np.array(
             [sum(r.length for side in self._sides for r in side.local[n]) for n in range(len(self.regions))]
         )
 
-    @property
-    def _logs(self) -> list[RemoteLog]:
-        return [side.log for side in self._sides]
+    def read(self, ranges: Sequence[HashRange]) -> list[Iterable[pa.Table]]:
+        """Return the durable rows of each side in some hash ranges; those of a side are read when it is stored."""
+        return [side.tables(ranges) for side in self._sides]
 
-    def _make_space(self) -> None:
-        """Drop the least recently used regions, if local rows are above the limit."""
-        for region in list(self.fetch_ranges.to_drop(self._sizes(), self._limit)):
-            self._drop(region)
+    def base(self, ranges: Sequence[HashRange]) -> Callable[[], list[Iterable[pa.Table]]]:
+        """Return a function for any thread that reads rows in ranges without changes since the restore."""
+        reads = [side.log.base(ranges) for side in self._sides]
+        return lambda: [list(read()) for read in reads]
 
-    def _drop(self, region: int) -> None:
-        most = most_rows(self._logs)
+    def store(self, rows: list[Iterable[pa.Table]], fetch_ranges: I64) -> None:
+        """Store the rows of these fetch ranges in local files."""
+        of = self.fetcher.fetch_ranges.of
+        for side, tables in zip(self._sides, rows, strict=True):
+            side.put(tables, lambda hashes: np.isin(of(hashes), fetch_ranges))
+
+    def drop(self, region: int) -> None:
+        """Drop the files of a region."""
         for side in self._sides:
             side.local[region] = []
         self.run_files_by_region[region].close()
         self.run_files_by_region[region] = self._new_run_files()
-        before = self.fetch_ranges.within(self.regions[region])
-        unseen = self.fetch_ranges.ranges(before[~self._seen[before]])
-        self.fetch_ranges.drop(region, most // len(self.regions) // self._limits.group_rows)
-        seen = np.ones(len(self.fetch_ranges.within(self.regions[region])), np.bool_)
-        for part in unseen:
-            seen[self.fetch_ranges.within(part) - before[0]] = False
-        self._seen = np.concatenate([self._seen[: before[0]], seen, self._seen[before[-1] + 1 :]])
-        self.dropped_regions += 1
+
+    def _new_run_files(self) -> RunFiles:
+        return RunFiles(self._folder, self._limits.region_file_bytes, _LARGER, limits=self._limits)
 
 
 @dataclass(frozen=True, slots=True)

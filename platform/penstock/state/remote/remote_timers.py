@@ -149,10 +149,7 @@ class RemoteTimers:
     def look_up(self, key_hash: int) -> tuple[KeyIndex, I32, I64]:
         """Return the remote timers of the keys with a hash: an index of keys, and the slot and time of each."""
         ranges = [HashRange(key_hash, key_hash)]
-        saved, tables = iter(self._log.tables(ranges)), list[pa.Table]()
-        for entry in self._source.log.entries:
-            frozen = entry.segment is None
-            tables += self._pending.within(entry.position, ranges, self._cold.spill_store) if frozen else next(saved)
+        tables = self._log.current(ranges, lambda at, some: self._pending.within(at, some, self._cold.spill_store))
         return self._rows_of(tables, MIN_TIMESTAMP if self._reached is None else self._reached, MAX_TIMESTAMP)
 
     # --- the log ----------------------------------------------------------------------------------------------------
