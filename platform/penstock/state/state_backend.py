@@ -80,7 +80,7 @@ class StateBackend:
         from penstock.state.spill import rocksdb
 
         rocksdb.require()
-        spill_store = SpillStore(lambda: self._open_store(name), self._request.directory, self._request.limits)
+        spill_store = SpillStore(lambda: self._open_store(name), self._request.limits)
         self._opened.append(spill_store)
         if backend != "remote":
             return KeyStores(spill_store)

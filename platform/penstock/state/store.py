@@ -250,7 +250,7 @@ class KeyedState:
         saved = SegmentLog(request.hash_range, limits=request.limits)
         saved.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
         log = saved if migration is None else SegmentLog(request.hash_range, limits=request.limits)
-        table = make(FrozenSource(request.uid, name, spec, log, request.writer))
+        table = make(FrozenSource((request.uid, name, request.writer), spec, log, request.directory))
         self._tables[name] = table
         if migration is not None and table.source.remote:
             msg = f"state {name!r} of {request.uid} has a migration function, which has to read all values"
@@ -263,7 +263,7 @@ class KeyedState:
     def _context(self, cold: ColdPaneStore | None) -> TableContext:
         request = self._request
         request.directory.mkdir(parents=True, exist_ok=True)
-        return TableContext(request.budget, cold, request.directory)
+        return TableContext(request.budget, cold)
 
     def _restore(
         self,

@@ -94,7 +94,7 @@ def numbered(keys):
 
 
 def home_of(store, tmp_path):
-    return SpillStore(lambda: store, tmp_path)
+    return SpillStore(lambda: store)
 
 
 def test_what_is_taken_is_there_no_more(tmp_path):

@@ -116,6 +116,11 @@ class FrozenSegment:
         return self._rows is not None
 
     @property
+    def batched(self) -> bool:
+        """Whether the rows in memory can be read by hash ranges."""
+        return isinstance(self._rows, BatchedContent)
+
+    @property
     def durable(self) -> bool:
         """Whether the segment is durable, so that no rows are held."""
         return self._rows is None and self._spilled is None
@@ -211,7 +216,8 @@ class FrozenTable:
 
     def copy_pages(self, limit: int) -> bool:
         """Copy up to `limit` frozen pages; True when none is left."""
-        return self._source.memory.copy_frozen(limit, self._last)
+        memory = self._source.memory
+        return memory is None or memory.copy_frozen(limit, self._last)
 
     def encode(self) -> tuple[EncodedSegment, ...]:
         """Return all segments up to the barrier that are not durable yet."""
@@ -252,18 +258,18 @@ class FrozenMemory(Protocol):
 class FrozenSource:
     """The properties of a table that its frozen state uses; `memory` is replaced when the table is rebuilt."""
 
-    def __init__(self, uid: str, state: str, spec: StateSpec, log: SegmentLog, writer: str) -> None:
-        """Set the table's names, its log and the writer of its segments."""
-        self.uid = uid
-        self.state = state
+    def __init__(self, names: tuple[str, str, str], spec: StateSpec, log: SegmentLog, directory: Path) -> None:
+        """Set the names of operator, state and writer of segments, the log, and the folder for spilled segments."""
+        self.uid, self.state, self.writer = names
+        self.directory = directory
         self.spec = spec
         self.log = log
-        self.writer = writer
         #: Whether remote state reads the rows a few at a time.
         self.remote = False
         #: The time-to-live of its rows, if they have one.
         self.ttl: Ttl | None = None
-        self.memory: FrozenMemory
+        #: Pages that have to be copied before they are overwritten; None: frozen rows are never overwritten.
+        self.memory: FrozenMemory | None = None
 
     @property
     def hash_range(self) -> HashRange:
@@ -276,62 +282,68 @@ class FrozenSource:
         return self.log.limits
 
 
-class SegmentFolder(Protocol):
-    """The folder on the local disk for segments that must not wait in memory."""
-
-    def spill(self, state: str, segment: FrozenSegment) -> None:
-        """Encode a segment of a state to a local file, which stays until the segment is durable."""
-
-
 class PendingSegments:
     """The segments of one state's log that are not durable."""
 
-    def __init__(self, source: FrozenSource) -> None:
-        """Start without segments."""
+    def __init__(self, source: FrozenSource, room: EncodeResources | None = None) -> None:
+        """Start without segments; with `room` they are encoded in bounded memory."""
         self._source = source
+        self._room = room
         self._segments: list[FrozenSegment] = []
 
-    def add(self, rows: FrozenContent | None, folder: SegmentFolder | None) -> None:
-        """Append rows, if any, to the log as a segment; with `folder` they are encoded to disk now."""
+    def add(self, rows: FrozenContent | None, *, spilled: bool = False) -> FrozenSegment | None:
+        """Append rows, if any, to the log as a segment; with `spilled` they are encoded to the local disk now."""
         if rows is None:
-            return
-        log = self._source.log
+            return None
+        source, log = self._source, self._source.log
         position = log.next_position()
         log.append(position)
-        source = self._source
-        segment = FrozenSegment(source.spec, position, rows, wide=not source.remote, limits=source.limits)
-        if folder is not None:
-            folder.spill(self._source.state, segment)
+        wide, limits = not source.remote, source.limits
+        segment = FrozenSegment(source.spec, position, rows, self._room, wide=wide, limits=limits)
         self._segments.append(segment)
+        if spilled:
+            self.spill(segment)
+        return segment
+
+    def spill(self, segment: FrozenSegment) -> None:
+        """Encode a segment to a local file, which replaces its rows in memory until it is durable."""
+        folder = self._source.directory
+        folder.mkdir(parents=True, exist_ok=True)
+        segment.spill(folder / f"{self._source.state}-{segment.position}.parquet")
 
     def frozen(self) -> FrozenTable:
         """Return the log at this moment, with the segments that are not durable."""
         return FrozenTable(self._source, self._source.log.view(), tuple(self._undurable()))
 
     @property
+    def waiting(self) -> bool:
+        """Whether segments may wait for an upload."""
+        return bool(self._segments)
+
+    @property
     def memory_bytes(self) -> int:
         """The bytes held in memory."""
         return sum(segment.memory_bytes for segment in self._undurable())
 
-    def within(self, position: int, ranges: Sequence[HashRange], folder: SegmentFolder) -> Iterator[pa.Table]:
+    def within(self, position: int, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
         """Yield the rows frozen at a position in some hash ranges, until they are durable.
 
-        Segments in memory are first encoded into `folder` and stay there.
+        Segments in memory that cannot be read by ranges are first encoded to the local disk, and stay there.
         """
         for segment in self._undurable():
             if segment.position == position:
-                if segment.in_memory:
-                    folder.spill(self._source.state, segment)
+                if segment.in_memory and not segment.batched:
+                    self.spill(segment)
                 yield from segment.within(ranges)
 
-    def spans(self, folder: SegmentFolder) -> Iterator[tuple[int, int, int, int]]:
+    def spans(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield position, lowest and highest namespace and rows of each segment that is not durable.
 
-        Segments in memory are first encoded into `folder`, as in `within`.
+        Segments in memory are first encoded to the local disk, and stay there.
         """
         for segment in self._undurable():
             if segment.in_memory:
-                folder.spill(self._source.state, segment)
+                self.spill(segment)
             about = segment.about
             if about is not None:
                 yield segment.position, about.namespace_min, about.namespace_max, about.rows

@@ -16,6 +16,7 @@ from penstock.state.cells.hot_panes import CHUNK, Fired, HotPanes, canonical, ro
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.keys.key_index import KeyIndex
+from penstock.state.log.frozen import EncodeResources
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
+    from penstock.state.log.frozen import FrozenSource
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.spill.cold_file import ColdFileStore
     from penstock.state.spill.cold_panes import ColdPanes
@@ -51,10 +53,10 @@ class MemoryBounds:
         """The most rows to add or evict at a time."""
         return max(self.limits.piece_rows, self.budget.limit_bytes // _BYTES_PER_ROW)
 
-    @property
-    def encode_batch_rows(self) -> int:
-        """The most rows to encode at a time."""
-        return max(1, self.batch_rows // _ENCODED_PART)
+    def encode_resources(self, source: FrozenSource) -> EncodeResources:
+        """Return the resources to encode a table's segments within the bounds."""
+        rows, name = max(1, self.batch_rows // _ENCODED_PART), f"{source.uid}-{source.state}"
+        return EncodeResources(directory=source.directory, name=name, rows=rows, budget=self.budget)
 
     @property
     def hot_bytes(self) -> int:

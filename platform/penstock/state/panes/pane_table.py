@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import StateTooLargeError
 from penstock.kernels.aggregates import merge
 from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
@@ -19,32 +19,32 @@ from penstock.state.cells.hot_panes import Fired, HotPanes, canonical, overflow,
 from penstock.state.cells.pane_memory import add_rows
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.keys.queried_keys import KeyCounts
-from penstock.state.log.frozen import FrozenSource, FrozenTable
+from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.memory.lru_eviction import exceeds_share
-from penstock.state.panes.pane_changes import PaneChanges
+from penstock.state.panes.frozen_panes import FrozenCold, FrozenPanes
 from penstock.state.panes.pane_eviction import MemoryBounds, fire_with_cold, pane_rows
 from penstock.state.remote.remote_panes import RemotePanes
 from penstock.state.spill.cold_panes import ColdPanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
+    from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.value_heap import ValueHeap
     from penstock.state.log.frozen import FrozenSegment
     from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.spill.cold_file import ColdFileStore
     from penstock.state.spill.cold_panes import ColdPaneStore
 
 
 @dataclass(frozen=True, slots=True)
 class TableContext:
-    """The context of a table: its budget, its cold store, its folder for spilled files."""
+    """The context of a table: its budget and its cold store."""
 
     budget: MemoryBudget
     cold: ColdPaneStore | None
-    directory: Path
 
 
 _MANY = 1 << 31
@@ -67,11 +67,13 @@ class PaneTable:
         #: Bounds that the table always obeys, if its cold rows are in a file.
         bounds = MemoryBounds(context.budget, self._holder, self._limits)
         self._bounds = bounds if bounded_memory else None
-        encoding = bounds if bounded_memory or self.spec.value_words else None
-        self._changes = PaneChanges(source, self.spec, context.directory, encoding)
+        bounded = bounded_memory or bool(self.spec.value_words)
+        self._pending = PendingSegments(source, bounds.encode_resources(source) if bounded else None)
+        #: A file of changed rows that were evicted since the last freeze.
+        self._evicted: ColdFileStore | None = None
         self._remote = context.cold if isinstance(context.cold, RemotePanes) else None
         if self._remote is not None:
-            self._remote.follow(self._changes)
+            self._remote.follow(self._pending.within, self._evicted_within)
         self._check_dead_at = self._limits.dead_keys
 
     @property
@@ -189,9 +191,11 @@ class PaneTable:
 
     def freeze(self) -> FrozenTable:
         """Freeze the table."""
-        self._changes.freeze_evicted()
+        if self._evicted is not None and self._evicted.panes:  # older than the rows in memory
+            self._pending.add(FrozenCold(self.spec, self._evicted, self.source.hash_range))
+            self._evicted = None
         self._freeze_dirty()
-        return FrozenTable(self.source, self.source.log.view(), self._changes.undurable())
+        return self._pending.frozen()
 
     def load(self, table: pa.Table) -> None:
         """Add restored rows, newest last."""
@@ -215,21 +219,34 @@ class PaneTable:
     @property
     def memory_bytes(self) -> int:
         """The bytes of index, pages and rows waiting for an upload."""
-        return self._hot_bytes() + self._changes.memory_bytes
+        return self._hot_bytes() + self._pending.memory_bytes
 
     def close(self) -> None:
         """Report the memory as free, and drop waiting segments."""
         self._context.budget.report(self._holder, 0)
         self._context.budget.work(f"{self._holder}/frozen", 0)
-        self._changes.close()
+        self._pending.clear()
+        self._evicted = None
 
     @property
     def _holder(self) -> str:
         return f"{self.source.writer}/{self.source.uid}/{self.source.state}"
 
     def _freeze_dirty(self) -> FrozenSegment | None:
-        whole = self._worth_whole()
-        return self._changes.freeze(self._hot, whole=whole, pinned=self.heap.pinned)
+        """Freeze the changed rows in memory, or all rows to replace saved ones; None if no row has changed."""
+        whole, log, hot = self._worth_whole(), self.source.log, self._hot
+        if whole:  # hide all rows that were saved before
+            log.add_tombstone(log.hash_range, MIN_TIMESTAMP, MAX_TIMESTAMP)
+        rows = hot.memory.freeze(log.next_position(), hot.index.view(), whole=whole)
+        if rows is None:
+            return None
+        # the memory of values that cells refer to is kept as long as the frozen rows
+        return self._pending.add(FrozenPanes(self.spec, rows, hot.heap.pinned, self._limits.encoded_rows))
+
+    def _evicted_within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
+        """Yield the changed rows evicted since the last freeze, as columns of a segment."""
+        if self._evicted is not None:
+            yield from FrozenCold(self.spec, self._evicted, self.source.hash_range).within(ranges)
 
     def _cells_of(self, keys: KeyColumns, hashes: I64, panes: I64) -> I64:
         """Return the cell of every row, created or loaded if it is not in memory."""
@@ -252,8 +269,8 @@ class PaneTable:
 
     def _report(self) -> None:
         self._context.budget.report(self._holder, self._hot_bytes())
-        if self._changes.pending:
-            self._context.budget.work(f"{self._holder}/frozen", self._changes.memory_bytes)
+        if self._pending.waiting:
+            self._context.budget.work(f"{self._holder}/frozen", self._pending.memory_bytes)
 
     def _make_room(self, rows: int) -> None:
         """Evict keys if needed before `rows` rows are added."""
@@ -358,7 +375,7 @@ class PaneTable:
         segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
         if segment is not None:
-            self._changes.spill(segment)
+            self._pending.spill(segment)
         keep, keys = self._cold.most_recent_mask(self._hot.index.count), self._hot.index.view()
         rows = self._hot.memory.present()
         out = ~keep[rows.slots]
@@ -368,6 +385,8 @@ class PaneTable:
 
     def _evict_in_batches(self, bounds: MemoryBounds, cold: ColdPanes) -> None:
         self._hot.memory.copy_all_frozen()
-        self._hot = bounds.evict(self._hot, cold, self._changes.place(cold))
+        self._evicted = self._evicted or cold.for_changes()
+        assert self._evicted is not None  # noqa: S101 - cold rows in files support it
+        self._hot = bounds.evict(self._hot, cold, self._evicted)
         self.source.memory = self._hot.memory
         self._report()

@@ -72,7 +72,7 @@ class SessionTable(PaneTable):
         self._cold_sessions = None if evictable is None else ColdSessions(evictable.local, self.spec, self._logged)
         if self._fetches is not None and self._cold_sessions is not None:
             form = RecordForm(self.spec.key_schema, self._cold_sessions.columns, self._cold_sessions.records)
-            self._log = RemoteRecords(source, self._fetches.reader, self._changes.frozen_within, form)
+            self._log = RemoteRecords(source, self._fetches.reader, self._pending.within, form)
             self._fetches.enter(self._log)
         self._policy = EvictionPolicy(context.budget, self._holder, source.limits)
         #: The cells loaded with the keys of the last call of `_upsert`.
@@ -312,7 +312,7 @@ class SessionTable(PaneTable):
         segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
         if segment is not None:
-            self._changes.spill(segment)
+            self._pending.spill(segment)
         keep, rows = self._policy.kept_mask(self._hot.index.count), self._hot.memory.present()
         out = ~keep[rows.slots] & (rows.cells[:, 0] > 1)
         rows = rows.chosen(out)

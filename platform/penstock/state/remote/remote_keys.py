@@ -155,9 +155,7 @@ class RemoteKeys:
             return found
 
         form = RecordForm(spec.key_schema, columns, records, spec.entries[0].name if ordered else "")
-        state = RemoteRecords(
-            source, self.reader, lambda position, ranges: pending.within(position, ranges, self.spill_store), form
-        )
+        state = RemoteRecords(source, self.reader, pending.within, form)
         self.enter(state)
         if source.ttl is not None:
             source.ttl.clock.restored(state.log.newest_access())

@@ -5,7 +5,7 @@ Called by `PaneTable` in the owner's thread; base reads by a background thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_file import ColdFileStore
 
 
-class UndurableRows(Protocol):
-    """Changed rows of one table that are not in the object store yet (`pane_changes.PaneChanges`)."""
-
-    def frozen_within(self, position: int, ranges: Sequence[HashRange]) -> Iterable[pa.Table]:
-        """Return the rows frozen at a position in some hash ranges, as columns of a segment."""
-
-    def evicted_within(self, ranges: Sequence[HashRange]) -> Iterable[pa.Table]:
-        """Return the rows in some hash ranges that were evicted since the last freeze, as columns of a segment."""
-
-
 def _read_namespaces(file: SegmentFile) -> set[int]:
     """Return the namespaces of a file whose footer does not list them; the whole file is read."""
     return {n for table in file.tables(ALL_HASHES) for n in np.unique(table.column(NAMESPACE).to_numpy()).tolist()}
@@ -60,7 +50,8 @@ class RemotePanes:
     Its rows are fetched as one `range_fetcher.RemoteTable`.
     """
 
-    _changes: UndurableRows
+    _frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]]
+    _evicted: Callable[[Sequence[HashRange]], Iterable[pa.Table]]
 
     def __init__(
         self, source: FrozenSource, spec: PaneTableSpec, reader: Reader, local: Regions, limit_bytes: int
@@ -82,12 +73,18 @@ class RemotePanes:
         #: Whether many ranges were fetched since the last call of `next_rows`.
         self._busy = restored
 
-    def follow(self, changes: UndurableRows) -> None:
-        """Set the table's changes; call it once, before the first request.
+    def follow(
+        self,
+        frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]],
+        evicted: Callable[[Sequence[HashRange]], Iterable[pa.Table]],
+    ) -> None:
+        """Set the sources of changed rows that are not in the object store; call it once, before the first request.
+
+        `frozen` returns those frozen at a position, `evicted` those evicted since the last freeze, in hash ranges.
 
         With a time-to-live, time starts at the newest access in the footers.
         """
-        self._changes = changes
+        self._frozen, self._evicted = frozen, evicted
         if self._source.ttl is not None:
             self._source.ttl.clock.restored(self._log.newest_access())
 
@@ -173,8 +170,8 @@ class RemotePanes:
     def read(self, ranges: Sequence[HashRange]) -> HotPanes:
         """Return the current rows in some hash ranges, except those in the table's memory, which are newer."""
         merged = HotPanes(self._spec, small=True)
-        self._add(merged, self._log.current(ranges, self._changes.frozen_within))
-        self._add(merged, self._changes.evicted_within(ranges))
+        self._add(merged, self._log.current(ranges, self._frozen))
+        self._add(merged, self._evicted(ranges))
         return merged
 
     def base(self, ranges: Sequence[HashRange]) -> Callable[[], HotPanes]:

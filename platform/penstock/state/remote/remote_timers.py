@@ -149,7 +149,7 @@ class RemoteTimers:
     def look_up(self, key_hash: int) -> tuple[KeyIndex, I32, I64]:
         """Return the remote timers of the keys with a hash: an index of keys, and the slot and time of each."""
         ranges = [HashRange(key_hash, key_hash)]
-        tables = self._log.current(ranges, lambda at, some: self._pending.within(at, some, self._cold.spill_store))
+        tables = self._log.current(ranges, self._pending.within)
         return self._rows_of(tables, MIN_TIMESTAMP if self._reached is None else self._reached, MAX_TIMESTAMP)
 
     # --- the log ----------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class RemoteTimers:
             for group in file.groups:
                 low, high = file.namespaces_of(group)
                 found.append((_SpanSource(file.segment.position, file, group), TimerSpan(low, high, group.rows)))
-        for position, low, high, rows in self._pending.spans(self._cold.spill_store):
+        for position, low, high, rows in self._pending.spans():
             found.append((_SpanSource(position), TimerSpan(low, high, rows)))
         return [(where, span) for where, span in found if span.high >= begin and span.low <= span.high]
 
@@ -180,7 +180,7 @@ class RemoteTimers:
             if entry.segment is not None:
                 tables += next(saved)
             elif entry.position in pending:
-                tables += self._pending.within(entry.position, own, self._cold.spill_store)
+                tables += self._pending.within(entry.position, own)
         return self._rows_of(tables, begin, until)
 
     def _rows_of(self, tables: Iterable[pa.Table], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:

@@ -32,12 +32,10 @@ from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64, U8
     from penstock.state.keys.key_index import KeyView
-    from penstock.state.log.frozen import FrozenSegment
     from penstock.state.spill.cold_panes import ColdStore
 
 #: Approximate overhead of a record on the local disk.
@@ -170,11 +168,10 @@ def slot_batches(slots: I32, most: int) -> Iterator[I32]:
 class SpillStore:
     """The cold store of one operator's row state, opened at the first eviction."""
 
-    def __init__(self, open_store: Callable[[], ColdStore], directory: Path, limits: StateLimits = PRODUCTION) -> None:
-        """Open nothing; `directory` is for changes that are evicted before the next barrier."""
+    def __init__(self, open_store: Callable[[], ColdStore], limits: StateLimits = PRODUCTION) -> None:
+        """Open nothing."""
         self._open = open_store
         self.limits = limits
-        self._directory = directory
         self._store: ColdStore | None = None
         self._states = 0
         #: Local bytes of records, if records may be dropped and fetched again.
@@ -191,11 +188,6 @@ class SpillStore:
         """Return a number for another state, the prefix of its keys in the store."""
         self._states += 1
         return self._states
-
-    def spill(self, state: str, segment: FrozenSegment) -> None:
-        """Encode changes that were frozen between two barriers to a local file, kept until they are durable."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        segment.spill(self._directory / f"{state}-{segment.position}.parquet")
 
     def close(self) -> None:
         """Close and remove the store."""

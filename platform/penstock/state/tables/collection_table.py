@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
-    from penstock.state.spill.cold_records import SpillStore
     from penstock.state.tables.entry_codec import EntryCodec
     from penstock.state.tables.key_space import KeySpace
 
@@ -66,7 +65,6 @@ class CollectionTable:
         self.lists = lists
         self._state = state
         self._codec = codec
-        source.memory = self
         self._log = EntryLog(spec, source.log)
         self._cold = None if state.cold is None else ColdEntries(state.cold, spec, codec, lists=lists)
         #: During a restore: a list is a dict by index.
@@ -199,13 +197,8 @@ class CollectionTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table, after a sweep of a part of it for expired elements and entries."""
         self.sweep(self._limits.freeze_sweep_keys)
-        self._freeze_changes(None)
+        self._freeze_changes(spilled=False)
         return self._pending.frozen()
-
-    def copy_frozen(self, limit: int, up_to: int) -> bool:
-        """Return True: changes are never overwritten, so that no copy is needed."""
-        del limit, up_to
-        return True
 
     def load(self, table: pa.Table, *, unsaved: bool = False) -> None:
         """Add restored rows, newest last; until `loaded` a list is a dict by index.
@@ -301,16 +294,16 @@ class CollectionTable:
         self._pending.clear()
         self._held = []
 
-    def _freeze_changes(self, spill_store: SpillStore | None) -> None:
+    def _freeze_changes(self, *, spilled: bool) -> None:
         if self._cold is not None:
-            self._pending.add(self._cold.freeze_expired(self.source.log), spill_store)
-        self._pending.add(self._log.freeze(self._state.index.view()), spill_store)
+            self._pending.add(self._cold.freeze_expired(self.source.log), spilled=spilled)
+        self._pending.add(self._log.freeze(self._state.index.view()), spilled=spilled)
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 
-    def save_changes(self, spill_store: SpillStore) -> None:
+    def save_changes(self) -> None:
         """Freeze all unsaved changes into a segment."""
-        self._freeze_changes(spill_store)
+        self._freeze_changes(spilled=True)
 
     def evict_keys(self, keys: KeyView, slots: I32) -> None:
         """Move the lists or dicts of slots to the cold store; all changes are frozen already."""

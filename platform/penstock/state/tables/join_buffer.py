@@ -149,7 +149,6 @@ class JoinBuffer:
         self._run_files = None if stores is None else stores.local
         #: Files that were read, so their pages may be mapped.
         self._read_files: list[SpilledRows] = []
-        source.memory = self
         self._runs: list[Run] = []
         self._added: list[AddedRows] = []
         self._added_bytes = 0
@@ -322,15 +321,10 @@ class JoinBuffer:
         batches = tuple(piece for piece in self._added if piece.last > self._cleaned)
         self._added, self._added_bytes = [], 0
         if batches:
-            self._pending.add(FrozenJoinRows(self.spec, self._state.index.view(), batches, self._cleaned), None)
+            self._pending.add(FrozenJoinRows(self.spec, self._state.index.view(), batches, self._cleaned))
             if self._remote is not None:
                 self._frozen = [*self._undurable, (log.entries[-1].position, batches[0].first)]
         return self._pending.frozen()
-
-    def copy_frozen(self, limit: int, up_to: int) -> bool:
-        """Return True: rows are never overwritten, so that no copy is needed."""
-        del limit, up_to
-        return True
 
     def load(self, table: pa.Table) -> None:
         """Add restored rows."""

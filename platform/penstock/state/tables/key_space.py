@@ -28,7 +28,7 @@ class SlotTable(Protocol):
 class ColdTable(SlotTable, Protocol):
     """A table whose keys can be evicted: every table except the rows of a join."""
 
-    def save_changes(self, spill_store: SpillStore) -> None:
+    def save_changes(self) -> None:
         """Freeze the changes since the last freeze into a segment, so that only the table's rows refer to slots."""
 
     def evict_keys(self, keys: KeyView, slots: I32) -> None:

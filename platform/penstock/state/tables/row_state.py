@@ -289,7 +289,7 @@ class RowState:
             for rows in self._join_buffers:
                 rows.spill()
             for table in self._cold_tables:
-                table.save_changes(self.cold)
+                table.save_changes()
             held, keys = self.key_bytes, -1
             while self.index.count not in (0, keys) and self._policy.full(held, self.index.count):
                 before, keys = held, self.index.count

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.row_spec import RowSpec
-    from penstock.state.spill.cold_records import SpillStore
     from penstock.state.tables.key_space import KeySpace
 
 
@@ -153,7 +152,6 @@ class TimerTable:
         self.source = source
         self.spec = spec
         self._state = state
-        source.memory = self
         self._buckets: dict[int, _Bucket] = {}
         self._changes: list[TimerChanges] = []
         self._changed = 0
@@ -299,10 +297,10 @@ class TimerTable:
 
     def freeze(self) -> FrozenTable:
         """Freeze the timers; those that fired since the last freeze become one tombstone."""
-        self._freeze_changes(None)
+        self._freeze_changes(spilled=False)
         return self._pending.frozen()
 
-    def _freeze_changes(self, spill_store: SpillStore | None) -> None:
+    def _freeze_changes(self, *, spilled: bool) -> None:
         log = self.source.log
         if self._fired > MIN_TIMESTAMP:
             log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._fired)
@@ -310,14 +308,9 @@ class TimerTable:
             rows = FrozenTimers(
                 self.spec, self._state.index.view(), tuple(self._changes), self._fired_rows, self._fired
             )
-            self._pending.add(rows, spill_store)
+            self._pending.add(rows, spilled=spilled)
         self._changes, self._changed, self._reduce_at = [], 0, self.source.limits.many_changes
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
-
-    def copy_frozen(self, limit: int, up_to: int) -> bool:
-        """Return True: changes are never overwritten, so that no copy is needed."""
-        del limit, up_to
-        return True
 
     def load(self, table: pa.Table) -> None:
         """Add restored timers, newest last."""
@@ -345,9 +338,9 @@ class TimerTable:
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 
-    def save_changes(self, spill_store: SpillStore) -> None:
+    def save_changes(self) -> None:
         """Freeze all unsaved changes into a segment."""
-        self._freeze_changes(spill_store)
+        self._freeze_changes(spilled=True)
 
     def evict_keys(self, keys: KeyView, slots: I32) -> None:
         """Move the timers of slots to the cold store; all changes are frozen already."""

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.row_spec import RowSpec
     from penstock.state.log.ttl import Ttl
-    from penstock.state.spill.cold_records import SpillStore
     from penstock.state.tables.key_space import KeySpace
     from penstock.state.tables.value_columns import ValueColumn
 
@@ -88,7 +87,6 @@ class ValueTable:
         self.ttl = ttl
         source.ttl = ttl
         self._state = state
-        source.memory = self
         self._limits = source.limits
         rows, first_bytes = self._limits.first_rows, self._limits.first_bytes
         self._capacity = rows
@@ -192,13 +190,8 @@ class ValueTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table, after a sweep of a part of it for expired values."""
         self.sweep(self._limits.freeze_sweep_keys)
-        self._freeze_dirty(None)
+        self._freeze_dirty(spilled=False)
         return self._pending.frozen()
-
-    def copy_frozen(self, limit: int, up_to: int) -> bool:
-        """Return True: rows are never overwritten, so that no copy is needed."""
-        del limit, up_to
-        return True
 
     def load(self, table: pa.Table) -> None:
         """Add restored rows, newest last."""
@@ -244,7 +237,7 @@ class ValueTable:
         """Drop waiting segments."""
         self._pending.clear()
 
-    def _freeze_dirty(self, spill_store: SpillStore | None) -> None:
+    def _freeze_dirty(self, *, spilled: bool) -> None:
         part = slice(self._dirty_from, self._end)
         columns = tuple(copy.copy(column) for column in self._columns)
         rows = FrozenLog(
@@ -258,7 +251,7 @@ class ValueTable:
             columns=columns,
         )
         if not rows.clean.all():
-            self._pending.add(rows, spill_store)
+            self._pending.add(rows, spilled=spilled)
         self._dirty_from = self._end
 
     def holds(self, rows: I32) -> bool:
@@ -267,9 +260,9 @@ class ValueTable:
 
     # --- eviction ---------------------------------------------------------------------------------------------------
 
-    def save_changes(self, spill_store: SpillStore) -> None:
+    def save_changes(self) -> None:
         """Freeze all unsaved changes into a segment."""
-        self._freeze_dirty(spill_store)
+        self._freeze_dirty(spilled=True)
 
     def evict_keys(self, keys: KeyView, slots: I32) -> None:
         """Move the values of slots to the cold store; all changes are frozen already."""

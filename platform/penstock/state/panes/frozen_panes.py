@@ -1,6 +1,6 @@
-"""Changes of a pane table that are not in the object store yet: frozen cells, and evicted changed rows in a file.
+"""Frozen rows of a pane table: cells in memory, and evicted changed rows in a file.
 
-Both become segments of the table's log. Called by `PaneTable` in the owner's thread.
+Both become segments of the table's log. Made by `PaneTable`; encoded in any thread.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.kernels.keys.key_columns import FixedColumn
 from penstock.kernels.rows.row_order import hash_order
 from penstock.state.cells.hot_panes import rows_to_table, rows_to_tables
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.keys.hash_ranges import inside
 from penstock.state.keys.key_index import KeyView, plain_key_schema
-from penstock.state.log.frozen import EncodeResources, FrozenSegment
 from penstock.state.memory.limits import PRODUCTION
 from penstock.state.spill.cold_panes import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -32,12 +29,8 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import PaneTableSpec
-    from penstock.state.cells.hot_panes import HotPanes
     from penstock.state.cells.pane_memory import FrozenCells
-    from penstock.state.log.frozen import FrozenContent, FrozenSource
-    from penstock.state.panes.pane_eviction import MemoryBounds
     from penstock.state.spill.cold_file import ColdFileStore
-    from penstock.state.spill.cold_panes import ColdPanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,96 +167,3 @@ def _stored(chunks: list[KeyColumns], k: int) -> tuple[I64, None, np.ndarray, in
         valid.append(np.unpackbits(bits, count=count, bitorder="little") if len(bits) else np.ones(count, np.uint8))
     known = np.concatenate(valid)
     return np.concatenate(values), None, known, int(len(known) - known.sum())
-
-
-class PaneChanges:
-    """The changed rows of one table before their upload."""
-
-    def __init__(self, source: FrozenSource, spec: PaneTableSpec, folder: Path, bounds: MemoryBounds | None) -> None:
-        """Start without changes; with `bounds` rows are encoded in bounded memory."""
-        self._source = source
-        self._spec = spec
-        self._folder = folder
-        self._bounds = bounds
-        self._pending: list[FrozenSegment] = []
-        #: Changed rows that were evicted since the last freeze.
-        self._evicted: ColdFileStore | None = None
-
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes of rows that wait for an upload."""
-        return sum(s.memory_bytes for s in self.undurable())
-
-    @property
-    def pending(self) -> bool:
-        """Whether segments may wait for an upload."""
-        return bool(self._pending)
-
-    def undurable(self) -> tuple[FrozenSegment, ...]:
-        """Return the segments that are not in the object store yet."""
-        self._pending = [s for s in self._pending if not s.durable]
-        return tuple(self._pending)
-
-    def freeze(self, hot: HotPanes, *, whole: bool, pinned: tuple[I64, ...] = ()) -> FrozenSegment | None:
-        """Freeze the changed rows in memory, or all rows to replace saved ones; None if no row has changed.
-
-        `pinned`: the memory of values that cells refer to, kept as long as the frozen rows.
-        """
-        log = self._source.log
-        if whole:  # hide all rows that were saved before
-            log.add_tombstone(self._source.hash_range, MIN_TIMESTAMP, MAX_TIMESTAMP)
-        position = log.next_position()
-        rows = hot.memory.freeze(position, hot.index.view(), whole=whole)
-        if rows is None:
-            return None
-        log.append(position)
-        return self._waits(position, FrozenPanes(self._spec, rows, pinned, self._source.limits.encoded_rows))
-
-    def freeze_evicted(self) -> None:
-        """Turn the evicted changed rows into a segment, which is older than the rows in memory."""
-        if self._evicted is not None and self._evicted.panes:
-            log = self._source.log
-            position = log.next_position()
-            log.append(position)
-            self._waits(position, FrozenCold(self._spec, self._evicted, self._source.hash_range))
-            self._evicted = None
-
-    def spill(self, segment: FrozenSegment) -> None:
-        """Keep a frozen segment on the local disk instead of in memory."""
-        segment.spill(self._folder / f"{self._source.state}-{segment.position}.parquet")
-
-    def place(self, cold: ColdPanes) -> ColdFileStore:
-        """Return the file for changed rows that are evicted now."""
-        if self._evicted is None:
-            self._evicted = cold.for_changes()
-        assert self._evicted is not None  # noqa: S101 - cold rows in files support it
-        return self._evicted
-
-    def frozen_within(self, position: int, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the rows frozen at a position as columns of a segment, until they are durable."""
-        for segment in self._pending:
-            if segment.position == position:
-                yield from segment.within(ranges)
-
-    def evicted_within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the changed rows evicted since the last freeze, as columns of a segment."""
-        if self._evicted is not None:
-            yield from FrozenCold(self._spec, self._evicted, self._source.hash_range).within(ranges)
-
-    def close(self) -> None:
-        """Drop all waiting segments."""
-        self._pending = []
-        self._evicted = None
-
-    def _waits(self, position: int, content: FrozenContent) -> FrozenSegment:
-        room, limits = self._encode_resources(), self._source.limits
-        segment = FrozenSegment(self._spec, position, content, room, wide=not self._source.remote, limits=limits)
-        self._pending.append(segment)
-        return segment
-
-    def _encode_resources(self) -> EncodeResources | None:
-        bounds = self._bounds
-        if bounds is None:
-            return None
-        name = f"{self._source.uid}-{self._source.state}"
-        return EncodeResources(directory=self._folder, name=name, rows=bounds.encode_batch_rows, budget=bounds.budget)
