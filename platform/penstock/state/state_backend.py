@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.keys.key_index import plain_key_schema
-from penstock.state.remote.regions import FileRegions, StoreRegions
 from penstock.state.remote.remote_keys import KeyStores, RemoteKeys
 from penstock.state.remote.remote_log import Reader
 from penstock.state.remote.remote_panes import RemotePanes
 from penstock.state.remote.remote_runs import RemoteRuns, RunStores
-from penstock.state.spill.cold_file import ColdFileStore
+from penstock.state.spill.cold_file import ColdFileRegions, ColdFileStore
 from penstock.state.spill.cold_panes import SortedColdStore
 from penstock.state.spill.cold_records import SpillStore
 from penstock.state.spill.join_runs import RunFiles
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.state.keyed import KeyedStateRequest
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.remote.range_fetcher import RangeFetcher
-    from penstock.state.spill.cold_panes import ColdPaneStore, ColdStore
+    from penstock.state.spill.cold_panes import ColdPaneStore, ColdStore, RegionStore
 
 #: RocksDB's cache and memtables get one part in this many of the managed memory, hot tables the rest.
 _COLD_SHARE = 4
@@ -62,7 +61,7 @@ class StateBackend:
             rows = ColdFileStore(spec, request.hash_range, request.directory, self._share, request.limits)
             rows.expect(source.log.rows)
         else:
-            rows = SortedColdStore(spec, self._open_store(source.state))
+            rows = SortedColdStore(spec, self._open_store(source.state), self._request.hash_range)
         self._opened.append(rows)
         return rows
 
@@ -123,12 +122,11 @@ class StateBackend:
     def _remote_rows(self, source: FrozenSource, spec: PaneTableSpec) -> RemotePanes:
         request = self._request
         if _fits_file(spec):
-            local: FileRegions | StoreRegions = FileRegions(
+            local: RegionStore = ColdFileRegions(
                 spec, request.hash_range, request.directory, self._share, request.limits
             )
         else:
-            rows = SortedColdStore(spec, self._open_store(source.state))
-            local = StoreRegions(request.hash_range, rows, request.limits.regions)
+            local = SortedColdStore(spec, self._open_store(source.state), request.hash_range, request.limits.regions)
         return RemotePanes(source, spec, self._reader, local, self._local_bytes)
 
     def _open_store(self, name: str) -> ColdStore:

@@ -21,9 +21,9 @@ from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
 from penstock.state.keyed import KeyedStateRequest
+from penstock.state.keys.hash_ranges import LocalBytes
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.remote import remote_panes as remote
-from penstock.state.spill.cold_records import LocalBytes
 from penstock.state.store import open_keyed_state
 
 ROWS = pa.schema([pa.field("k", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])
@@ -208,19 +208,19 @@ def test_state_goes_from_one_backend_to_another_and_back(kind, backend, tmp_path
 
 @pytest.mark.usefixtures("small")
 def test_of_a_batch_of_all_keys_a_region_is_on_the_local_disk_at_a_time(tmp_path, monkeypatch):
-    sizes, fetched, stored = [], [], LocalBytes.stored
+    sizes, fetched, stored = [], [], LocalBytes.add
     job = Job(tmp_path, "window_rows")
     job.open("remote")
     job.rows(list(range(KEYS)), due)
     job.save()
     job.open("remote")
 
-    def counted(local, hashes, records):
-        stored(local, hashes, records)
+    def counted(local, hashes, added):
+        stored(local, hashes, added)
         sizes.append(int(local.sizes.sum()))
-        fetched.extend(map(len, records))
+        fetched.extend(size for size in added.tolist() if size > 0)
 
-    monkeypatch.setattr(LocalBytes, "stored", counted)
+    monkeypatch.setattr(LocalBytes, "add", counted)
     job.rows(list(range(KEYS)), due)
     assert len(fetched) >= KEYS
     assert max(sizes) < sum(fetched) / 8

@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pytest
 
+from penstock.core.keygroup import ALL_HASHES
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
@@ -74,14 +75,14 @@ def test_keys_of_every_kind_are_encoded_and_decoded():
 
 def test_closed_panes_are_removed(store):
     spec = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))
-    cold = ColdPanes(SortedColdStore(spec, store))
+    cold = ColdPanes(SortedColdStore(spec, store, ALL_HASHES))
     batch = pa.record_batch({"k": pa.array([1, 2, 3])})
     index = KeyIndex(batch.schema)
     slots = index.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
     cells = pa.array([3, 5, 7]).to_numpy().repeat(2).reshape(3, 2)
-    cold.put(index.view(), PaneCells(slots, pa.array([0, 10, 20]).to_numpy(), cells))
+    cold.rows.put(index.view(), PaneCells(slots, pa.array([0, 10, 20]).to_numpy(), cells))
     assert len(everything(store)) == 3
-    cold.drop_below(20)
+    cold.rows.drop_below(20)
     assert len(everything(store)) == 1
     assert cold.panes == [20]
     assert cold.holds([0, 20])

@@ -278,15 +278,16 @@ def test_what_was_removed_in_memory_does_not_come_back_with_a_piece_fetched_befo
     remote = {"state_backend": "remote", "remote_local_bytes": 1, "limits": StateLimits(dead_keys=1)}
     store, rows, table = world.open(**remote)
     add(rows, table, pa.array(range(100), pa.int64()), 5)
-    fetcher = rows.remote.fetcher
-    regions = fetcher.fetch_ranges.regions_of(np.concatenate([asked(key)[1] for key in range(100)])).tolist()
+    regions = rows.remote.fetcher.fetch_ranges.regions_of(
+        np.concatenate([asked(key)[1] for key in range(100)])
+    ).tolist()
     one = next(key for key in range(100) if regions[key] in regions[key + 1 :])
     beside = regions.index(regions[one], one + 1)
     far = next(key for key in range(100) if regions[key] != regions[one])
     saved = world.save(store)
     store.close()
     store, rows, table = world.open(saved, **remote)
-    slots = {}
+    fetcher, slots = rows.remote.fetcher, {}
     for key in (one, far, beside):
         slots[key] = rows.upsert(*asked(key)).copy()
         assert values(table, slots[key]) == [5]

@@ -1,4 +1,4 @@
-"""Operations on several hash ranges at a time; used by remote state and its readers."""
+"""Several hash ranges at a time, and the bytes of each on the local disk; used by cold stores and remote state."""
 
 from __future__ import annotations
 
@@ -28,3 +28,26 @@ def even_parts(whole: HashRange, parts: int) -> list[HashRange]:
     """Split a range into `parts` ranges of the same size; fewer if it does not have so many hashes."""
     step = -(-(whole.high - whole.low + 1) // parts)
     return [HashRange(low, min(low + step - 1, whole.high)) for low in range(whole.low, whole.high + 1, step)]
+
+
+#: Approximate overhead of a record in a store on the local disk.
+RECORD_BYTES = 48
+
+
+class LocalBytes:
+    """The approximate bytes on the local disk by region, an even part of the hashes."""
+
+    def __init__(self, owned: HashRange, regions: int) -> None:
+        """Start at zero for `regions` regions."""
+        self.regions = even_parts(owned, regions)
+        self._lows = np.array([part.low for part in self.regions], np.int64)
+        self.sizes = np.zeros(len(self.regions), np.int64)
+
+    def regions_of(self, hashes: I64) -> I64:
+        """Return the region of each hash."""
+        return np.searchsorted(self._lows, hashes, side="right") - 1
+
+    def add(self, hashes: I64, sizes: I64) -> None:
+        """Add the bytes of rows with these hashes; negative ones were removed."""
+        np.add.at(self.sizes, self.regions_of(hashes), sizes)
+        np.maximum(self.sizes, 0, out=self.sizes)

@@ -96,7 +96,7 @@ class MemoryBounds:
             rows = hot.rows_at(slots[first : first + self.batch_rows])
             changed = (rows.cells[:, 0] & 1) == 1
             changes.put(keys, rows.chosen(changed))
-            cold.put(keys, rows)
+            cold.rows.put(keys, rows)
 
 
 def fire_with_cold(hot: HotPanes, cold: ColdPanes, panes: list[int], owned: HashRange) -> Iterator[Fired]:

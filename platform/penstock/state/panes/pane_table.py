@@ -181,7 +181,7 @@ class PaneTable:
             return
         self._hot.memory.drop(gone)
         if self._cold is not None:
-            self._cold.drop_below(pane)
+            self._cold.rows.drop_below(pane)
         self.source.log.add_tombstone(self.source.hash_range, MIN_TIMESTAMP, pane - 1)
         if self._hot.index.count >= self._check_dead_at:
             self._drop_dead_keys()
@@ -212,7 +212,7 @@ class PaneTable:
             self._cold.note_slots(slots, self._hot.index.count)
             deleted = cells[:, 0] == 0
             if deleted.any():
-                self._cold.forget(self._hot.index.view(), slots[deleted], panes[deleted])
+                self._cold.rows.forget(self._hot.index.view(), slots[deleted], panes[deleted])
         self._hot.memory.put(slots, panes, cells, self._hot.index.count)
         self._check_memory()
 
@@ -379,13 +379,13 @@ class PaneTable:
         keep, keys = self._cold.most_recent_mask(self._hot.index.count), self._hot.index.view()
         rows = self._hot.memory.present()
         out = ~keep[rows.slots]
-        self._cold.put(keys, rows.chosen(out))
+        self._cold.rows.put(keys, rows.chosen(out))
         self._rebuild(keep)
         self._report()
 
     def _evict_in_batches(self, bounds: MemoryBounds, cold: ColdPanes) -> None:
         self._hot.memory.copy_all_frozen()
-        self._evicted = self._evicted or cold.for_changes()
+        self._evicted = self._evicted or cold.rows.for_changes()
         assert self._evicted is not None  # noqa: S101 - cold rows in files support it
         self._hot = bounds.evict(self._hot, cold, self._evicted)
         self.source.memory = self._hot.memory

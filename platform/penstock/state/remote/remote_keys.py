@@ -14,13 +14,12 @@ import pyarrow as pa
 from penstock.core.evolution import conform_table
 from penstock.core.keygroup import HashRange
 from penstock.kernels.keys.key_columns import key_column, key_columns
-from penstock.state.keys.hash_ranges import even_parts, inside
+from penstock.state.keys.hash_ranges import LocalBytes, even_parts, inside
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.log.segment_columns import KEY_HASH
 from penstock.state.log.segments import newest_rows
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_log import RemoteLog
-from penstock.state.spill.cold_records import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

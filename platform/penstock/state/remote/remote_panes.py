@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource
     from penstock.state.log.segment_file import SegmentFile
-    from penstock.state.remote.regions import Regions
     from penstock.state.remote.remote_log import Reader
     from penstock.state.spill.cold_file import ColdFileStore
+    from penstock.state.spill.cold_panes import RegionStore
 
 
 def _read_namespaces(file: SegmentFile) -> set[int]:
@@ -54,7 +54,7 @@ class RemotePanes:
     _evicted: Callable[[Sequence[HashRange]], Iterable[pa.Table]]
 
     def __init__(
-        self, source: FrozenSource, spec: PaneTableSpec, reader: Reader, local: Regions, limit_bytes: int
+        self, source: FrozenSource, spec: PaneTableSpec, reader: Reader, local: RegionStore, limit_bytes: int
     ) -> None:
         """Read the footers of the restored segments; about `limit_bytes` may be taken on the local disk."""
         source.remote = True
@@ -65,7 +65,7 @@ class RemotePanes:
         restored = self._log.rows > 0
         local.expect(self._log.rows)
         self.fetcher: RangeFetcher[HotPanes] = RangeFetcher(
-            self, local.ranges, limit_bytes, source.limits, source.limits.fetched_rows
+            self, local.regions, limit_bytes, source.limits, source.limits.fetched_rows
         )
         self._fetch_ranges = self.fetcher.fetch_ranges
         self._panes = ({0} if spec.single_pane else self._saved_panes()) if restored else set()
@@ -165,7 +165,7 @@ class RemotePanes:
     @property
     def local_bytes(self) -> I64:
         """The approximate bytes of each region on the local disk."""
-        return np.array([self._local.disk_bytes(region) for region in range(len(self._local.ranges))])
+        return self._local.local_bytes
 
     def read(self, ranges: Sequence[HashRange]) -> HotPanes:
         """Return the current rows in some hash ranges, except those in the table's memory, which are newer."""

@@ -21,6 +21,7 @@ from penstock.core.errors import StorageError
 from penstock.kernels.aggregates import cold_cells as kernels
 from penstock.kernels.keys.key_columns import FixedColumn
 from penstock.kernels.rows.row_order import hash_order
+from penstock.state.keys.hash_ranges import LocalBytes
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -340,3 +341,96 @@ class ColdFileStore:
             bitmap = np.zeros(0, np.uint8) if valid.all() else np.packbits(valid, bitorder="little")
             columns.append(FixedColumn(values, bitmap))
         return tuple(columns)
+
+
+#: At least this much of a region's file may stay mapped between two calls.
+_MAPPED_BYTES = 256 << 10
+
+
+class ColdFileRegions:
+    """One file per region (`cold_panes.RegionStore`), so that a region's disk space can be freed."""
+
+    bounded_memory = True
+
+    def __init__(
+        self,
+        spec: PaneTableSpec,
+        owned: HashRange,
+        folder: Path,
+        memory_bytes: int,
+        limits: StateLimits = PRODUCTION,
+    ) -> None:
+        """Start empty; at most about `memory_bytes` of the files are mapped between two calls."""
+        self._local = LocalBytes(owned, limits.regions)
+        self.regions = self._local.regions
+        share = max(_MAPPED_BYTES, memory_bytes // limits.regions)
+        self._files = [ColdFileStore(spec, part, folder, share, limits) for part in self.regions]
+        self._changes = ColdFileStore(spec, owned, folder, memory_bytes, limits)
+
+    @property
+    def panes(self) -> list[int]:
+        """The panes with rows."""
+        return [0] if any(file.panes for file in self._files) else []
+
+    @property
+    def local_bytes(self) -> I64:
+        """The bytes of each region on the local disk."""
+        return np.array([file.disk_bytes for file in self._files], np.int64)
+
+    def expect(self, rows: int) -> None:
+        """Set the number of rows for which each file is allocated: its part of `rows`."""
+        for file in self._files:
+            file.expect(rows // len(self._files))
+
+    def drop(self, region: int) -> None:
+        """Delete a region's file."""
+        self._files[region].close()
+
+    def rows_of(self, pane: int) -> int:
+        """Return the number of rows of the pane, at most."""
+        return sum(file.rows_of(pane) for file in self._files)
+
+    def for_changes(self) -> ColdFileStore:
+        """Return an empty file for changed rows that are evicted before the next barrier."""
+        return self._changes.for_changes()
+
+    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+        """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each)."""
+        for file, at in self._split(keys.hashes[requested[0]]):
+            file.fetch(keys, (requested[0][at], requested[1][at]), (target[0], target[1][at]), heap)
+
+    def put(self, keys: KeyView, rows: PaneCells) -> None:
+        """Write rows."""
+        for file, at in self._split(keys.hashes[rows.slots]):
+            file.put(keys, rows.chosen(at))
+
+    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
+        """Remove rows."""
+        for file, at in self._split(keys.hashes[slots]):
+            file.forget(keys, slots[at], panes[at])
+
+    def drop_below(self, pane: int) -> None:
+        """Remove all panes that start before `pane`."""
+        for file in self._files:
+            file.drop_below(pane)
+
+    def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range."""
+        for file in self._files:
+            yield from file.scan(pane, part, heap)
+
+    def close(self) -> None:
+        """Free the disk space."""
+        for file in self._files:
+            file.close()
+
+    def _split(self, hashes: I64) -> Iterator[tuple[ColdFileStore, I64]]:
+        """Yield the regions that have some of these hashes, and the positions of those hashes."""
+        if len(hashes) == 0:
+            return
+        region = self._local.regions_of(hashes)
+        order = np.argsort(region, kind="stable")
+        found, first = np.unique(region[order], return_index=True)
+        stops = [*first[1:].tolist(), len(order)]
+        for number, start, stop in zip(found.tolist(), first.tolist(), stops, strict=True):
+            yield self._files[number], order[start:stop]

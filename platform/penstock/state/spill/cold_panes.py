@@ -14,6 +14,7 @@ from penstock.core.keygroup import HashRange
 from penstock.kernels.aggregates import cold_cells as cold_kernels
 from penstock.kernels.aggregates import pages as kernels
 from penstock.kernels.aggregates import values as value_kernels
+from penstock.state.keys.hash_ranges import RECORD_BYTES, LocalBytes
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
 from penstock.state.memory.lru_eviction import LruClock
 
@@ -152,15 +153,34 @@ class ColdPaneStore(Protocol):
         """Close and remove the files."""
 
 
+class RegionStore(ColdPaneStore, Protocol):
+    """Cold rows of which regions can be dropped: the local part of remote state."""
+
+    @property
+    def regions(self) -> list[HashRange]:
+        """The regions."""
+
+    @property
+    def local_bytes(self) -> I64:
+        """The approximate bytes of each region on the local disk."""
+
+    def drop(self, region: int) -> None:
+        """Drop a region's rows; `rows_of` may still count them."""
+
+    def expect(self, rows: int) -> None:
+        """Set the expected number of rows in all."""
+
+
 class SortedColdStore:
-    """Cold rows in a store of sorted bytes, for keys and values of any type."""
+    """Cold rows in a store of sorted bytes, for keys and values of any type (`RegionStore`)."""
 
     bounded_memory = False
 
-    def __init__(self, spec: PaneTableSpec, store: ColdStore) -> None:
+    def __init__(self, spec: PaneTableSpec, store: ColdStore, owned: HashRange, regions: int = 1) -> None:
         """Start without rows."""
         self._spec = spec
         self._store = store
+        self._local = LocalBytes(owned, regions)
         self._records = CellRecords(spec)
         #: pane -> rows written there (a row written twice counts twice).
         self._rows: dict[int, int] = {}
@@ -191,24 +211,33 @@ class SortedColdStore:
             words = self._records.unpack([v for v in values if v is not None], heap)
             kernels.put_cells(cells, cell[rows[found]], words)
 
+    @property
+    def regions(self) -> list[HashRange]:
+        """The regions."""
+        return self._local.regions
+
+    @property
+    def local_bytes(self) -> I64:
+        """The bytes of the rows that were written to each region since its last drop."""
+        return self._local.sizes
+
+    def expect(self, rows: int) -> None:
+        """Do nothing: a store needs no preparation."""
+
     def put(self, keys: KeyView, rows: PaneCells) -> None:
         """Write rows."""
-        self.write(keys, rows)
-
-    def write(self, keys: KeyView, rows: PaneCells) -> I64:
-        """Write rows; return the bytes of each cell, with the values that it refers to."""
         order = np.lexsort((keys.hashes[rows.slots], rows.panes))
-        sizes, most = np.empty(len(order), np.int64), self._records.batch_size(rows.cells)
+        most = self._records.batch_size(rows.cells)
         for first in range(0, len(order), most):
             piece = order[first : first + most]
             cells = rows.cells[piece]
             cells[:, 0] &= ~1
             values = self._records.pack(cells)
             self._store.put(encode_keys(keys, rows.slots[piece], rows.panes[piece]), values)
-            sizes[piece] = np.fromiter(map(len, values), np.int64, len(values))
+            sizes = np.fromiter(map(len, values), np.int64, len(values)) + RECORD_BYTES
+            self._local.add(keys.hashes[rows.slots[piece]], sizes)
         for pane, count in zip(*np.unique(rows.panes, return_counts=True), strict=True):
             self._rows[int(pane)] = self._rows.get(int(pane), 0) + int(count)
-        return sizes
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
         """Remove rows."""
@@ -223,8 +252,10 @@ class SortedColdStore:
         if gone:
             self._store.delete_range(bound(min(gone)), bound(pane))
 
-    def drop_range(self, part: HashRange) -> None:
-        """Remove the rows in a hash range; `rows_of` still counts them."""
+    def drop(self, region: int) -> None:
+        """Remove a region's rows; `rows_of` still counts them."""
+        part = self._local.regions[region]
+        self._local.sizes[region] = 0
         for pane in self._rows:
             self._store.delete_range(bound(pane, part.low), _end_key(pane, part))
 
@@ -245,7 +276,8 @@ class ColdPanes:
 
     def __init__(self, rows: ColdPaneStore) -> None:
         """Start without cold rows."""
-        self._rows = rows
+        #: The cold rows; changes of those that are put there are already in a segment, or in the file of changes.
+        self.rows = rows
         self._maybe = np.zeros(0, np.uint8)
         self._lru = LruClock()
         self._known = 0
@@ -258,11 +290,11 @@ class ColdPanes:
     @property
     def panes(self) -> list[int]:
         """The panes with cold rows."""
-        return self._rows.panes
+        return self.rows.panes
 
     def holds(self, panes: list[int]) -> bool:
         """Return whether any of the panes has cold rows."""
-        return not set(panes).isdisjoint(self._rows.panes)
+        return not set(panes).isdisjoint(self.rows.panes)
 
     def note_slots(self, slots: I32, count: int) -> None:
         """Mark slots as used; new ones (up to `count`) may have cold rows if the store has any."""
@@ -270,7 +302,7 @@ class ColdPanes:
             size = max(count, 2 * len(self._maybe), 4096)
             self._maybe = np.concatenate([self._maybe, np.zeros(size - len(self._maybe), np.uint8)])
             self._lru.fit(size)
-        self._maybe[self._known : count] = 1 if self._rows.panes else 0
+        self._maybe[self._known : count] = 1 if self.rows.panes else 0
         self._known = count
         self._lru.touch(slots, count)
 
@@ -289,49 +321,33 @@ class ColdPanes:
 
         Values that they refer to are put into `heap`.
         """
-        if not self._rows.panes:
+        if not self.rows.panes:
             return
         slots, panes = requested
         cells, cell = target
         out = np.empty(len(slots), np.int64)
         rows = out[: cold_kernels.absent_rows(cells, cell, slots, self._maybe, out)]
         if len(rows):
-            self._rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]), heap)
+            self.rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]), heap)
 
     def look_up(self, keys: KeyView, pane: int, cell: I64, heap: ValueHeap) -> None:
         """Copy the cold row of the single key of `keys` in a pane to the empty `cell`, without loading it.
 
         Values that it refers to are put into `heap`.
         """
-        if pane in self._rows.panes:
+        if pane in self.rows.panes:
             slot, place = np.zeros(1, np.int32), np.zeros(1, np.int64)
-            self._rows.fetch(keys, (slot, np.array([pane], np.int64)), (cell, place), heap)
-
-    def for_changes(self) -> ColdFileStore | None:
-        """Return an empty file for changed rows that are evicted before the next barrier; None: not supported."""
-        return self._rows.for_changes()
-
-    def put(self, keys: KeyView, rows: PaneCells) -> None:
-        """Write rows; their changes are already in a segment, or in the file of changes."""
-        self._rows.put(keys, rows)
-
-    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
-        """Remove deleted rows."""
-        self._rows.forget(keys, slots, panes)
-
-    def drop_below(self, pane: int) -> None:
-        """Remove all panes that start before `pane`."""
-        self._rows.drop_below(pane)
+            self.rows.fetch(keys, (slot, np.array([pane], np.int64)), (cell, place), heap)
 
     def parts(self, panes: list[int], owned: HashRange) -> list[HashRange]:
         """Return hash ranges with a bounded number of cold rows of these panes each."""
-        return parts_of(sum(self._rows.rows_of(p) for p in panes), owned)
+        return parts_of(sum(self.rows.rows_of(p) for p in panes), owned)
 
     def scan(self, panes: list[int], part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of the cold rows of these panes in a hash range; `heap`: as in `fetch`."""
-        cold = self._rows.panes
+        cold = self.rows.panes
         for pane in sorted(p for p in panes if p in cold):
-            yield from self._rows.scan(pane, part, heap)
+            yield from self.rows.scan(pane, part, heap)
 
 
 def _end_key(pane: int, part: HashRange) -> bytes:

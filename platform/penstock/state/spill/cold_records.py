@@ -1,7 +1,5 @@
 """Cold rows of one state by key: an evicted key is one packed record in a `ColdStore` until its next use.
 
-Counts the local bytes of records that remote state can fetch again.
-
 Used by the tables of `state.tables.row_state`.
 """
 
@@ -26,7 +24,7 @@ from penstock.kernels.keys.key_columns import (
     key_column,
 )
 from penstock.kernels.keys.key_types import is_fixed
-from penstock.state.keys.hash_ranges import even_parts
+from penstock.state.keys.hash_ranges import RECORD_BYTES
 from penstock.state.keys.sorted_keys import bound, encode_keys, hashes_of
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
@@ -35,35 +33,9 @@ if TYPE_CHECKING:
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64, U8
+    from penstock.state.keys.hash_ranges import LocalBytes
     from penstock.state.keys.key_index import KeyView
     from penstock.state.spill.cold_panes import ColdStore
-
-#: Approximate overhead of a record on the local disk.
-_RECORD_BYTES = 48
-
-
-class LocalBytes:
-    """The approximate bytes of the records of all states on the local disk, by hash region."""
-
-    def __init__(self, owned: HashRange, regions: int) -> None:
-        """Start at zero for `regions` regions of the hashes."""
-        self.regions = even_parts(owned, regions)
-        self._lows = np.array([part.low for part in self.regions], np.int64)
-        self.sizes = np.zeros(len(self.regions), np.int64)
-
-    def stored(self, hashes: I64, records: Sequence[bytes]) -> None:
-        """Add records that were stored."""
-        self._add(hashes, records, 1)
-
-    def removed(self, hashes: I64, records: Sequence[bytes]) -> None:
-        """Subtract records that were removed."""
-        self._add(hashes, records, -1)
-
-    def _add(self, hashes: I64, records: Sequence[bytes], sign: int) -> None:
-        sizes = np.fromiter(map(len, records), np.int64, len(records)) + _RECORD_BYTES
-        np.add.at(self.sizes, np.searchsorted(self._lows, hashes, side="right") - 1, sign * sizes)
-        np.maximum(self.sizes, 0, out=self.sizes)
-
 
 _WORD = 8
 #: Validity bits in a word.
@@ -248,7 +220,7 @@ class ColdRecords:
         self._spill_store.store.put(rows.names, rows.values)
         self.count += len(rows.names)
         if self._spill_store.local is not None:
-            self._spill_store.local.stored(rows.hashes, rows.values)
+            self._spill_store.local.add(rows.hashes, _sizes_of(rows.values))
 
     def drop_range(self, part: HashRange) -> None:
         """Remove the keys in a hash range; `count` still includes them."""
@@ -264,7 +236,7 @@ class ColdRecords:
             self._spill_store.store.delete(there)
             self.count -= len(there)
             if self._spill_store.local is not None:
-                self._spill_store.local.removed(keys.hashes[taken.slots], values)
+                self._spill_store.local.add(keys.hashes[taken.slots], -_sizes_of(values))
         return taken
 
     def look_up(self, keys: KeyView, slots: I32) -> LoadedRows | None:
@@ -307,5 +279,9 @@ class ColdRecords:
             store.delete(gone)
             self.count -= len(gone)
             if self._spill_store.local is not None:
-                self._spill_store.local.removed(hashes_of(gone), list(compress(values, old)))
+                self._spill_store.local.add(hashes_of(gone), -_sizes_of(list(compress(values, old))))
         return gone
+
+
+def _sizes_of(records: Sequence[bytes]) -> I64:
+    return np.fromiter(map(len, records), np.int64, len(records)) + RECORD_BYTES
