@@ -65,10 +65,8 @@ class StateBackend:
         self._opened.append(rows)
         return rows
 
-    def keys(self, name: str = "rows") -> KeyStores | None:
-        """Return the stores of evicted or remote keys; None: all keys stay in memory.
-
-        Each needs a different name.
+    def keys(self) -> KeyStores | None:
+        """Return the stores of evicted or remote keys; None: all keys stay in memory. Call it once.
 
         Raises:
             UsageError: the backend's library is not installed.
@@ -79,7 +77,7 @@ class StateBackend:
         from penstock.state.spill import rocksdb
 
         rocksdb.require()
-        spill_store = SpillStore(lambda: self._open_store(name), self._request.limits)
+        spill_store = SpillStore(lambda: self._open_store("rows"), self._request.limits)
         self._opened.append(spill_store)
         if backend != "remote":
             return KeyStores(spill_store)

@@ -21,7 +21,7 @@ from penstock.core.schema import schema_from_text
 from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.log.compaction import CompactionJob
 from penstock.state.log.frozen import FrozenSource, FrozenTable
-from penstock.state.log.row_spec import RowSpec
+from penstock.state.log.row_spec import TIMERS, RowSpec
 from penstock.state.log.segment_columns import StateSpec
 from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segment_log import LogView, SegmentLog
@@ -29,11 +29,11 @@ from penstock.state.log.segments import clip_of, read_visible, segment_of
 from penstock.state.memory.lru_eviction import EvictionPolicy
 from penstock.state.panes.pane_table import PaneTable, TableContext
 from penstock.state.panes.running_table import RunningTable
-from penstock.state.panes.session_cold import LoggedDueKeys
 from penstock.state.panes.session_table import SessionTable
 from penstock.state.state_backend import StateBackend
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.row_state import RowState
+from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
 
 if TYPE_CHECKING:
@@ -120,23 +120,21 @@ class KeyedState:
 
         With the remote backend keys are fetched when they are used or due. Raises as `pane_table`.
         """
-        evictable = self._cold.keys()
-        due = LoggedDueKeys(self.row_state(spec.key_schema, evictable=True, place="due"))
+        evictable, due = self._cold.keys(), RowSpec(spec.key_schema)
         table = self._declare(
-            name,
-            spec,
-            lambda source: SessionTable(source, spec, self._context(None), rule, evictable=evictable, due=due),
+            name, spec, lambda source: SessionTable(source, spec, self._context(None), rule, evictable)
         )
-        due.declare()
-        if not table.source.remote:
-            due.clear()
+        timers = self._declare(TIMERS + "due", due, lambda source: TimerTable(source, due, table), restored=False)
+        if table.source.remote:
+            table.time_keys(timers)
+        else:
+            timers.discard_saved()
         return table
 
-    def row_state(self, key_schema: pa.Schema, *, evictable: bool = False, place: str = "rows") -> RowState:
+    def row_state(self, key_schema: pa.Schema, *, evictable: bool = False) -> RowState:
         """Declare the row path's state: values and timers with a shared key index, restored when declared.
 
-        With `evictable`, full memory evicts keys (rocksdb), or keys are fetched on use (remote); `place` names their
-        store.
+        With `evictable`, full memory evicts keys (rocksdb), or keys are fetched on use (remote).
 
         Raises:
             GraphError: declared twice.
@@ -145,7 +143,7 @@ class KeyedState:
         request = self._request
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
-        keys = self._cold.keys(place) if evictable else None
+        keys = self._cold.keys() if evictable else None
         policy = EvictionPolicy(request.budget, f"{request.writer}/{request.uid}", request.limits)
         self._rows = RowState(key_schema, policy, self._declare, keys=keys, runs=self._cold.runs())
         return self._rows
@@ -238,8 +236,10 @@ class KeyedState:
         self._cold.close()
         self._tables = {}
 
-    def _declare(self, name: str, spec: StateSpec, make: Callable[[FrozenSource], TableT]) -> TableT:
-        """Create a table and restore it."""
+    def _declare(
+        self, name: str, spec: StateSpec, make: Callable[[FrozenSource], TableT], *, restored: bool = True
+    ) -> TableT:
+        """Create a table and, if it is to be `restored`, load its saved rows."""
         request = self._request
         if name in self._tables:
             raise GraphError(f"state {name!r} of {request.uid} is declared twice", hint="declare it once, in open")
@@ -255,7 +255,7 @@ class KeyedState:
         if migration is not None and table.source.remote:
             msg = f"state {name!r} of {request.uid} has a migration function, which has to read all values"
             raise StateMismatchError(msg, hint="restore once with state_backend='rocksdb', then return to 'remote'")
-        if not table.source.remote:  # otherwise its rows are fetched on demand
+        if restored and not table.source.remote:  # otherwise its rows are fetched on demand
             segments = [e.segment for e in saved.entries if e.segment is not None]
             self._restore(table, segments, saved.tombstones, migration)
         return table

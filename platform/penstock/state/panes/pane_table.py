@@ -338,13 +338,17 @@ class PaneTable:
         """Rebuild without keys that have no row, if they are at least half of all."""
         count = self._hot.index.count
         alive = np.zeros(count, np.bool_)
-        alive[self._hot.memory.present().slots] = True
+        self._mark_used(alive)
         living = int(alive.sum())
         if 2 * living <= count:
             self._rebuild(alive)
             self._check_dead_at = 2 * living + self._limits.dead_keys
         else:
             self._check_dead_at = count + max(self._limits.dead_keys, count // 2)
+
+    def _mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have a row."""
+        used[self._hot.memory.present().slots] = True
 
     def _rebuild(self, keep: np.ndarray) -> None:
         """Keep only these slots; frozen cells are copied first and have a view of the old keys."""

@@ -1,20 +1,17 @@
 """Sessions of evicted keys: one record per key in the cold store, and an entry by the time it is due.
 
-With remote state the due times are timers in a separate log.
-
 Used by `state.panes.session_table` in the owner's thread.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.kernels.keys.key_columns import key_column
+from penstock.core.elements import MIN_TIMESTAMP
 from penstock.state.cells.hot_panes import table_to_rows
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap, take_values
@@ -26,10 +23,8 @@ if TYPE_CHECKING:
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.keys.key_index import KeyView
     from penstock.state.spill.cold_records import LoadedRows, SpillStore
-    from penstock.state.tables.row_state import RowState
-    from penstock.state.tables.timer_table import TimerTable
 
-#: Columns of a record before those of a cell: its due time, the closed time at its eviction, its pane.
+#: Columns of a record before those of a cell: its due time, the time up to which it had fired, its pane.
 _HEAD = 3
 
 
@@ -58,39 +53,26 @@ class SessionRule:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCells:
-    """Loaded cells, and the closed time at the eviction of each."""
+    """Loaded cells, and the time up to which each had fired when it was evicted."""
 
     rows: PaneCells
-    closed_to: I64
-
-
-class DueKeys(Protocol):
-    """Keys that are not in memory, by due time; a key may occur more than once."""
-
-    def put(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Add keys with their due times."""
-
-    def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Remove keys that return to memory, if the implementation can."""
-
-    def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
-        """Take about `limit` due keys out, the earliest first; None if none is due."""
+    fired_to: I64
 
 
 class ColdSessions:
     """The cells of sessions by key."""
 
-    def __init__(self, spill_store: SpillStore, spec: PaneTableSpec, due: DueKeys | None = None) -> None:
-        """Start without cold keys; `due` stores the due times, otherwise the cold store does."""
+    def __init__(self, spill_store: SpillStore, spec: PaneTableSpec, *, timed: bool) -> None:
+        """Start without cold keys; unless `timed`, the table has timers for the keys that are due."""
         self._spec = spec
         kinds = [spec.value_words.get(word, pa.int64()) for word in range(spec.width)]
         self.records = ColdRecords(spill_store, [pa.int64()] * _HEAD + kinds)
-        self._due = due or ColdTimers(spill_store)
+        self._due = ColdTimers(spill_store) if timed else None
         #: Keys that are evicted at a time: bytes take several times the memory of cells.
         self._piece = spill_store.limits.evicted_sessions
 
-    def put(self, keys: KeyView, rows: PaneCells, due: I64, closed_to: int) -> None:
-        """Store the cells of keys that have none here, each with its due time."""
+    def put(self, keys: KeyView, rows: PaneCells, due: I64, fired_to: I64) -> None:
+        """Store the cells of keys that have none here, each with its due time, and the time up to which it fired."""
         order = np.lexsort((rows.panes, rows.slots, keys.hashes[rows.slots]))
         slots = rows.slots[order]
         firsts = np.flatnonzero(np.append(True, slots[1:] != slots[:-1])) if len(slots) else np.empty(0, np.int64)
@@ -103,9 +85,10 @@ class ColdSessions:
             least = np.minimum.reduceat(due[at], heads - heads[0])
             cells = rows.cells[at]
             cells[:, 0] &= ~1
-            head = [np.repeat(least, counts), np.full(len(at), closed_to, np.int64), rows.panes[at]]
+            head = [np.repeat(least, counts), fired_to[at], rows.panes[at]]
             self.records.put(keys, slots[heads], counts, [*map(pa.array, head), *self._of_cells(cells)])
-            self._due.put(keys, slots[heads], least)
+            if self._due is not None:
+                self._due.put(keys, slots[heads], least)
 
     def take(self, keys: KeyView, slots: I32, heap: ValueHeap) -> LoadedCells | None:
         """Return and remove the cells of these distinct keys.
@@ -115,8 +98,9 @@ class ColdSessions:
         taken = self.records.take(keys, slots)
         if taken is None:
             return None
-        firsts = np.cumsum(taken.counts) - taken.counts
-        self._due.forget(keys, taken.slots, taken.columns[0].to_numpy()[firsts])
+        if self._due is not None:
+            firsts = np.cumsum(taken.counts) - taken.counts
+            self._due.forget(keys, taken.slots, taken.columns[0].to_numpy()[firsts])
         return LoadedCells(self._rows(taken, heap), taken.columns[1].to_numpy())
 
     def look_up(self, keys: KeyView, slots: I32, heap: ValueHeap) -> PaneCells | None:
@@ -125,8 +109,8 @@ class ColdSessions:
         return None if taken is None else self._rows(taken, heap)
 
     def take_due(self, closed_to: int, keys: int) -> DueTimers | None:
-        """Return about `keys` due keys, the earliest first; None if none is due."""
-        return self._due.take(self._spec.key_schema, closed_to, keys)
+        """Return about `keys` due keys, the earliest first; None if none is due, or the table has the timers."""
+        return None if self._due is None else self._due.take(self._spec.key_schema, closed_to, keys)
 
     def columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Return rows of a segment as columns of records, with an unknown due time."""
@@ -150,77 +134,3 @@ class ColdSessions:
             for k, column in enumerate(taken.columns[_HEAD:])
         ]
         return PaneCells(slots, taken.columns[2].to_numpy(), np.ascontiguousarray(np.stack(words, axis=1)))
-
-
-#: Timers that are removed at a time.
-_MANY = 65_536
-
-
-class LoggedDueKeys:
-    """The timers of the keys of sessions; see `DueKeys`."""
-
-    _timers: TimerTable
-
-    def __init__(self, state: RowState) -> None:
-        """Use `state` for the timers only."""
-        self._state = state
-        #: The earliest known timer of every slot of the session table; without one, the end of time.
-        self._saved_due: I64 = np.empty(0, np.int64)
-
-    def declare(self) -> None:
-        """Declare and restore the timers; call it after the table, because barriers freeze states in that order."""
-        self._timers = self._state.timers("due")
-
-    def put(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Register a timer for each of these keys."""
-        if len(slots):
-            arrays = keys.gather(slots)
-            names = self._state.index.schema.names
-            columns = tuple(key_column(array, name) for array, name in zip(arrays, names, strict=True))
-            own = self._state.upsert(columns, keys.hashes[slots]).copy()
-            self._timers.change(own, times, np.zeros(len(own), np.bool_))
-            self._state.settle()
-
-    def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
-        """Do nothing: timers stay, so a key may be checked once too often."""
-
-    def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
-        """Take about `limit` due timers out; None if none is due."""
-        found = self._timers.take_due(until, limit)
-        if found is None:
-            return None
-        slots, times = found
-        arrays = self._state.keys(slots)
-        columns = tuple(key_column(array, name) for array, name in zip(arrays, key_schema.names, strict=True))
-        due = DueTimers(columns, self._state.index.view().hashes[slots], times, until)
-        self._state.settle()
-        return due
-
-    def save(self, keys: KeyView, slots: I32, due: I64) -> None:
-        """Ensure that each of these slots in memory has a timer that is due no later than `due`."""
-        self._fit(len(keys.hashes))
-        least = np.full(len(self._saved_due), MAX_TIMESTAMP, np.int64)
-        np.minimum.at(least, slots, due)
-        new = np.flatnonzero(least < self._saved_due).astype(np.int32)
-        self.put(keys, new, least[new])
-        self._saved_due[new] = least[new]
-
-    def timers_taken(self, slots: I32, count: int) -> None:
-        """Record that the timers of these slots were taken out; there are `count` slots."""
-        self._fit(count)
-        self._saved_due[slots] = MAX_TIMESTAMP
-
-    def moved(self, kept: I32) -> None:
-        """Adopt a compacted numbering: the slots `kept`, in this order."""
-        self._fit(int(kept.max(initial=-1)) + 1)
-        self._saved_due = self._saved_due[kept]
-
-    def clear(self) -> None:
-        """Remove all timers, which other backends neither need nor maintain."""
-        while self._timers.take_due(MAX_TIMESTAMP, _MANY) is not None:
-            self._state.settle()
-
-    def _fit(self, count: int) -> None:
-        missing = count - len(self._saved_due)
-        if missing > 0:
-            self._saved_due = np.concatenate([self._saved_due, np.full(missing, MAX_TIMESTAMP, np.int64)])

@@ -16,16 +16,16 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import pages as kernels
-from penstock.state.cells.hot_panes import CHUNK, Fired, overflow, rows_to_table, table_to_rows
-from penstock.state.cells.pane_memory import PaneCells
+from penstock.state.cells.hot_panes import CHUNK, Fired, canonical, overflow, rows_to_table
 from penstock.state.cells.value_heap import ValueHeap
-from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.lru_eviction import EvictionPolicy
 from penstock.state.panes.pane_eviction import MemoryBounds
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.panes.session_cold import ColdSessions, SessionRule
 from penstock.state.remote.remote_keys import RecordForm, RemoteRecords
+from penstock.state.spill.cold_records import slot_batches
+from penstock.state.tables.key_space import find_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,15 +33,16 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import PaneTableSpec
+    from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource, FrozenTable
     from penstock.state.panes.pane_table import TableContext
-    from penstock.state.panes.session_cold import LoadedCells, LoggedDueKeys
     from penstock.state.remote.remote_keys import KeyStores
+    from penstock.state.tables.timer_table import TimerTable
 
 #: Most due keys that are loaded together.
 _DUE_KEYS = 65_536
-#: Approximate number of restored rows that are read together to find their due times.
-_LOOKED_ROWS = 250_000
+#: Rows of `SessionTable._slot_times`.
+_DUE, _FIRED_TO = 0, 1
 
 
 class SessionTable(PaneTable):
@@ -53,30 +54,41 @@ class SessionTable(PaneTable):
         spec: PaneTableSpec,
         context: TableContext,
         rule: SessionRule,
-        *,
         evictable: KeyStores | None = None,
-        due: LoggedDueKeys | None = None,
     ) -> None:
-        """Create an empty table; without `evictable` all keys stay in memory, with `due` they may be remote."""
+        """Create an empty table; without `evictable` all keys stay in memory."""
         super().__init__(source, spec, context)
         self.rule = rule
         #: Lower bounds of the last times of open sessions, and of those that have yet to fire.
         self.least_last = self.least_open = MAX_TIMESTAMP
         #: Sessions with a last time up to this one have fired.
-        self.closed_to = MIN_TIMESTAMP
+        self._closed_to = MIN_TIMESTAMP
         #: Panes that start before this were processed for the keys in memory.
         self._drop_to = MIN_TIMESTAMP
-        #: The remote keys, the log they are read from, and their due times.
-        self._fetches = None if evictable is None else evictable.remote
-        self._logged = None if self._fetches is None else due
-        self._cold_sessions = None if evictable is None else ColdSessions(evictable.local, self.spec, self._logged)
-        if self._fetches is not None and self._cold_sessions is not None:
+        self.cold = None if evictable is None else evictable.local
+        self.remote = None if evictable is None else evictable.remote
+        #: With remote keys: a timer for each key, no later than its first session is due.
+        self._timers: TimerTable | None = None
+        self._cold_sessions = None
+        if self.cold is not None:
+            self._cold_sessions = ColdSessions(self.cold, self.spec, timed=self.remote is None)
+        if self.remote is not None and self._cold_sessions is not None:
             form = RecordForm(self.spec.key_schema, self._cold_sessions.columns, self._cold_sessions.records)
-            self._log = RemoteRecords(source, self._fetches.reader, self._pending.within, form)
-            self._fetches.enter(self._log)
+            self.remote.enter(RemoteRecords(source, self.remote.reader, self._pending.within, form))
         self._policy = EvictionPolicy(context.budget, self._holder, source.limits)
-        #: The cells loaded with the keys of the last call of `_upsert`.
-        self._loaded: LoadedCells | None = None
+        #: By slot: the earliest known timer, and the time up to which its loaded sessions have fired; the end of time
+        #: without a timer, and where all sessions up to `closed_to` have fired.
+        self._slot_times: I64 = np.empty((2, 0), np.int64)
+
+    @property
+    def closed_to(self) -> int:
+        """The time up to which sessions in memory have fired; set it after they have."""
+        return self._closed_to
+
+    @closed_to.setter
+    def closed_to(self, time: int) -> None:
+        self._closed_to = time
+        self._slot_times[_FIRED_TO] = MAX_TIMESTAMP
 
     def take_ended(self, closed_to: int) -> Iterator[Fired]:
         """Yield the merged sessions with a last time of at most `closed_to`, and remove them; exhaust it.
@@ -212,84 +224,131 @@ class SessionTable(PaneTable):
         due = None
         if self._cold_sessions is not None:
             self._check_memory()
-            due = self._cold_sessions.take_due(closed_to, self._policy.most_incoming(_DUE_KEYS))
-        if self._fetches is not None:
+            due = self._take_due(self._cold_sessions, closed_to, self._policy.most_incoming(_DUE_KEYS))
+        if self.remote is not None:
             # keep fired sessions that are retained: the log does not say that they have fired
-            self._fetches.fetcher.held = due is not None and self.rule.lateness > 0
+            self.remote.fetcher.held = due is not None and self.rule.lateness > 0
         if due is None:
             self.drop_below(self._drop_to)
             return None
-        known = self._hot.index.count
-        slots = np.unique(self._upsert(due.keys, due.hashes))
-        if self._logged is not None:
-            self._logged.timers_taken(slots, self._hot.index.count)
-        fired = np.full(self._hot.index.count, MIN_TIMESTAMP, np.int64)
-        fired[:known] = closed_to  # keys in memory were processed before
-        if self._loaded is not None:
-            fired[self._loaded.rows.slots] = self._loaded.closed_to
-            self._loaded = None
-        return slots, fired[slots]
+        slots = np.unique(due)
+        fired = np.minimum(self._times_of_slots[_FIRED_TO, slots], closed_to)
+        self._slot_times[:, slots] = MAX_TIMESTAMP
+        return slots, fired
+
+    def _take_due(self, cold: ColdSessions, closed_to: int, most: int) -> I32 | None:
+        """Return the slots of about `most` due keys, with their sessions in memory; None if none is due."""
+        if self._timers is not None:
+            found = self._timers.take_due(closed_to, most)
+            return None if found is None else found[0]
+        due = cold.take_due(closed_to, most)
+        return None if due is None else self.upsert(due.keys, due.hashes)
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the cells of one key in its first `most` panes; see `state.store.StateTable`."""
         found = super().look_up(keys, hashes, most)
         if found.num_rows or self._cold_sessions is None:
             return found
-        if self._fetches is not None:
-            self._fetches.ensure(hashes, self._hot.index, self._hot.index.count)
-        lookup_index = KeyIndex(self.spec.key_schema)
-        slots = lookup_index.upsert(keys, hashes).copy()
+        view, slots, _ = self.find(keys, hashes)
         heap = ValueHeap()
-        rows = self._cold_sessions.look_up(lookup_index.view(), slots, heap)
+        rows = self._cold_sessions.look_up(view, slots, heap)
         if rows is None:
             return found
         first = np.argsort(rows.panes)[:most]
-        return rows_to_table(self.spec, lookup_index.view(), rows.chosen(first))
+        return rows_to_table(self.spec, view, rows.chosen(first))
 
     def _upsert(self, keys: KeyColumns, hashes: I64) -> I32:
         known = self._hot.index.count
         slots = super()._upsert(keys, hashes)
-        self._loaded, count = None, self._hot.index.count
+        count = self._hot.index.count
         if self._cold_sessions is not None:
             self._policy.touch(slots, count)
-            if count > known and self._fetches is not None:
-                self._fetches.ensure(self._hot.index.hashes[known:], self._hot.index, known)
+            if count > known and self.remote is not None:
+                self.remote.ensure(self._hot.index.hashes[known:], self._hot.index, known)
             if count > known:
                 self._load_keys(self._cold_sessions, np.arange(known, count, dtype=np.int32))
         return slots
 
     def _load_keys(self, cold: ColdSessions, slots: I32) -> None:
-        self._loaded = cold.take(self._hot.index.view(), slots, self.heap)
-        if self._loaded is not None:
-            rows = self._loaded.rows
+        loaded = cold.take(self._hot.index.view(), slots, self.heap)
+        if loaded is not None:
+            rows = loaded.rows
             self._hot.memory.put(rows.slots, rows.panes, rows.cells, self._hot.index.count)
+            self._times_of_slots[_FIRED_TO, rows.slots] = loaded.fired_to
             least = int(rows.cells[:, self.rule.last_word].min())
             self.least_last, self.least_open = min(self.least_last, least), min(self.least_open, least)
 
+    @property
+    def _times_of_slots(self) -> I64:
+        """The times of all slots."""
+        count, have = self._hot.index.count, self._slot_times.shape[1]
+        if count > have:
+            more = np.full((2, max(count, 2 * have) - have), MAX_TIMESTAMP, np.int64)
+            self._slot_times = np.concatenate([self._slot_times, more], axis=1)
+        return self._slot_times
+
+    # --- keys of the timers (`key_space.KeySpace`) ------------------------------------------------------------------
+
+    @property
+    def index(self) -> KeyIndex:
+        """The keys in memory; replaced when slots are renumbered."""
+        return self._hot.index
+
+    def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of every row; a key that is new to memory comes with its sessions."""
+        return self._upsert(keys, hashes)
+
+    def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
+        """Return the single key as a slot of a view, and whether it is in memory; changes no state."""
+        return find_key(self._hot.index, self.remote, keys, hashes)
+
+    def settle_load(self) -> None:
+        """Do nothing: timers are not loaded in a restore, but when they are due."""
+
     # --- keys in the object store -----------------------------------------------------------------------------------
+
+    def time_keys(self, timers: TimerTable) -> None:
+        """Set the timers of remote keys, which use this table's slots; barriers freeze them after the table."""
+        self._timers = timers
 
     def freeze(self) -> FrozenTable:
         """Freeze the table, with timers for the keys in memory, because a restore starts with no key in memory."""
-        if self._logged is not None:
+        if self._timers is not None:
             rows = self._hot.memory.present()
-            live = rows.cells[:, 0] > 1
-            rows = rows.chosen(live)
-            self._logged.save(self._hot.index.view(), rows.slots, self.rule.due(rows, self.closed_to))
+            rows = rows.chosen(rows.cells[:, 0] > 1)
+            self._register(self._timers, rows.slots, self.rule.due(rows, self._closed_to))
         return super().freeze()
 
+    def _register(self, timers: TimerTable, slots: I32, due: I64) -> None:
+        """Ensure that each of these slots has a timer that is due no later than `due`."""
+        known = self._times_of_slots[_DUE]
+        least = np.full(len(known), MAX_TIMESTAMP, np.int64)
+        np.minimum.at(least, slots, due)
+        new = np.flatnonzero(least < known).astype(np.int32)
+        timers.change(new, least[new], np.zeros(len(new), np.bool_))
+        known[new] = least[new]
+
     def scan_for_due(self) -> None:
-        """Read all restored rows to find their due times, for snapshots of backends that do not save them."""
-        if self._logged is None or self._log.log.rows == 0:
+        """Load every restored key once, for snapshots of backends without timers; it then gets one."""
+        if self.remote is None:
             return
-        parts = even_parts(self.source.hash_range, 1 + self._log.log.rows // _LOOKED_ROWS)
-        for batch in self._log.batches(parts):
-            keys, hashes, panes, cells = table_to_rows(self.spec, pa.Table.from_batches([batch]), ValueHeap())
+        for keys, hashes in self.remote.every_key():
             index = KeyIndex(self.spec.key_schema)
-            slots = index.upsert(keys, hashes).copy()
-            self._logged.put(index.view(), slots, self.rule.due(PaneCells(slots, panes, cells), self.closed_to))
+            index.upsert(keys, hashes)
+            view = index.view()
+            every = np.arange(index.count, dtype=np.int32)
+            for piece in slot_batches(every, self._policy.most_incoming(_DUE_KEYS)):
+                self._upsert(canonical(self.spec, view.gather(piece)), view.hashes[piece])
+                self._check_memory()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of index, pages and rows waiting for an upload, without the timers."""
+        return super().memory_bytes - (0 if self._timers is None else self._timers.hot_bytes)
 
     def _hot_bytes(self) -> int:
-        return super()._hot_bytes() + self._policy.memory_bytes
+        timers = 0 if self._timers is None else self._timers.hot_bytes
+        return super()._hot_bytes() + self._policy.memory_bytes + self._slot_times.nbytes + timers
 
     def _check_memory(self) -> None:
         if self._cold_sessions is None:
@@ -316,12 +375,28 @@ class SessionTable(PaneTable):
         keep, rows = self._policy.kept_mask(self._hot.index.count), self._hot.memory.present()
         out = ~keep[rows.slots] & (rows.cells[:, 0] > 1)
         rows = rows.chosen(out)
-        cold.put(self._hot.index.view(), rows, self.rule.due(rows, self.closed_to), self.closed_to)
+        view, due = self._hot.index.view(), self.rule.due(rows, self._closed_to)
+        cold.put(view, rows, due, np.minimum(self._times_of_slots[_FIRED_TO, rows.slots], self._closed_to))
+        if self._timers is not None:
+            self._register(self._timers, rows.slots, due)
+            self._timers.save_changes()
+            leaving = np.flatnonzero(~keep).astype(np.int32)
+            self._timers.evict_keys(view, leaving[np.argsort(view.hashes[leaving])])
         self._rebuild(keep)
 
+    def _mark_used(self, used: np.ndarray) -> None:
+        super()._mark_used(used)
+        if self._timers is not None:
+            self._timers.mark_used(used)
+
     def _rebuild(self, keep: np.ndarray) -> None:
+        kept = np.flatnonzero(keep).astype(np.int32)
+        times = self._times_of_slots[:, kept]
         super()._rebuild(keep)
+        self._slot_times = times
         if self._cold_sessions is not None:
-            self._policy.moved(np.flatnonzero(keep).astype(np.int32))
-        if self._logged is not None:
-            self._logged.moved(np.flatnonzero(keep).astype(np.int32))
+            self._policy.moved(kept)
+        if self._timers is not None:
+            numbers = np.full(len(keep), -1, np.int32)
+            numbers[kept] = np.arange(len(kept), dtype=np.int32)
+            self._timers.renumber(numbers)

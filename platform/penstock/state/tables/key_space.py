@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.state.keys.key_index import KeyIndex
+
 if TYPE_CHECKING:
     import numpy as np
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.keys.key_index import KeyIndex, KeyView
+    from penstock.state.keys.key_index import KeyView
     from penstock.state.remote.remote_keys import RemoteKeys
     from penstock.state.spill.cold_records import SpillStore
 
@@ -61,3 +63,15 @@ class KeySpace(Protocol):
     @property
     def remote(self) -> RemoteKeys | None:
         """Fetches keys from the object store; None: all keys are in memory or in the local store."""
+
+
+def find_key(index: KeyIndex, remote: RemoteKeys | None, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
+    """Return a single key as a slot of a view, and whether it is in memory; a remote key is fetched, not loaded."""
+    found = index.find(keys, hashes)
+    if len(found):
+        return index.view(), found, True
+    if remote is not None:
+        remote.ensure(hashes, index, index.count)
+    lookup_index = KeyIndex(index.schema)
+    slots = lookup_index.upsert(keys, hashes).copy()
+    return lookup_index.view(), slots, False

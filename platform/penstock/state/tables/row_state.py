@@ -24,6 +24,7 @@ from penstock.state.log.row_spec import TIMERS, JoinRowSpec, RowSpec
 from penstock.state.memory.lru_eviction import EvictionPolicy
 from penstock.state.tables.collection_table import CollectionTable
 from penstock.state.tables.join_buffer import JoinBuffer
+from penstock.state.tables.key_space import find_key
 from penstock.state.tables.timer_table import TimerTable
 from penstock.state.tables.value_table import ValueTable
 
@@ -207,14 +208,7 @@ class RowState:
 
     def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
         """Return the single key as a slot of a view, and whether it is in memory; changes no state."""
-        found = self.index.find(keys, hashes)
-        if len(found):
-            return self.index.view(), found, True
-        if self.remote is not None:
-            self.remote.ensure(hashes, self.index, self.index.count)
-        lookup_index = KeyIndex(self.index.schema)
-        slots = lookup_index.upsert(keys, hashes).copy()
-        return lookup_index.view(), slots, False
+        return find_key(self.index, self.remote, keys, hashes)
 
     def distinct(self, slots: I32) -> tuple[I32, I32]:
         """Return each row's number among the distinct slots, and these slots, in order of first appearance."""

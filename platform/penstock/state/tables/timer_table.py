@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.queried_keys import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
@@ -292,6 +292,11 @@ class TimerTable:
         self._fired_rows, self._fired = self._changed, until
         slots = np.concatenate([words >> 1 & _SLOT_MASK for _, words in taken]).astype(np.int32)
         return slots, np.concatenate([(n << _BUCKET_BITS) + (words >> (_SLOT_BITS + 1)) for n, words in taken])
+
+    def discard_saved(self) -> None:
+        """Remove all saved timers, none of which was loaded."""
+        if self.source.log.entries:
+            self._fired = MAX_TIMESTAMP
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 
