@@ -14,17 +14,17 @@ import pyarrow as pa
 from penstock.core.errors import PenstockError, StateMismatchError
 from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import pages as kernels
-from penstock.kernels.keys.key_columns import KeyColumns, key_column, key_columns
 from penstock.kernels.rows.row_order import hash_order
 from penstock.state.cells.pane_memory import PaneCells, PaneMemory
 from penstock.state.cells.value_heap import ValueHeap, take_values
 from penstock.state.keys.key_index import KeyIndex
-from penstock.state.log.segment_columns import DELETED, KEY_HASH, NAMESPACE
+from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.keys.key_index import KeyView
 
@@ -44,12 +44,19 @@ class Fired:
 class HotPanes:
     """Keys and cells in memory."""
 
-    def __init__(self, spec: PaneTableSpec, *, small: bool = False, heap: ValueHeap | None = None) -> None:
-        """Start empty; `small`: see `KeyIndex`; `heap`: an existing heap to use."""
+    def __init__(
+        self,
+        spec: PaneTableSpec,
+        *,
+        small: bool = False,
+        heap: ValueHeap | None = None,
+        index: KeyIndex | None = None,
+    ) -> None:
+        """Start without rows; `small`: see `KeyIndex`; `heap`, `index`: existing ones to use."""
         self.spec = spec
         #: The values that words of strings, binaries and long decimals refer to.
         self.heap = ValueHeap() if heap is None else heap
-        self.index = KeyIndex(spec.key_schema, small=small)
+        self.index = KeyIndex(spec.key_schema, small=small) if index is None else index
         self.memory = PaneMemory(spec)
         self._out: tuple[I32, I64] | None = None
 
@@ -94,10 +101,9 @@ class HotPanes:
 
     def rebuilt_in_batches(self, kept: I32, piece: int) -> HotPanes:
         """Return a compacted copy as `rebuilt` does, for a table of one pane, copying `piece` rows at a time."""
-        keys, copy = self.index.view(), HotPanes(self.spec, small=True, heap=self.heap)
+        copy = HotPanes(self.spec, heap=self.heap, index=self.index.kept(kept, piece, small=True))
         for first in range(0, len(kept), piece):
             slots = kept[first : first + piece]
-            copy.index.upsert(canonical(self.spec, keys.gather(slots)), keys.hashes[slots])
             rows = self.rows_at(slots)
             numbers = first + np.searchsorted(slots, rows.slots).astype(np.int32)
             copy.memory.put(numbers.astype(np.int32), rows.panes, rows.cells, copy.index.count)
@@ -108,21 +114,12 @@ class HotPanes:
 
         No page may be frozen and uncopied.
         """
-        rows, keys = self.memory.present(), self.index.view()
-        copy = HotPanes(self.spec, heap=self.heap)
-        for first in range(0, len(kept), CHUNK):
-            piece = kept[first : first + CHUNK]
-            copy.index.upsert(canonical(self.spec, keys.gather(piece)), keys.hashes[piece])
+        rows, copy = self.memory.present(), HotPanes(self.spec, heap=self.heap, index=self.index.kept(kept))
         moved = np.full(self.index.count, -1, np.int32)
         moved[kept] = np.arange(len(kept), dtype=np.int32)
         chosen = moved[rows.slots] >= 0
         copy.memory.put(moved[rows.slots[chosen]], rows.panes[chosen], rows.cells[chosen], copy.index.count)
         return copy
-
-
-def canonical(spec: PaneTableSpec, arrays: list[pa.Array]) -> KeyColumns:
-    """Return key columns in the kernels' form."""
-    return tuple(key_column(array, name) for array, name in zip(arrays, spec.key_schema.names, strict=True))
 
 
 def overflow(what: str) -> PenstockError:
@@ -181,15 +178,14 @@ def table_to_rows(spec: PaneTableSpec, table: pa.Table, heap: ValueHeap) -> tupl
             f"saved state has columns ({_describe(table.schema)}), the job keeps ({_describe(wanted)})",
             hint="keep key columns and aggregates as they were, or give the operator a new uid",
         )
-    batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+    batch, keys, hashes = keyed_batch(table, spec.key_schema)
     cells = np.empty((batch.num_rows, spec.width), np.int64)
     for word, (name, _) in enumerate(spec.value_columns):
         column = batch.column(name)
         cells[:, word] = heap.put(column) if word in spec.value_words else column.to_numpy().view(np.int64)
     cells[:, 0] <<= 1
     cells[batch.column(DELETED).to_numpy(zero_copy_only=False), 0] = 0
-    keys = key_columns(batch, tuple(spec.key_schema.names))
-    return keys, batch.column(KEY_HASH).to_numpy(), batch.column(NAMESPACE).to_numpy(), cells
+    return keys, hashes, batch.column(NAMESPACE).to_numpy(), cells
 
 
 def _describe(schema: pa.Schema) -> str:

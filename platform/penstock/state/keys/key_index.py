@@ -8,7 +8,7 @@ Called by tables in the owner's thread; views are read by any thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,14 @@ from penstock.kernels.compiler.compile import I32, I64, U8
 from penstock.kernels.keys import hash_index as kernels
 from penstock.kernels.keys import hashing
 from penstock.kernels.keys.hashing import hash_key_columns
-from penstock.kernels.keys.key_columns import BytesColumn, FixedColumn, KeyColumns, bytes_to_arrow, fixed_to_arrow
+from penstock.kernels.keys.key_columns import (
+    BytesColumn,
+    FixedColumn,
+    KeyColumns,
+    bytes_to_arrow,
+    fixed_to_arrow,
+    key_column,
+)
 from penstock.kernels.keys.key_types import is_fixed
 
 #: The span of keys may be this many times their number: then the array is no larger than the hash table.
@@ -163,6 +170,35 @@ class KeyView:
         return arrays
 
 
+class Keys(Protocol):
+    """Keys by number: of an index (`KeyView`) or of a file (`run_keys.RunKeys`)."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The key columns."""
+
+    @property
+    def hashes(self) -> I64:
+        """The hash of each key."""
+
+    def gather(self, slots: I32) -> list[pa.Array]:
+        """Return the key columns of the given key numbers."""
+
+
+def columns_of(keys: Keys, slots: I32) -> KeyColumns:
+    """Return the key columns of the given key numbers in the form that an index takes."""
+    return canonical(keys.schema, keys.gather(slots))
+
+
+def canonical(schema: pa.Schema, arrays: list[pa.Array]) -> KeyColumns:
+    """Return key columns in the form that an index takes."""
+    return tuple(key_column(array, name) for array, name in zip(arrays, schema.names, strict=True))
+
+
+#: Keys that a rebuilt index takes at a time.
+_CHUNK = 65_536
+
+
 class KeyIndex:
     """Key columns -> slot numbers 0, 1, 2..."""
 
@@ -202,6 +238,14 @@ class KeyIndex:
             for s in self._stores
         )
         return KeyView(self.schema, self._hashes, columns)
+
+    def kept(self, slots: I32, piece: int = _CHUNK, *, small: bool = False) -> KeyIndex:
+        """Return an index with only the keys of these slots, renumbered in the same order."""
+        index, view = KeyIndex(self.schema, small=small), self.view()
+        for first in range(0, len(slots), piece):
+            some = slots[first : first + piece]
+            index.upsert(columns_of(view, some), view.hashes[some])
+        return index
 
     def hashes_of(self, slots: I32) -> I64:
         """Return the hashes of slots."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I64
-    from penstock.state.keys.run_keys import Keys
+    from penstock.state.keys.key_index import Keys
 
 _BOOLEANS = ("false", "true")
 _WHOLE = re.compile(r"[+-]?[0-9]+")

@@ -8,33 +8,17 @@ of them has to be in memory. Requested keys are found by hash and then compared.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.kernels.keys.key_columns import key_column
-from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.key_index import KeyIndex, columns_of
 
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
-    from penstock.kernels.keys.key_columns import KeyColumns
-
-
-class Keys(Protocol):
-    """Keys by number: of an index (`key_index.KeyView`) or of a file."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The key columns."""
-
-    @property
-    def hashes(self) -> I64:
-        """The hash of each key."""
-
-    def gather(self, slots: I32) -> list[pa.Array]:
-        """Return the key columns of the given key numbers."""
+    from penstock.state.keys.key_index import Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +68,6 @@ def in_order(keys: Keys, slots: I32) -> tuple[I32, I32]:
     number = np.empty(len(order), np.int32)
     number[order] = np.arange(len(order), dtype=np.int32)
     return distinct[order], number[places]
-
-
-def columns_of(keys: Keys, slots: I32) -> KeyColumns:
-    """Return the key columns of the given key numbers in the form that an index takes."""
-    arrays = zip(keys.gather(slots), keys.schema.names, strict=True)
-    return tuple(key_column(array, name) for array, name in arrays)
 
 
 def _same(keys: Keys, slots: I32, others: Keys, found: I32) -> np.ndarray:

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 
+from penstock.kernels.keys.key_columns import key_columns
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import KeyView
 
 KEY_HASH, NAMESPACE, DELETED, SEQ = "__key_hash", "__namespace", "__deleted", "__seq"
@@ -79,3 +82,10 @@ def segment_table(
         pa.array(np.arange(len(slots))),
     ]
     return pa.Table.from_arrays(columns, schema=spec.segment_schema)
+
+
+def keyed_batch(table: pa.Table, key_schema: pa.Schema) -> tuple[pa.RecordBatch, KeyColumns, I64]:
+    """Return rows of a segment as one batch, with the key of each row and its hash."""
+    batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))
+    rows = batch[0] if batch else pa.RecordBatch.from_pylist([], table.schema)
+    return rows, key_columns(rows, tuple(key_schema.names)), rows.column(KEY_HASH).to_numpy()

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.kernels.rows.row_order import hash_order
-from penstock.state.cells.hot_panes import CHUNK, Fired, HotPanes, canonical, rows_to_table
+from penstock.state.cells.hot_panes import CHUNK, Fired, HotPanes, rows_to_table
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap
-from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.log.frozen import EncodeResources
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
@@ -111,8 +111,7 @@ def fire_with_cold(hot: HotPanes, cold: ColdPanes, panes: list[int], owned: Hash
         chosen = np.nonzero(of_window & (hashes >= part.low) & (hashes <= part.high))[0]
         for first in range(0, len(chosen), CHUNK):
             at = chosen[first : first + CHUNK]
-            hot_keys = canonical(hot.spec, keys.gather(rows.slots[at]))
-            merged.put(hot_keys, hashes[at], rows.panes[at], rows.cells[at])
+            merged.put(columns_of(keys, rows.slots[at]), hashes[at], rows.panes[at], rows.cells[at])
         yield from merged.fire(panes)
 
 

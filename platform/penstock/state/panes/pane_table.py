@@ -15,9 +15,9 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import StateTooLargeError
 from penstock.kernels.aggregates import merge
 from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
-from penstock.state.cells.hot_panes import Fired, HotPanes, canonical, overflow, table_to_rows
+from penstock.state.cells.hot_panes import Fired, HotPanes, overflow, table_to_rows
 from penstock.state.cells.pane_memory import add_rows
-from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.key_index import KeyIndex, canonical
 from penstock.state.keys.queried_keys import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.memory.lru_eviction import exceeds_share
@@ -159,7 +159,7 @@ class PaneTable:
         lookup_index.upsert(keys, hashes)
         count = lookup_index.count
         for piece in self.fire(panes):
-            chosen = lookup_index.upsert(canonical(self.spec, piece.keys), piece.hashes) < count
+            chosen = lookup_index.upsert(canonical(self.spec.key_schema, piece.keys), piece.hashes) < count
             if chosen.any():
                 mask = pa.array(chosen)
                 yield Fired([k.filter(mask) for k in piece.keys], piece.hashes[chosen], piece.cells[chosen])

@@ -16,9 +16,9 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.kernels.aggregates import merge
 from penstock.kernels.aggregates import pages as kernels
-from penstock.state.cells.hot_panes import CHUNK, Fired, canonical, overflow, rows_to_table
+from penstock.state.cells.hot_panes import CHUNK, Fired, overflow, rows_to_table
 from penstock.state.cells.value_heap import ValueHeap
-from penstock.state.keys.key_index import KeyIndex
+from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.memory.lru_eviction import EvictionPolicy
 from penstock.state.panes.pane_eviction import MemoryBounds
 from penstock.state.panes.pane_table import PaneTable
@@ -338,7 +338,7 @@ class SessionTable(PaneTable):
             view = index.view()
             every = np.arange(index.count, dtype=np.int32)
             for piece in slot_batches(every, self._policy.most_incoming(_DUE_KEYS)):
-                self._upsert(canonical(self.spec, view.gather(piece)), view.hashes[piece])
+                self._upsert(columns_of(view, piece), view.hashes[piece])
                 self._check_memory()
 
     @property

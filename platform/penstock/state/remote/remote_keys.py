@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.evolution import conform_table
 from penstock.core.keygroup import HashRange
-from penstock.kernels.keys.key_columns import key_column, key_columns
 from penstock.state.keys.hash_ranges import LocalBytes, even_parts, inside
-from penstock.state.keys.key_index import KeyIndex
-from penstock.state.log.segment_columns import KEY_HASH
-from penstock.state.log.segments import newest_rows
+from penstock.state.keys.key_index import KeyIndex, columns_of
+from penstock.state.log.segment_columns import keyed_batch
 from penstock.state.remote.range_fetcher import RangeFetcher
 from penstock.state.remote.remote_log import RemoteLog
 
@@ -65,25 +62,16 @@ class RemoteRecords:
 
     def rows(self, ranges: Sequence[HashRange]) -> pa.Table:
         """Return the current rows of the log in some hash ranges."""
-        return self.merged(self.log.current(ranges, self._frozen))
-
-    def merged(self, tables: Iterable[pa.Table]) -> pa.Table:
-        """Return the newest rows, sorted by hash; any thread."""
-        schema = self.source.spec.segment_schema
-        every = [conform_table(table, schema) for table in tables if table.num_rows]
-        if not every:
-            return schema.empty_table()
-        return newest_rows(pa.concat_tables(every), schema, keep_deleted=False)
+        return self.log.merged(self.log.current(ranges, self._frozen))
 
     def packed(self, rows: pa.Table, known: tuple[KeyView, np.ndarray] | None) -> PackedRows | None:
         """Return merged rows as records of their keys, without those of keys in memory; any thread."""
         if rows.num_rows == 0:
             return None
-        batch = rows.combine_chunks().to_batches(max_chunksize=rows.num_rows)[0]
         form = self._form
+        batch, keys, hashes = keyed_batch(rows, form.key_schema)
         index = KeyIndex(form.key_schema)
-        hashes = batch.column(KEY_HASH).to_numpy()
-        slots = index.upsert(key_columns(batch, tuple(form.key_schema.names)), hashes).copy()
+        slots = index.upsert(keys, hashes).copy()
         wanted = np.ones(index.count, np.bool_)
         if known is not None and len(known[1]):
             wanted[_found(index, *known)] = False
@@ -99,26 +87,19 @@ class RemoteRecords:
         kept = np.flatnonzero(counts).astype(np.int32)
         return self.records.packed(index.view(), kept, counts[kept], columns)
 
-    def batches(self, ranges: Iterable[HashRange]) -> Iterator[pa.RecordBatch]:
-        """Yield the current rows of the log, one hash range after the other."""
+    def keys(self, ranges: Iterable[HashRange]) -> Iterator[tuple[KeyColumns, I64]]:
+        """Yield the key of each of the current rows, and its hash, one hash range after the other."""
         for part in ranges:
             rows = self.rows([part])
             if rows.num_rows:
-                yield rows.combine_chunks().to_batches(max_chunksize=rows.num_rows)[0]
-
-    def keys(self, ranges: Iterable[HashRange]) -> Iterator[tuple[KeyColumns, I64]]:
-        """Yield the key of each of these rows, and its hash."""
-        names = tuple(self._form.key_schema.names)
-        for batch in self.batches(ranges):
-            yield key_columns(batch, names), batch.column(KEY_HASH).to_numpy()
+                _, keys, hashes = keyed_batch(rows, self._form.key_schema)
+                yield keys, hashes
 
 
 def _found(index: KeyIndex, keys: KeyView, slots: np.ndarray) -> np.ndarray:
     """Return the slots of an index whose keys are among some keys of another."""
     count = index.count
-    arrays = keys.gather(slots)
-    columns = tuple(key_column(array, name) for array, name in zip(arrays, keys.schema.names, strict=True))
-    found = index.upsert(columns, keys.hashes[slots])
+    found = index.upsert(columns_of(keys, slots), keys.hashes[slots])
     return found[found < count]
 
 
@@ -205,7 +186,7 @@ class RemoteKeys:
     def base(self, ranges: Sequence[HashRange]) -> Callable[[], list[PackedRows | None]]:
         """Return a function for any thread that reads rows in ranges without changes since the restore."""
         reads = [(state, state.log.base(ranges)) for state in self._states]
-        return lambda: [state.packed(state.merged(rows()), None) for state, rows in reads]
+        return lambda: [state.packed(state.log.merged(rows()), None) for state, rows in reads]
 
     def store(self, rows: Iterable[PackedRows | None], fetch_ranges: I64) -> None:
         """Store the records of these fetch ranges."""

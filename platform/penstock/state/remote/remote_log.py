@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.evolution import conform_table
 from penstock.state.keys.hash_ranges import inside
 from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.log.segment_file import RowGroup, SegmentFile, runs_of
-from penstock.state.log.segments import clip_of, read_visible, without_hidden
+from penstock.state.log.segments import clip_of, newest_rows, read_visible, without_hidden
 
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
@@ -112,6 +113,12 @@ class RemoteLog:
         saved = iter(self.tables(ranges))
         for entry in self._source.log.entries:
             yield from next(saved) if entry.segment is not None else frozen(entry.position, ranges)
+
+    def merged(self, tables: Iterable[pa.Table]) -> pa.Table:
+        """Return the newest ones of these rows, oldest first, sorted by hash; any thread."""
+        schema = self._source.spec.segment_schema
+        every = [conform_table(table, schema) for table in tables if table.num_rows]
+        return newest_rows(pa.concat_tables(every), schema, keep_deleted=False) if every else schema.empty_table()
 
     def groups(
         self, files: Sequence[SegmentFile], chosen: Sequence[Sequence[RowGroup]], ranges: Sequence[HashRange]

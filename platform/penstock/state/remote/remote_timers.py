@@ -16,12 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.core.evolution import conform_table
 from penstock.core.keygroup import HashRange
-from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.key_index import KeyIndex
-from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE
-from penstock.state.log.segments import newest_rows
+from penstock.state.log.segment_columns import NAMESPACE, keyed_batch
 from penstock.state.remote.remote_log import RemoteLog
 
 if TYPE_CHECKING:
@@ -184,20 +181,13 @@ class RemoteTimers:
         return self._rows_of(tables, begin, until)
 
     def _rows_of(self, tables: Iterable[pa.Table], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
-        schema = self._spec.segment_schema
-        every = []
-        for table in tables:
-            times = table.column(NAMESPACE).to_numpy()
-            wanted = (times >= begin) & (times <= until)
-            if wanted.any():
-                every.append(conform_table(table if wanted.all() else table.filter(pa.array(wanted)), schema))
+        rows = self._log.merged(_between(table, begin, until) for table in tables)
+        batch, keys, hashes = keyed_batch(rows, self._spec.key_schema)
         index = KeyIndex(self._spec.key_schema)
-        if not every:
-            return index, np.empty(0, np.int32), np.empty(0, np.int64)
-        rows = newest_rows(pa.concat_tables(every), schema, keep_deleted=False)
-        if rows.num_rows == 0:
-            return index, np.empty(0, np.int32), np.empty(0, np.int64)
-        batch = rows.combine_chunks().to_batches(max_chunksize=rows.num_rows)[0]
-        keys = key_columns(batch, tuple(self._spec.key_schema.names))
-        slots = index.upsert(keys, batch.column(KEY_HASH).to_numpy()).copy()
-        return index, slots, batch.column(NAMESPACE).to_numpy()
+        return index, index.upsert(keys, hashes).copy(), batch.column(NAMESPACE).to_numpy()
+
+
+def _between(table: pa.Table, begin: int, until: int) -> pa.Table:
+    times = table.column(NAMESPACE).to_numpy()
+    wanted = (times >= begin) & (times <= until)
+    return table if wanted.all() else table.filter(pa.array(wanted))

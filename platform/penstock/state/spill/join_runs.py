@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from penstock.core.errors import StorageError
 from penstock.kernels.rows.join_kernels import find_ranges, write_pairs
-from penstock.state.keys.key_index import KeyIndex
-from penstock.state.keys.run_keys import RunKeys, columns_of
+from penstock.state.keys.key_index import KeyIndex, columns_of
+from penstock.state.keys.run_keys import RunKeys
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.keys.run_keys import Keys
+    from penstock.state.keys.key_index import Keys
 
 _ALIGNED = 64
 #: Smallest file, while the disk has room; it takes several runs.

@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
-from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.queried_keys import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
-from penstock.state.log.segment_columns import KEY_HASH, LAST_ACCESS
+from penstock.state.log.segment_columns import LAST_ACCESS, keyed_batch
 from penstock.state.spill.cold_records import slot_batches
 from penstock.state.tables.entry_codec import alive_entries, entry_rows, restored_entries
 from penstock.state.tables.entry_cold import ColdEntries
@@ -205,9 +204,8 @@ class CollectionTable:
 
         The flag says that no segment has them with the current columns, so that all of them have to be saved.
         """
-        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
-        keys = key_columns(batch, tuple(self.spec.key_schema.names))
-        slots = self._state.upsert(keys, batch.column(KEY_HASH).to_numpy())
+        batch, keys, hashes = keyed_batch(table, self.spec.key_schema)
+        slots = self._state.upsert(keys, hashes)
         self._fit_slots()
         rows = restored_entries(batch, self.spec, self._codec)
         if self.lists:

@@ -15,11 +15,10 @@ import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES
-from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.queried_keys import KeyCounts
-from penstock.state.keys.run_keys import Keys, RunKeys, in_order
+from penstock.state.keys.run_keys import RunKeys, in_order
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
-from penstock.state.log.segment_columns import KEY_HASH, NAMESPACE, ROW, rows_of
+from penstock.state.log.segment_columns import NAMESPACE, ROW, keyed_batch, rows_of
 from penstock.state.spill import join_runs
 from penstock.state.spill.join_runs import Run
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.keys.key_index import KeyView
+    from penstock.state.keys.key_index import Keys, KeyView
     from penstock.state.log.row_spec import JoinRowSpec
     from penstock.state.remote.remote_runs import RunStores
     from penstock.state.spill.join_runs import RunFiles, SpilledRows
@@ -328,10 +327,8 @@ class JoinBuffer:
 
     def load(self, table: pa.Table) -> None:
         """Add restored rows."""
-        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
-        slots = self._state.upsert(
-            key_columns(batch, tuple(self.spec.rows.key_schema.names)), batch.column(KEY_HASH).to_numpy()
-        )
+        batch, keys, hashes = keyed_batch(table, self.spec.rows.key_schema)
+        slots = self._state.upsert(keys, hashes)
         self._next_row = max(self._next_row, int(batch.column(ROW).to_numpy().max()) + 1)
         values = [batch.column(name) for name in self.spec.rows.value_names]
         self._put(slots.copy(), batch.column(NAMESPACE).to_numpy(), values)

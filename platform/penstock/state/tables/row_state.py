@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import StateTooLargeError
-from penstock.kernels.keys.key_columns import key_column
 from penstock.kernels.rows.row_order import number_slots
 from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.keys.key_index import KeyIndex
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.state.tables.entry_codec import EntryCodec
     from penstock.state.tables.key_space import ColdTable, SlotTable
 
-_CHUNK = 65_536
 #: Rows of joins are not spilled while they take less than one part in this many of the limit.
 _LEAST_PART = 8
 #: Rows read from files together, and files of a merge, take about one part in this many of the share.
@@ -348,16 +346,9 @@ class RowState:
 
     def _keep(self, kept: I32) -> None:
         """Keep only these keys, renumbered in the same order; tables have no state in memory for the others."""
-        view, count = self.index.view(), self.index.count
-        index = KeyIndex(self.index.schema)
-        for first in range(0, len(kept), _CHUNK):
-            piece = kept[first : first + _CHUNK]
-            arrays = view.gather(piece)
-            keys = tuple(key_column(array, name) for array, name in zip(arrays, index.schema.names, strict=True))
-            index.upsert(keys, view.hashes[piece])
-        numbers = np.full(count, -1, np.int32)
+        numbers = np.full(self.index.count, -1, np.int32)
         numbers[kept] = np.arange(len(kept), dtype=np.int32)
-        self.index = index
+        self.index = self.index.kept(kept)
         for table in self._tables:
             table.renumber(numbers)
         if self.cold is not None:

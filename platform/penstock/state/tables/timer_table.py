@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.queried_keys import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
-from penstock.state.log.segment_columns import DELETED, KEY_HASH, NAMESPACE, segment_table
+from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch, segment_table
 from penstock.state.remote.remote_timers import RemoteTimers
 from penstock.state.spill.cold_timers import ColdTimers
 
@@ -319,10 +318,8 @@ class TimerTable:
 
     def load(self, table: pa.Table) -> None:
         """Add restored timers, newest last."""
-        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
-        slots = self._state.upsert(
-            key_columns(batch, tuple(self.spec.key_schema.names)), batch.column(KEY_HASH).to_numpy()
-        )
+        batch, keys, hashes = keyed_batch(table, self.spec.key_schema)
+        slots = self._state.upsert(keys, hashes)
         deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
         self._enter(slots, batch.column(NAMESPACE).to_numpy(), deleted)
         self._state.settle_load()

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.keys.queried_keys import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
-from penstock.state.log.segment_columns import DELETED, KEY_HASH, segment_table
+from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
 from penstock.state.spill.cold_records import ColdRecords, slot_batches
 from penstock.state.tables.value_columns import FixedValues, column_of
 
@@ -205,10 +204,8 @@ class ValueTable:
         self._state.settle_load()
 
     def _load(self, table: pa.Table, *, unsaved: bool) -> None:
-        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
-        slots = self._state.upsert(
-            key_columns(batch, tuple(self.spec.key_schema.names)), batch.column(KEY_HASH).to_numpy()
-        )
+        batch, keys, hashes = keyed_batch(table, self.spec.key_schema)
+        slots = self._state.upsert(keys, hashes)
         self._fit_slots()
         deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
         if unsaved:
