@@ -146,7 +146,7 @@ def test_what_has_expired_takes_no_place_on_the_local_disk_when_it_is_fetched(ba
         steps.tick(5_000)
         steps.rows(rows(5))
         steps.question()
-        assert job.stores[0]._cold.remote[0]._local.rows_of(0) == 10
+        assert job.stores[0]._cold.remote[0]._table._local.rows_of(0) == 10
 
 
 @on(FILES)

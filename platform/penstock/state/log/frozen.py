@@ -291,12 +291,17 @@ class PendingSegments:
         self._room = room
         self._segments: list[FrozenSegment] = []
 
-    def add(self, rows: FrozenContent | None, *, spilled: bool = False) -> FrozenSegment | None:
-        """Append rows, if any, to the log as a segment; with `spilled` they are encoded to the local disk now."""
+    def add(
+        self, rows: FrozenContent | None, *, position: int | None = None, spilled: bool = False
+    ) -> FrozenSegment | None:
+        """Append rows, if any, to the log as a segment, at a reserved position or the next one.
+
+        With `spilled` they are encoded to the local disk now.
+        """
         if rows is None:
             return None
         source, log = self._source, self._source.log
-        position = log.next_position()
+        position = log.next_position() if position is None else position
         log.append(position)
         wide, limits = not source.remote, source.limits
         segment = FrozenSegment(source.spec, position, rows, self._room, wide=wide, limits=limits)

@@ -237,11 +237,13 @@ class PaneTable:
         whole, log, hot = self._worth_whole(), self.source.log, self._hot
         if whole:  # hide all rows that were saved before
             log.add_tombstone(log.hash_range, MIN_TIMESTAMP, MAX_TIMESTAMP)
-        rows = hot.memory.freeze(log.next_position(), hot.index.view(), whole=whole)
+        position = log.next_position()
+        rows = hot.memory.freeze(position, hot.index.view(), whole=whole)
         if rows is None:
             return None
         # the memory of values that cells refer to is kept as long as the frozen rows
-        return self._pending.add(FrozenPanes(self.spec, rows, hot.heap.pinned, self._limits.encoded_rows))
+        frozen = FrozenPanes(self.spec, rows, hot.heap.pinned, self._limits.encoded_rows)
+        return self._pending.add(frozen, position=position)
 
     def _evicted_within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
         """Yield the changed rows evicted since the last freeze, as columns of a segment."""
