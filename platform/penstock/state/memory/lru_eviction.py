@@ -1,6 +1,6 @@
 """Eviction policy of a table: the LRU clock of its slots, when it is full, and which keys stay in memory.
 
-Used by row state, session tables and cold panes in the owner's thread.
+Used by row state and pane tables in the owner's thread.
 """
 
 from __future__ import annotations
@@ -59,18 +59,16 @@ class LruClock:
         return np.asarray(calls > np.partition(calls, place)[place])
 
     def moved(self, kept: I32) -> None:
-        """Adopt a compacted numbering: the slots `kept`, in this order."""
-        self._calls = self._calls[kept]
+        """Adopt a compacted numbering: the slots `kept`, in this order; nothing to do if none was ever used."""
+        if len(self._calls):
+            self.fit(int(kept.max(initial=-1)) + 1)
+            self._calls = self._calls[kept]
 
 
-_HOT = 2
 #: Keys that enter memory together may take one part in this many of an even share.
 _INCOMING = 8
-
-
-def exceeds_share(budget: MemoryBudget, holder: str, hot_bytes: int) -> bool:
-    """Return whether `hot_bytes` exceeds the part of the holder's share that memory may take."""
-    return hot_bytes * _HOT > budget.share_of(holder)
+#: A batch has a row per this many bytes of managed memory.
+_BYTES_PER_ROW = 1024
 
 
 @dataclass(slots=True)
@@ -80,6 +78,8 @@ class EvictionPolicy:
     budget: MemoryBudget
     holder: str
     limits: StateLimits = PRODUCTION
+    #: Rows in memory may take one part in this many of an even share.
+    hot_part: int = 2
     _lru: LruClock = field(default_factory=LruClock)
     #: Average bytes of an evicted key; 0: none was evicted yet.
     _key_bytes: int = 0
@@ -89,13 +89,19 @@ class EvictionPolicy:
         """The bytes of the LRU clock."""
         return self._lru.nbytes
 
+    @property
+    def batch_rows(self) -> int:
+        """The most rows to add or evict at a time in bounded memory."""
+        return max(self.limits.piece_rows, self.budget.limit_bytes // _BYTES_PER_ROW)
+
     def touch(self, slots: I32, count: int) -> None:
         """Mark `slots` as used now; the table has `count` slots."""
         self._lru.touch(slots, count)
 
     def full(self, hot_bytes: int, keys: int) -> bool:
         """Return whether `hot_bytes` or `keys` exceeds its limit."""
-        return keys > self.limits.hot_keys or exceeds_share(self.budget, self.holder, hot_bytes)
+        share = self.budget.share_of(self.holder)
+        return keys > self.limits.hot_keys or hot_bytes * self.hot_part > share
 
     def kept_mask(self, count: int) -> np.ndarray:
         """Return a mask of the slots that stay in memory: the most recently used ones of `count`."""

@@ -1,11 +1,10 @@
-"""Cold rows of a pane table: memory bounds, eviction to a cold file, and the merge of hot and cold rows.
+"""Cold rows of a pane table: eviction to a cold file, and the merge of hot and cold rows.
 
 Called by `pane_table` in the owner's thread.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,86 +16,53 @@ from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.log.frozen import EncodeResources
-from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.core.keygroup import HashRange
-    from penstock.kernels.compiler.compile import I32, I64
+    from penstock.kernels.compiler.compile import I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource
-    from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.memory.lru_eviction import EvictionPolicy
     from penstock.state.spill.cold_file import ColdFileStore
     from penstock.state.spill.cold_panes import ColdPanes
 
-_HOT = (1, 3)
 #: Batches for encoding have one part in this many of the rows: columns take several times the memory of cells.
 _ENCODED_PART = 2
-#: A batch has a row per this many bytes of managed memory.
-_BYTES_PER_ROW = 1024
 #: Bytes that eviction needs for each evicted key: slot, hash, position in the order and a copy.
 _LEAVING_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBounds:
-    """The memory bounds of a table, from the budget it shares with others."""
+def encode_resources(policy: EvictionPolicy, source: FrozenSource) -> EncodeResources:
+    """Return the resources to encode a table's segments in bounded memory."""
+    rows, name = max(1, policy.batch_rows // _ENCODED_PART), f"{source.uid}-{source.state}"
+    return EncodeResources(directory=source.directory, name=name, rows=rows, budget=policy.budget)
 
-    budget: MemoryBudget
-    holder: str
-    limits: StateLimits = PRODUCTION
 
-    @property
-    def batch_rows(self) -> int:
-        """The most rows to add or evict at a time."""
-        return max(self.limits.piece_rows, self.budget.limit_bytes // _BYTES_PER_ROW)
+def evict_to_file(policy: EvictionPolicy, hot: HotPanes, cold: ColdPanes, changes: ColdFileStore) -> HotPanes:
+    """Move the least recently used keys to the cold file, and their changed rows also to `changes`.
 
-    def encode_resources(self, source: FrozenSource) -> EncodeResources:
-        """Return the resources to encode a table's segments within the bounds."""
-        rows, name = max(1, self.batch_rows // _ENCODED_PART), f"{source.uid}-{source.state}"
-        return EncodeResources(directory=source.directory, name=name, rows=rows, budget=self.budget)
-
-    @property
-    def hot_bytes(self) -> int:
-        """The most bytes of keys and cells in memory."""
-        return self.budget.share_of(self.holder) * _HOT[0] // _HOT[1]
-
-    def full(self, hot: HotPanes, cold: ColdPanes, rows: int) -> bool:
-        """Return whether keys have to be evicted before `rows` rows are added, all of which may be new keys."""
-        count = hot.index.count
-        if count > self.limits.hot_keys:
-            return True
-        return count >= self.batch_rows and hot.bytes_with(count + rows) + cold.memory_bytes > self.hot_bytes
-
-    def evict(self, hot: HotPanes, cold: ColdPanes, changes: ColdFileStore) -> HotPanes:
-        """Move the least recently used keys to the cold file, and their changed rows also to `changes`.
-
-        No page may be frozen and uncopied. Return the table of the remaining keys.
-        """
-        # a large eviction reads and writes less of the file per key
-        keep, keys = cold.most_recent_mask(hot.index.count, self.limits.kept_rows_part), hot.index.view()
-        kept, leaving = (np.flatnonzero(chosen).astype(np.int32) for chosen in (keep, ~keep))
-        words = hot.spec.width + len(keys.columns) + 4
-        beside = HotPanes(hot.spec, small=True).bytes_with(len(kept)) + self.batch_rows * words * 8 * 2
-        self.budget.work(
-            f"{self.holder}/evict", max(beside, len(leaving) * _LEAVING_BYTES + self.batch_rows * words * 8 * 4)
-        )
-        # in hash order, so that each batch is written to a separate stretch of the file
-        self._write_out(hot, keys, leaving[hash_order(keys.hashes[leaving])], (cold, changes))
-        stays = hot.rebuilt_in_batches(kept, self.batch_rows)
-        cold.moved(kept)
-        self.budget.work(f"{self.holder}/evict", 0)
-        return stays
-
-    def _write_out(self, hot: HotPanes, keys: KeyView, slots: I32, files: tuple[ColdPanes, ColdFileStore]) -> None:
-        cold, changes = files
-        for first in range(0, len(slots), self.batch_rows):
-            rows = hot.rows_at(slots[first : first + self.batch_rows])
-            changed = (rows.cells[:, 0] & 1) == 1
-            changes.put(keys, rows.chosen(changed))
-            cold.rows.put(keys, rows)
+    No page may be frozen and uncopied. Return the table of the remaining keys. Cells go to the file as they are, a
+    batch at a time: converted to rows of a segment first, they would take several times the memory.
+    """
+    keep, keys, batch = policy.kept_mask(hot.index.count), hot.index.view(), policy.batch_rows
+    kept, leaving = (np.flatnonzero(chosen).astype(np.int32) for chosen in (keep, ~keep))
+    words = hot.spec.width + len(keys.columns) + 4
+    beside = HotPanes(hot.spec, small=True).bytes_with(len(kept)) + batch * words * 8 * 2
+    working = max(beside, len(leaving) * _LEAVING_BYTES + batch * words * 8 * 4)
+    policy.budget.work(f"{policy.holder}/evict", working)
+    # in hash order, so that each batch is written to a separate stretch of the file
+    leaving = leaving[hash_order(keys.hashes[leaving])]
+    for first in range(0, len(leaving), batch):
+        rows = hot.rows_at(leaving[first : first + batch])
+        changes.put(keys, rows.chosen((rows.cells[:, 0] & 1) == 1))
+        cold.rows.put(keys, rows)
+    stays = hot.rebuilt_in_batches(kept, batch)
+    cold.moved(kept)
+    policy.moved(kept)
+    policy.budget.work(f"{policy.holder}/evict", 0)
+    return stays
 
 
 def fire_with_cold(hot: HotPanes, cold: ColdPanes, panes: list[int], owned: HashRange) -> Iterator[Fired]:

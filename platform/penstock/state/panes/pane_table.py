@@ -20,9 +20,9 @@ from penstock.state.cells.pane_memory import add_rows
 from penstock.state.keys.key_index import KeyIndex, canonical
 from penstock.state.keys.queried_keys import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
-from penstock.state.memory.lru_eviction import exceeds_share
+from penstock.state.memory.lru_eviction import EvictionPolicy
 from penstock.state.panes.frozen_panes import FrozenCold, FrozenPanes
-from penstock.state.panes.pane_eviction import MemoryBounds, fire_with_cold, pane_rows
+from penstock.state.panes.pane_eviction import encode_resources, evict_to_file, fire_with_cold, pane_rows
 from penstock.state.remote.remote_panes import RemotePanes
 from penstock.state.spill.cold_panes import ColdPanes
 
@@ -48,6 +48,8 @@ class TableContext:
 
 
 _MANY = 1 << 31
+#: Hot rows of a table with a cold file may take one part in this many of its share.
+_FILE_PART = 3
 
 
 class PaneTable:
@@ -64,11 +66,11 @@ class PaneTable:
         self._hot = HotPanes(self.spec, small=bounded_memory)
         source.memory = self._hot.memory
         self._cold = None if context.cold is None else ColdPanes(context.cold)
-        #: Bounds that the table always obeys, if its cold rows are in a file.
-        bounds = MemoryBounds(context.budget, self._holder, self._limits)
-        self._bounds = bounds if bounded_memory else None
-        bounded = bounded_memory or bool(self.spec.value_words)
-        self._pending = PendingSegments(source, bounds.encode_resources(source) if bounded else None)
+        #: Whether memory has a bound that the table always obeys: its cold rows are in a file.
+        self._bounded = bounded_memory
+        self._policy = self._new_policy()
+        encoding = encode_resources(self._policy, source) if bounded_memory or self.spec.value_words else None
+        self._pending = PendingSegments(source, encoding)
         #: A file of changed rows that were evicted since the last freeze.
         self._evicted: ColdFileStore | None = None
         self._remote = context.cold if isinstance(context.cold, RemotePanes) else None
@@ -84,7 +86,7 @@ class PaneTable:
     @property
     def most_rows(self) -> int:
         """The most rows to pass to a running table at a time; read it before each batch, as it changes."""
-        most = _MANY if self._bounds is None else self._bounds.batch_rows
+        most = self._policy.batch_rows if self._bounded else _MANY
         return most if self._remote is None else min(most, self._remote.next_rows())
 
     # --- rows -------------------------------------------------------------------------------------------------------
@@ -209,7 +211,7 @@ class PaneTable:
         self._restored(cells)
         slots = self._upsert(keys, hashes)
         if self._cold is not None:
-            self._cold.note_slots(slots, self._hot.index.count)
+            self._note_slots(slots)
             deleted = cells[:, 0] == 0
             if deleted.any():
                 self._cold.rows.forget(self._hot.index.view(), slots[deleted], panes[deleted])
@@ -227,6 +229,14 @@ class PaneTable:
         self._context.budget.work(f"{self._holder}/frozen", 0)
         self._pending.clear()
         self._evicted = None
+
+    def _new_policy(self) -> EvictionPolicy:
+        # a table in a file gets less memory: its frozen rows and an eviction take as much again each; and it evicts
+        # more at a time, because a large eviction reads and writes less of the file per key
+        part = _FILE_PART if self._bounded else 2
+        kept = self._limits.kept_rows_part if self._bounded else self._limits.kept_keys_part
+        limits = self._limits.changed(kept_keys_part=kept)
+        return EvictionPolicy(self._context.budget, self._holder, limits, part)
 
     @property
     def _holder(self) -> str:
@@ -265,9 +275,14 @@ class PaneTable:
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def _hot_bytes(self) -> int:
-        if self._bounds is None or self._cold is None:
+        if not self._bounded:
             return self._hot.memory_bytes
-        return self._hot.bytes_with(self._hot.index.count - 1) + self._cold.memory_bytes  # includes free cells
+        return self._bounded_bytes(self._hot.index.count - 1)  # includes free cells
+
+    def _bounded_bytes(self, count: int) -> int:
+        """Return the bytes of a table with `count` keys, with the tables by slot."""
+        by_slot = self._policy.memory_bytes + (0 if self._cold is None else self._cold.memory_bytes)
+        return self._hot.bytes_with(count) + by_slot
 
     def _report(self) -> None:
         self._context.budget.report(self._holder, self._hot_bytes())
@@ -276,8 +291,10 @@ class PaneTable:
 
     def _make_room(self, rows: int) -> None:
         """Evict keys if needed before `rows` rows are added."""
-        bounds, cold = self._bounds, self._cold
-        if bounds is not None and cold is not None and bounds.full(self._hot, cold, rows):
+        count = self._hot.index.count
+        if not self._bounded or (count < self._policy.batch_rows and count <= self._limits.hot_keys):
+            return
+        if self._policy.full(self._bounded_bytes(count + rows), count):  # all rows may be new keys
             self._evict()
 
     def _restored(self, cells: I64) -> None:
@@ -320,14 +337,10 @@ class PaneTable:
 
     def _too_many(self, hot_bytes: int) -> bool:
         """Return whether keys and cells take too much; values need the same again while they are moved."""
-        if self._hot.index.count > self._limits.hot_keys:
-            return True
-        budget = self._context.budget
-        return (
-            exceeds_share(budget, self._holder, hot_bytes)
-            if self.spec.value_words
-            else budget.should_shrink(self._holder)
-        )
+        count = self._hot.index.count
+        if self.spec.value_words:
+            return self._policy.full(hot_bytes, count)
+        return count > self._limits.hot_keys or self._context.budget.should_shrink(self._holder)
 
     def _compact_heap(self) -> None:
         """Keep only the values that a cell refers to; frozen cells are copied first and pin the old memory."""
@@ -358,15 +371,22 @@ class PaneTable:
         kept = np.nonzero(keep)[0].astype(np.int32)
         self._hot = self._hot.rebuilt(kept)
         self.source.memory = self._hot.memory
+        self._policy.moved(kept)
         if self._cold is not None:
             self._cold.moved(kept)
         if self.spec.value_words:
             self._compact_heap()
 
+    def _note_slots(self, slots: I32) -> None:
+        """Mark slots, some of them new, as used."""
+        assert self._cold is not None  # noqa: S101 - for the type checker
+        self._policy.touch(slots, self._hot.index.count)
+        self._cold.note_slots(self._hot.index.count)
+
     def _fetch(self, slots: I32, panes: I64, cell: I64) -> None:
         """Load the cold rows of cells that are about to be written for the first time."""
         assert self._cold is not None  # noqa: S101 - for the type checker
-        self._cold.note_slots(slots, self._hot.index.count)
+        self._note_slots(slots)
         self._cold.fetch(self._hot.index.view(), (slots, panes), (self._hot.memory.cells, cell), self.heap)
 
     def _evict(self) -> None:
@@ -375,24 +395,21 @@ class PaneTable:
         Changed rows are frozen into a segment first.
         """
         assert self._cold is not None  # noqa: S101
-        if self._bounds is not None:
-            self._evict_in_batches(self._bounds, self._cold)
+        if self._bounded:
+            self._hot.memory.copy_all_frozen()
+            self._evicted = self._evicted or self._cold.rows.for_changes()
+            assert self._evicted is not None  # noqa: S101 - cold rows in files support it
+            self._hot = evict_to_file(self._policy, self._hot, self._cold, self._evicted)
+            self.source.memory = self._hot.memory
+            self._report()
             return
         segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
         if segment is not None:
             self._pending.spill(segment)
-        keep, keys = self._cold.most_recent_mask(self._hot.index.count), self._hot.index.view()
+        keep, keys = self._policy.kept_mask(self._hot.index.count), self._hot.index.view()
         rows = self._hot.memory.present()
         out = ~keep[rows.slots]
         self._cold.rows.put(keys, rows.chosen(out))
         self._rebuild(keep)
-        self._report()
-
-    def _evict_in_batches(self, bounds: MemoryBounds, cold: ColdPanes) -> None:
-        self._hot.memory.copy_all_frozen()
-        self._evicted = self._evicted or cold.rows.for_changes()
-        assert self._evicted is not None  # noqa: S101 - cold rows in files support it
-        self._hot = bounds.evict(self._hot, cold, self._evicted)
-        self.source.memory = self._hot.memory
         self._report()

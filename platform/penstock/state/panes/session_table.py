@@ -19,8 +19,6 @@ from penstock.kernels.aggregates import pages as kernels
 from penstock.state.cells.hot_panes import CHUNK, Fired, overflow, rows_to_table
 from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.keys.key_index import KeyIndex, columns_of
-from penstock.state.memory.lru_eviction import EvictionPolicy
-from penstock.state.panes.pane_eviction import MemoryBounds
 from penstock.state.panes.pane_table import PaneTable
 from penstock.state.panes.session_cold import ColdSessions, SessionRule
 from penstock.state.remote.remote_keys import RecordForm, RemoteRecords
@@ -75,7 +73,6 @@ class SessionTable(PaneTable):
         if self.remote is not None and self._cold_sessions is not None:
             form = RecordForm(self.spec.key_schema, self._cold_sessions.columns, self._cold_sessions.records)
             self.remote.enter(RemoteRecords(source, self.remote.reader, self._pending.within, form))
-        self._policy = EvictionPolicy(context.budget, self._holder, source.limits)
         #: By slot: the earliest known timer, and the time up to which its loaded sessions have fired; the end of time
         #: without a timer, and where all sessions up to `closed_to` have fired.
         self._slot_times: I64 = np.empty((2, 0), np.int64)
@@ -209,11 +206,7 @@ class SessionTable(PaneTable):
     @property
     def most_rows(self) -> int:
         """The most rows to pass to the table at a time."""
-        return (
-            super().most_rows
-            if self._cold_sessions is None
-            else MemoryBounds(self._context.budget, self._holder, self._limits).batch_rows
-        )
+        return super().most_rows if self._cold_sessions is None else self._policy.batch_rows
 
     def load_due(self, closed_to: int) -> tuple[I32, I64] | None:
         """Evict keys if needed, then load keys that are due at `closed_to`; None if none is due.
@@ -394,8 +387,6 @@ class SessionTable(PaneTable):
         times = self._times_of_slots[:, kept]
         super()._rebuild(keep)
         self._slot_times = times
-        if self._cold_sessions is not None:
-            self._policy.moved(kept)
         if self._timers is not None:
             numbers = np.full(len(keep), -1, np.int32)
             numbers[kept] = np.arange(len(kept), dtype=np.int32)

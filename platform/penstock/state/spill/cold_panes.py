@@ -16,7 +16,6 @@ from penstock.kernels.aggregates import pages as kernels
 from penstock.kernels.aggregates import values as value_kernels
 from penstock.state.keys.hash_ranges import RECORD_BYTES, LocalBytes
 from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys
-from penstock.state.memory.lru_eviction import LruClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -279,13 +278,12 @@ class ColdPanes:
         #: The cold rows; changes of those that are put there are already in a segment, or in the file of changes.
         self.rows = rows
         self._maybe = np.zeros(0, np.uint8)
-        self._lru = LruClock()
         self._known = 0
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the slot tables."""
-        return int(self._maybe.nbytes) + self._lru.nbytes
+        """The bytes of the slot table."""
+        return int(self._maybe.nbytes)
 
     @property
     def panes(self) -> list[int]:
@@ -296,24 +294,17 @@ class ColdPanes:
         """Return whether any of the panes has cold rows."""
         return not set(panes).isdisjoint(self.rows.panes)
 
-    def note_slots(self, slots: I32, count: int) -> None:
-        """Mark slots as used; new ones (up to `count`) may have cold rows if the store has any."""
+    def note_slots(self, count: int) -> None:
+        """Record new slots, up to `count`: they may have cold rows if the store has any."""
         if count > len(self._maybe):
             size = max(count, 2 * len(self._maybe), 4096)
             self._maybe = np.concatenate([self._maybe, np.zeros(size - len(self._maybe), np.uint8)])
-            self._lru.fit(size)
         self._maybe[self._known : count] = 1 if self.rows.panes else 0
         self._known = count
-        self._lru.touch(slots, count)
-
-    def most_recent_mask(self, count: int, part: int = 2) -> np.ndarray:
-        """Return a mask of the slots to keep: the most recently used ones, at most `count` / `part`."""
-        return self._lru.most_recent_mask(count, part)
 
     def moved(self, kept: I32) -> None:
         """Adopt the numbering of a rebuilt table: only these slots, in this order."""
         self._maybe = self._maybe[kept]
-        self._lru.moved(kept)
         self._known = len(kept)
 
     def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
