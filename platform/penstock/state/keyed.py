@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.panes.pane_table import PaneTable
     from penstock.state.panes.running_table import RunningTable
-    from penstock.state.panes.session_cold import SessionRule
-    from penstock.state.panes.session_table import SessionTable
+    from penstock.state.panes.session_table import SessionRule, SessionTable
     from penstock.state.tables.row_state import RowState
 
 

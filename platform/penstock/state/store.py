@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.state.keys.queried_keys import KeyCounts
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
-    from penstock.state.panes.session_cold import SessionRule
+    from penstock.state.panes.session_table import SessionRule
     from penstock.state.spill.cold_panes import ColdPaneStore
 
 #: Freezes remembered until their checkpoint is known to be complete.

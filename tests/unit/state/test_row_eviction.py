@@ -24,8 +24,7 @@ from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.memory.lru_eviction import EvictionPolicy
-from penstock.state.spill.cold_records import ColdRecords, RowPacker, SpillStore
-from penstock.state.spill.cold_timers import ColdTimers
+from penstock.state.spill.cold_records import ColdRecords, ColdTimers, RowPacker, SpillStore
 from penstock.state.store import open_keyed_state
 
 KEYS = pa.schema([pa.field("k", pa.int64())])

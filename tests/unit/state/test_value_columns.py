@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.state.tables.value_columns import column_of
+from penstock.state.tables.value_table import column_of
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.float16()])

@@ -17,7 +17,7 @@ from penstock.core.evolution import NAME, fits_by_name, shown_by_name
 from penstock.core.schema import schema_from_text
 from penstock.functions.broadcast_state import BroadcastEntries, BroadcastState
 from penstock.operators.process.collection_binding import ObjectCodec
-from penstock.state.tables.value_columns import plain_values
+from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

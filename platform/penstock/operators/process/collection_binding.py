@@ -23,7 +23,7 @@ from penstock.operators.process.state_binding import (
     require_all_kept,
 )
 from penstock.state.log.row_spec import ENTRY
-from penstock.state.tables.value_columns import plain_values
+from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

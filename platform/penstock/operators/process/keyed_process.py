@@ -51,7 +51,7 @@ from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder, read_co
 from penstock.operators.rows.row_text import timer_text
 from penstock.operators.rows.user_functions import gc_paused, load_function, user_error
 from penstock.state.log.ttl import TtlClock
-from penstock.state.tables.value_columns import python_values
+from penstock.state.tables.value_table import python_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,7 +27,7 @@ from penstock.operators.rows.columns import ts_of
 from penstock.operators.rows.row_codec import ProcessOutput, RowDecoder, read_columns
 from penstock.operators.rows.user_functions import UserFunctionError, gc_paused, load_function, user_error
 from penstock.state.log.row_spec import RowSpec
-from penstock.state.tables.value_columns import plain_values
+from penstock.state.tables.value_table import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,7 +25,7 @@ from penstock.operators.aggregates.aggregate_plan import AggregatePlan
 from penstock.operators.aggregates.aggregate_schema import Aggregate, output_schema, parse
 from penstock.operators.lateness import LateRows, RangeWatermarks
 from penstock.operators.operator import NO_CAPABILITIES, Operator, OperatorSnapshot
-from penstock.state.panes.session_cold import SessionRule
+from penstock.state.panes.session_table import SessionRule
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier, Watermark

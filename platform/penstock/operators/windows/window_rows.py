@@ -35,7 +35,7 @@ from penstock.operators.windows.window_engine import WindowEngine
 from penstock.operators.windows.window_outputs import AggregatedWindows, ProcessedWindows, ReducedWindows, WindowOutput
 from penstock.operators.windows.window_schemas import parse_rows
 from penstock.state.log.ttl import TtlClock
-from penstock.state.tables.value_columns import python_values
+from penstock.state.tables.value_table import python_values
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier

@@ -1,20 +1,24 @@
 """Time-to-live of row state: rows expire when they were not written (or read) for a given time.
 
 The clock is the machine's clock made monotonic: a step back holds it still. So state can live longer but never shorter,
-and expired rows stay expired. After a restore it starts at the newest time in the state. Used by the tables of row
-state, in the owner's thread.
+and expired rows stay expired. After a restore it starts at the newest time in the state. Lists and maps have a time for
+each element or entry, by slot: a list of times, or a dict of times. Both are in time order, so expired elements and
+entries are at the front. Used by the tables of row state, in the owner's thread.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.core.elements import MIN_TIMESTAMP
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from penstock.core.clock import Clock
     from penstock.kernels.compiler.compile import I64
 
@@ -66,3 +70,91 @@ class Ttl:
     def deadline(self) -> int:
         """Rows last accessed at this time or before have expired."""
         return self.clock.now - self.duration_us
+
+
+class EntryStamps:
+    """Times of last access, microseconds since the epoch."""
+
+    def __init__(self, ttl: Ttl, *, lists: bool) -> None:
+        """Start without times."""
+        self.ttl = ttl
+        self._lists = lists
+        self._held: dict[int, Any] = {}
+
+    def expired(self, slot: int) -> list[Any]:
+        """Return the map keys (for a list: positions) that have expired, oldest first."""
+        stamps = self._held.get(slot)
+        if not stamps:
+            return []
+        deadline = self.ttl.deadline
+        if self._lists:
+            if stamps[0] > deadline:
+                return []
+            return [place for place, _ in takewhile(lambda at: at[1] <= deadline, enumerate(stamps))]
+        found = []
+        for key, time in stamps.items():
+            if time > deadline:
+                break
+            found.append(key)
+        return found
+
+    def forget(self, slot: int, expired: Sequence[Any]) -> None:
+        """Remove the times of elements or entries that `expired` has returned."""
+        stamps = self._held[slot]
+        if self._lists:
+            del stamps[: len(expired)]
+        else:
+            for key in expired:
+                del stamps[key]
+        if not stamps:
+            del self._held[slot]
+
+    def touch_list(self, slot: int, first: int, length: int) -> None:
+        """Set the elements of a list from `first` upwards as accessed now; the list has `length`."""
+        stamps = self._held.setdefault(slot, [])
+        stamps[first:] = [self.ttl.clock.now] * (length - first)
+
+    def touch_map(self, slot: int, keys: Iterable[Any]) -> None:
+        """Set entries of a map as accessed now."""
+        stamps, now = self._held.setdefault(slot, {}), self.ttl.clock.now
+        for key in keys:
+            stamps.pop(key, None)
+            stamps[key] = now
+
+    def drop(self, slot: int, keys: Iterable[Any] | None = None) -> None:
+        """Remove the times of entries of a map; None: of all entries of the slot."""
+        if keys is None:
+            self._held.pop(slot, None)
+            return
+        stamps = self._held.get(slot, {})
+        for key in keys:
+            stamps.pop(key, None)
+
+    def load(self, slot: int) -> dict[Any, int]:
+        """Return the times of a slot by map key (for a list: by index), to be filled during a restore."""
+        stamps: dict[Any, int] = self._held.setdefault(slot, {})
+        return stamps
+
+    def put(self, slot: int, stamps: Any) -> None:
+        """Set the times of a slot, which had none: a list, or a dict by map key or index."""
+        if isinstance(stamps, dict):
+            stamps = dict(sorted(stamps.items(), key=lambda entry: entry[1]))
+        self._held[slot] = stamps
+
+    def take(self, slot: int) -> Any:
+        """Return and remove the times of an evicted slot."""
+        return self._held.pop(slot)
+
+    def loaded(self) -> None:
+        """Finish a restore: sort all times."""
+        for slot in [slot for slot, stamps in self._held.items() if not stamps]:
+            del self._held[slot]
+        for slot, stamps in self._held.items():
+            if self._lists:
+                self._held[slot] = [stamps[index] for index in sorted(stamps)]
+            else:
+                self._held[slot] = dict(sorted(stamps.items(), key=lambda entry: entry[1]))
+
+    def renumber(self, numbers: np.ndarray) -> None:
+        """Renumber slots: slot s becomes `numbers[s]`."""
+        self._held = {int(numbers[slot]): stamps for slot, stamps in self._held.items() if numbers[slot] >= 0}

@@ -21,8 +21,14 @@ from penstock.state.keys.key_index import KeyIndex, canonical
 from penstock.state.keys.queried_keys import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.memory.lru_eviction import EvictionPolicy
-from penstock.state.panes.frozen_panes import FrozenCold, FrozenPanes
-from penstock.state.panes.pane_eviction import encode_resources, evict_to_file, fire_with_cold, pane_rows
+from penstock.state.panes.pane_eviction import (
+    FrozenCold,
+    FrozenPanes,
+    encode_resources,
+    evict_to_file,
+    fire_with_cold,
+    pane_rows,
+)
 from penstock.state.remote.remote_panes import RemotePanes
 from penstock.state.spill.cold_panes import ColdPanes
 

@@ -1,6 +1,8 @@
-"""Cold rows of one state by key: an evicted key is one packed record in a `ColdStore` until its next use.
+"""Evicted state by key in a `ColdStore`: a packed record for the rows of a key, and an entry for each timer.
 
-Used by the tables of `state.tables.row_state`.
+Timers are in time order until they are due. A timer may also be in memory, if its key returned. It is the same timer
+and fires once, because a deletion removes it in both places. Used by the tables of `state.tables.row_state` and by
+sessions, in the owner's thread.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from penstock.core.elements import MAX_TIMESTAMP
+from penstock.core.errors import UsageError
 from penstock.core.keygroup import HASH_MAX
 from penstock.kernels.keys import hash_index as kernels
 from penstock.kernels.keys.key_columns import (
@@ -25,14 +29,17 @@ from penstock.kernels.keys.key_columns import (
 )
 from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.keys.hash_ranges import RECORD_BYTES
-from penstock.state.keys.sorted_keys import bound, encode_keys, hashes_of
+from penstock.state.keys.sorted_keys import bound, decode_keys, encode_keys, hashes_of
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import pyarrow as pa
+
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64, U8
+    from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.hash_ranges import LocalBytes
     from penstock.state.keys.key_index import KeyView
     from penstock.state.spill.cold_panes import ColdStore
@@ -285,3 +292,126 @@ class ColdRecords:
 
 def _sizes_of(records: Sequence[bytes]) -> I64:
     return np.fromiter(map(len, records), np.int64, len(records)) + RECORD_BYTES
+
+
+_PREFIX = 8
+#: Timers that a query reads between two checks of its limit.
+_LOOKED_PIECE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DueTimers:
+    """Timers in time order that were taken out of the store."""
+
+    keys: KeyColumns
+    hashes: I64
+    times: I64
+    #: All remaining timers are later than this; with `more`, some at this time remain, and all taken ones are at it.
+    reached: int
+    more: bool = False
+
+
+class ColdTimers:
+    """The timers of one kind of time of one operator."""
+
+    def __init__(self, spill_store: SpillStore) -> None:
+        """Start without timers."""
+        self.spill_store = spill_store
+        number = spill_store.number()
+        self._prefix, self._stop = bound(number)[:_PREFIX], bound(number + 1)[:_PREFIX]
+        #: Lower bound of the names, so that a scan skips deleted ones.
+        self._first = self._prefix
+        #: Lower bound of the times; None: no timer.
+        self.least: int | None = None
+        #: Upper bound of the number of timers.
+        self.count = 0
+
+    def put(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Store timers; storing one twice has no effect."""
+        if len(slots) == 0:
+            return
+        names = self._names(keys, slots, times)
+        self.spill_store.store.put(names, [b""] * len(names))
+        self._first = min(self._first, *names)
+        low = int(times.min())
+        self.least = low if self.least is None else min(low, self.least)
+        self.count += len(names)
+
+    def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Delete timers that may or may not be in the store."""
+        if self.least is None:
+            return
+        there = times >= self.least
+        if there.any():
+            self.spill_store.store.delete(self._names(keys, slots[there], times[there]))
+
+    def look_up(self, keys: KeyView, slots: I32, most: int) -> list[int]:
+        """Return the times of the first `most` timers of one key, ascending, without removing them.
+
+        Raises:
+            UsageError: too many timers of other keys are before them.
+        """
+        if self.least is None:
+            return []
+        key, times, looked = encode_keys(keys, slots, np.zeros(1, np.int64))[0][_PREFIX:], list[int](), 0
+        for names, _ in self.spill_store.store.scan(self._bound(self.least), self._stop, _LOOKED_PIECE):
+            found = [name for name in names if name[2 * _PREFIX :] == key]
+            times += decode_times(found).tolist()
+            looked += len(names)
+            if len(times) >= most:
+                break
+            if looked >= self.spill_store.limits.searched_timers:
+                msg = f"the first {looked:,} timers of keys on disk do not include enough of this key"
+                raise UsageError(msg, hint="take a savepoint and read its state (ps.snapshots.read)")
+        return times[:most]
+
+    def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
+        """Return the first timers up to a time, about `limit`: all of a time, or a part of a single time."""
+        if self.least is None or self.least > until:
+            return None
+        first = max(self._first, self._bound(self.least))
+        names, _ = next(self.spill_store.store.scan(first, self._end_key(until), limit + 1), ([], []))
+        if not names:
+            self._look(until)
+            return None
+        columns, hashes, times = decode_keys(key_schema, [name[_PREFIX:] for name in names])
+        stop, reached, more = len(names), until, False
+        if stop > limit:
+            reached = int(times[-1]) - 1
+            stop = int(np.searchsorted(times, times[-1]))
+            if stop == 0:
+                stop, reached, more = limit, int(times[-1]), True
+            self.least = int(times[stop])
+        self.spill_store.store.delete(names[:stop])
+        self._first = names[stop - 1] + b"\0"
+        self.count = max(0, self.count - stop)
+        if len(names) <= limit:
+            self._look(until)
+        if stop < len(names):
+            columns, hashes, times = decode_keys(key_schema, [name[_PREFIX:] for name in names[:stop]])
+        return DueTimers(columns, hashes, times, reached, more)
+
+    def _look(self, until: int) -> None:
+        """Find the first timer after `until`, up to which there is none."""
+        self.least = None
+        if until < MAX_TIMESTAMP:
+            names, _ = next(self.spill_store.store.scan(self._bound(until + 1), self._stop, 1), ([], []))
+            if names:
+                self.least = int(decode_times(names)[0])
+        if self.least is None:
+            self.count = 0
+
+    def _names(self, keys: KeyView, slots: I32, times: I64) -> list[bytes]:
+        return [self._prefix + name for name in encode_keys(keys, slots, times)]
+
+    def _bound(self, time: int) -> bytes:
+        return self._prefix + bound(time)[:_PREFIX]
+
+    def _end_key(self, until: int) -> bytes:
+        return self._stop if until == MAX_TIMESTAMP else self._bound(until + 1)
+
+
+def decode_times(names: list[bytes]) -> I64:
+    """Return the times of store keys."""
+    raw = np.frombuffer(b"".join(name[_PREFIX : 2 * _PREFIX] for name in names), ">u8").astype(np.uint64)
+    return (raw ^ np.uint64(1 << 63)).view(np.int64)

@@ -1,6 +1,8 @@
 """Runs of join rows in order of (slot, time), in memory or in mapped local files, with range lookups and merges.
 
-Used by `state.tables.join_buffer`, remote state and the join operators.
+Rows in memory refer to keys by slots of the operator's index. A file contains its keys, numbered in hash order, so that
+none of them has to be in memory. Requested keys are found by hash and then compared. Used by
+`state.tables.join_buffer`, remote state and the join operators.
 """
 
 from __future__ import annotations
@@ -20,15 +22,72 @@ import pyarrow as pa
 from penstock.core.errors import StorageError
 from penstock.kernels.rows.join_kernels import find_ranges, write_pairs
 from penstock.state.keys.key_index import KeyIndex, columns_of
-from penstock.state.keys.run_keys import RunKeys
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from penstock.core.keygroup import HashRange
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """Distinct keys in ascending order of their hashes."""
+
+    schema: pa.Schema
+    hashes: I64
+    arrays: list[pa.Array]
+
+    @classmethod
+    def of(cls, keys: Keys, slots: I32) -> tuple[RunKeys, I32]:
+        """Return the distinct keys of rows, and the key number of each row."""
+        distinct, places = in_order(keys, slots)
+        return cls(keys.schema, keys.hashes[distinct], keys.gather(distinct)), places
+
+    def gather(self, slots: I32) -> list[pa.Array]:
+        """Return the key columns of the given key numbers."""
+        chosen = pa.array(slots)
+        return [array.take(chosen) for array in self.arrays]
+
+    def between(self, part: HashRange) -> tuple[int, int]:
+        """Return the first key number in a range of hashes, and the first one after it."""
+        first = np.searchsorted(self.hashes, part.low)
+        return int(first), int(np.searchsorted(self.hashes, part.high, side="right"))
+
+    def numbers_of(self, keys: Keys, slots: I32) -> I32:
+        """Return the number of each of some keys, in hash order; -1: the key is not in this file."""
+        numbers = np.full(len(slots), -1, np.int32)
+        hashes = keys.hashes[slots]
+        first, stop = np.searchsorted(hashes, self.hashes[0]), np.searchsorted(hashes, self.hashes[-1], side="right")
+        probes, hashes = slots[first:stop], hashes[first:stop]
+        firsts = np.searchsorted(self.hashes, hashes)
+        counts = np.searchsorted(self.hashes, hashes, side="right") - firsts
+        for further in range(int(counts.max(initial=0))):  # several candidates if keys share a hash
+            some = np.flatnonzero(counts > further)
+            found = (firsts[some] + further).astype(np.int32)
+            same = _same(keys, probes[some], self, found)
+            numbers[first + some[same]] = found[same]
+        return numbers
+
+
+def in_order(keys: Keys, slots: I32) -> tuple[I32, I32]:
+    """Return the distinct keys of rows in ascending order of their hashes, and each row's position among them."""
+    distinct, places = np.unique(slots, return_inverse=True)
+    order = np.argsort(keys.hashes[distinct], kind="stable")
+    number = np.empty(len(order), np.int32)
+    number[order] = np.arange(len(order), dtype=np.int32)
+    return distinct[order], number[places]
+
+
+def _same(keys: Keys, slots: I32, others: Keys, found: I32) -> np.ndarray:
+    """Return a mask of the keys that equal the key of the same hash at the same position in `found`."""
+    index, hashes = KeyIndex(keys.schema), others.hashes[found]
+    own = index.upsert(columns_of(keys, slots), hashes).copy()
+    return np.asarray(own == index.upsert(columns_of(others, found), hashes))
+
 
 _ALIGNED = 64
 #: Smallest file, while the disk has room; it takes several runs.

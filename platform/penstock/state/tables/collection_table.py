@@ -16,11 +16,10 @@ from penstock.core.elements import MIN_TIMESTAMP
 from penstock.state.keys.queried_keys import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import LAST_ACCESS, keyed_batch
+from penstock.state.log.ttl import EntryStamps
 from penstock.state.spill.cold_records import slot_batches
-from penstock.state.tables.entry_codec import alive_entries, entry_rows, restored_entries
-from penstock.state.tables.entry_cold import ColdEntries
+from penstock.state.tables.entry_codec import ColdEntries, alive_entries, entry_rows, restored_entries
 from penstock.state.tables.entry_log import EntryLog
-from penstock.state.tables.entry_stamps import EntryStamps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

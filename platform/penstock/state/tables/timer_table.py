@@ -15,7 +15,7 @@ from penstock.state.keys.queried_keys import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import DELETED, NAMESPACE, keyed_batch, segment_table
 from penstock.state.remote.remote_timers import RemoteTimers
-from penstock.state.spill.cold_timers import ColdTimers
+from penstock.state.spill.cold_records import ColdTimers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
