@@ -35,9 +35,9 @@ from penstock.kernels.keys.hashing import hash_columns
 from penstock.operators.aggregates.running_operators import RunningAggregateOperator
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.process.keyed_process import KeyedProcessOperator
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.log.segments import SegmentWriter, segment_of
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 from penstock.task.checkpoint.compaction import Prefetcher
 from penstock.task.drive.threads import ParallelReads, ThreadBackground

@@ -21,8 +21,8 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
 from penstock.operators.aggregates.running_operators import RunningAggregateOperator
 from penstock.operators.operator import OperatorMetrics
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 from penstock_lab.bench.measuring import reference
 

@@ -19,8 +19,8 @@ from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.rows.key_group_split import split_by_key_group, take_split
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.windows.window_aggregate import WindowAggregateOperator
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
 

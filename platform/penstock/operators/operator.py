@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import Committable, FileRef, OperatorStateSnapshot
     from penstock.eventtime.split_watermarks import SplitWatermarks
     from penstock.graph.job_graph import OperatorSpec
-    from penstock.state.keyed import FrozenState, KeyedStateStore
+    from penstock.state.log.frozen import FrozenTable
+    from penstock.state.store import KeyedState
 
 
 class Collector(Protocol):
@@ -72,7 +73,7 @@ class OperatorContext:
     #: Schemas of the inputs, by input index, with `__ts` if they have event time.
     input_schemas: tuple[pa.Schema, ...]
     #: Keyed state of this operator, already restored; None for operators without any.
-    keyed_state: KeyedStateStore | None
+    keyed_state: KeyedState | None
     #: Restored non-keyed state, as assigned by the JobMaster.
     restored: tuple[OperatorStateSnapshot, ...]
     #: Asks the task loop for a call soon, from any thread (a reader has data, a commit has finished).
@@ -106,7 +107,7 @@ class StagedOutput:
 class OperatorSnapshot:
     """The synchronous part of an operator's snapshot; `keyed` and `staged` are written in the background."""
 
-    keyed: tuple[FrozenState, ...] = ()
+    keyed: tuple[FrozenTable, ...] = ()
     operator: tuple[OperatorStateSnapshot, ...] = ()
     #: Already durable (2pc), nothing left to write.
     committables: tuple[Committable, ...] = ()

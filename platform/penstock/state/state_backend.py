@@ -1,17 +1,19 @@
-"""State backend of one operator: the stores of evicted keys, or the remote state that is fetched on demand.
+"""State backend of one operator: what the task passes to open its state, and the stores of evicted or remote keys.
 
 Made by `state.store`, which closes it with the operator.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.keys.key_index import plain_key_schema
+from penstock.state.memory.limits import PRODUCTION, StateLimits
 from penstock.state.remote.remote_keys import KeyStores, RemoteKeys
-from penstock.state.remote.remote_log import Reader
+from penstock.state.remote.remote_log import Gather, Reader, one_by_one
 from penstock.state.remote.remote_panes import RemotePanes
 from penstock.state.remote.remote_runs import RemoteRuns, RunStores
 from penstock.state.spill.cold_file import ColdFileRegions, ColdFileStore
@@ -20,10 +22,39 @@ from penstock.state.spill.cold_records import SpillStore
 from penstock.state.spill.join_runs import RunFiles
 
 if TYPE_CHECKING:
-    from penstock.state.keyed import KeyedStateRequest
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from penstock.config.settings import JobSettings
+    from penstock.core.keygroup import HashRange
+    from penstock.core.snapshot import FileRef, KeyedStateSnapshot
     from penstock.state.log.frozen import FrozenSource
+    from penstock.state.memory.budget import MemoryBudget
     from penstock.state.remote.range_fetcher import RangeFetcher
     from penstock.state.spill.cold_panes import ColdPaneStore, ColdStore, RegionStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedStateRequest:
+    """The data that the task passes to open an operator's state."""
+
+    uid: str
+    #: Snapshots of this operator, clipped to `hash_range` by the job.
+    snapshots: tuple[KeyedStateSnapshot, ...]
+    hash_range: HashRange
+    settings: JobSettings
+    #: Reads a file of a snapshot or a part of it, verified if the reference has a checksum.
+    read: Callable[[FileRef], bytes]
+    #: The folder of this subtask attempt for spilled and cold rows; created when needed.
+    directory: Path
+    #: `<run>/<vertex>/<subtask>/<attempt>`.
+    writer: str
+    budget: MemoryBudget
+    #: Runs several reads in parallel.
+    gather: Gather = one_by_one
+    #: Size limits of tables, logs and files.
+    limits: StateLimits = PRODUCTION
+
 
 #: RocksDB's cache and memtables get one part in this many of the managed memory, hot tables the rest.
 _COLD_SHARE = 4

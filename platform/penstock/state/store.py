@@ -6,7 +6,7 @@ It also adapts restored columns to the declared ones. Called by the task when it
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.evolution import (
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.kernels.compiler.compile import I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.keyed import CompactionJob as CompactionJobProtocol
-    from penstock.state.keyed import FrozenState, KeyedStateRequest, PrefetchJob
     from penstock.state.keys.queried_keys import KeyCounts
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
     from penstock.state.panes.session_table import SessionRule
+    from penstock.state.remote.range_fetcher import BackgroundFetch
     from penstock.state.spill.cold_panes import ColdPaneStore
+    from penstock.state.state_backend import KeyedStateRequest
 
 #: Freezes remembered until their checkpoint is known to be complete.
 _MAX_OPEN_VIEWS = 64
@@ -181,7 +181,7 @@ class KeyedState:
                     hint="declare it again, give the operator a new uid, or start with --fresh",
                 )
 
-    def freeze(self, checkpoint_id: int | None = None) -> tuple[FrozenState, ...]:
+    def freeze(self, checkpoint_id: int | None = None) -> tuple[FrozenTable, ...]:
         """Freeze every table; with an id, `completed` can later mark its content as committed."""
         frozen: tuple[FrozenTable, ...] = tuple(table.freeze() for table in self._tables.values())
         if checkpoint_id is not None:
@@ -199,7 +199,7 @@ class KeyedState:
                 for log, view in views:
                     log.completed(view)
 
-    def compaction(self) -> CompactionJobProtocol | None:
+    def compaction(self) -> CompactionJob | None:
         """Return a compaction for the background when a tier of a log is full."""
         for table in self._tables.values():
             work = table.source.log.compaction()
@@ -207,17 +207,15 @@ class KeyedState:
                 return CompactionJob(table.source, *work, self._request.directory)
         return None
 
-    def compacted(self, job: CompactionJobProtocol, file: FileRef | None) -> None:
+    def compacted(self, job: CompactionJob, file: FileRef | None) -> None:
         """Replace the inputs by the merged segment; None: abandoned, it will be offered again."""
-        if not isinstance(job, CompactionJob):
-            raise TypeError(f"{type(job).__name__} was not made by this store")
         log = self._tables[job.state].source.log
         if file is None or job.result is None:
             log.compacted(job.inputs, None)
         else:
             log.compacted(job.inputs, segment_of(job.result, file, self._request.writer))
 
-    def prefetch(self) -> PrefetchJob | None:
+    def prefetch(self) -> BackgroundFetch[Any] | None:
         """Return the next prefetch from the object store for the background."""
         return next((job for fetcher in self._cold.remote if (job := fetcher.next_fetch()) is not None), None)
 

@@ -24,8 +24,8 @@ from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.restore_plan import clip_keyed
 from penstock.operators.operator import OperatorContext, OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
 

@@ -16,8 +16,8 @@ from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import fixed_column, key_columns
 from penstock.rpc.messages import WriteSavepoint
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 from penstock.task.checkpoint.savepoint_copy import write_savepoint
 

@@ -9,9 +9,9 @@ from penstock.config.settings import JobSettings
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.memory.limits import PRODUCTION
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
 SPEC = PaneTableSpec(

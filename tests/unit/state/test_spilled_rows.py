@@ -15,11 +15,11 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
 from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.keys.key_index import KeyIndex
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.spill import join_runs
 from penstock.state.spill.join_runs import Run, RunFiles, RunKeys
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
 LIMIT = 8 << 20

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.kernels.compiler.compile import I64
     from penstock.operators.operator import Capabilities, Collector, OperatorContext
-    from penstock.state.keyed import KeyedStateStore
     from penstock.state.panes.running_table import RunningTable
+    from penstock.state.store import KeyedState
 
 _RUNNING_STATE = "running"
 
@@ -45,7 +45,7 @@ class RunningAggregateOperator(Operator):
     _config: RunningConfig
     _plan: AggregatePlan
     _schema: pa.Schema
-    _store: KeyedStateStore
+    _store: KeyedState
     _table: RunningTable
 
     def open(self, context: OperatorContext) -> Capabilities:
@@ -95,7 +95,7 @@ class DeduplicateOperator(Operator):
 
     _config: DeduplicateConfig
     _by: str | None
-    _store: KeyedStateStore
+    _store: KeyedState
     _table: RunningTable
 
     def open(self, context: OperatorContext) -> Capabilities:

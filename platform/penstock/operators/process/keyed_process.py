@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.kernels.compiler.compile import I32
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.store import KeyedState
     from penstock.state.tables.row_state import RowState
     from penstock.state.tables.timer_table import TimerTable
 
@@ -127,7 +127,7 @@ class KeyedProcessOperator(Operator):
     """Runs one `KeyedProcessFunction`, or a function of two inputs: both keyed, or the second one broadcast."""
 
     _function: KeyedProcessFunction | KeyedCoProcessFunction | KeyedBroadcastProcessFunction | None
-    _store: KeyedStateStore
+    _store: KeyedState
     _state: RowState
     _states: list[BoundState]
     _event_table: TimerTable

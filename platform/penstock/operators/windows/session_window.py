@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from penstock.operators.aggregates.aggregate_schema import WindowConfig
     from penstock.operators.operator import Capabilities, Collector, OperatorContext
     from penstock.state.cells.hot_panes import Fired
-    from penstock.state.keyed import KeyedStateStore
     from penstock.state.panes.session_table import SessionTable
+    from penstock.state.store import KeyedState
 
 _STATE = "sessions"
 #: In the items of the watermark: the time at which sessions are due is known.
@@ -47,7 +47,7 @@ class SessionAggregateOperator(Operator):
     """Aggregates by key and session."""
 
     _config: WindowConfig
-    _store: KeyedStateStore
+    _store: KeyedState
     _table: SessionTable
     _watermarks: RangeWatermarks
 

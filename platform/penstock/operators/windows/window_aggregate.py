@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I64
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.cells.hot_panes import Fired
-    from penstock.state.keyed import KeyedStateStore
     from penstock.state.panes.pane_table import PaneTable
+    from penstock.state.store import KeyedState
 
 _UNASSIGNED = MIN_TIMESTAMP
 _STATE = "panes"
@@ -93,7 +93,7 @@ class WindowAggregateOperator(Operator):
     _config: WindowConfig
     _plan: AggregatePlan
     _schema: pa.Schema
-    _store: KeyedStateStore
+    _store: KeyedState
     _table: PaneTable
     _watermarks: RangeWatermarks
 

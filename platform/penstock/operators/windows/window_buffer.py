@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compiler.compile import I32, I64
     from penstock.operators.windows.window_assigners import WindowAssigner
-    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.store import KeyedState
 
 _END = attrgetter("end")
 
@@ -222,7 +222,7 @@ class WindowBuffer:
 
     def __init__(
         self,
-        store: KeyedStateStore,
+        store: KeyedState,
         key: pa.Schema,
         schema: pa.Schema,
         row_type: type | None,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.operators.lateness import LateRowReceiver
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.operators.windows.window_buffer import KeyWindows
-    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.store import KeyedState
     from penstock.state.tables.timer_table import TimerTable
 
 _WATERMARK, _CLOCK = "watermark", "clock"
@@ -69,7 +69,7 @@ class WindowDefinition:
 class WindowRowsOperator(Operator):
     """Windows with rows, processed by key."""
 
-    _store: KeyedStateStore
+    _store: KeyedState
     _buffer: WindowBuffer
     _watermarks: RangeWatermarks
     _sink: WindowOutput

@@ -18,8 +18,8 @@ from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from penstock.operators.operator import OperatorContext, OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import KeyedState
 
 if TYPE_CHECKING:

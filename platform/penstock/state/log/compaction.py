@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class CompactionJob:
-    """A run of committed segments to be merged; see `keyed.CompactionJob`."""
+    """A run of committed segments of one tier to be merged.
+
+    Call `run` in the background, then `KeyedState.compacted` in the owner's thread.
+    """
 
     def __init__(self, source: FrozenSource, inputs: tuple[Segment, ...], tier: int, folder: Path) -> None:
         """Record the tombstones of this moment; later ones hide rows of the merged segment by their position."""

@@ -195,7 +195,10 @@ def _opened(about: EncodedSegment, data: bytes, limits: StateLimits) -> SegmentF
 
 
 class FrozenTable:
-    """One table at one barrier (`keyed.FrozenState`)."""
+    """One table at one barrier.
+
+    Pages are copied by the owner's thread in steps; encoding runs in the background.
+    """
 
     def __init__(self, source: FrozenSource, view: LogView, segments: tuple[FrozenSegment, ...]) -> None:
         """Take the log's view; `segments` are those of it that were not durable at the barrier."""

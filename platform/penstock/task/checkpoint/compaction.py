@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.snapshot import FileRef
 from penstock.state.log.segments import EncodedSegment
@@ -17,7 +17,9 @@ from penstock.task.chain.background import Background, Mail
 from penstock.task.chain.uploader import Part, Uploader
 
 if TYPE_CHECKING:
-    from penstock.state.keyed import CompactionJob, KeyedStateStore, PrefetchJob
+    from penstock.state.log.compaction import CompactionJob
+    from penstock.state.remote.range_fetcher import BackgroundFetch
+    from penstock.state.store import KeyedState
 
 
 @dataclass(slots=True)
@@ -29,20 +31,20 @@ class Prefetcher:
     failures: int = 0
     _running: set[int] = field(default_factory=set)
 
-    def start_due(self, stores: tuple[KeyedStateStore, ...]) -> None:
+    def start_due(self, stores: tuple[KeyedState, ...]) -> None:
         """Start the work that the stores offer."""
         for index, store in enumerate(stores):
             if index not in self._running:
                 self._next(index, store)
 
-    def _next(self, index: int, store: KeyedStateStore) -> None:
+    def _next(self, index: int, store: KeyedState) -> None:
         job = store.prefetch()
         if job is None:
             return
         self._running.add(index)
         self.background.submit(job.run, lambda _, error: self.post(lambda: self._end(index, store, job, error)))
 
-    def _end(self, index: int, store: KeyedStateStore, job: PrefetchJob, error: BaseException | None) -> None:
+    def _end(self, index: int, store: KeyedState, job: BackgroundFetch[Any], error: BaseException | None) -> None:
         self._running.discard(index)
         if error is None:
             job.install()
@@ -69,7 +71,7 @@ class Compactor:
         """Start without work."""
         self._prefetcher = Prefetcher(self.background, self.post)
 
-    def start_due(self, stores: tuple[KeyedStateStore, ...]) -> None:
+    def start_due(self, stores: tuple[KeyedState, ...]) -> None:
         """Start the work that the stores offer."""
         self._prefetcher.start_due(stores)
         for index, store in enumerate(stores):
@@ -80,7 +82,7 @@ class Compactor:
                 self._running.add(index)
                 self._run(index, store, job)
 
-    def _run(self, index: int, store: KeyedStateStore, job: CompactionJob) -> None:
+    def _run(self, index: int, store: KeyedState, job: CompactionJob) -> None:
         def merged(segment: EncodedSegment | None, error: BaseException | None) -> None:
             if segment is None:
                 self.post(lambda: self._end(index, store, job, None, error))
@@ -97,7 +99,7 @@ class Compactor:
     def _end(
         self,
         index: int,
-        store: KeyedStateStore,
+        store: KeyedState,
         job: CompactionJob,
         file: FileRef | None,
         error: BaseException | None,

@@ -19,7 +19,7 @@ from penstock.core.snapshot import FileRef, OperatorStateSnapshot
 from penstock.eventtime.watermarks import initial_watermark
 from penstock.graph.task_deployment import OperatorRestore
 from penstock.operators.operator import OperatorContext
-from penstock.state.keyed import KeyedStateRequest
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 from penstock.task.chain.chain import Chain, ChainLink
 from penstock.task.chain.environment import TaskEnvironment

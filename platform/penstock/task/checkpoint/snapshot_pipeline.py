@@ -26,7 +26,7 @@ from penstock.core.snapshot import (
     SubtaskSnapshot,
 )
 from penstock.operators.operator import OperatorSnapshot, PublishingOperator, StagedOutput
-from penstock.state.keyed import FrozenState
+from penstock.state.log.frozen import FrozenTable
 from penstock.state.log.segments import EncodedSegment
 from penstock.task.chain.background import Background, Mail
 from penstock.task.chain.environment import TaskReports
@@ -56,10 +56,10 @@ class SubtaskCheckpoint:
     #: See `CheckpointMetrics.counts`.
     counts: dict[str, int] = field(default_factory=dict)
     aborted: bool = False
-    uncopied: deque[FrozenState] = field(default_factory=deque)
+    uncopied: deque[FrozenTable] = field(default_factory=deque)
 
     @property
-    def frozen(self) -> tuple[FrozenState, ...]:
+    def frozen(self) -> tuple[FrozenTable, ...]:
         """All frozen states."""
         return tuple(state for _, snapshot in self.taken for state in snapshot.keyed)
 
@@ -69,7 +69,7 @@ class _Upload:
     """The files of the first checkpoint in order; kept until durable, so that they can be written again."""
 
     #: (frozen state, its segments) and (sink, staged output without the chunks already written, their bytes).
-    segments: tuple[tuple[FrozenState, tuple[EncodedSegment, ...]], ...]
+    segments: tuple[tuple[FrozenTable, tuple[EncodedSegment, ...]], ...]
     staged: tuple[tuple[PublishingOperator | None, StagedOutput, tuple[bytes, ...]], ...]
     attempts: int = 0
     first_failure_ms: float | None = None

@@ -27,8 +27,8 @@ from penstock.operators.process.broadcast_binding import BoundBroadcast, require
 from penstock.operators.process.state_binding import StateConfig, StateTypes
 from penstock.operators.registry import create_operator
 from penstock.operators.rows.user_functions import UserFunctionError
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field(TS_COLUMN, pa.int64())])

@@ -16,8 +16,8 @@ from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.operators.aggregates.combine import combiner_for
 from penstock.operators.registry import create_operator
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64(), nullable=False)])

@@ -16,8 +16,8 @@ from penstock.operators.aggregates.aggregate_schema import output_schema
 from penstock.operators.lateness import RangeWatermarks
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema(

@@ -21,8 +21,8 @@ from penstock.graph.state_check import check_states
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
 from penstock.snapshots.access.declared import declared_states
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
 ROWS = pa.schema([pa.field("k", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])

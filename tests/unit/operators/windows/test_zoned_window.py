@@ -19,8 +19,8 @@ from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.registry import create_operator
 from penstock.operators.windows.window_assigners import TimeZone, require_zone
-from penstock.state.keyed import KeyedStateRequest
 from penstock.state.memory.budget import MemoryBudget
+from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
 
 EPOCH = dt.datetime(1970, 1, 1)
