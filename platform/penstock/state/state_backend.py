@@ -16,7 +16,7 @@ from penstock.state.remote.remote_keys import KeyStores, RemoteKeys
 from penstock.state.remote.remote_log import Gather, Reader, one_by_one
 from penstock.state.remote.remote_panes import RemotePanes
 from penstock.state.remote.remote_runs import RemoteRuns, RunStores
-from penstock.state.spill.cold_file import ColdFileRegions, ColdFileStore
+from penstock.state.spill.cold_file import ColdFileStore
 from penstock.state.spill.cold_panes import SortedColdStore
 from penstock.state.spill.cold_records import SpillStore
 from penstock.state.spill.join_runs import RunFiles
@@ -151,8 +151,9 @@ class StateBackend:
     def _remote_rows(self, source: FrozenSource, spec: PaneTableSpec) -> RemotePanes:
         request = self._request
         if _fits_file(spec):
-            local: RegionStore = ColdFileRegions(
-                spec, request.hash_range, request.directory, self._share, request.limits
+            limits = request.limits
+            local: RegionStore = ColdFileStore(
+                spec, request.hash_range, request.directory, self._share, limits, limits.regions
             )
         else:
             local = SortedColdStore(spec, self._open_store(source.state), request.hash_range, request.limits.regions)

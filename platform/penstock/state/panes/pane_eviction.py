@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.kernels.keys.key_columns import FixedColumn
 from penstock.kernels.rows.row_order import hash_order
 from penstock.state.cells.hot_panes import CHUNK, Fired, HotPanes, rows_to_table, rows_to_tables
 from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap
 from penstock.state.keys.hash_ranges import inside
-from penstock.state.keys.key_index import KeyIndex, KeyView, columns_of, plain_key_schema
+from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.log.frozen import EncodeResources
 from penstock.state.memory.limits import PRODUCTION
 from penstock.state.spill.cold_panes import parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -218,34 +217,16 @@ class FrozenCold:
             part = wanted.intersect(self.owned)
             if part is not None:
                 for pane in self.rows.panes:
-                    yield from self._of(list(self.rows.scan(pane, part)), pane)
+                    yield from self._of(self.rows.scan(pane, part))
 
     def tables(self, rows: int) -> Iterator[pa.Table]:
         """Yield the rows as columns of a segment, one hash range at a time."""
         for pane in self.rows.panes:
             for part in parts_of(self.rows.rows_of(pane), self.owned, rows):
-                yield from self._of(list(self.rows.scan(pane, part, most=rows)), pane)
+                yield from self._of(self.rows.scan(pane, part, most=rows))
 
-    def _of(self, chunks: list[tuple[KeyColumns, I64, I64, I64]], pane: int) -> Iterator[pa.Table]:
-        if chunks:
-            schema = plain_key_schema(self.spec.key_schema)
-            hashes = np.concatenate([p[1] for p in chunks])
-            cells = np.concatenate([p[3] for p in chunks])
-            columns = tuple(_stored([p[0] for p in chunks], k) for k in range(len(schema)))
-            slots = np.arange(len(hashes), dtype=np.int32)
-            found = PaneCells(slots, np.full(len(hashes), pane, np.int64), cells)
-            yield rows_to_table(self.spec, KeyView(schema, hashes, columns), found)
-
-
-def _stored(chunks: list[KeyColumns], k: int) -> tuple[I64, None, np.ndarray, int]:
-    """Return one fixed-width key column as an index stores it: values, no starts, validity, number of nulls."""
-    values, valid = [], []
-    for piece in chunks:
-        column = piece[k]
-        assert isinstance(column, FixedColumn)  # noqa: S101 - files have keys of fixed width
-        values.append(column.values)
-        count = len(column.values)
-        bits = column.bitmap
-        valid.append(np.unpackbits(bits, count=count, bitorder="little") if len(bits) else np.ones(count, np.uint8))
-    known = np.concatenate(valid)
-    return np.concatenate(values), None, known, int(len(known) - known.sum())
+    def _of(self, chunks: Iterable[tuple[KeyColumns, I64, I64, I64]]) -> Iterator[pa.Table]:
+        index = KeyIndex(self.spec.key_schema, small=True)
+        parts = [PaneCells(index.upsert(keys, hashes).copy(), panes, cells) for keys, hashes, panes, cells in chunks]
+        if parts:
+            yield rows_to_table(self.spec, index.view(), _merged(parts, self.spec.width))

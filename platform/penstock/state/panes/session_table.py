@@ -67,14 +67,6 @@ class SessionRule:
         return np.where(last > closed_to, last, kept)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedCells:
-    """Loaded cells, and the time up to which each had fired when it was evicted."""
-
-    rows: PaneCells
-    fired_to: I64
-
-
 class ColdSessions:
     """The cells of sessions by key."""
 
@@ -106,8 +98,8 @@ class ColdSessions:
             if self._due is not None:
                 self._due.put(keys, slots[heads], least)
 
-    def take(self, keys: KeyView, slots: I32, heap: ValueHeap) -> LoadedCells | None:
-        """Return and remove the cells of these distinct keys.
+    def take(self, keys: KeyView, slots: I32, heap: ValueHeap) -> tuple[PaneCells, I64] | None:
+        """Return and remove the cells of these distinct keys, and the time up to which each had fired.
 
         Values that cells refer to are put into `heap`.
         """
@@ -117,7 +109,7 @@ class ColdSessions:
         if self._due is not None:
             firsts = np.cumsum(taken.counts) - taken.counts
             self._due.forget(keys, taken.slots, taken.columns[0].to_numpy()[firsts])
-        return LoadedCells(self._rows(taken, heap), taken.columns[1].to_numpy())
+        return self._rows(taken, heap), taken.columns[1].to_numpy()
 
     def look_up(self, keys: KeyView, slots: I32, heap: ValueHeap) -> PaneCells | None:
         """Return the cells of these keys without removing them; `heap` as in `take`."""
@@ -191,6 +183,8 @@ class SessionTable(PaneTable):
         #: By slot: the earliest known timer, and the time up to which its loaded sessions have fired; the end of time
         #: without a timer, and where all sessions up to `closed_to` have fired.
         self._slot_times: I64 = np.empty((2, 0), np.int64)
+        #: Whether keys were loaded since `closed_to` was set.
+        self._loaded = False
 
     @property
     def closed_to(self) -> int:
@@ -200,7 +194,8 @@ class SessionTable(PaneTable):
     @closed_to.setter
     def closed_to(self, time: int) -> None:
         self._closed_to = time
-        self._slot_times[_FIRED_TO] = MAX_TIMESTAMP
+        if self._loaded:
+            self._slot_times[_FIRED_TO], self._loaded = MAX_TIMESTAMP, False
 
     def take_ended(self, closed_to: int) -> Iterator[Fired]:
         """Yield the merged sessions with a last time of at most `closed_to`, and remove them; exhaust it.
@@ -380,9 +375,9 @@ class SessionTable(PaneTable):
     def _load_keys(self, cold: ColdSessions, slots: I32) -> None:
         loaded = cold.take(self._hot.index.view(), slots, self.heap)
         if loaded is not None:
-            rows = loaded.rows
+            rows, fired_to = loaded
             self._hot.memory.put(rows.slots, rows.panes, rows.cells, self._hot.index.count)
-            self._times_of_slots[_FIRED_TO, rows.slots] = loaded.fired_to
+            self._times_of_slots[_FIRED_TO, rows.slots], self._loaded = fired_to, True
             least = int(rows.cells[:, self.rule.last_word].min())
             self.least_last, self.least_open = min(self.least_last, least), min(self.least_open, least)
 
@@ -499,9 +494,9 @@ class SessionTable(PaneTable):
 
     def _rebuild(self, keep: np.ndarray) -> None:
         kept = np.flatnonzero(keep).astype(np.int32)
-        times = self._times_of_slots[:, kept]
+        if self._cold_sessions is not None:
+            self._slot_times = self._times_of_slots[:, kept]
         super()._rebuild(keep)
-        self._slot_times = times
         if self._timers is not None:
             numbers = np.full(len(keep), -1, np.int32)
             numbers[kept] = np.arange(len(kept), dtype=np.int32)

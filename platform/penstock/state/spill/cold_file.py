@@ -21,7 +21,7 @@ from penstock.core.errors import StorageError
 from penstock.kernels.aggregates import cold_cells as kernels
 from penstock.kernels.keys.key_columns import FixedColumn
 from penstock.kernels.rows.row_order import hash_order
-from penstock.state.keys.hash_ranges import LocalBytes
+from penstock.state.keys.hash_ranges import even_parts
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ _AHEAD = 2 << 20
 _STRETCH_PART = 2
 #: Records moved to a larger file between two checks of the mapped bytes.
 _MOVED = 16_384
+#: At least this much of a region's file may stay mapped between two calls.
+_MAPPED_BYTES = 256 << 10
 #: Bytes that one access may map: the kernel maps the pages around it as well.
 _AROUND = 64 << 10
 
@@ -187,7 +189,7 @@ class _File:
 
 
 class ColdFileStore:
-    """The cold rows of one table (`cold_panes.ColdPaneStore`); its only pane starts at 0."""
+    """The cold rows of one table (`cold_panes.RegionStore`), a file per region; its only pane starts at 0."""
 
     bounded_memory = True
 
@@ -198,36 +200,40 @@ class ColdFileStore:
         folder: Path,
         memory_bytes: int,
         limits: StateLimits = PRODUCTION,
+        regions: int = 1,
     ) -> None:
-        """Start empty; at most about `memory_bytes` of the file are mapped between two calls."""
+        """Start empty; at most about `memory_bytes` of the files are mapped between two calls."""
         self._limits = limits
-        self._spec, self._owned, self._folder = spec, owned, folder
+        self._spec, self._owned, self._folder, self._memory_bytes = spec, owned, folder, memory_bytes
         self._key_words = kernels.KEYS + len(spec.key_schema)
-        self._memory_bytes = memory_bytes
-        self._touched = 0
+        self.regions = even_parts(owned, regions)
+        self._cuts = np.array([part.low for part in self.regions[1:]], np.int64)
+        self._files: list[_File | None] = [None] * len(self.regions)
+        #: The most bytes of a file that stay mapped, and the bytes mapped since each file was unmapped.
+        self._mapped_bytes = memory_bytes if regions == 1 else max(_MAPPED_BYTES, memory_bytes // regions)
+        self._touched = [0] * len(self.regions)
         self._expected = 0
-        self._file: _File | None = None
 
     def expect(self, rows: int) -> None:
-        """Set the number of rows for which the file is allocated at first.
+        """Set the number of rows for which the files are allocated at first.
 
-        Otherwise rows in hash order would fill its front, and searches would take long probes.
+        Otherwise rows in hash order would fill the front of a file, and searches would take long probes.
         """
-        self._expected = rows
+        self._expected = rows // len(self.regions)
 
     @property
     def panes(self) -> list[int]:
         """The panes with rows."""
-        return [] if self._file is None else [0]
+        return [0] if any(self._files) else []
 
     def rows_of(self, pane: int) -> int:
         """Return the number of rows of the pane, at most."""
-        return 0 if self._file is None or pane else self._file.count
+        return 0 if pane else sum(file.count for file in self._files if file is not None)
 
     @property
-    def disk_bytes(self) -> int:
-        """The bytes taken on the local disk."""
-        return 0 if self._file is None else self._file.size
+    def local_bytes(self) -> I64:
+        """The bytes of each region on the local disk."""
+        return np.array([0 if file is None else file.size for file in self._files], np.int64)
 
     def for_changes(self) -> ColdFileStore:
         """Return an empty file for changed rows that are evicted before the next barrier."""
@@ -241,39 +247,45 @@ class ColdFileStore:
         heap: ValueHeap | None = None,  # noqa: ARG002 - its cells have no references
     ) -> None:
         """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each)."""
-        file = self._file
-        if file is not None:
-            heads = self._heads(keys, requested[0])
-            order = hash_order(heads[:, kernels.HASH])
-            file.get(heads, order, target)
-            self._used(len(order))
+        if any(self._files):
+            heads, parts = self._by_region(keys, requested[0])
+            for region, order in parts:
+                file = self._files[region]
+                if file is not None:
+                    file.get(heads, order, target)
+                    self._used(region, len(order))
 
     def put(self, keys: KeyView, rows: PaneCells) -> None:
         """Write rows."""
-        if len(rows.slots) == 0:
-            return
-        heads = self._heads(keys, rows.slots)
-        order = hash_order(heads[:, kernels.HASH])
-        file = self._with_room(len(order))
-        stretch = min(self._limits.stretch_bytes, max(_AROUND, self._memory_bytes // _STRETCH_PART))
-        done = file.put(heads, order, rows.cells, stretch, self._limits.sparse_bytes)
-        while done < len(order):
-            file = self._file = file.larger(self._key_words, int(file.capacity * _LOAD) + 1)
-            order = order[done:]
+        stretch = min(self._limits.stretch_bytes, max(_AROUND, self._mapped_bytes // _STRETCH_PART))
+        heads, parts = self._by_region(keys, rows.slots)
+        for region, order in parts:
+            file = self._with_room(region, len(order))
             done = file.put(heads, order, rows.cells, stretch, self._limits.sparse_bytes)
-        self._used(len(order))
+            while done < len(order):
+                file = self._files[region] = file.larger(self._key_words, int(file.capacity * _LOAD) + 1)
+                done += file.put(heads, order[done:], rows.cells, stretch, self._limits.sparse_bytes)
+            self._used(region, len(order))
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:  # noqa: ARG002 - there is one pane
         """Remove rows."""
-        if self._file is not None:
-            heads = self._heads(keys, slots)
-            kernels.cold_forget(self._file.table, self._file.range, heads, self._spec.width)
-            self._used(len(heads))
+        heads, parts = self._by_region(keys, slots)
+        for region, order in parts:
+            file = self._files[region]
+            if file is not None:
+                kernels.cold_forget(file.table, file.range, heads[order], self._spec.width)
+                self._used(region, len(order))
 
     def drop_below(self, pane: int) -> None:
         """Remove all panes that start before `pane`."""
         if pane > 0:
             self.close()
+
+    def drop(self, region: int) -> None:
+        """Delete a region's file."""
+        file, self._files[region] = self._files[region], None
+        if file is not None:
+            file.close()
 
     def scan(
         self,
@@ -283,47 +295,49 @@ class ColdFileStore:
         most: int = _PIECE,
     ) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range, at most `most` at a time."""
-        file = self._file
-        inside = part.intersect(self._owned)
-        if file is None or inside is None or pane:
-            return
-        state = np.full(1, -1, np.int64)
-        while state[0] < len(file.table):
-            heads = np.empty((min(most, _PIECE), self._key_words), np.int64)
-            cells = np.empty((min(most, _PIECE), self._spec.width), np.int64)
-            if state[0] > 0:
-                file.ask_for(int(state[0]))
-            count = kernels.cold_scan(file.table, file.range, inside.low, inside.high, (heads, cells), state)
-            self._used(count)
-            if count:
-                hashes = np.ascontiguousarray(heads[:count, kernels.HASH])
-                yield self._columns(heads[:count]), hashes, np.zeros(count, np.int64), cells[:count]
+        for region, owned in enumerate(self.regions):
+            file, inside = self._files[region], part.intersect(owned)
+            if file is None or inside is None or pane:
+                continue
+            state = np.full(1, -1, np.int64)
+            while state[0] < len(file.table):
+                heads = np.empty((min(most, _PIECE), self._key_words), np.int64)
+                cells = np.empty((min(most, _PIECE), self._spec.width), np.int64)
+                if state[0] > 0:
+                    file.ask_for(int(state[0]))
+                count = kernels.cold_scan(file.table, file.range, inside.low, inside.high, (heads, cells), state)
+                self._used(region, count)
+                if count:
+                    hashes = np.ascontiguousarray(heads[:count, kernels.HASH])
+                    yield self._columns(heads[:count]), hashes, np.zeros(count, np.int64), cells[:count]
 
     def close(self) -> None:
         """Free the disk space."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        for region in range(len(self.regions)):
+            self.drop(region)
 
-    def _with_room(self, rows: int) -> _File:
-        if self._file is None:
+    def _with_room(self, region: int, rows: int) -> _File:
+        file = self._files[region]
+        if file is None:
             records = _FIRST_RECORDS
             while records * _LOAD < max(rows, self._expected):
                 records *= 2
             words = self._key_words + self._spec.width
-            self._file = _File(self._folder, words, self._owned, records, self._memory_bytes)
-        elif self._file.count + rows > self._file.capacity * _LOAD:
-            self._file = self._file.larger(self._key_words, self._file.count + rows)
-        return self._file
+            file = _File(self._folder, words, self.regions[region], records, self._mapped_bytes)
+        elif file.count + rows > file.capacity * _LOAD:
+            file = file.larger(self._key_words, file.count + rows)
+        self._files[region] = file
+        return file
 
-    def _used(self, records: int) -> None:
-        self._touched += records * _AROUND
-        if self._file is not None and min(self._touched, self._file.size) > self._memory_bytes:
-            self._touched = 0
-            self._file.unmap()
+    def _used(self, region: int, records: int) -> None:
+        file = self._files[region]
+        self._touched[region] += records * _AROUND
+        if file is not None and min(self._touched[region], file.size) > self._mapped_bytes:
+            self._touched[region] = 0
+            file.unmap()
 
-    def _heads(self, keys: KeyView, slots: I32) -> I64:
-        """Return [tag, hash, key columns] of slots."""
+    def _by_region(self, keys: KeyView, slots: I32) -> tuple[I64, list[tuple[int, I64]]]:
+        """Return [tag, hash, key columns] of slots, and the regions with their positions in hash order."""
         heads = np.empty((len(slots), self._key_words), np.int64)
         heads[:, kernels.HASH] = keys.hashes[slots]
         tags = np.ones(len(slots), np.int64)
@@ -331,7 +345,11 @@ class ColdFileStore:
             heads[:, kernels.KEYS + k] = values[slots]
             tags += (valid[slots].astype(np.int64) if nulls else 1) << (k + 1)
         heads[:, kernels.TAG] = tags
-        return heads
+        order = hash_order(heads[:, kernels.HASH])
+        if len(self.regions) == 1:
+            return heads, [(0, order)] if len(order) else []
+        parts = np.split(order, np.searchsorted(heads[order, kernels.HASH], self._cuts))
+        return heads, [(region, positions) for region, positions in enumerate(parts) if len(positions)]
 
     def _columns(self, heads: I64) -> KeyColumns:
         columns = []
@@ -341,96 +359,3 @@ class ColdFileStore:
             bitmap = np.zeros(0, np.uint8) if valid.all() else np.packbits(valid, bitorder="little")
             columns.append(FixedColumn(values, bitmap))
         return tuple(columns)
-
-
-#: At least this much of a region's file may stay mapped between two calls.
-_MAPPED_BYTES = 256 << 10
-
-
-class ColdFileRegions:
-    """One file per region (`cold_panes.RegionStore`), so that a region's disk space can be freed."""
-
-    bounded_memory = True
-
-    def __init__(
-        self,
-        spec: PaneTableSpec,
-        owned: HashRange,
-        folder: Path,
-        memory_bytes: int,
-        limits: StateLimits = PRODUCTION,
-    ) -> None:
-        """Start empty; at most about `memory_bytes` of the files are mapped between two calls."""
-        self._local = LocalBytes(owned, limits.regions)
-        self.regions = self._local.regions
-        share = max(_MAPPED_BYTES, memory_bytes // limits.regions)
-        self._files = [ColdFileStore(spec, part, folder, share, limits) for part in self.regions]
-        self._changes = ColdFileStore(spec, owned, folder, memory_bytes, limits)
-
-    @property
-    def panes(self) -> list[int]:
-        """The panes with rows."""
-        return [0] if any(file.panes for file in self._files) else []
-
-    @property
-    def local_bytes(self) -> I64:
-        """The bytes of each region on the local disk."""
-        return np.array([file.disk_bytes for file in self._files], np.int64)
-
-    def expect(self, rows: int) -> None:
-        """Set the number of rows for which each file is allocated: its part of `rows`."""
-        for file in self._files:
-            file.expect(rows // len(self._files))
-
-    def drop(self, region: int) -> None:
-        """Delete a region's file."""
-        self._files[region].close()
-
-    def rows_of(self, pane: int) -> int:
-        """Return the number of rows of the pane, at most."""
-        return sum(file.rows_of(pane) for file in self._files)
-
-    def for_changes(self) -> ColdFileStore:
-        """Return an empty file for changed rows that are evicted before the next barrier."""
-        return self._changes.for_changes()
-
-    def fetch(self, keys: KeyView, requested: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
-        """Copy the cells of (slots, panes) into the empty cells of `target` = (cells, cell of each)."""
-        for file, at in self._split(keys.hashes[requested[0]]):
-            file.fetch(keys, (requested[0][at], requested[1][at]), (target[0], target[1][at]), heap)
-
-    def put(self, keys: KeyView, rows: PaneCells) -> None:
-        """Write rows."""
-        for file, at in self._split(keys.hashes[rows.slots]):
-            file.put(keys, rows.chosen(at))
-
-    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
-        """Remove rows."""
-        for file, at in self._split(keys.hashes[slots]):
-            file.forget(keys, slots[at], panes[at])
-
-    def drop_below(self, pane: int) -> None:
-        """Remove all panes that start before `pane`."""
-        for file in self._files:
-            file.drop_below(pane)
-
-    def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of a pane's rows in a hash range."""
-        for file in self._files:
-            yield from file.scan(pane, part, heap)
-
-    def close(self) -> None:
-        """Free the disk space."""
-        for file in self._files:
-            file.close()
-
-    def _split(self, hashes: I64) -> Iterator[tuple[ColdFileStore, I64]]:
-        """Yield the regions that have some of these hashes, and the positions of those hashes."""
-        if len(hashes) == 0:
-            return
-        region = self._local.regions_of(hashes)
-        order = np.argsort(region, kind="stable")
-        found, first = np.unique(region[order], return_index=True)
-        stops = [*first[1:].tolist(), len(order)]
-        for number, start, stop in zip(found.tolist(), first.tolist(), stops, strict=True):
-            yield self._files[number], order[start:stop]
