@@ -12,10 +12,10 @@ from penstock.kernels.keys.key_types import is_fixed
 from penstock.state.cells.accumulators import PaneTableSpec
 from penstock.state.keys.key_index import plain_key_schema
 from penstock.state.memory.limits import PRODUCTION, StateLimits
-from penstock.state.remote.remote_keys import KeyStores, RemoteKeys
+from penstock.state.remote.remote_keys import RemoteKeys
 from penstock.state.remote.remote_log import Gather, Reader, one_by_one
 from penstock.state.remote.remote_panes import RemotePanes
-from penstock.state.remote.remote_runs import RemoteRuns, RunStores
+from penstock.state.remote.remote_runs import RemoteRuns
 from penstock.state.spill.cold_file import ColdFileStore
 from penstock.state.spill.cold_panes import SortedColdStore
 from penstock.state.spill.cold_records import SpillStore
@@ -96,40 +96,40 @@ class StateBackend:
         self._opened.append(rows)
         return rows
 
-    def keys(self) -> KeyStores | None:
-        """Return the stores of evicted or remote keys; None: all keys stay in memory. Call it once.
+    def keys(self) -> tuple[SpillStore | None, RemoteKeys | None]:
+        """Return the stores of evicted and of remote keys; None: all keys stay in memory, or are local. Call it once.
 
         Raises:
             UsageError: the backend's library is not installed.
         """
         backend = self._request.settings.state_backend
         if backend == "hashmap":
-            return None
+            return None, None
         from penstock.state.spill import rocksdb
 
         rocksdb.require()
         spill_store = SpillStore(lambda: self._open_store("rows"), self._request.limits)
         self._opened.append(spill_store)
         if backend != "remote":
-            return KeyStores(spill_store)
+            return spill_store, None
         fetches = RemoteKeys(spill_store, self._request.hash_range, self._reader, self._local_bytes)
         self.remote.append(fetches.fetcher)
-        return KeyStores(spill_store, fetches)
+        return spill_store, fetches
 
-    def runs(self) -> RunStores | None:
-        """Return the stores of spilled or remote join rows; None: all rows stay in memory."""
+    def runs(self) -> tuple[RunFiles | None, RemoteRuns | None]:
+        """Return the stores of spilled and of remote join rows; None: all rows stay in memory, or are local."""
         request = self._request
         if request.settings.state_backend == "hashmap":
-            return None
+            return None, None
         run_files = RunFiles(request.directory, limits=request.limits)
         self._opened.append(run_files)
         if request.settings.state_backend != "remote":
-            return RunStores(run_files)
+            return run_files, None
         folder, limits = request.directory, request.limits
         fetches = RemoteRuns(folder, request.hash_range, self._reader, self._local_bytes, limits)
         self._opened.append(fetches)
         self.remote.append(fetches.fetcher)
-        return RunStores(run_files, fetches)
+        return run_files, fetches
 
     def close(self) -> None:
         """Free the local disk; idempotent."""

@@ -27,7 +27,7 @@ from penstock.state.log.segment_file import SegmentFile
 from penstock.state.log.segment_log import LogView, SegmentLog
 from penstock.state.log.segments import clip_of, read_visible, segment_of
 from penstock.state.memory.lru_eviction import EvictionPolicy
-from penstock.state.panes.pane_table import PaneTable, TableContext
+from penstock.state.panes.pane_table import PaneTable
 from penstock.state.panes.running_table import RunningTable
 from penstock.state.panes.session_table import SessionTable
 from penstock.state.state_backend import StateBackend
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from penstock.state.log.ttl import Ttl
     from penstock.state.panes.session_table import SessionRule
     from penstock.state.remote.range_fetcher import BackgroundFetch
-    from penstock.state.spill.cold_panes import ColdPaneStore
     from penstock.state.state_backend import KeyedStateRequest
 
 #: Freezes remembered until their checkpoint is known to be complete.
@@ -106,13 +105,15 @@ class KeyedState:
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
         return self._declare(
-            name, spec, lambda source: PaneTable(source, spec, self._context(self._cold.rows(source, spec)))
+            name, spec, lambda source: PaneTable(source, spec, self._request.budget, self._cold.rows(source, spec))
         )
 
     def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
         """Declare a table without windows and restore it; `ttl` is given if the spec says that rows expire."""
         return self._declare(
-            name, spec, lambda source: RunningTable(source, spec, self._context(self._cold.rows(source, spec)), ttl)
+            name,
+            spec,
+            lambda source: RunningTable(source, spec, self._request.budget, self._cold.rows(source, spec), ttl),
         )
 
     def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
@@ -120,10 +121,8 @@ class KeyedState:
 
         With the remote backend keys are fetched when they are used or due. Raises as `pane_table`.
         """
-        evictable, due = self._cold.keys(), RowSpec(spec.key_schema)
-        table = self._declare(
-            name, spec, lambda source: SessionTable(source, spec, self._context(None), rule, evictable)
-        )
+        stores, due = self._cold.keys(), RowSpec(spec.key_schema)
+        table = self._declare(name, spec, lambda source: SessionTable(source, spec, self._request.budget, rule, stores))
         timers = self._declare(TIMERS + "due", due, lambda source: TimerTable(source, due, table), restored=False)
         if table.source.remote:
             table.time_keys(timers)
@@ -143,7 +142,7 @@ class KeyedState:
         request = self._request
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
-        keys = self._cold.keys() if evictable else None
+        keys = self._cold.keys() if evictable else (None, None)
         policy = EvictionPolicy(request.budget, f"{request.writer}/{request.uid}", request.limits)
         self._rows = RowState(key_schema, policy, self._declare, keys=keys, runs=self._cold.runs())
         return self._rows
@@ -257,11 +256,6 @@ class KeyedState:
             segments = [e.segment for e in saved.entries if e.segment is not None]
             self._restore(table, segments, saved.tombstones, migration)
         return table
-
-    def _context(self, cold: ColdPaneStore | None) -> TableContext:
-        request = self._request
-        request.directory.mkdir(parents=True, exist_ok=True)
-        return TableContext(request.budget, cold)
 
     def _restore(
         self,

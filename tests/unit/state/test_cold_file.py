@@ -135,7 +135,7 @@ def test_many_keys_at_the_end_of_the_range_make_the_file_grow(tmp_path, monkeypa
     slots = table.slots([(n, 0) for n in range(1500)], [1_000_000 - n // 100 for n in range(1500)])
     table.put(slots, slots)
     assert table.get(slots) == slots.tolist()
-    assert table.rows._file.capacity > module._FIRST_RECORDS
+    assert table.rows._files[0].capacity > module._FIRST_RECORDS
     table.rows.close()
 
 
@@ -158,7 +158,7 @@ def test_a_disk_that_refuses_is_an_error_that_names_the_folder(tmp_path, monkeyp
     slots = table.slots([(n, 0) for n in range(10)])
     table.put(slots, slots)
     with Path(os.devnull).open("wb") as nothing:
-        monkeypatch.setattr(table.rows._file, "_on_disk", (nothing.fileno(), len(table.rows._file.table)))
+        monkeypatch.setattr(table.rows._files[0], "_on_disk", (nothing.fileno(), len(table.rows._files[0].table)))
         with pytest.raises(StorageError, match=str(tmp_path)):
             table.get(slots)
         with pytest.raises(StorageError, match=str(tmp_path)):

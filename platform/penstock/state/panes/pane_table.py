@@ -1,11 +1,7 @@
-"""The state of window aggregates: accumulators by key and pane.
-
-The store passes a context to each table.
-"""
+"""The state of window aggregates: accumulators by key and pane."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,14 +41,6 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_panes import ColdPaneStore
 
 
-@dataclass(frozen=True, slots=True)
-class TableContext:
-    """The context of a table: its budget and its cold store."""
-
-    budget: MemoryBudget
-    cold: ColdPaneStore | None
-
-
 _MANY = 1 << 31
 #: Hot rows of a table with a cold file may take one part in this many of its share.
 _FILE_PART = 3
@@ -61,25 +49,30 @@ _FILE_PART = 3
 class PaneTable:
     """Accumulators by key and pane."""
 
-    def __init__(self, source: FrozenSource, spec: PaneTableSpec, context: TableContext) -> None:
-        """Create an empty table; `load` fills it during a restore."""
+    def __init__(
+        self, source: FrozenSource, spec: PaneTableSpec, budget: MemoryBudget, cold: ColdPaneStore | None = None
+    ) -> None:
+        """Create an empty table; `load` fills it during a restore. Without `cold` all rows stay in memory."""
         self.source = source
         # with the field ids of the restored snapshot
         self.spec = source.spec if isinstance(source.spec, PaneTableSpec) else spec
-        self._context = context
+        self._budget = budget
         self._limits = source.limits
-        bounded_memory = context.cold is not None and context.cold.bounded_memory
+        bounded_memory = cold is not None and cold.bounded_memory
         self._hot = HotPanes(self.spec, small=bounded_memory)
         source.memory = self._hot.memory
-        self._cold = None if context.cold is None else ColdPanes(context.cold)
+        self._cold = None if cold is None else ColdPanes(cold)
         #: Whether memory has a bound that the table always obeys: its cold rows are in a file.
         self._bounded = bounded_memory
         self._policy = self._new_policy()
-        encoding = encode_resources(self._policy, source) if bounded_memory or self.spec.value_words else None
+        encoding = None
+        if bounded_memory or self.spec.value_words:
+            source.directory.mkdir(parents=True, exist_ok=True)
+            encoding = encode_resources(self._policy, source)
         self._pending = PendingSegments(source, encoding)
         #: A file of changed rows that were evicted since the last freeze.
         self._evicted: ColdFileStore | None = None
-        self._remote = context.cold if isinstance(context.cold, RemotePanes) else None
+        self._remote = cold if isinstance(cold, RemotePanes) else None
         if self._remote is not None:
             self._remote.follow(self._pending.within, self._evicted_within)
         self._check_dead_at = self._limits.dead_keys
@@ -231,8 +224,8 @@ class PaneTable:
 
     def close(self) -> None:
         """Report the memory as free, and drop waiting segments."""
-        self._context.budget.report(self._holder, 0)
-        self._context.budget.work(f"{self._holder}/frozen", 0)
+        self._budget.report(self._holder, 0)
+        self._budget.work(f"{self._holder}/frozen", 0)
         self._pending.clear()
         self._evicted = None
 
@@ -242,7 +235,7 @@ class PaneTable:
         part = _FILE_PART if self._bounded else 2
         kept = self._limits.kept_rows_part if self._bounded else self._limits.kept_keys_part
         limits = self._limits.changed(kept_keys_part=kept)
-        return EvictionPolicy(self._context.budget, self._holder, limits, part)
+        return EvictionPolicy(self._budget, self._holder, limits, part)
 
     @property
     def _holder(self) -> str:
@@ -291,9 +284,9 @@ class PaneTable:
         return self._hot.bytes_with(count) + by_slot
 
     def _report(self) -> None:
-        self._context.budget.report(self._holder, self._hot_bytes())
+        self._budget.report(self._holder, self._hot_bytes())
         if self._pending.waiting:
-            self._context.budget.work(f"{self._holder}/frozen", self._pending.memory_bytes)
+            self._budget.work(f"{self._holder}/frozen", self._pending.memory_bytes)
 
     def _make_room(self, rows: int) -> None:
         """Evict keys if needed before `rows` rows are added."""
@@ -316,7 +309,7 @@ class PaneTable:
             if self._is_full():
                 self._evict()
             return
-        budget = self._context.budget
+        budget = self._budget
         if self.spec.value_words and (budget.exceeded or self.heap.full):
             self._compact_heap()
             self._report()
@@ -346,7 +339,7 @@ class PaneTable:
         count = self._hot.index.count
         if self.spec.value_words:
             return self._policy.full(hot_bytes, count)
-        return count > self._limits.hot_keys or self._context.budget.should_shrink(self._holder)
+        return count > self._limits.hot_keys or self._budget.should_shrink(self._holder)
 
     def _compact_heap(self) -> None:
         """Keep only the values that a cell refers to; frozen cells are copied first and pin the old memory."""

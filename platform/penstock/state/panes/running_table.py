@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from penstock.state.cells.pane_memory import PaneMemory
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.log.ttl import Ttl
-    from penstock.state.panes.pane_table import TableContext
+    from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.spill.cold_panes import ColdPaneStore
 
 #: Keys that a sweep checks after every batch, and at a barrier.
 SWEEP, SWEEP_AT_FREEZE = 1024, 65_536
@@ -80,11 +81,16 @@ class RunningTable(PaneTable):
     """The accumulators by key."""
 
     def __init__(
-        self, source: FrozenSource, spec: PaneTableSpec, context: TableContext, ttl: Ttl | None = None
+        self,
+        source: FrozenSource,
+        spec: PaneTableSpec,
+        budget: MemoryBudget,
+        cold: ColdPaneStore | None = None,
+        ttl: Ttl | None = None,
     ) -> None:
         """Create an empty table; `load` fills it during a restore. `ttl` is given if the spec says that rows expire."""
         source.ttl = self._ttl = ttl
-        super().__init__(source, spec, context)
+        super().__init__(source, spec, budget, cold)
         self._ages = None if ttl is None else PaneAges(ttl, self.spec)
         #: Rows that have become dirty since the last freeze.
         self._changed = 0

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from penstock.state.cells.accumulators import PaneTableSpec
     from penstock.state.keys.key_index import KeyView
     from penstock.state.log.frozen import FrozenSource, FrozenTable
-    from penstock.state.panes.pane_table import TableContext
-    from penstock.state.remote.remote_keys import KeyStores
+    from penstock.state.memory.budget import MemoryBudget
+    from penstock.state.remote.remote_keys import RemoteKeys
     from penstock.state.spill.cold_records import LoadedRows, SpillStore
     from penstock.state.tables.timer_table import TimerTable
 
@@ -157,12 +157,12 @@ class SessionTable(PaneTable):
         self,
         source: FrozenSource,
         spec: PaneTableSpec,
-        context: TableContext,
+        budget: MemoryBudget,
         rule: SessionRule,
-        evictable: KeyStores | None = None,
+        stores: tuple[SpillStore | None, RemoteKeys | None],
     ) -> None:
-        """Create an empty table; without `evictable` all keys stay in memory."""
-        super().__init__(source, spec, context)
+        """Create an empty table; `stores` are those of evicted and of remote keys."""
+        super().__init__(source, spec, budget)
         self.rule = rule
         #: Lower bounds of the last times of open sessions, and of those that have yet to fire.
         self.least_last = self.least_open = MAX_TIMESTAMP
@@ -170,8 +170,7 @@ class SessionTable(PaneTable):
         self._closed_to = MIN_TIMESTAMP
         #: Panes that start before this were processed for the keys in memory.
         self._drop_to = MIN_TIMESTAMP
-        self.cold = None if evictable is None else evictable.local
-        self.remote = None if evictable is None else evictable.remote
+        self.cold, self.remote = stores
         #: With remote keys: a timer for each key, no later than its first session is due.
         self._timers: TimerTable | None = None
         self._cold_sessions = None

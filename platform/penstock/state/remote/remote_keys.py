@@ -200,12 +200,3 @@ class RemoteKeys:
         for state in self._states:
             state.records.drop_range(self._local.regions[region])
         self._local.sizes[region] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class KeyStores:
-    """The stores of keys that are not in memory: a local store, and optionally the object store."""
-
-    local: SpillStore
-    #: Fetches keys from the object store into the local one; None: all keys are local.
-    remote: RemoteKeys | None = None

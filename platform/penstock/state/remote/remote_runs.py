@@ -9,7 +9,6 @@ when one of its keys is used or rows of one of its times are requested. Called b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -281,15 +280,6 @@ class RemoteRuns:
 
     def _new_run_files(self) -> RunFiles:
         return RunFiles(self._folder, self._limits.region_file_bytes, _LARGER, limits=self._limits)
-
-
-@dataclass(frozen=True, slots=True)
-class RunStores:
-    """The stores of join rows that do not fit in memory: local files, and optionally the object store."""
-
-    local: RunFiles
-    #: Fetches rows from the object store into separate files; None: all rows are in local files or in memory.
-    remote: RemoteRuns | None = None
 
 
 def _spans_of(file: SegmentFile) -> I64:

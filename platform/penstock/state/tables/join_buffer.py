@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.keys.key_index import Keys, KeyView
     from penstock.state.log.row_spec import JoinRowSpec
-    from penstock.state.remote.remote_runs import RunStores
+    from penstock.state.remote.remote_runs import RemoteRuns
     from penstock.state.spill.join_runs import RunFiles, SpilledRows
     from penstock.state.tables.key_space import KeySpace
 
@@ -137,20 +137,25 @@ class JoinBuffer:
     """Rows by slot and time; the slots are those of the key index that all states of an operator share."""
 
     def __init__(
-        self, source: FrozenSource, spec: JoinRowSpec, state: KeySpace, stores: RunStores | None = None
+        self,
+        source: FrozenSource,
+        spec: JoinRowSpec,
+        state: KeySpace,
+        run_files: RunFiles | None = None,
+        remote: RemoteRuns | None = None,
     ) -> None:
-        """Start without rows; `load` adds restored ones. Without `stores` all rows stay in memory."""
+        """Start without rows; `load` adds restored ones. Without `run_files` all rows stay in memory."""
         self.source = source
         self._small_rows = source.limits.small_run_rows
         self.spec = spec
         self._state = state
-        self._run_files = None if stores is None else stores.local
+        self._run_files = run_files
         #: Files that were read, so their pages may be mapped.
         self._read_files: list[SpilledRows] = []
         self._runs: list[Run] = []
         self._added: list[AddedRows] = []
         self._added_bytes = 0
-        self._remote = None if stores is None or stores.remote is None else stores.remote.follow(self)
+        self._remote = None if remote is None else remote.follow(self)
         self._next_row = 0 if self._remote is None else self._remote.below
         #: Callback that receives the times of rows fetched from the object store.
         self.on_fetched: Callable[[I64], None] = lambda _: None

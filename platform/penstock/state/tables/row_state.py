@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.segment_columns import StateSpec
     from penstock.state.log.ttl import Ttl
-    from penstock.state.remote.remote_keys import KeyStores
-    from penstock.state.remote.remote_runs import RunStores
+    from penstock.state.remote.remote_keys import RemoteKeys
+    from penstock.state.remote.remote_runs import RemoteRuns
+    from penstock.state.spill.cold_records import SpillStore
+    from penstock.state.spill.join_runs import RunFiles
     from penstock.state.tables.entry_codec import EntryCodec
     from penstock.state.tables.key_space import ColdTable, SlotTable
 
@@ -61,23 +63,21 @@ class RowState:
         policy: EvictionPolicy,
         declare: Declare,
         *,
-        keys: KeyStores | None = None,
-        runs: RunStores | None = None,
+        keys: tuple[SpillStore | None, RemoteKeys | None] = (None, None),
+        runs: tuple[RunFiles | None, RemoteRuns | None] = (None, None),
     ) -> None:
         """Start without state; `policy` has the budget, the name of the holder and the limits.
 
         Without `keys` all keys stay in memory, without `runs` all rows of joins.
         """
-        self.cold = None if keys is None else keys.local
-        self.remote = None if keys is None else keys.remote
+        self.cold, self.remote = keys
         self._policy = policy
         self._limits = policy.limits
         self.index = KeyIndex(key_schema)
         self._holder = policy.holder
         self._budget = policy.budget
         self._declare = declare
-        self._runs = runs
-        self.remote_runs = None if runs is None else runs.remote
+        self._run_files, self.remote_runs = runs
         #: Whether eviction is suspended.
         self.keeps_all = False
         self._tables: list[SlotTable] = []
@@ -169,7 +169,7 @@ class RowState:
         spec = JoinRowSpec(RowSpec(self.index.schema, values), join)
 
         def make(source: FrozenSource) -> JoinBuffer:
-            table = JoinBuffer(source, spec, self, self._runs)
+            table = JoinBuffer(source, spec, self, self._run_files, self.remote_runs)
             self._tables.append(table)
             self._join_buffers.append(table)
             return table
@@ -268,7 +268,7 @@ class RowState:
 
     def settle_load(self) -> None:
         """Count memory after a part of a restore; slots may be renumbered by this call."""
-        if self.cold is not None or self._runs is not None:
+        if self.cold is not None or self._run_files is not None:
             self._make_room()
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class RowState:
                 held = self.key_bytes
                 self._policy.record_evicted(keys - self.index.count, before - held)
         self._budget.report(self._holder, self.hot_bytes)
-        if self._runs is not None and self._join_buffers:
+        if self._run_files is not None and self._join_buffers:
             self._spill()
 
     def _spill(self) -> None:
