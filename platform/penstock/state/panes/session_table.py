@@ -23,7 +23,7 @@ from penstock.state.cells.pane_memory import PaneCells
 from penstock.state.cells.value_heap import ValueHeap, take_values
 from penstock.state.keys.key_index import KeyIndex, columns_of
 from penstock.state.panes.pane_table import PaneTable
-from penstock.state.remote.remote_keys import RecordForm, RemoteRecords
+from penstock.state.remote.remote_keys import RemoteRecords
 from penstock.state.spill.cold_records import ColdRecords, ColdTimers, DueTimers, slot_batches
 from penstock.state.tables.key_space import find_key
 
@@ -177,8 +177,8 @@ class SessionTable(PaneTable):
         if self.cold is not None:
             self._cold_sessions = ColdSessions(self.cold, self.spec, timed=self.remote is None)
         if self.remote is not None and self._cold_sessions is not None:
-            form = RecordForm(self.spec.key_schema, self._cold_sessions.columns, self._cold_sessions.records)
-            self.remote.enter(RemoteRecords(source, self.remote.reader, self._pending.within, form))
+            log, cold, keys = self.remote.log_of(source), self._cold_sessions, self.spec.key_schema
+            self.remote.enter(RemoteRecords(log, keys, self._pending.within, cold.records, cold.columns))
         #: By slot: the earliest known timer, and the time up to which its loaded sessions have fired; the end of time
         #: without a timer, and where all sessions up to `closed_to` have fired.
         self._slot_times: I64 = np.empty((2, 0), np.int64)

@@ -5,7 +5,6 @@ Called by `state.tables.row_state` and `state.panes.session_table`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,35 +29,26 @@ if TYPE_CHECKING:
     from penstock.state.spill.cold_records import ColdRecords, PackedRows, SpillStore
 
 
-@dataclass(frozen=True, slots=True)
-class RecordForm:
-    """The conversion of a segment's rows to records."""
-
-    key_schema: pa.Schema
-    #: Selects the columns of a record from those of a segment.
-    columns: Callable[[pa.RecordBatch], list[pa.Array]]
-    records: ColdRecords
-    #: The column by which the rows of a key are sorted, if their order matters.
-    ordered_by: str = ""
-
-
 class RemoteRecords:
-    """One state with fetched records."""
+    """One state with fetched records, and the conversion of a segment's rows to records."""
 
     def __init__(
         self,
-        source: FrozenSource,
-        reader: Reader,
+        log: RemoteLog,
+        key_schema: pa.Schema,
         frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]],
-        form: RecordForm,
+        records: ColdRecords,
+        columns: Callable[[pa.RecordBatch], list[pa.Array]],
+        ordered_by: str = "",
     ) -> None:
-        """Read the log of `source`; `frozen` returns rows of segments in some ranges until they are durable."""
-        source.remote = True
-        self.source = source
-        self.log = RemoteLog(source, reader)
-        self.records = form.records
-        self._frozen = frozen
-        self._form = form
+        """Read `log`; `frozen` returns rows of segments in some ranges until they are durable.
+
+        `columns` selects the columns of a record from those of a segment. The rows of a key are sorted by the column
+        `ordered_by`, if there is one.
+        """
+        self.log = log
+        self.records = records
+        self._key_schema, self._frozen, self._columns, self._ordered_by = key_schema, frozen, columns, ordered_by
 
     def rows(self, ranges: Sequence[HashRange]) -> pa.Table:
         """Return the current rows of the log in some hash ranges."""
@@ -68,21 +58,20 @@ class RemoteRecords:
         """Return merged rows as records of their keys, without those of keys in memory; any thread."""
         if rows.num_rows == 0:
             return None
-        form = self._form
-        batch, keys, hashes = keyed_batch(rows, form.key_schema)
-        index = KeyIndex(form.key_schema)
+        batch, keys, hashes = keyed_batch(rows, self._key_schema)
+        index = KeyIndex(self._key_schema)
         slots = index.upsert(keys, hashes).copy()
         wanted = np.ones(index.count, np.bool_)
         if known is not None and len(known[1]):
             wanted[_found(index, *known)] = False
-        if form.ordered_by:
-            order = np.lexsort((batch.column(form.ordered_by).to_numpy(), slots))
+        if self._ordered_by:
+            order = np.lexsort((batch.column(self._ordered_by).to_numpy(), slots))
         else:
             order = np.argsort(slots, kind="stable")
         order = order[wanted[slots[order]]]
         if len(order) == 0:
             return None
-        columns = [column.take(pa.array(order)) for column in form.columns(batch)]
+        columns = [column.take(pa.array(order)) for column in self._columns(batch)]
         counts = np.bincount(slots[order], minlength=index.count)
         kept = np.flatnonzero(counts).astype(np.int32)
         return self.records.packed(index.view(), kept, counts[kept], columns)
@@ -92,7 +81,7 @@ class RemoteRecords:
         for part in ranges:
             rows = self.rows([part])
             if rows.num_rows:
-                _, keys, hashes = keyed_batch(rows, self._form.key_schema)
+                _, keys, hashes = keyed_batch(rows, self._key_schema)
                 yield keys, hashes
 
 
@@ -134,11 +123,15 @@ class RemoteKeys:
                 found[-1] = pa.array(source.ttl.clock.bounded(found[-1].to_numpy()))
             return found
 
-        form = RecordForm(spec.key_schema, columns, records, spec.entries[0].name if ordered else "")
-        state = RemoteRecords(source, self.reader, pending.within, form)
-        self.enter(state)
+        log, ordered_by = self.log_of(source), spec.entries[0].name if ordered else ""
+        self.enter(RemoteRecords(log, spec.key_schema, pending.within, records, columns, ordered_by))
         if source.ttl is not None:
-            source.ttl.clock.restored(state.log.newest_access())
+            source.ttl.clock.restored(log.newest_access())
+
+    def log_of(self, source: FrozenSource) -> RemoteLog:
+        """Return the log of a state whose rows are fetched."""
+        source.remote = True
+        return RemoteLog(source, self.reader)
 
     def enter(self, state: RemoteRecords) -> None:
         """Add a state that supplies its own conversion from rows to records."""

@@ -107,10 +107,16 @@ class RemoteLog:
         return self.groups(files, chosen, ranges)
 
     def current(
-        self, ranges: Sequence[HashRange], frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]]
+        self,
+        ranges: Sequence[HashRange],
+        frozen: Callable[[int, Sequence[HashRange]], Iterable[pa.Table]],
+        groups: Sequence[Sequence[RowGroup]] | None = None,
     ) -> Iterator[pa.Table]:
-        """Yield the rows of the log in some hash ranges, oldest first; `frozen` has those of undurable segments."""
-        saved = iter(self.tables(ranges))
+        """Yield the rows of the log in some hash ranges, oldest first; `frozen` has those of undurable segments.
+
+        With `groups` only these row groups of each of the `files` are read.
+        """
+        saved = iter(self.tables(ranges) if groups is None else self.groups(self.files(), groups, ranges))
         for entry in self._source.log.entries:
             yield from next(saved) if entry.segment is not None else frozen(entry.position, ranges)
 

@@ -34,17 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TimerSpan:
-    """Timers that are read together: first and last time, and an upper bound of their number."""
+    """Timers that are read together: first and last time, and an upper bound of their number.
+
+    They are in a row group, or in a segment that waits for its upload.
+    """
 
     low: int
     high: int
     rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class _SpanSource:
-    """The source of a span: a row group, or a segment that waits for its upload."""
-
     position: int
     file: SegmentFile | None = None
     group: RowGroup | None = None
@@ -99,7 +96,7 @@ class RemoteTimers:
         if self._reached is None:
             return None
         if self._least is None:
-            spans = [span for _, span in self._spans()]
+            spans = self._spans()
             if not spans:
                 self._reached = None
                 return None
@@ -136,11 +133,11 @@ class RemoteTimers:
         spans, begin = self._spans(), self.least
         if begin is None:
             return
-        until = next_span([span for _, span in spans], begin, self._source.limits.fetched_rows)
-        chosen = [where for where, span in spans if span.low <= until]
+        until = next_span(spans, begin, self._source.limits.fetched_rows)
+        chosen = [span for span in spans if span.low <= until]
         index, slots, times = self._merged(chosen, begin, until)
         self._cold.put(index.view(), slots, times)
-        self._reached = None if all(span.high <= until for _, span in spans) else until + 1
+        self._reached = None if all(span.high <= until for span in spans) else until + 1
         self._least = None
 
     def look_up(self, key_hash: int) -> tuple[KeyIndex, I32, I64]:
@@ -151,33 +148,26 @@ class RemoteTimers:
 
     # --- the log ----------------------------------------------------------------------------------------------------
 
-    def _spans(self) -> list[tuple[_SpanSource, TimerSpan]]:
-        """Return the sources of remote timers: row groups of durable segments, and waiting segments."""
+    def _spans(self) -> list[TimerSpan]:
+        """Return the spans of remote timers."""
         begin = MIN_TIMESTAMP if self._reached is None else self._reached
-        found: list[tuple[_SpanSource, TimerSpan]] = []
+        found: list[TimerSpan] = []
         for file in self._log.files():
             if file.segment.namespace_max < begin:
                 continue
             for group in file.groups:
                 low, high = file.namespaces_of(group)
-                found.append((_SpanSource(file.segment.position, file, group), TimerSpan(low, high, group.rows)))
-        for position, low, high, rows in self._pending.spans():
-            found.append((_SpanSource(position), TimerSpan(low, high, rows)))
-        return [(where, span) for where, span in found if span.high >= begin and span.low <= span.high]
+                found.append(TimerSpan(low, high, group.rows, file.segment.position, file, group))
+        found += [TimerSpan(low, high, rows, position) for position, low, high, rows in self._pending.spans()]
+        return [span for span in found if span.high >= begin and span.low <= span.high]
 
-    def _merged(self, chosen: Sequence[_SpanSource], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
+    def _merged(self, chosen: Sequence[TimerSpan], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
         """Return the timers between two times that the log has and that have not fired."""
-        own = [self._source.hash_range]
-        files = self._log.files()
-        numbers = {id(file): [w.group for w in chosen if w.file is file and w.group is not None] for file in files}
-        saved = iter(self._log.groups(files, [numbers[id(file)] for file in files], own))
-        pending = {where.position for where in chosen if where.file is None}
-        tables: list[pa.Table] = []
-        for entry in self._source.log.entries:
-            if entry.segment is not None:
-                tables += next(saved)
-            elif entry.position in pending:
-                tables += self._pending.within(entry.position, own)
+        groups = [[s.group for s in chosen if s.file is file and s.group is not None] for file in self._log.files()]
+        waiting = {span.position for span in chosen if span.file is None}
+        tables = self._log.current(
+            [self._source.hash_range], lambda at, own: self._pending.within(at, own) if at in waiting else (), groups
+        )
         return self._rows_of(tables, begin, until)
 
     def _rows_of(self, tables: Iterable[pa.Table], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:
