@@ -20,10 +20,9 @@ from penstock.state.panes.pane_table import PaneTable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.kernels.compiler.compile import I32, I64, U8
+    from penstock.kernels.compiler.compile import I64, U8
     from penstock.kernels.keys.key_columns import KeyColumns
     from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
-    from penstock.state.cells.pane_memory import PaneMemory
     from penstock.state.log.frozen import FrozenSegment, FrozenSource, FrozenTable
     from penstock.state.log.ttl import Ttl
     from penstock.state.memory.budget import MemoryBudget
@@ -31,50 +30,6 @@ if TYPE_CHECKING:
 
 #: Keys that a sweep checks after every batch, and at a barrier.
 SWEEP, SWEEP_AT_FREEZE = 1024, 65_536
-
-
-class PaneAges:
-    """The ages of one table's rows."""
-
-    def __init__(self, ttl: Ttl, spec: PaneTableSpec) -> None:
-        """Use the layout `spec` of the table."""
-        self._ttl = ttl
-        self._initial = spec.initial
-        self._word = spec.width - 1
-        self._swept = 0
-
-    def renew(self, memory: PaneMemory, cell: I64) -> None:
-        """Reset the expired ones of these cells, which are about to be written, to empty cells."""
-        cells = memory.cells
-        due = np.unique(cell[(cells[cell, self._word] <= self._ttl.deadline) & (cells[cell, 0] > 1)])
-        if len(due):
-            changed = cells[due, 0] & 1
-            cells[due] = self._initial
-            cells[due, 0] = changed
-
-    def stamp(self, memory: PaneMemory, cell: I64) -> None:
-        """Set the current time as the last write of these cells."""
-        memory.cells[cell, self._word] = self._ttl.clock.now
-
-    def restored(self, cells: I64) -> None:
-        """Cap the restored times of these rows, and advance the clock to the newest."""
-        cells[:, self._word] = self._ttl.clock.restored(cells[:, self._word])
-
-    def delete_expired(self, cells: I64) -> None:
-        """Mark the expired ones of these restored rows as deleted."""
-        cells[cells[:, self._word] <= self._ttl.deadline, 0] = 0
-
-    def sweep(self, memory: PaneMemory, keys: int, limit: int) -> None:
-        """Check the next `limit` of `keys` keys, in turn, and remove expired rows."""
-        first = self._swept if self._swept < keys else 0
-        self._swept = min(first + limit, keys)
-        slots: I32 = np.arange(first, self._swept, dtype=np.int32)
-        cell = memory.find(slots, 0)
-        cell = cell[cell >= 0]
-        due = cell[(memory.cells[cell, self._word] <= self._ttl.deadline) & (memory.cells[cell, 0] > 1)]
-        blank = np.repeat(self._initial[np.newaxis], len(due), axis=0)
-        blank[:, 0] = 1
-        memory.rewrite(due, blank)
 
 
 class RunningTable(PaneTable):
@@ -91,7 +46,7 @@ class RunningTable(PaneTable):
         """Create an empty table; `load` fills it during a restore. `ttl` is given if the spec says that rows expire."""
         source.ttl = self._ttl = ttl
         super().__init__(source, spec, budget, cold)
-        self._ages = None if ttl is None else PaneAges(ttl, self.spec)
+        self._swept = 0
         #: Rows that have become dirty since the last freeze.
         self._changed = 0
         self._zeros = np.zeros(0, np.int64)
@@ -117,8 +72,7 @@ class RunningTable(PaneTable):
             PenstockError: as `update`.
         """
         cell = self._cells_of_one_pane(keys, hashes)
-        if self._ages is not None:
-            self._ages.stamp(self._hot.memory, cell)
+        self._stamp(cell)
         words = np.empty((self.spec.width, len(cell)), np.int64)
         self._changed += int(running.run_rows(self._hot.memory.cells, cell, words[0]))
         for accumulator, word, values in zip(self.spec.accumulators, self.spec.words, inputs, strict=True):
@@ -139,8 +93,8 @@ class RunningTable(PaneTable):
         kept = np.empty(len(cell), np.uint8)
         op = merge.LAST if last else merge.FIRST
         self._changed += int(running.keep_rows(self._hot.memory.cells, op, cell, order, kept))
-        if self._ages is not None:
-            self._ages.stamp(self._hot.memory, cell[kept.view(np.bool_)])
+        if self._ttl is not None:
+            self._stamp(cell[kept.view(np.bool_)])
         self._sweep(SWEEP)
         self._check_memory()
         return kept
@@ -165,22 +119,43 @@ class RunningTable(PaneTable):
         self._make_room(rows)
         if rows > len(self._zeros):
             self._zeros = np.zeros(max(rows, 2 * len(self._zeros)), np.int64)
-        cell = self._cells_of(keys, hashes, self._zeros[:rows])
-        if self._ages is not None:
-            self._ages.renew(self._hot.memory, cell)
+        cell, cells = self._cells_of(keys, hashes, self._zeros[:rows]), self._hot.memory.cells
+        if self._ttl is not None:
+            due = np.unique(self._expired(self._ttl, cell))
+            changed = cells[due, 0] & 1
+            cells[due] = self.spec.initial
+            cells[due, 0] = changed
         return cell
 
+    def _stamp(self, cell: I64) -> None:
+        """Set the current time as the last write of these cells, in their last word."""
+        if self._ttl is not None:
+            self._hot.memory.cells[cell, -1] = self._ttl.clock.now
+
+    def _expired(self, ttl: Ttl, cell: I64) -> I64:
+        """Return the expired ones of these cells."""
+        cells = self._hot.memory.cells
+        found: I64 = cell[(cells[cell, -1] <= ttl.deadline) & (cells[cell, 0] > 1)]
+        return found
+
     def _restored(self, cells: I64) -> None:
-        if self._ages is not None:
-            self._ages.restored(cells)
+        if self._ttl is not None:
+            cells[:, -1] = self._ttl.clock.restored(cells[:, -1])
             if self._cold is not None:  # no sweep removes cold rows
-                self._ages.delete_expired(cells)
+                cells[cells[:, -1] <= self._ttl.deadline, 0] = 0
 
     def _sweep(self, limit: int) -> None:
         """Remove expired rows of the next keys in memory; cold ones stay until their key has a row."""
-        if self._ages is None or self._cold is not None:
+        if self._ttl is None or self._cold is not None:
             return
-        self._ages.sweep(self._hot.memory, self._hot.index.count, limit)
+        memory, keys = self._hot.memory, self._hot.index.count
+        first = self._swept if self._swept < keys else 0
+        self._swept = min(first + limit, keys)
+        cell = memory.find(np.arange(first, self._swept, dtype=np.int32), 0)
+        due = self._expired(self._ttl, cell[cell >= 0])
+        blank = np.repeat(self.spec.initial[np.newaxis], len(due), axis=0)
+        blank[:, 0] = 1
+        memory.rewrite(due, blank)
         if self._hot.index.count >= self._check_dead_at:
             self._drop_dead_keys()
 
