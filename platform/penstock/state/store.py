@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.kernels.compiler.compile import I64
     from penstock.kernels.keys.key_columns import KeyColumns
-    from penstock.state.keys.queried_keys import KeyCounts
+    from penstock.state.keys.key_index import KeyCounts
     from penstock.state.log.row_spec import Migration
     from penstock.state.log.ttl import Ttl
     from penstock.state.panes.session_table import SessionRule

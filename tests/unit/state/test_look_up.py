@@ -12,8 +12,7 @@ from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange, key_group_of
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.state.cells.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.keys.key_index import KeyIndex
-from penstock.state.keys.queried_keys import HASH, ROWS, KeyCounts
+from penstock.state.keys.key_index import HASH, ROWS, KeyCounts, KeyIndex
 from penstock.state.log.ttl import Ttl, TtlClock
 
 ONE_PANE = PaneTableSpec(

@@ -13,8 +13,7 @@ from penstock.kernels.aggregates import merge
 from penstock.state.cells.accumulators import AccumulatorInput, PaneTableSpec
 from penstock.state.cells.hot_panes import Fired, HotPanes, overflow, table_to_rows
 from penstock.state.cells.pane_memory import add_rows
-from penstock.state.keys.key_index import KeyIndex, canonical
-from penstock.state.keys.queried_keys import KeyCounts
+from penstock.state.keys.key_index import KeyCounts, KeyIndex, canonical
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.memory.lru_eviction import EvictionPolicy
 from penstock.state.panes.pane_eviction import (

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES
-from penstock.state.keys.queried_keys import KeyCounts
+from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import NAMESPACE, ROW, keyed_batch, rows_of
 from penstock.state.spill import join_runs

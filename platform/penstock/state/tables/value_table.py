@@ -28,7 +28,7 @@ from penstock.kernels.keys.key_columns import (
     key_column,
 )
 from penstock.kernels.keys.key_types import is_fixed
-from penstock.state.keys.queried_keys import KeyCounts
+from penstock.state.keys.key_index import KeyCounts
 from penstock.state.log.frozen import FrozenSource, FrozenTable, PendingSegments
 from penstock.state.log.segment_columns import DELETED, keyed_batch, segment_table
 from penstock.state.memory.limits import PRODUCTION

@@ -12,7 +12,7 @@ from tests.property.harness.job import KEY_GROUPS
 import penstock as ps
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.rpc.messages import AskSubtask
-from penstock.state.keys.queried_keys import KeyCounts
+from penstock.state.keys.key_index import KeyCounts
 from penstock.task.drive.state_queries import answer
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("n", pa.int64(), nullable=False)])
