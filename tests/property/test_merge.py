@@ -11,8 +11,8 @@ from tests.support.depth import examples
 
 from penstock.kernels.aggregates.merge import merge_cells, merge_panes
 from penstock.kernels.keys.key_columns import FixedColumn
+from penstock.operators.aggregates.partials import Partials
 from penstock.state.cells.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
-from penstock.state.cells.partials import Partials
 
 KEYS = pa.schema([pa.field("k", pa.int64(), nullable=False)])
 PAGE = 4096

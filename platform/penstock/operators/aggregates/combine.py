@@ -22,8 +22,8 @@ from penstock.core.elements import TS_COLUMN
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.aggregates.aggregate_plan import AggregatePlan
 from penstock.operators.aggregates.aggregate_schema import WindowConfig, parse
+from penstock.operators.aggregates.partials import Partials
 from penstock.operators.rows.columns import TS_FIELD
-from penstock.state.cells.partials import Partials
 from penstock.state.cells.value_heap import ValueHeap, take_values
 
 if TYPE_CHECKING:
