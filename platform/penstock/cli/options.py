@@ -71,7 +71,7 @@ def cluster_executor(cluster: str | None, options: SubmitOptions) -> ClusterExec
         UsageError: no cluster is known.
     """
     url, access = _cluster_of(cluster)
-    return ClusterExecutor(url=url, options=options, access=access)
+    return ClusterExecutor(url=url, options=options, access=access, cluster_option=cluster or "")
 
 
 def beside_cluster() -> str:
@@ -113,8 +113,8 @@ def find_job(client: RestClient, job: str) -> dict[str, Any]:
     raise UsageError(msg, hint="`penstock list` shows ids and names")
 
 
-def job_to_change(client: RestClient, job: str, token: str = "") -> JobHandle:
-    """Return the job that a command acts on.
+def job_to_change(client: RestClient, job: str, cluster: str | None, token: str = "") -> JobHandle:
+    """Return the job that a command acts on; `cluster` is the command's `--cluster`.
 
     With a token the job may have ended: the answer to an earlier call is returned again.
 
@@ -125,7 +125,7 @@ def job_to_change(client: RestClient, job: str, token: str = "") -> JobHandle:
     if found["state"] in TERMINAL and not token:
         msg = f"job {found['name']!r} ({found['jid']}) is {found['state']}"
         raise UsageError(msg, hint="only a running job takes requests; `penstock run` resumes it")
-    return JobHandle(client, found["jid"], found["name"])
+    return JobHandle(client, found["jid"], found["name"], cluster=cluster or "")
 
 
 def print_json(value: object) -> None:

@@ -107,12 +107,15 @@ class ClusterExecutor:
     detached: bool = False
     #: Default: the environment's.
     access: ClientAccess | None = None
+    #: The `--cluster` of commands in hints (`JobHandle.cluster`).
+    cluster_option: str = ""
     #: The last submitted job.
     submitted: JobHandle | None = None
 
     def submit(self, graph: JobGraph) -> JobHandle:
         """Submit a job and return at once."""
-        self.submitted = submit_graph(RestClient(self.url, self.access), graph, self.options)
+        handle = submit_graph(RestClient(self.url, self.access), graph, self.options)
+        self.submitted = replace(handle, cluster=self.cluster_option)
         return self.submitted
 
     def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
@@ -178,7 +181,9 @@ class EmbeddedExecutor:
             cluster.close()
 
     def _submit_to(self, cluster: LocalCluster, graph: JobGraph) -> JobHandle:
-        handle = replace(submit_graph(cluster.client(), graph, self.options), embedded=True)
+        client = cluster.client()
+        # this cluster ends with the job: the command line finds it by its URL alone
+        handle = replace(submit_graph(client, graph, self.options), cluster=client.url)
         if self.on_started is not None:
             self.on_started(cluster, handle)
         return handle

@@ -233,7 +233,7 @@ class FailureWatch:
         lines += [f"{handle.name}: {line}" for line in self._waits.poll(summary)]
         bad = summary.get("bad-records", {})
         lines += [
-            f"{handle.name}: {line}; see their number with `{handle.show_command}`"
+            f"{handle.name}: {line}; see their number with `{handle.command('show')}`"
             for uid, line in bad_records(summary).items()
             if uid not in self._with_bad_records
         ]
@@ -261,7 +261,7 @@ class FailureWatch:
             lines.append(f"{what} failed{times}{last}: {error}")
         after = next_attempt(summary) or _AFTER.get(summary["state"], f"it is {summary['state']} now")
         after += f", from {_name_of(summary['restored'])}" if summary.get("restored") else ""
-        lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.show_command}`)"
+        lines[-1] += f" (restart {summary['restarts']}, {after}; see `{handle.command('show')}`)"
         own = without_all_frames(new[0].get("stacktrace", ""))
         if own and own != self._reported_own:  # the same row fails at each restart
             lines.append(own)

@@ -28,6 +28,7 @@ from penstock.core.errors import (
     NotFoundError,
     PenstockError,
     UnansweredError,
+    job_command,
     job_failed,
 )
 from penstock.graph.job_graph import encode_graph
@@ -89,13 +90,12 @@ class JobHandle:
     job_id: str
     name: str
     clock: Clock = field(default_factory=SystemClock)
-    #: Whether its cluster ends with it; the command line then finds the job only by the cluster's URL.
-    embedded: bool = False
+    #: The `--cluster` of commands in hints; empty if the command line finds the cluster without it.
+    cluster: str = ""
 
-    @property
-    def show_command(self) -> str:
-        """The command that shows this job."""
-        return f"penstock show {self.name}" + (f" --cluster {self.client.url}" if self.embedded else "")
+    def command(self, command: str) -> str:
+        """Return a `penstock` command on this job for a hint."""
+        return job_command(command, self.name, self.cluster)
 
     def status(self) -> str:
         """Return the job's state with Flink's names: CREATED, RUNNING, RESTARTING, FINISHED, CANCELED, FAILED, ..."""
@@ -124,7 +124,7 @@ class JobHandle:
                     return self._end(str(job["state"]))
             if deadline is not None and self.clock.monotonic_ms() > deadline:
                 msg = f"job {self.name} did not end within {(timeout_ms or 0) / 1000:g} s"
-                raise PenstockError(msg, hint=f"it continues: `{self.show_command}` shows its state")
+                raise PenstockError(msg, hint=f"it continues: `{self.command('show')}` shows its state")
 
     def cancel(self) -> None:
         """Cancel the job; its checkpoints are retained."""
@@ -205,7 +205,7 @@ class JobHandle:
             return
         why = f": {progress.newest}" if progress is not None and progress.newest else ""
         msg = f"job {self.name} was not running with its new parallelism within {timeout_ms / 1000:.0f} s{why}"
-        raise PenstockError(msg, hint="see its progress with `penstock story`")
+        raise PenstockError(msg, hint=f"see its progress with `{self.command('story')}`")
 
     def upgrade(
         self,
@@ -234,7 +234,7 @@ class JobHandle:
         if "failure-cause" in operation:
             why = operation["failure-cause"].get("stack-trace")
             msg = f"job {self.name} was not rescaled and is unchanged: {why}"
-            raise PenstockError(msg, hint="" if msg.endswith(")") else "see `penstock story`")
+            raise PenstockError(msg, hint="" if msg.endswith(")") else f"see `{self.command('story')}`")
 
     def query_state(self, uid: str, name: str, key: object, *, limit: int = 1000) -> dict[str, Any]:
         """Return the live rows of one key of a keyed state, including changes since the last checkpoint.
@@ -262,8 +262,8 @@ class JobHandle:
         if operation is None:
             why = f": {progress.newest}" if progress is not None and progress.newest else ""
             msg = f"the {what} of {self.name} is still under way after {timeout_ms / 1000:.0f} s{why}"
-            way = f"it continues: `{self.show_command}` shows it"
-            way += f", `penstock cancel {self.name}` ends the job without a savepoint" if what == "stop" else ""
+            way = f"it continues: `{self.command('show')}` shows it"
+            way += f", `{self.command('cancel')}` ends the job without a savepoint" if what == "stop" else ""
             raise UnansweredError(msg, hint=way)
         if "failure-cause" in operation:
             cause = operation["failure-cause"]
@@ -395,7 +395,7 @@ def wait_for_upgrade(
     if operation is not None:
         return _verdict(job, operation)
     msg = f"the outcome of the upgrade of job {job.name} is unknown: none was reported within {wait_ms / 1000:.0f} s"
-    raise PenstockError(msg, hint="see what it does with `penstock story`")
+    raise PenstockError(msg, hint=f"see what it does with `{job.command('story')}`")
 
 
 def _verdict(job: JobHandle, operation: dict[str, Any]) -> str:
@@ -404,8 +404,8 @@ def _verdict(job: JobHandle, operation: dict[str, Any]) -> str:
         failed = 0
         with contextlib.suppress(PenstockError):  # the JobManager is restarting
             failed = job.client.newest_upgrade(job.job_id)["restarts"]["seen"]
-        more = f", and the new version's failure with `{job.show_command}`" if failed else ""
-        raise PenstockError(msg, hint="" if msg.endswith(")") else f"see `penstock story {job.name}`{more}")
+        more = f", and the new version's failure with `{job.command('show')}`" if failed else ""
+        raise PenstockError(msg, hint="" if msg.endswith(")") else f"see `{job.command('story')}`{more}")
     return str(operation.get("location", ""))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,6 +28,16 @@ def extra_hint(extra: str) -> str:
         needed = []
     names = [one.partition(";")[0].strip() for one in needed if re.search(rf"extra == ['\"]{extra}['\"]", one)]
     return f"pip install {' '.join(map(repr, names))}" if names else f"install penstock with its extra {extra!r}"
+
+
+def job_command(command: str, job: str, cluster: str = "") -> str:
+    """Return a `penstock` command on a job for a hint; `cluster` is its `--cluster`, empty if it needs none."""
+    return shlex.join(["penstock", command, job, *cluster_option(cluster)])
+
+
+def cluster_option(cluster: str) -> list[str]:
+    """Return `--cluster` with its value as arguments; none if the value is empty."""
+    return ["--cluster", cluster] if cluster else []
 
 
 def call_site() -> str:

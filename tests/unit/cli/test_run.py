@@ -11,8 +11,8 @@ from penstock.graph.executor import JobResult
 @pytest.mark.parametrize(
     ("commands", "follow"),
     [
-        (JobCommands(Path("live.py"), None), "penstock run live.py --attach"),
-        (JobCommands(Path("live.py"), None, "L1"), "penstock run live.py --attach --name L1"),
+        (JobCommands(Path("live.py"), ""), "penstock run live.py --attach"),
+        (JobCommands(Path("live.py"), "", "L1"), "penstock run live.py --attach --name L1"),
         (
             JobCommands(Path("my jobs/live.py"), "http://h:1", "L 1", {"checkpoint_root": "/a b"}),
             "penstock run 'my jobs/live.py' --attach --name 'L 1' --set 'checkpoint_root=/a b' --cluster http://h:1",

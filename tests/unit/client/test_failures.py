@@ -27,8 +27,8 @@ def job():
     """A job's handle whose failures a test sets, newest first."""
     entries = []
     client = SimpleNamespace(exceptions=lambda _: {"exceptionHistory": {"entries": entries}})
-    show = "penstock show orders"
-    return SimpleNamespace(name="orders", job_id="a", client=client, entries=entries, show_command=show)
+    command = lambda name: f"penstock {name} orders"
+    return SimpleNamespace(name="orders", job_id="a", client=client, entries=entries, command=command)
 
 
 def test_a_job_that_runs_has_nothing_to_tell(job):
@@ -173,10 +173,10 @@ def test_what_follows_a_failure_is_told_by_the_state(job, state, after):
     assert f"(restart 1, {after}; see `penstock show orders`)" in line
 
 
-def test_the_job_of_an_embedded_cluster_is_shown_by_its_address():
-    handle = JobHandle(RestClient("http://127.0.0.1:9"), "a", "orders", embedded=True)
-    assert handle.show_command == "penstock show orders --cluster http://127.0.0.1:9"
-    assert replace(handle, embedded=False).show_command == "penstock show orders"
+def test_commands_name_the_cluster_that_the_command_line_does_not_find():
+    handle = JobHandle(RestClient("http://127.0.0.1:9"), "a", "my orders", cluster="http://127.0.0.1:9")
+    assert handle.command("show") == "penstock show 'my orders' --cluster http://127.0.0.1:9"
+    assert replace(handle, cluster="").command("stop") == "penstock stop 'my orders'"
 
 
 def test_rows_that_do_not_move_the_watermark_are_told_once(job):
@@ -215,7 +215,7 @@ def test_bad_records_are_told_once_by_source(job):
     (line,) = watch.poll(job, summary(**bad))
     assert (
         line
-        == f"orders: source in: 1,200 bad records; the first: {example}; see their number with `{job.show_command}`"
+        == f"orders: source in: 1,200 bad records; the first: {example}; see their number with `{job.command('show')}`"
     )
     assert watch.poll(job, summary(**{"bad-records": {"in": 1_300}})) == []
 

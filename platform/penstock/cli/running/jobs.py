@@ -6,7 +6,6 @@ Also `penstock state get`, which reads the state of a running job.
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
@@ -38,7 +37,7 @@ from penstock.client.handle import JobHandle
 from penstock.client.operation_progress import OperationProgress, cancelling_text
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import SystemClock, utc_text
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import PenstockError, UsageError, job_command
 
 #: A job whose tasks do not exit within 10 s is ended anyway.
 _CANCEL_MS = 60_000.0
@@ -125,7 +124,7 @@ def cancel(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption 
     Its checkpoints are kept, and a later run resumes from them.
     """
     with connect(cluster) as client:
-        found = job_to_change(client, job)
+        found = job_to_change(client, job, cluster)
         found.cancel()
         state = found.wait(timeout_ms=_CANCEL_MS, on_poll=None if json else _cancel_progress(found))
     if json:
@@ -150,9 +149,9 @@ def stop(
     The command prints the savepoint's location.
     """
     with connect(cluster) as client:
-        found = job_to_change(client, job, token)
+        found = job_to_change(client, job, cluster, token)
         progress = None if json else OperationProgress(say)
-        with _continues_after_interrupt("stop", found, cluster):
+        with _continues_after_interrupt("stop", found):
             uri = found.stop(drain=drain, target=target, token=token, progress=progress)
     _print_savepoint(found, uri, as_json=json)
 
@@ -172,21 +171,20 @@ def savepoint(
     The command prints the savepoint's location.
     """
     with connect(cluster) as client:
-        found = job_to_change(client, job, token)
+        found = job_to_change(client, job, cluster, token)
         progress = None if json else OperationProgress(say)
-        with _continues_after_interrupt("savepoint", found, cluster):
+        with _continues_after_interrupt("savepoint", found):
             location = found.savepoint(uri, token=token, progress=progress)
     _print_savepoint(found, location, as_json=json)
 
 
 @contextlib.contextmanager
-def _continues_after_interrupt(what: str, job: JobHandle, cluster: str | None) -> Iterator[None]:
+def _continues_after_interrupt(what: str, job: JobHandle) -> Iterator[None]:
     """Tell a user who interrupts a request that the cluster continues with it."""
     try:
         yield
     except KeyboardInterrupt:
-        command = "story" if what == "rescale" else "show"
-        show = shlex.join(["penstock", command, job.name, *(["--cluster", cluster] if cluster else [])])
+        show = job.command("story" if what == "rescale" else "show")
         say(f"\nthe {what} of {job.name} continues in the cluster; `{show}` shows it until it has ended")
         raise
 
@@ -236,7 +234,8 @@ def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = 
         print_json(workers)
         return
     if not workers:
-        say(f"job {found['name']} is {found['state']} and has no workers; see `penstock show` and `penstock story`")
+        show, story_of_it = (job_command(command, found["name"], cluster or "") for command in ("show", "story"))
+        say(f"job {found['name']} is {found['state']} and has no workers; see `{show}` and `{story_of_it}`")
     for worker in workers:
         ended = f"exited; the job is {found['state']}"
         what = f"pid {worker['pid']}" if worker["pid"] is not None else ended
@@ -278,9 +277,9 @@ def rescale(
     """
     vertices = dict(map(_vertex_parallelism, vertex or []))
     with connect(cluster) as client:
-        found = job_to_change(client, job, token)
+        found = job_to_change(client, job, cluster, token)
         progress = None if json else OperationProgress(say)
-        with _continues_after_interrupt("rescale", found, cluster):
+        with _continues_after_interrupt("rescale", found):
             found.rescale(parallelism, vertices=vertices, token=token, progress=progress)
         after = {v["name"]: v["parallelism"] for v in client.job(found.job_id)["vertices"]}
     if json:

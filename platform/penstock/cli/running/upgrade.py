@@ -86,7 +86,7 @@ def upgrade(
         if new is None:
             _decide_or_show(client, find_job(client, job), (healthy, unhealthy), as_json=json)
             return
-        found, overrides = job_to_change(client, job, token), parse_overrides(settings or [], parallelism)
+        found, overrides = job_to_change(client, job, cluster, token), parse_overrides(settings or [], parallelism)
         options["keep_parallelism"], options["file"] = "parallelism" not in overrides, str(new)
         graph = planned(new, overrides, found.name)
         if detached:
@@ -103,7 +103,7 @@ def _print_requested(handle: JobHandle, request_id: str, *, as_json: bool) -> No
     if as_json:
         print_json({"jobid": handle.job_id, "name": handle.name, "request-id": request_id})
     else:
-        say(f"requested; see its progress with `penstock upgrade {handle.name} --status`")
+        say(f"requested; see its progress with `{handle.command('upgrade')} --status`")
 
 
 class _Progress:

@@ -26,7 +26,7 @@ from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitO
 from penstock.client.handle import TERMINAL
 from penstock.config.settings import JobSettings, overridden
 from penstock.core.counts import counted
-from penstock.core.errors import UsageError
+from penstock.core.errors import UsageError, cluster_option, job_command
 from penstock.graph.executor import JobExecutor, JobResult
 from penstock.graph.job_graph import encode_graph
 
@@ -106,7 +106,7 @@ def run(
             executor = cluster_executor(cluster, options)
             executor.detached = detached
         executor.on_poll = progress.on_poll
-        commands = JobCommands(job, cluster, name, overrides)
+        commands = JobCommands(job, cluster or "", name, overrides)
         results = _executed(commands, executor, overrides, progress)
     _tell(results, commands, as_json=json)
 
@@ -116,25 +116,24 @@ class JobCommands:
     """Commands on the submitted job, for hints."""
 
     job: Path
-    cluster: str | None
+    #: The `--cluster` of the commands; empty if they need none.
+    cluster: str
     #: The name and the settings of the command line.
     name: str = ""
     overrides: dict[str, str] = field(default_factory=dict)
 
     def of(self, command: str, name: str) -> str:
         """Return a command on the job of that name."""
-        return shlex.join(["penstock", command, name, *self._where])
+        return job_command(command, name, self.cluster)
 
     @property
     def follow(self) -> str:
         """Return the command that follows exactly this job: the job file alone may be another one."""
         settings = [word for key, value in self.overrides.items() for word in ("--set", f"{key}={value}")]
         named = ["--name", self.name] if self.name else []
-        return shlex.join(["penstock", "run", str(self.job), "--attach", *named, *settings, *self._where])
-
-    @property
-    def _where(self) -> list[str]:
-        return [] if self.cluster is None else ["--cluster", self.cluster]
+        return shlex.join(
+            ["penstock", "run", str(self.job), "--attach", *named, *settings, *cluster_option(self.cluster)]
+        )
 
 
 def _executed(

@@ -27,6 +27,7 @@ from penstock.checkpoint.recovery import RecoveryPlan, Trial, without_pending_ou
 from penstock.checkpoint.retention import Sweeper, plan_retention
 from penstock.core.clock import utc_text
 from penstock.core.elements import BarrierKind
+from penstock.core.errors import job_command
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, pending_text
 from penstock.graph.task_deployment import ExecutionId
@@ -360,8 +361,8 @@ class Checkpointing:
         name, limit_s = self._deployment.graph.name, self._deployment.graph.settings.checkpoint_timeout_ms // 1000
         return (
             f"a savepoint of the job, requested at {utc_text(asked.since_ms)} UTC, is not complete;"
-            f" `penstock show {name}` names what it waits for;"
-            f" it fails {limit_s} s after its start, or `penstock cancel {name}` ends the job"
+            f" `{job_command('show', name)}` names what it waits for;"
+            f" it fails {limit_s} s after its start, or `{job_command('cancel', name)}` ends the job"
         )
 
     @property
