@@ -141,12 +141,14 @@ class LagAtMost(msgspec.Struct, frozen=True, tag="lag_at_most"):
         job = client.job(self.job_id)
         if job["state"] != "RUNNING":
             return _ended(client, job, {"FINISHED"})
-        lags = [m["recordsLag"] for m in client.metrics(self.job_id).values() if "recordsLag" in m]
-        if not lags:
-            return Answer(kind="wait", text="no source of the job has reported recordsLag so far")
-        if sum(lags) <= self.records:
-            return Answer(kind="done", value={"job_id": self.job_id, "lag": int(sum(lags))})
-        return Answer(kind="wait", text=f"{sum(lags):,.0f} records of lag")
+        lags = client.summary(self.job_id)["rows-unread"]
+        unknown = [uid for uid, lag in lags.items() if lag is None]
+        if not lags or unknown:
+            text = f"the lag of {', '.join(unknown)} is not known yet" if unknown else "no source has reported its lag"
+            return Answer(kind="wait", text=text)
+        if sum(lags.values()) <= self.records:
+            return Answer(kind="done", value={"job_id": self.job_id, "lag": sum(lags.values())})
+        return Answer(kind="wait", text=f"{sum(lags.values()):,} records of lag")
 
 
 Condition = Started | Operation | InState | CheckpointAfter | WatermarkAt | LagAtMost

@@ -76,6 +76,21 @@ def test_fetcher_gives_messages_as_they_were_written(kafka):
         fetcher.close()
 
 
+def test_a_lag_is_unknown_until_the_brokers_answer_and_then_known_of_an_empty_partition_too(kafka):
+    topic = kafka.topic("quiet", 2)
+    kafka.produce(topic, [b"v"] * 5)
+    fetcher = open_fetcher(FetchSettings({**kafka.resolved, "group.id": "g"}, lambda: None))
+    try:
+        positions = {(topic, 0): 2, (topic, 1): 0}
+        fetcher.add(positions)
+        assert fetcher.lag(positions) is None
+        fetcher.fetch(1)
+        wait_until(lambda: fetcher.lag(positions) is not None, "a known lag")
+        assert fetcher.lag(positions) == 3
+    finally:
+        fetcher.close()
+
+
 def test_a_fetcher_that_gave_all_it_may_give_is_not_drained(kafka):
     """Else a source behind a backlog would wait for company after every fetch."""
     topic = kafka.topic("backlog")

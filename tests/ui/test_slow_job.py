@@ -181,15 +181,19 @@ def test_a_source_tells_how_much_it_has_to_read(visit, slow_job):
     """As a source of Kafka does, which this job has none of."""
     page, source = visit.page, slow_job.client.job(slow_job.job_id)["vertices"][0]["id"]
 
+    lag = {"recordsLagUnknown": 1}
+
     def lagging(route):
         answer = route.fetch()
         tasks = answer.json()["tasks"]
-        tasks[f"{source}/0"]["recordsLag"] = 12_345
+        tasks[f"{source}/0"] |= lag
         route.fulfill(response=answer, json={"tasks": tasks})
 
     page.route("**/penstock/jobs/*/metrics", lagging)
     visit.go(f"jobs/{slow_job.job_id}")
     card = page.get_by_role("region", name="Job graph").get_by_role("button").first
+    expect(card).to_contain_text(re.compile(r"event time .*, lag not known yet"))
+    lag = {"recordsLag": 12_345}
     expect(card).to_contain_text(re.compile(r"event time .*, 12\.3 k rows of lag"))
     assert card.evaluate("(card) => card.scrollHeight <= card.clientHeight"), "all of it can be read"
 

@@ -139,7 +139,9 @@ def _rate(summary: dict[str, Any]) -> float:
 def _behind(summary: dict[str, Any]) -> str:
     """Return the rows that the sources have not read yet; empty if no source reports them."""
     behind = summary.get("rows-unread")
-    return f", {sum(behind.values()):,} behind" if behind else ""
+    if not behind:
+        return ""
+    return ", behind unknown" if None in behind.values() else f", {sum(behind.values()):,} behind"
 
 
 def _flow(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> tuple[str, str]:

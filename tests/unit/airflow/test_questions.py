@@ -34,13 +34,10 @@ class Cluster:
     def summary(self, job_id):
         facts = self.facts
         shown = {"checkpoints-completed": facts["completed"], "checkpoint-interval": facts["interval"]}
-        return {**shown, "watermark": facts.get("watermark")}
+        return {**shown, "watermark": facts.get("watermark"), "rows-unread": facts.get("unread", {})}
 
     def checkpoints(self, job_id):
         return {"latest": {"completed": self.facts.get("checkpoint"), "savepoint": self.facts.get("savepoint")}}
-
-    def metrics(self, job_id):
-        return self.facts["metrics"]
 
     def exceptions(self, job_id):
         newest = {"failureLabels": {"cause": self.facts.get("cause", "transient")}}
@@ -99,9 +96,10 @@ TAKEN = {"id": 3, "external_path": "p", "trigger_timestamp": 70, "end_to_end_dur
         (WatermarkAt("j", 1_000), Cluster(watermark=1_000), "done"),
         (WatermarkAt("j", 1_000), Cluster("FINISHED"), "done"),
         (WatermarkAt("j", 1_000), Cluster("CANCELED"), "failed"),
-        (LagAtMost("j", 10), Cluster(metrics={"s/0": {"recordsLag": 6.0}, "s/1": {"recordsLag": 5.0}}), "wait"),
-        (LagAtMost("j", 11), Cluster(metrics={"s/0": {"recordsLag": 6.0}, "s/1": {"recordsLag": 5.0}}), "done"),
-        (LagAtMost("j", 11), Cluster(metrics={"s/0": {}}), "wait"),
+        (LagAtMost("j", 10), Cluster(unread={"a": 6, "b": 5}), "wait"),
+        (LagAtMost("j", 11), Cluster(unread={"a": 6, "b": 5}), "done"),
+        (LagAtMost("j", 11), Cluster(unread={"a": 6, "b": None}), "wait"),
+        (LagAtMost("j", 11), Cluster(unread={}), "wait"),
         (LagAtMost("j", 0), Cluster("FINISHED"), "done"),
     ],
 )

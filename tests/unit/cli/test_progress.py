@@ -46,11 +46,12 @@ def test_the_rate_is_the_one_that_the_sources_measure(capsys):
     assert "totals RUNNING: 30 records read (1,234/s), 20 rows out" in capsys.readouterr().out
 
 
-def test_the_rows_that_sources_have_not_read_are_added_up(capsys):
-    client = SimpleNamespace(summary=lambda _: {**SUMMARY, "rows-unread": {"orders": 12_000, "people": 345}})
+@pytest.mark.parametrize(("people", "told"), [(345, "12,345 behind"), (None, "behind unknown")])
+def test_the_rows_that_sources_have_not_read_are_added_up_once_all_are_known(capsys, people, told):
+    client = SimpleNamespace(summary=lambda _: {**SUMMARY, "rows-unread": {"orders": 12_000, "people": people}})
     job = SimpleNamespace(client=client, job_id="1", name="totals")
     JobProgress(clock=ManualClock()).on_poll(job, {"name": "totals", "state": "RUNNING"})
-    assert "totals RUNNING: 30 records read (1,234/s), 12,345 behind, 20 rows out" in capsys.readouterr().out
+    assert f"totals RUNNING: 30 records read (1,234/s), {told}, 20 rows out" in capsys.readouterr().out
 
 
 def test_a_function_that_does_not_return_is_in_each_line_with_its_time(capsys):

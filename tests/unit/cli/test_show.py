@@ -110,6 +110,9 @@ def test_the_rows_that_a_source_has_not_read_are_shown_where_they_are_known(clie
     client.told["rows-unread"] = {"orders": 12_000}
     lines = [line.split() for line in shown(capsys)]
     assert lines[1] == ["uid", "rows", "rows/s", "behind", "bad", "records", "place"]
+    client.told["rows-unread"] = {"orders": None}
+    unknown = [line.split() for line in shown(capsys)]
+    assert ["source", "orders", "12,345", "1,500", "-", "0", "topic", "orders", "at", "b:9"] in unknown
     assert ["source", "orders", "12,345", "1,500", "12,000", "0", "topic", "orders", "at", "b:9"] in lines
     assert ["sink", "out", "7", "0"] in lines
 

@@ -20,7 +20,7 @@ SCHEMA = pa.schema([pa.field("v", pa.int64(), nullable=False)])
 class ScriptedFetcher:
     def __init__(self):
         self.results, self.added, self.removed, self.commits = [], {}, [], []
-        self.commit_failures, self.closed, self.lags = 0, 0, []
+        self.commit_failures, self.closed, self.lags, self.behind = 0, 0, [], 7
 
     def add(self, starts):
         self.added |= starts
@@ -33,7 +33,7 @@ class ScriptedFetcher:
 
     def lag(self, positions):
         self.lags.append(dict(positions))
-        return 7
+        return self.behind
 
     def commit(self, offsets):
         self.commits.append(dict(offsets))
@@ -279,6 +279,18 @@ def test_lag_is_asked_for_once_a_second(fetcher, clock):
     clock.advance(reader_module.LAG_INTERVAL_MS)
     reader.poll(10)
     assert len(fetcher.lags) == 2
+
+
+def test_a_lag_is_unknown_until_the_ends_are_known(fetcher, clock):
+    fetcher.behind = None
+    reader = open_reader(clock, split(0, offset=4))
+    metrics = reader.poll(10).metrics
+    assert metrics["recordsLagUnknown"]
+    assert "recordsLag" not in metrics
+    fetcher.behind = 3
+    clock.advance(reader_module.LAG_UNKNOWN_INTERVAL_MS)
+    metrics = reader.poll(10).metrics
+    assert (metrics["recordsLag"], metrics["recordsLagUnknown"]) == (3, 0)
 
 
 def test_reader_without_splits_connects_to_nothing(monkeypatch, clock):

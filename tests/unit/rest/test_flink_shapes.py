@@ -209,6 +209,13 @@ def test_the_summary_has_the_rows_that_sources_have_not_read_where_they_say_so()
     assert flink_json.progress(DETAIL, NO_CHECKPOINTS)["rows-unread"] == {}
 
 
+@pytest.mark.parametrize("metrics", [{}, {"recordsLagUnknown": 1.0}, {"recordsLagUnknown": 1.0, "recordsLag": 0.0}])
+def test_rows_that_a_source_has_not_read_are_null_until_all_its_subtasks_know_them(metrics):
+    subtasks = (subtask(0, recordsLag=7.0, recordsLagUnknown=0.0), subtask(1, **metrics))
+    detail = msgspec.structs.replace(DETAIL, vertices=(msgspec.structs.replace(VERTEX, subtasks=subtasks),))
+    assert flink_json.progress(detail, NO_CHECKPOINTS)["rows-unread"] == {"u": None}
+
+
 def test_a_source_of_an_ended_job_is_not_said_to_wait():
     away = msgspec.structs.replace(VERTEX, subtasks=(subtask(0, sourceUnreachableMs=9e3),))
     running = msgspec.structs.replace(DETAIL, vertices=(away,))

@@ -166,8 +166,8 @@ class Fetcher(Protocol):
     def fetch(self, max_messages: int) -> FetchResult:
         """Return queued messages without waiting; afterwards `wake` is called once there are more."""
 
-    def lag(self, positions: Mapping[PartitionId, int]) -> int:
-        """Return how many messages these positions are before the last known ends."""
+    def lag(self, positions: Mapping[PartitionId, int]) -> int | None:
+        """Return how many messages these positions are before the last known ends; None until all ends are known."""
 
     def commit(self, offsets: Mapping[PartitionId, int]) -> None:
         """Publish offsets to the group, without waiting; failures are counted in `commit_failures`."""

@@ -115,7 +115,7 @@ class FastFetcher:
         self._events.move_to(result)
         return result
 
-    def lag(self, positions: Mapping[PartitionId, int]) -> int:
+    def lag(self, positions: Mapping[PartitionId, int]) -> int | None:
         """Sum up librdkafka's local values."""
         low, high = ctypes.c_int64(), ctypes.c_int64()
         total = 0
@@ -123,8 +123,9 @@ class FastFetcher:
             failed = lib.watermark_offsets(
                 self._client, topic.encode(), partition, ctypes.byref(low), ctypes.byref(high)
             )
-            if not failed and high.value > position:
-                total += high.value - position
+            if failed or high.value < 0:  # before the first answer of the partition's broker
+                return None
+            total += max(0, high.value - position)
         return total
 
     def commit(self, offsets: Mapping[PartitionId, int]) -> None:

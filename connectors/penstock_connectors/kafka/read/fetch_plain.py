@@ -7,6 +7,7 @@ all partitions and continues to consume: the client's queue of statistics has no
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import queue
@@ -61,6 +62,8 @@ class PlainFetcher:
         self._paused: set[PartitionId] = set()
         self._held: set[PartitionId] = set()
         self._ends: dict[PartitionId, int] = {}
+        #: The partitions whose lag was asked for last: also of a quiet one the end is wanted.
+        self._lagging: set[PartitionId] = set()
         self._assigned = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._consume, name="kafka-consume", daemon=True)
@@ -102,9 +105,12 @@ class PlainFetcher:
         self._columns(found, result)
         return result
 
-    def lag(self, positions: Mapping[PartitionId, int]) -> int:
-        """Sum up the values that came with the last messages of each partition."""
-        return sum(max(0, self._ends.get(place, 0) - position) for place, position in positions.items())
+    def lag(self, positions: Mapping[PartitionId, int]) -> int | None:
+        """Sum up the values that the brokers have sent with each partition."""
+        self._lagging = set(positions)
+        if not self._lagging <= self._ends.keys():
+            return None
+        return sum(max(0, self._ends[place] - position) for place, position in positions.items())
 
     def commit(self, offsets: Mapping[PartitionId, int]) -> None:
         """Publish offsets; the answer comes as a callback."""
@@ -141,12 +147,19 @@ class PlainFetcher:
                 self._calls.get_nowait()()
             batch = self._consumer.consume(_BATCH, self._wait_s)
             for place in {(str(m.topic()), int(m.partition() or 0)) for m in batch}:
-                marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-                self._ends[place] = marks[1]
+                self._read_end(place)
+            for place in self._lagging - self._ends.keys():
+                with contextlib.suppress(KafkaException):  # it is not assigned yet
+                    self._read_end(place)
         except KafkaException as error:
             self._on_error(error.args[0])
             return []
         return batch
+
+    def _read_end(self, place: PartitionId) -> None:
+        marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+        if marks[1] >= 0:
+            self._ends[place] = marks[1]
 
     def _hand_over(self, batch: list[Message]) -> None:
         """Wait until the queue has a place for the batch."""

@@ -140,8 +140,9 @@ def _dead_letters(found: Fetched, decoded: Decoded) -> pa.RecordBatch:
     )
 
 
-#: Lag is summed up at most this often.
+#: Lag is summed up at most this often, and this often until it is known.
 LAG_INTERVAL_MS = 1_000
+LAG_UNKNOWN_INTERVAL_MS = 100
 #: If all brokers are unreachable for this long without a message, the job fails and its restart strategy decides.
 OUTAGE_LIMIT_MS = 300_000
 _TRANSIENT = frozenset({-187, -195, -193, -185, -167, -181, 5, 6, 7, 13, 72, 74, 75, 76})
@@ -181,7 +182,7 @@ class KafkaReader:
         self._bad_record: BadRecord | None = None
         self._outage = Outage(float(client_properties(self._resolved)["fetch.wait.max.ms"]))
         self._lag_at: float | None = None
-        self._lag = 0
+        self._lag: int | None = 0
         self._letters = self._dead_letter_writer()
 
     def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
@@ -399,14 +400,17 @@ class KafkaReader:
 
     def _metrics(self) -> dict[str, float]:
         now = self._context.clock.monotonic_ms()
-        if self._fetcher is not None and (self._lag_at is None or now - self._lag_at >= LAG_INTERVAL_MS):
+        interval_ms = LAG_UNKNOWN_INTERVAL_MS if self._lag is None else LAG_INTERVAL_MS
+        if self._fetcher is not None and (self._lag_at is None or now - self._lag_at >= interval_ms):
             self._lag_at = now
             self._lag = self._fetcher.lag({p.place: p.offset for p in self._splits.values() if not p.finished})
         failures = self._fetcher.commit_failures if self._fetcher is not None else 0
         since = self._outage.since_ms
         away_ms = 0.0 if since is None else now - since
         return {
-            "recordsLag": float(self._lag),
+            **({} if self._lag is None else {"recordsLag": float(self._lag)}),
+            # a lag that was known before stays beside it
+            "recordsLagUnknown": float(self._lag is None),
             "badRecords": float(self._bad_records),
             "commitsFailed": float(failures),
             "sourceUnreachableMs": away_ms,

@@ -45,10 +45,16 @@ def flow_table(summary: dict[str, Any]) -> Table:
     for what, verb in (("source", "read"), ("sink", "written")):
         for uid, rows in summary[f"rows-{verb}"].items():
             rate = f"{summary[f'rows-{verb}-per-second'].get(uid, 0):,.0f}"
-            unread = [f"{behind[uid]:,}" if what == "source" and uid in behind else ""] if behind else []
+            unread = [_behind(behind, uid) if what == "source" else ""] if behind else []
             wrong = f"{bad.get(uid, 0):,}" if what == "source" else ""
             table.add_row(what, escape(uid), f"{rows:,}", rate, *unread, wrong, escape(places.get(uid, "")))
     return table
+
+
+def _behind(behind: dict[str, int | None], uid: str) -> str:
+    """Return the rows that a source has not read yet as text: "-" if they are not known yet."""
+    count = behind.get(uid)
+    return f"{count:,}" if count is not None else "-" * (uid in behind)
 
 
 def state_text(details: dict[str, Any]) -> str:

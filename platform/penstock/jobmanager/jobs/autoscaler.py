@@ -199,9 +199,13 @@ def vertex_metrics_of(job: KnownJob, master: JobMaster) -> tuple[VertexMetrics, 
             rows_out=rows_out,
             busy=_sum(metrics, "busyTimeMsPerSecond") / 1000 / len(metrics),
             back_pressured=_sum(metrics, "backPressuredTimeMsPerSecond") / 1000 / len(metrics),
-            lag=_sum(metrics, "recordsLag") if source and any("recordsLag" in m for m in metrics) else None,
+            lag=_sum(metrics, "recordsLag") if source and all(map(_knows_lag, metrics)) else None,
         )
     return _in_order(found)
+
+
+def _knows_lag(metrics: Mapping[str, float]) -> bool:
+    return "recordsLag" in metrics and not metrics.get("recordsLagUnknown")
 
 
 def _usable_metrics(values: Mapping[str, float] | None) -> dict[str, float]:

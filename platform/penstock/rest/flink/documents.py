@@ -388,8 +388,8 @@ def progress(detail: JobDetail, checkpoints: CheckpointsView) -> Json:
         "rows-unpublished": _unpublished(written, checkpoints.rows_published),
         "rows-read-per-second": {v.operators[0].uid: _rate(v, "numRecordsInPerSecond") for v in heads},
         "rows-written-per-second": {v.operators[-1].uid: _rate(v, "numRecordsOutPerSecond") for v in ends},
-        # rows that sources have not read yet, by uid; only of those that report it
-        "rows-unread": {v.operators[0].uid: lag for v in heads if (lag := _lag(v)) is not None},
+        # rows that sources have not read yet, by uid; only of those that report it; null: not known yet
+        "rows-unread": {v.operators[0].uid: _lag(v) for v in heads if _reports_lag(v)},
         # where sources read and sinks write, by uid
         "places": {o.uid: o.place for v in detail.vertices for o in v.operators if o.place},
         "bad-records": {
@@ -523,10 +523,16 @@ def _rate(vertex: VertexView, metric: str) -> float:
     return round(sum(metrics.get(metric, 0.0) for metrics in running), 1)
 
 
+def _reports_lag(vertex: VertexView) -> bool:
+    running = (s.metrics for s in vertex.subtasks if s.state == "RUNNING")
+    return any("recordsLag" in metrics or "recordsLagUnknown" in metrics for metrics in running)
+
+
 def _lag(vertex: VertexView) -> int | None:
-    """Return the rows that the running subtasks of a source have not read yet; None if none of them reports it."""
-    lags = [s.metrics["recordsLag"] for s in vertex.subtasks if s.state == "RUNNING" and "recordsLag" in s.metrics]
-    return int(sum(lags)) if lags else None
+    """Return the rows that the running subtasks of a source have not read yet; None while one does not know it."""
+    running = [s.metrics for s in vertex.subtasks if s.state == "RUNNING"]
+    known = all("recordsLag" in metrics and not metrics.get("recordsLagUnknown") for metrics in running)
+    return int(sum(metrics["recordsLag"] for metrics in running)) if known else None
 
 
 def _total(vertex: VertexView, metric: str) -> int:

@@ -67,6 +67,11 @@ function metricsOf(tasks, vertex) {
   return Array.from({ length: vertex.parallelism }, (_, i) => tasks[`${vertex.id}/${i}`]).filter(Boolean);
 }
 
+function lagOf(metrics) {
+  if (metrics.some((m) => m.recordsLagUnknown)) return ", lag not known yet";
+  return metrics.some((m) => m.recordsLag !== undefined) ? `, ${short(sumOf(metrics, "recordsLag"))} rows of lag` : "";
+}
+
 function card({ vertex, place, shown, select, culprit, data, health, now }) {
   const metrics = metricsOf(data.tasks, vertex);
   const loads = metrics.map(loadOf);
@@ -74,7 +79,7 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
   const series = health.vertices[vertex.id];
   const kind = loads.length ? mood(load) : "idle";
   const marks = metrics.map(markOf).filter((mark) => mark !== undefined);
-  const lag = metrics.some((m) => m.recordsLag !== undefined) ? `, ${short(sumOf(metrics, "recordsLag"))} rows of lag` : "";
+  const lag = lagOf(metrics);
   return h("button", {
     type: "button", key: vertex.id, class: `card ${kind}${culprit ? ` culprit ${culprit.level}` : ""}`,
     "aria-pressed": String(vertex.id === shown), onclick: () => select(vertex.id), "data-vertex": vertex.id,
