@@ -298,6 +298,13 @@ def test_a_mistake_in_a_job_is_told_soon_with_its_cause_and_the_way_out(said, wr
     assert re.search(f"{SHOWN.get(mistake, '')}$", text), text
 
 
+def test_a_bad_row_that_fails_the_job_is_counted_and_shown(said, written, cluster):
+    said("run", str(written(BEGIN + JOBS["a bad row"][0] + "\n" + END)), "--fresh")
+    summary = cluster.client().summary("mistaken")
+    assert summary["bad-records"] == {"paid": 1}
+    assert "bad.jsonl line 2: field 'amount'" in summary["bad-record-examples"]["paid"]
+
+
 FULL = """\
 import penstock as ps
 from penstock_connectors.datagen import DatagenSource

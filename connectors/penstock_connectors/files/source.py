@@ -283,14 +283,14 @@ class FileReader:
     def _batch(self, path: str, result: ReadResult) -> SourceBatch:
         if not result.bad:
             return SourceBatch(result.rows, (path,))
-        self._bad_records += len(result.bad)
         policy = self._config.on_bad_record
         if policy == "fail":
             bad = _bad_record(path, result.bad[0])
             more = f" ({len(result.bad) - 1} more in the same read)" if len(result.bad) > 1 else ""
             msg = f"file source: {bad.where}{more}"
             hint = "fix the file, or set on_bad_record='skip' or 'dead-letter'"
-            raise BadRecordError(msg, hint=hint, values=bad.value)
+            raise BadRecordError(msg, hint=hint, values=bad.value, where=bad.where, records=len(result.bad))
+        self._bad_records += len(result.bad)
         if self._bad_record is None:  # its line number costs a read of the file up to there
             self._bad_record = _bad_record(path, result.bad[0])
         letters = _dead_letter_rows(path, result.bad) if policy == "dead-letter" else None

@@ -106,6 +106,11 @@ class UnreachableError(ConnectorError):
 class BadRecordError(ConnectorError):
     """A record could not be decoded, and the source is configured to fail on it."""
 
+    def __init__(self, message: str, *, hint: str = "", values: str = "", where: str = "", records: int = 1) -> None:
+        """`where`: place and fault of the first record alone, by default `message`; `records`: how many were read."""
+        super().__init__(message, hint=hint, values=values)
+        self.where, self.records = where or message, records
+
 
 class LostTransactionError(ConnectorError):
     """Output that had to be published can no longer be; names the records, the transaction and the checkpoint."""

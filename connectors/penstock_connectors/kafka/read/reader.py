@@ -98,6 +98,8 @@ class RecordDecoder:
             f"{bad.where}{more}",
             hint="set on_bad_record='skip' or 'dead-letter' on the KafkaSource, or correct the schema",
             values=bad.value,
+            where=bad.where,
+            records=len(decoded.bad),
         )
 
 

@@ -179,7 +179,12 @@ class SourceOperator(Operator):
             self._watermarks.advance_time(now, (), backpressured=True)
             return False
         emitted = self._emit_floor(out)
-        results = poll_batches(self._reader, self.poll_rows, self._bytes_of)
+        try:
+            results = poll_batches(self._reader, self.poll_rows, self._bytes_of)
+        except BadRecordError as error:
+            self._count("badRecords", error.records)
+            self._note_bad_record(BadRecord(error.where, error.values))
+            raise
         self._drained = results[-1].drained
         for batch in concatenate_batches([batch for result in results for batch in result.batches], self._bytes_of):
             emitted |= self._emit(batch, out)
@@ -320,10 +325,10 @@ class SourceOperator(Operator):
         value = values[first].as_py()
         error = f"event time {name!r} is null or outside the years 1 to 9999"
         record = BadRecord(f"{error} (in {split})", f"value: {value}")
+        self._note_bad_record(record)
         if self._policy == "fail":
             hint = f"{self._times.unit_hint(value)}set on_bad_record='skip' or 'dead-letter'"
             raise BadRecordError(f"{self._where}: {record.where}", hint=hint, values=record.value)
-        self._note_bad_record(record)
         if self._policy == "dead-letter":
             # as plain numbers: a time outside the calendar has no text form
             raw = source.data.set_column(source.data.schema.get_field_index(name), name, values)

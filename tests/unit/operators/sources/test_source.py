@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import json
+from unittest.mock import Mock
 
 import msgspec
 import pyarrow as pa
@@ -101,6 +102,20 @@ def test_bad_times_fail_by_default(bench, reader, out):
     with pytest.raises(BadRecordError, match=r"source 'in': event time 'ts' is null .*\(in a\)"):
         poll(operator, reader, out, PollResult((batch([5, None]),)))
     assert out.elements == []
+    metrics = operator._context.metrics
+    assert metrics.extra["badTimestamps"] == 1
+    assert metrics.texts["badRecord"].startswith("event time 'ts' is null")
+
+
+def test_records_that_fail_the_job_are_counted_and_shown_like_those_that_are_left_out(bench, reader, out, monkeypatch):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    error = BadRecordError("line 4: no JSON (1 more in the same read)", values="line: b'['", where="line 4", records=2)
+    monkeypatch.setattr(reader, "poll", Mock(side_effect=error))
+    with pytest.raises(BadRecordError):
+        operator.poll(out, backpressured=False)
+    metrics = operator._context.metrics
+    assert (metrics.extra["badRecords"], metrics.texts["badRecord"]) == (2, "line 4; line: b'['")
 
 
 @pytest.mark.parametrize(
