@@ -1,7 +1,6 @@
-"""Prints why a stop, savepoint, rescale or cancellation lasts: a line for each change, the first one after two seconds.
+"""Prints why a stop, savepoint, rescale or cancellation lasts (`wait_lines`), the first line after two seconds.
 
-Without a change, a line comes every half minute. Used by the commands of the command line; `JobHandle` calls it while
-it waits.
+Used by the commands of the command line; `JobHandle` calls it while it waits.
 """
 
 from __future__ import annotations
@@ -10,14 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.client.failures import slow_calls, unreachable_sources
+from penstock.client.wait_lines import WaitLines
 from penstock.core.clock import Clock, SystemClock, utc_text
 from penstock.core.counts import counted
 
 #: Time without a line after the request, and between two looks at the job.
 _QUIET_MS = 2_000.0
 _EVERY_MS = 1_000.0
-#: Time after which an unchanged line is repeated.
-_REPEAT_MS = 30_000.0
 _MOST_MISSING = 4
 
 
@@ -80,11 +78,14 @@ class OperationProgress:
 
     def __init__(self, say: Callable[[str], None], clock: Clock | None = None) -> None:
         """Print with `say`; the time counts from here."""
-        self._say = say
         self._clock = clock or SystemClock()
-        self._begun_ms = self._said_ms = self._clock.monotonic_ms()
-        self._next_ms = self._begun_ms + _QUIET_MS
-        self.newest = ""
+        self._lines = WaitLines(say, self._clock, quiet_ms=_QUIET_MS)
+        self._next_ms = self._clock.monotonic_ms() + _QUIET_MS
+
+    @property
+    def newest(self) -> str:
+        """The reason for the wait at the last look at the job; empty before the first one."""
+        return self._lines.newest
 
     def poll(
         self,
@@ -96,12 +97,4 @@ class OperationProgress:
         if now_ms < self._next_ms:
             return
         self._next_ms = now_ms + _EVERY_MS
-        text = text_of(summary())
-        if text != self.newest:
-            if text:
-                self._say(text)
-            self._said_ms = now_ms
-        elif text and now_ms - self._said_ms >= _REPEAT_MS:
-            self._say(f"after {(now_ms - self._begun_ms) / 1000:.0f} s still {text}")
-            self._said_ms = now_ms
-        self.newest = text
+        self._lines.note(text_of(summary()))

@@ -17,6 +17,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from penstock.client.access import ClientAccess, access_of
 from penstock.client.cluster_address import ClusterAddress
+from penstock.client.wait_lines import WaitLines
+from penstock.core.clock import SystemClock
 from penstock.core.errors import JobIdentityError, NoJobManagerError, NotFoundError, PenstockError, UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 30.0
 #: Silence of a JobManager that has accepted a connection, after which the client logs a warning.
 _QUIET_SECONDS = 5.0
+#: Longest time between two looks for an answer.
+_LOOK_SECONDS = 1.0
 _NOT_FOUND = 404
 _CONNECT_SECONDS = 5.0
 #: Time limit of a GET when another JobManager may answer instead; a worker's answer may take 10 s.
@@ -116,8 +120,10 @@ class RestClient:
         self._timeout_seconds, self._retry = timeout_seconds, retry
         #: How long the present request may wait in the JobManager, and what that does before it answers.
         self._poll_seconds, self._checks = 0.0, ""
-        #: After which silence a warning is logged, and whether it was.
-        self._quiet_seconds, self._silent = quiet_seconds, False
+        #: After which silence a warning is logged.
+        self._quiet_seconds = quiet_seconds
+        #: The present silence, over all requests since the last answer.
+        self._silence: WaitLines | None = None
 
     def __enter__(self) -> Self:
         """Return self."""
@@ -450,7 +456,7 @@ class RestClient:
                 raise _NotReceivedError(str(error), refused=isinstance(error, ConnectionRefusedError)) from error
             connection.sock.settimeout(timeout)
             connection.request(method, f"{place.path}{path}", body=content, headers=headers)
-            self._warn_of_silence(url, connection, timeout)
+            self._wait_for_answer(url, connection, timeout)
             response = connection.getresponse()
             return response.status, response.read(), response.headers
         except TimeoutError as error:
@@ -458,14 +464,20 @@ class RestClient:
         finally:
             connection.close()
 
-    def _warn_of_silence(self, url: str, connection: http.client.HTTPConnection, timeout: float) -> None:
-        """Log once that a JobManager accepts connections but does not answer soon."""
+    def _wait_for_answer(self, url: str, connection: http.client.HTTPConnection, timeout: float) -> None:
+        """Wait until an answer begins to arrive; log that a JobManager accepts connections but does not answer soon."""
         quiet = self._quiet_seconds + self._poll_seconds
-        if self._silent or quiet >= timeout or not _is_silent(connection, quiet):
-            return
-        self._silent = True
-        text = "%s accepts the connection but has not answered for %.0f s; waiting up to %.0f s%s"
-        logging.getLogger("penstock").warning(text, url, quiet, timeout, self._checks and f"; {self._checks}")
+        text = f"waiting for {url}, which accepts the connection but does not answer; for {timeout:.0f} s at most"
+        text += self._checks and f"; {self._checks}"
+        clock, log = SystemClock(), logging.getLogger("penstock")
+        lines = self._silence or WaitLines(lambda line: log.warning("%s", line), clock, quiet_ms=1000 * quiet)
+        self._silence = lines
+        deadline_ms, look = clock.monotonic_ms() + 1000 * timeout, min(_LOOK_SECONDS, quiet)
+        while _is_silent(connection, look):
+            if clock.monotonic_ms() >= deadline_ms:
+                raise TimeoutError
+            lines.note(text)
+        self._silence = None
 
 
 def _require_leader(status: int, data: bytes, headers: http.client.HTTPMessage) -> None:

@@ -157,7 +157,8 @@ def test_a_silent_jobmanager_is_told_once_and_is_no_reason_to_start_another(capl
     assert raised.value.message == message
     assert raised.value.hint == "it may be suspended or overloaded: check its process and its log"
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"{url} accepts the connection but has not answered for 0 s; waiting up to 0 s; it tests")
+    waiting = f"waiting for {url}, which accepts the connection but does not answer; for 0 s at most; it tests"
+    assert line.startswith(waiting)
 
 
 @pytest.mark.parametrize(("tries", "answered"), [(3, True), (0, False)])
