@@ -24,9 +24,14 @@ _CONNECT_S = 3.0
 _READ_S, _LARGE_READ_S = 10.0, 30.0
 _LARGE_BYTES = 8 << 20
 _RETRIES = 3
+#: Limit of the one request that only asks whether the server answers.
+_ANSWER_S = 5.0
 _URL_LIFETIME = dt.timedelta(minutes=10)
 _MISSING = frozenset({"NoSuchKey", "NoSuchObject"})
+#: Our code for a name or an endpoint that the client refuses.
+_INVALID = "Invalid"
 _HINTS = {
+    _INVALID: "write s3://bucket/prefix with the bucket's full name, and PENSTOCK_S3_ENDPOINT as http://host:port",
     "NoSuchBucket": "create the bucket first",
     "AccessDenied": "check PENSTOCK_S3_ACCESS_KEY and PENSTOCK_S3_SECRET_KEY and the bucket's policy",
     "InvalidAccessKeyId": "check PENSTOCK_S3_ACCESS_KEY",
@@ -94,6 +99,18 @@ class S3Store:
     def uri(self) -> str:
         """Return the root URI."""
         return self._uri
+
+    def require_answer(self, limit_s: float = _ANSWER_S) -> None:
+        """Send one request without a retry, and take any answer.
+
+        Raises:
+            StorageError: there is none within `limit_s`.
+        """
+        with self._guard("reach", ""):
+            import urllib3
+
+            limit = urllib3.Timeout(connect=_CONNECT_S, read=limit_s)
+            self._client[1].request("HEAD", s3_endpoint(), retries=False, timeout=limit)
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return (part of) an object; raises FileNotFoundError."""
@@ -177,7 +194,7 @@ class S3Store:
 
     def _error(self, verb: str, key: str, code: str, reason: str) -> StorageError:
         hint = _HINTS.get(code, "check PENSTOCK_S3_ENDPOINT and that the server runs")
-        return StorageError(f"cannot {verb} {self._uri}/{key} at {s3_endpoint()}: {reason}", hint=hint)
+        return StorageError(f"cannot {verb} {f'{self._uri}/{key}'.rstrip('/')} at {s3_endpoint()}: {reason}", hint=hint)
 
     @contextlib.contextmanager
     def _guard(self, verb: str, key: str) -> Iterator[None]:
@@ -195,6 +212,8 @@ class S3Store:
             if isinstance(error, FileNotFoundError):
                 raise
             raise self._error(verb, key, "", _reason(error)) from error
+        except ValueError as error:  # the client's, about a name or the endpoint
+            raise self._error(verb, key, _INVALID, str(error)) from error
 
 
 def _reason(error: Exception) -> str:

@@ -36,6 +36,18 @@ def open_store(uri: str) -> ObjectStore:
     raise UsageError(msg, hint="use a folder, file://, s3:// or memory://")
 
 
+def require_answer(uri: str) -> None:
+    """Return if the server of an object store answers one request, at once for other stores.
+
+    For requests that a user waits for; a running job tries again for longer.
+
+    Raises:
+        StorageError: it does not answer within 5 s.
+    """
+    if uri.startswith("s3://"):
+        S3Store(uri).require_answer()
+
+
 def place_of(uri: str) -> str:
     """Return a URI for messages: with the server's address for S3."""
     return f"{uri} at {s3_endpoint()}" if uri.startswith("s3://") else uri

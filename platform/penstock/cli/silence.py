@@ -7,25 +7,24 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from penstock.checkpoint.stores import place_of
-from penstock.core.clock import Clock, SystemClock
+from penstock.checkpoint.stores import place_of, require_answer
+from penstock.client.wait_lines import WaitLines
+from penstock.core.clock import Clock
 
-_FIRST_S = 5.0
-_EVERY_S = 30.0
+_QUIET_S, _LOOK_S = 5.0, 1.0
 
 
 @contextlib.contextmanager
 def said_while_waiting(text: str, clock: Clock | None = None) -> Iterator[None]:
-    """Print `text` on standard error if the body takes more than 5 s, and then every 30 s; for the main thread."""
-    clock = clock or SystemClock()
-    begun_ms = clock.monotonic_ms()
+    """Print `text` on standard error if the body takes more than 5 s; for the main thread."""
 
-    def say(*_: object) -> None:
-        sys.stderr.write(f"after {(clock.monotonic_ms() - begun_ms) / 1000:.0f} s still {text}\n")
+    def say(line: str) -> None:
+        sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
-    earlier = signal.signal(signal.SIGALRM, say)
-    timer = signal.setitimer(signal.ITIMER_REAL, _FIRST_S, _EVERY_S)
+    lines = WaitLines(say, clock, quiet_ms=1000 * _QUIET_S)
+    earlier = signal.signal(signal.SIGALRM, lambda *_: lines.note(text))
+    timer = signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
     try:
         yield
     finally:
@@ -33,8 +32,16 @@ def said_while_waiting(text: str, clock: Clock | None = None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, earlier)
 
 
-def reading(uri: str) -> contextlib.AbstractContextManager[None]:
-    """Return `said_while_waiting` for an object store; a local folder needs no message."""
+@contextlib.contextmanager
+def reading(uri: str, clock: Clock | None = None) -> Iterator[None]:
+    """Apply `said_while_waiting` to an object store whose server answers; a local folder needs no message.
+
+    Raises:
+        StorageError: the server of an object store does not answer.
+    """
     if not uri.startswith("s3://"):
-        return contextlib.nullcontext()
-    return said_while_waiting(f"waiting for {place_of(uri)}; check that the server answers")
+        yield
+        return
+    with said_while_waiting(f"waiting for {place_of(uri)}; check that the server answers", clock):
+        require_answer(uri)
+        yield

@@ -25,6 +25,8 @@ class ClusterAddress:
         """
         self.text = text.rstrip("/")
         self._has_token = has_token
+        #: Whether the server of the HA root has answered.
+        self._answered = False
         folder = "://" not in text and Path(text, "leader.json").exists()
         self._root = text if folder or text.startswith(("s3://", "file://")) else ""
         self._urls = [] if self._root else [url.strip().rstrip("/") for url in text.split(",")]
@@ -45,7 +47,11 @@ class ClusterAddress:
         if not self._root:
             return list(self._urls)
         from penstock.checkpoint.leader_lease import leader_of  # most clients need no store
+        from penstock.checkpoint.stores import require_answer
 
+        if not self._answered:
+            require_answer(self._root)
+            self._answered = True
         url = leader_of(self._root).rest
         self._check(url)
         return [url]

@@ -1,5 +1,7 @@
 """The object store of S3: what every store must do, on a real MinIO, and one that cannot be reached."""
 
+import socket
+
 import pytest
 from tests.unit.checkpoint import test_stores
 
@@ -27,12 +29,34 @@ def test_the_reason_is_told_in_few_words(monkeypatch, endpoint, reason):
     assert len(str(raised.value)) < 160
 
 
+def test_a_server_that_accepts_connections_but_does_not_answer_is_told_soon(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", url)
+        with pytest.raises(StorageError, match=rf"cannot reach s3://bucket/x at {url}: no answer in time \(check PEN"):
+            S3Store("s3://bucket/x").require_answer(0.1)
+
+
+@pytest.mark.parametrize(
+    ("uri", "endpoint", "reason"),
+    [
+        ("s3://b/x", "http://h:1", r"cannot list s3://b/x at http://h:1: invalid bucket name b \(write s3://bucket/"),
+        ("s3://bucket/x", "http://h:x", r"at http://h:x: invalid port .*PENSTOCK_S3_ENDPOINT as http://h"),
+    ],
+)
+def test_a_name_that_s3_refuses_is_one_line(monkeypatch, uri, endpoint, reason):
+    monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", endpoint)
+    with pytest.raises(StorageError, match=reason):
+        S3Store(uri, retries=0).list("")
+
+
 @pytest.mark.servers
 def test_the_same_on_a_real_minio(minio_server, bucket, monkeypatch):
     monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", minio_server.url)
     monkeypatch.setenv("PENSTOCK_S3_ACCESS_KEY", minio_server.access_key)
     monkeypatch.setenv("PENSTOCK_S3_SECRET_KEY", minio_server.secret_key)
     store = S3Store(f"s3://{bucket}/some/prefix")
+    store.require_answer()
     for check in (
         test_stores.test_whole_objects_and_parts,
         test_stores.test_listing_is_sorted_and_by_prefix,

@@ -228,7 +228,8 @@ def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
     """
     from penstock.snapshots.access.verify import verify
 
-    report = verify(uri, checkpoint=checkpoint)
+    with reading(uri):
+        report = verify(uri, checkpoint=checkpoint)
     if json:
         print_json({**dataclasses.asdict(report), "ok": not report.damaged})
     else:

@@ -5,6 +5,8 @@ Used by `jobmanager.jobs.job_driver`, which runs all calls of one job in one thr
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -33,7 +35,7 @@ from penstock.checkpoint.recovery import (
 )
 from penstock.checkpoint.retention import SWEPT_PREFIXES
 from penstock.checkpoint.store import ObjectStore
-from penstock.checkpoint.stores import join_uri, open_job_store, open_store, same_store
+from penstock.checkpoint.stores import join_uri, open_job_store, open_store, require_answer, same_store
 from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StateMismatchError, StorageError
@@ -96,6 +98,8 @@ class JobStore:
             restoring it would publish output twice.
             StorageError: the checkpoint root cannot be read or written.
         """
+        if not held_before:  # a user waits; a job that ran before waits for its store
+            self._require_answers()
         if self._start.from_uri:
             self._source = self._read_source()
             self._refuse_fork_of_backfill(self._source)
@@ -129,10 +133,22 @@ class JobStore:
         msg = f"{self._store.uri} was emptied: it has neither {LEASE} nor a checkpoint of job {self._graph.name!r}"
         raise SnapshotDamagedError(msg, hint=EMPTIED_HINT)
 
+    def _require_answers(self) -> None:
+        """Refuse a job whose stores do not answer at once."""
+        with self._naming_root():
+            require_answer(self._store.uri)
+        require_answer(self._start.from_uri)
+
     def _take_lease(self, job_id: str) -> int:
         """Take the lease, the job's first access to its checkpoint root; return its generation."""
-        try:
+        with self._naming_root():
             return self._lease.acquire(job_id).generation
+
+    @contextlib.contextmanager
+    def _naming_root(self) -> Iterator[None]:
+        """Name the setting in an error of its store."""
+        try:
+            yield
         except StorageError as error:
             msg = f"checkpoint_root={self._graph.settings.checkpoint_root!r}: {error.message}"
             raise type(error)(msg, hint=f"{error.hint}, or set another checkpoint_root") from error

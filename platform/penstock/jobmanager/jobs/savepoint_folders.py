@@ -15,7 +15,7 @@ import msgspec
 from penstock.checkpoint.manifest_log import CLAIM, SAVEPOINT_MANIFEST, Manifest, decode_manifest, read_entries
 from penstock.checkpoint.recovery import FROM, present_manifests
 from penstock.checkpoint.store import ObjectStore
-from penstock.checkpoint.stores import join_uri, open_store
+from penstock.checkpoint.stores import join_uri, open_store, require_answer
 from penstock.core.errors import NotFoundError, PenstockError, SavepointInUseError, UnreachableError, UsageError
 from penstock.core.rand import Rand
 from penstock.core.snapshot import FileRef
@@ -69,6 +69,7 @@ async def savepoint_target(
 
 def _write(base: str, name: str) -> None:
     # beside the savepoint: if the request is refused, no empty savepoint folder is left
+    require_answer(base)
     store, key = open_store(base), f".probe-{name}"
     store.put(key, b"")
     store.delete(key)
