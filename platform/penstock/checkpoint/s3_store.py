@@ -13,15 +13,17 @@ import io
 import mmap
 import os
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.core.errors import StorageError, UsageError, extra_hint
 
+_T = TypeVar("_T")
 _CONNECT_S = 3.0
-#: A request without an answer for this long is repeated on a new connection. Large objects take longer.
-_READ_S, _LARGE_READ_S = 10.0, 30.0
+#: A request without an answer for this long is repeated on new connections. Large objects take longer. The first limit
+#: is short: after a fault of the network, several processes in turn each meet a connection that is dead.
+_FIRST_READ_S, _READ_S, _LARGE_READ_S = 4.0, 10.0, 30.0
 _LARGE_BYTES = 8 << 20
 _RETRIES = 3
 #: Limit of the one request that only asks whether the server answers.
@@ -44,20 +46,11 @@ def s3_endpoint() -> str:
     return os.environ.get("PENSTOCK_S3_ENDPOINT", "https://s3.amazonaws.com")
 
 
-@lru_cache(maxsize=8)
-def _client_of(
-    process: int,  # noqa: ARG001 - of the cache's key
-    endpoint: str,
-    access: str,
-    secret: str,
-    region: str,
-    patience: tuple[int, float],
-) -> tuple[Any, Any]:
-    """Return the client and connection pool of this process and endpoint; connections must not cross a fork.
+def _new_client(endpoint: str, access: str, secret: str, region: str, retries: int, read_s: float) -> tuple[Any, Any]:
+    """Return a client and its connection pool, which has no connections yet.
 
-    `patience`: number of retries, and seconds to wait for each answer.
+    `read_s`: seconds to wait for each answer.
     """
-    retries, read_s = patience
     try:
         import urllib3
         from minio import Minio
@@ -81,16 +74,25 @@ def _client_of(
     return client, pool
 
 
+@lru_cache(maxsize=8)
+def _client_of(process: int, *settings: Any) -> tuple[Any, Any]:  # noqa: ARG001 - of the cache's key
+    """Return the client of this process and these settings; connections must not cross a fork."""
+    return _new_client(*settings)
+
+
 class S3Store:
     """An object store whose keys are objects below a prefix of one bucket."""
 
-    def __init__(self, uri: str, retries: int = _RETRIES) -> None:
-        """Take `s3://bucket/prefix`; connect at the first call, and retry each call `retries` times."""
+    def __init__(self, uri: str, retries: int = _RETRIES, first_read_s: float = _FIRST_READ_S) -> None:
+        """Take `s3://bucket/prefix`; connect at the first call.
+
+        A call without an answer for `first_read_s` is repeated, and retried `retries` times; never if that is 0.
+        """
         parts = urllib.parse.urlsplit(uri)
         if not parts.netloc:
             msg = f"{uri!r} names no bucket"
             raise UsageError(msg, hint="write s3://bucket/prefix")
-        self._bucket, self._retries = parts.netloc, retries
+        self._bucket, self._retries, self._first_read_s = parts.netloc, retries, first_read_s
         prefix = parts.path.strip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._uri = f"s3://{self._bucket}/{prefix}".rstrip("/")
@@ -110,7 +112,8 @@ class S3Store:
             import urllib3
 
             limit = urllib3.Timeout(connect=_CONNECT_S, read=limit_s)
-            self._client[1].request("HEAD", s3_endpoint(), retries=False, timeout=limit)
+            with _new_client(*self._settings(), 0, limit_s)[1] as pool:
+                pool.request("HEAD", s3_endpoint(), retries=False, timeout=limit)
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return (part of) an object; raises FileNotFoundError."""
@@ -119,7 +122,7 @@ class S3Store:
     def size(self, key: str) -> int:
         """Return the size of an object in bytes; raises FileNotFoundError."""
         with self._guard("read", key):
-            return int(self._client[0].stat_object(self._bucket, self._prefix + key).size)
+            return self._sent(lambda client, _: int(client.stat_object(self._bucket, self._prefix + key).size))
 
     def read_with_etag(self, key: str) -> tuple[bytes, str]:
         """Return an object and its version tag; raises FileNotFoundError."""
@@ -127,14 +130,17 @@ class S3Store:
 
     def put(self, key: str, data: bytes) -> None:
         """Write or replace, atomically."""
-        with self._guard("write", key):
+
+        def send(client: Any, _: Any) -> None:
             source: Any = data
             if isinstance(source, mmap.mmap):  # a mapped file is not copied
                 source.seek(0)
             else:
                 source = io.BytesIO(data)
-            client, _ = self._client_for(_LARGE_READ_S if len(data) > _LARGE_BYTES else _READ_S)
             client.put_object(self._bucket, self._prefix + key, source, len(data))
+
+        with self._guard("write", key):
+            self._sent(send, _LARGE_READ_S if len(data) > _LARGE_BYTES else None)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write only if the key does not exist; return False if it does."""
@@ -147,43 +153,63 @@ class S3Store:
     def delete(self, key: str) -> None:
         """Remove the object; an absent one is fine."""
         with self._guard("delete", key), contextlib.suppress(FileNotFoundError):
-            self._client[0].remove_object(self._bucket, self._prefix + key)
+            self._sent(lambda client, _: client.remove_object(self._bucket, self._prefix + key))
 
     def list(self, prefix: str) -> list[str]:
         """Return all keys that start with `prefix`, sorted."""
-        with self._guard("list", prefix):
-            found = self._client[0].list_objects(self._bucket, self._prefix + prefix, recursive=True)
+
+        def send(client: Any, _: Any) -> list[str]:
+            found = client.list_objects(self._bucket, self._prefix + prefix, recursive=True)
             return sorted(entry.object_name.removeprefix(self._prefix) for entry in found)
 
-    @property
-    def _client(self) -> tuple[Any, Any]:
-        return self._client_for(_READ_S)
+        with self._guard("list", prefix):
+            return self._sent(send)
 
-    def _client_for(self, read_s: float) -> tuple[Any, Any]:
+    def _settings(self) -> tuple[str, str, str, str]:
         env = os.environ
-        return _client_of(
-            os.getpid(),
-            s3_endpoint(),
-            env.get("PENSTOCK_S3_ACCESS_KEY", ""),
-            env.get("PENSTOCK_S3_SECRET_KEY", ""),
-            env.get("PENSTOCK_S3_REGION", "us-east-1"),
-            (self._retries, read_s),
-        )
+        keys = env.get("PENSTOCK_S3_ACCESS_KEY", ""), env.get("PENSTOCK_S3_SECRET_KEY", "")
+        return s3_endpoint(), *keys, env.get("PENSTOCK_S3_REGION", "us-east-1")
+
+    def _sent(self, send: Callable[[Any, Any], _T], large_s: float | None = None) -> _T:
+        """Return what `send` makes of a client and its pool; if no answer comes, once more with retries.
+
+        `large_s` replaces both limits of the wait for an answer.
+
+        The second time has a pool of its own: idle connections of the first may be as dead as the one that failed,
+        and other threads may be using them.
+        """
+        from urllib3.exceptions import HTTPError
+
+        client, pool = _client_of(os.getpid(), *self._settings(), 0, large_s or self._first_read_s)
+        try:
+            return send(client, pool)
+        except HTTPError:
+            if not self._retries:
+                raise
+            pool.clear()
+        client, pool = _new_client(*self._settings(), self._retries, large_s or _READ_S)
+        with pool:
+            return send(client, pool)
 
     def _get(self, key: str, offset: int, length: int | None) -> tuple[bytes, str]:
-        with self._guard("read", key):
-            response = self._client[0].get_object(self._bucket, self._prefix + key, offset=offset, length=length or 0)
+        def send(client: Any, _: Any) -> tuple[bytes, str]:
+            response = client.get_object(self._bucket, self._prefix + key, offset=offset, length=length or 0)
             try:
                 return response.read(), str(response.headers.get("ETag", ""))
             finally:
                 response.close()
                 response.release_conn()
 
+        with self._guard("read", key):
+            return self._sent(send)
+
     def _put_conditionally(self, key: str, data: bytes, headers: dict[str, str]) -> bool:
-        with self._guard("write", key):
-            client, pool = self._client
+        def send(client: Any, pool: Any) -> Any:
             url = client.get_presigned_url("PUT", self._bucket, self._prefix + key, expires=_URL_LIFETIME)
-            response = pool.request("PUT", url, body=data, headers=headers)
+            return pool.request("PUT", url, body=data, headers=headers)
+
+        with self._guard("write", key):
+            response = self._sent(send)
             if response.status == 200:
                 return True
             text = response.data.decode(errors="replace")

@@ -1,8 +1,10 @@
 """The object store of S3: what every store must do, on a real MinIO, and one that cannot be reached."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.support.proxy import Proxy
 from tests.unit.checkpoint import test_stores
 
 from penstock.checkpoint.s3_store import S3Store
@@ -35,6 +37,23 @@ def test_a_server_that_accepts_connections_but_does_not_answer_is_told_soon(monk
         monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", url)
         with pytest.raises(StorageError, match=rf"cannot reach s3://bucket/x at {url}: no answer in time \(check PEN"):
             S3Store("s3://bucket/x").require_answer(0.1)
+
+
+@pytest.mark.servers
+def test_connections_that_are_dead_cost_one_wait_and_no_error(minio_server, bucket, monkeypatch):
+    """All idle connections of the pool are half-open; the repetition opens its own."""
+    with Proxy(minio_server.url.partition("//")[2]) as proxy, ThreadPoolExecutor(4) as threads:
+        monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", f"http://{proxy.address}")
+        monkeypatch.setenv("PENSTOCK_S3_ACCESS_KEY", minio_server.access_key)
+        monkeypatch.setenv("PENSTOCK_S3_SECRET_KEY", minio_server.secret_key)
+        store = S3Store(f"s3://{bucket}/dead", first_read_s=0.2)
+        list(threads.map(lambda n: store.put(f"{n}", b"x"), range(8)))
+        before = proxy.accepted
+        proxy.begin("half-open")
+        proxy.end()
+        store.put("after", b"y")
+        assert store.read("after") == b"y"
+        assert proxy.accepted <= before + 2, "one for the repetition, one for the next request"
 
 
 @pytest.mark.parametrize(
