@@ -212,14 +212,23 @@ def test_a_failure_outside_the_users_code_is_shown_by_its_line_or_whole(client, 
     assert shown(capsys)[-1] == "last words of the worker"
 
 
-def test_the_last_failure_of_a_version_that_was_rolled_back_says_so_and_has_its_own_lines(client, capsys):
-    client.entries = [{**FAILURE, "rolled-back": AT + 1000}]
-    *_, head, title, own, _ = shown(capsys)
+def test_the_failure_of_a_version_that_was_rolled_back_is_history_with_its_time_and_own_lines(client, capsys):
+    client.entries, client.told["restarts"] = [{**FAILURE, "rolled-back": AT + 1000}], 2
+    *_, head, title, own, _ = lines = shown(capsys)
     assert (title, own) == ("In your code:", "  at f")
     assert head == (
-        "last failure (of the rejected version, rolled back at 2026-01-05 10:00:01; at 2026-01-05 10:00:00, "
-        "in totals (1)): ValueError: x"
+        "history: a rejected version was rolled back at 2026-01-05 10:00:01; it failed at 2026-01-05 10:00:00 "
+        "in totals (1): ValueError: x"
     )
+    assert not any("last failure" in line for line in lines)
+
+
+def test_a_failure_of_the_present_version_follows_that_of_a_rejected_one(client, capsys):
+    client.entries = [{**FAILURE, "rolled-back": AT + 1000}, {**FAILURE, "exceptionName": "KeyError: y"}]
+    heads = [line.partition(" ")[0] for line in shown(capsys) if line.startswith(("history:", "last failure"))]
+    assert heads == ["history:", "last"]
+    client.entries = client.entries[1:] + client.entries[:1]
+    assert not any(line.startswith("history:") for line in shown(capsys)), "something has happened since"
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def report_lines(
 
     Of the last failure they have the lines of the user's code and the row; `all_frames`: also penstock's.
     """
+    entries = failures["exceptionHistory"]["entries"]
     lines = [_checkpoints(checkpoints)]
     for uid, count in summary.get("rows-unpublished", {}).items():
         lines.append(f"sink {uid}: {count:,} of {summary['rows-written'][uid]:,} rows are not published yet")
@@ -127,7 +128,6 @@ def report_lines(
     lines += [*unreachable_sources(summary).values(), *slow_calls(summary, now_ms).values()]
     if failed := (checkpoints["latest"] or {}).get("failed"):
         at = utc_text(failed["failure_timestamp"])
-        entries = failures["exceptionHistory"]["entries"]
         same = entries and entries[0]["timestamp"] == failed["failure_timestamp"]
         reason = "the last failure, below" if same else failed["failure_message"]
         lines.append(f"last failed checkpoint: {failed['id']} at {at}: {reason}")
@@ -140,7 +140,10 @@ def report_lines(
     lines += request_lines(summary)
     if summary["waits-for"]:
         lines.append(f"waiting for slots: it needs {summary['waits-for']}")
-    return lines + _last_failure(failures, summary, all_frames=all_frames)
+    rejected = [entry for entry in entries[:1] if entry["rolled-back"]]
+    lines += [line for entry in rejected for line in _rejected_version(entry, all_frames=all_frames)]
+    own = [entry for entry in entries if not entry["rolled-back"]]
+    return lines + _last_failure(own, summary, all_frames=all_frames)
 
 
 def story_lines(entries: list[dict[str, Any]]) -> list[str]:
@@ -203,12 +206,16 @@ def _checkpoints(checkpoints: dict[str, Any]) -> str:
     return text
 
 
-def _last_failure(failures: dict[str, Any], summary: dict[str, Any], *, all_frames: bool) -> list[str]:
-    """Return the newest failure: place and time, the user's own lines, all frames.
+def _rejected_version(entry: dict[str, Any], *, all_frames: bool) -> list[str]:
+    """Return the last failure of a version that was rolled back: history, because another version runs."""
+    where = f" in {entry['taskName']}" if entry["taskName"] else ""
+    head = f"history: a rejected version was rolled back at {utc_text(entry['rolled-back'])};"
+    head += f" it failed at {utc_text(entry['timestamp'])}{where}: {entry['exceptionName']}"
+    return _with_frames(head, entry, all_frames=all_frames)
 
-    Of a version that does not run any more, the user's own lines are enough.
-    """
-    entries = failures["exceptionHistory"]["entries"]
+
+def _last_failure(entries: list[dict[str, Any]], summary: dict[str, Any], *, all_frames: bool) -> list[str]:
+    """Return the newest failure of the present version: place and time, the user's own lines, all frames."""
     if not entries:
         return []
     newest = entries[0]
@@ -218,14 +225,17 @@ def _last_failure(failures: dict[str, Any], summary: dict[str, Any], *, all_fram
         f"restart {summary['restarts']}" if summary["restarts"] else "",
         next_attempt(summary),
     ]
-    rolled_back = newest["rolled-back"]
-    text = str(newest["stacktrace"])
-    shortened = ALL_FRAMES in text and not all_frames
-    text = without_all_frames(text) if shortened else text.strip()
-    version = f"of the rejected version, rolled back at {utc_text(rolled_back)}; " if rolled_back else ""
-    head = [f"last failure ({version}{', '.join(filter(None, facts))}): {newest['exceptionName']}"]
-    if shortened:
-        text = f"{text}\n{_MORE}".lstrip()
-    lines = head if text == newest["exceptionName"] else [*head, text]
+    head = f"last failure ({', '.join(filter(None, facts))}): {newest['exceptionName']}"
+    lines = _with_frames(head, newest, all_frames=all_frames)
     repeated = repeated_row(entries, summary)
     return [*lines, repeated] if repeated else lines
+
+
+def _with_frames(head: str, entry: dict[str, Any], *, all_frames: bool) -> list[str]:
+    """Return a line about a failure, followed by the user's own lines, or by all frames."""
+    text = str(entry["stacktrace"])
+    shortened = ALL_FRAMES in text and not all_frames
+    text = without_all_frames(text) if shortened else text.strip()
+    if shortened:
+        text = f"{text}\n{_MORE}".lstrip()
+    return [head] if text == entry["exceptionName"] else [head, text]
