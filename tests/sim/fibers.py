@@ -1,43 +1,23 @@
 """Blocking calls that can be left in the middle: the engine's store and broker calls run in fibers, one at a time.
 
-A fiber is a thread that only ever runs while the scheduler's thread waits for it, so there is no concurrency, only
+A fiber is a greenlet: it has its stack and runs only while the caller of `resume` waits. There is no concurrency, only
 order. Where a call would touch the outside (a PUT, a step of a transaction, a sleep) it may `pause`; whatever happens
 then happens between. A fiber whose process was killed is unwound by `Killed`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
+
+from greenlet import getcurrent, greenlet
 
 
 class Killed(BaseException):
     """The process this call ran in is dead."""
 
 
-_idle: list[_Runner] = []
 _current: Fiber | None = None
-
-
-class _Runner:
-    """A thread kept for the next fiber."""
-
-    def __init__(self) -> None:
-        self.go = threading.Lock()
-        self.go.acquire()
-        self.fiber: Fiber | None = None
-        threading.Thread(target=self._loop, name="fiber", daemon=True).start()
-
-    def _loop(self) -> None:
-        while True:
-            self.go.acquire()
-            fiber, self.fiber = self.fiber, None
-            assert fiber is not None
-            fiber.run_to_end()
-            back, fiber = fiber.back, None
-            _idle.append(self)
-            back.release()
 
 
 class Fiber:
@@ -45,8 +25,6 @@ class Fiber:
 
     def __init__(self, owner: str, work: Callable[[], Any]) -> None:
         self.owner = owner
-        self.back = threading.Lock()
-        self.back.acquire()
         self.result: Any = None
         self.error: BaseException | None = None
         self.finished = False
@@ -55,25 +33,24 @@ class Fiber:
         self.delay_ms = 0.0
         self.why = ""
         self._work = work
-        self._runner: _Runner | None = None
+        self._stack: greenlet | None = None
 
     def resume(self) -> None:
         """Run it until it pauses or ends."""
         global _current  # noqa: PLW0603 - one call runs at a time, and this is which
         if self.finished:
             return
-        if self._runner is None:
-            self._runner = _idle.pop() if _idle else _Runner()
-            self._runner.fiber = self
+        if self._stack is None:
+            self._stack = greenlet(self.run_to_end)
+        self._stack.parent = getcurrent()  # where it goes when it pauses or ends
         outer, _current = _current, self
-        self._runner.go.release()
-        self.back.acquire()
+        self._stack.switch()
         _current = outer
 
     def kill(self) -> None:
         """Unwind it; a fiber that never ran just does not."""
         self.killed = True
-        if self._runner is None:
+        if self._stack is None:
             self.finished = True
         while not self.finished and _current is not self:
             self.resume()
@@ -89,10 +66,10 @@ class Fiber:
 
     def leave(self, delay_ms: float, why: str) -> None:
         self.delay_ms, self.why = delay_ms, why
-        runner = self._runner
-        assert runner is not None
-        self.back.release()
-        runner.go.acquire()
+        stack = self._stack
+        assert stack is not None
+        assert stack.parent is not None
+        stack.parent.switch()
         self.check()
 
     def check(self) -> None:
