@@ -45,7 +45,7 @@ penstock.taskmanager.template.warm_up()
 WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui"}
 WITH_BROWSER = {"ui", "airflow", "flink_tools", ""}
 # depth of a run: the levels it runs, all if empty (see tests/support/depth.py for its other effects)
-_FAST_SIM = ("seeds", "directed", "mutants")
+_FAST_SIM = ("seeds", "directed")
 FAST = ["tests/unit", "tests/property", *(f"tests/sim/test_{name}.py" for name in _FAST_SIM), "tests/tidy"]
 DEPTHS = {"fast": FAST, "nightly": []}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -91,11 +91,17 @@ ELECTION = (
         _CHANGES,
         _SLOW,
         seeds=60,
+        likely=23,
     ),
     Mutant(
-        "a generation is taken from its leader", _any_generation_is_lapsed, {"upload-delayed": 0.3}, _CHANGES, _SLOW
+        "a generation is taken from its leader",
+        _any_generation_is_lapsed,
+        {"upload-delayed": 0.3},
+        _CHANGES,
+        _SLOW,
+        likely=2,
     ),
-    Mutant("a generation is taken twice", _generation_overwritten, {"upload-delayed": 0.3}, _CHANGES, _SLOW),
+    Mutant("a generation is taken twice", _generation_overwritten, {"upload-delayed": 0.3}, _CHANGES, _SLOW, likely=6),
     Mutant("an earlier leader renews its lease", _earlier_leader_renews, {}, _CHANGES, _SLOW),
     Mutant(
         "an earlier leader takes the job",
@@ -104,6 +110,7 @@ ELECTION = (
         _CHANGES,
         _SLOW,
         seeds=100,
+        likely=55,
         every_ms=120,
     ),
 )

@@ -10,7 +10,7 @@ from tests.sim.seeds import world_of
 
 
 def caught_by(mutant: Mutant) -> tuple[int, str] | None:
-    for seed in range(1, mutant.seeds + 1):
+    for seed in mutant.tried:
         with pytest.MonkeyPatch.context() as patch:
             mutant.plant(patch)
             try:

@@ -44,7 +44,7 @@ def test_without_faults_a_right_version_stays_and_a_wrong_one_is_never_seen(seed
 
 @pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.parametrize("strike", ["worker-killed", "jobmanager-killed", "taskmanager-killed", "leader-paused"])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_whoever_dies_meanwhile(seed, strike, wrong):
     swarm = Swarm(random.Random(seed), strikes_={strike: 1.0}, every_ms=60.0)
     simulated = upgraded(seed, swarm, wrong=wrong, from_checkpoint=bool(seed % 2), at=(100, 500, 900))
@@ -54,7 +54,7 @@ def test_whoever_dies_meanwhile(seed, strike, wrong):
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (3, 4))])
 def test_a_store_and_a_broker_that_fail_meanwhile(seed, wrong):
     points = {"put-fails-before": 0.05, "put-fails-after": 0.05, "kill-before-manifest": 0.05, "publish-delayed": 0.1}
     points |= {"kill-after-manifest": 0.05, "kill-before-commit": 0.05}
@@ -87,23 +87,23 @@ def _a_trial_that_counts_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistake", "wrong"),
+    ("mistake", "wrong", "likely"),
     [
-        (_published_at_a_fail_over, True),
-        (_never_held, True),
-        (_forgotten_at_a_fail_over, False),
-        (_a_trial_that_counts_for_all, True),
+        (_published_at_a_fail_over, True, 5),
+        (_never_held, True, 1),
+        (_forgotten_at_a_fail_over, False, 1),
+        (_a_trial_that_counts_for_all, True, 2),
     ],
 )
-def test_planted_mistakes_are_caught(mistake, wrong, monkeypatch):
+def test_planted_mistakes_are_caught(mistake, wrong, likely, monkeypatch):
+    """One of twelve seeds catches it; the one that did before is tried first."""
     mistake(monkeypatch)
-    caught = 0
-    for seed in range(1, 13):
+    for seed in [likely, *(seed for seed in range(1, 13) if seed != likely)]:
         swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=50.0)
         simulated = upgraded(seed, swarm, wrong=wrong, from_checkpoint=True, at=(100, 500, 900))
         try:
             simulated.execute()
         except SimulationError:
-            caught += 1
-            break
-    assert caught
+            print(f"caught by seed {seed}")
+            return
+    pytest.fail("twelve seeds passed with it")

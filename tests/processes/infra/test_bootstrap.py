@@ -174,7 +174,7 @@ def test_airflow_is_installed_when_a_path_may_need_it(bootstrap, arguments, want
     assert bootstrap._wants_airflow(arguments) is wanted
 
 
-SIM = [f"tests/sim/test_{name}.py" for name in ("seeds", "directed", "mutants")]
+SIM = [f"tests/sim/test_{name}.py" for name in ("seeds", "directed")]
 FAST = ["tests/unit", "tests/property", *SIM, "tests/tidy"]
 
 
