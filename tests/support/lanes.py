@@ -1,6 +1,6 @@
 """Several pytest processes share the suite: they take groups of tests one by one, the longest first.
 
-`tests/conftest.py` registers the plugin. A group is a file, or a whole level whose tests share an expensive server. The
+`tests/conftest.py` registers the plugin. A group is a file, or a whole level whose tests share what is expensive. The
 seconds of each test are recorded in `.cache/durations.json`; a new checkout starts with `tests/support/durations.json`.
 """
 
@@ -18,8 +18,8 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / ".cache" / "durations.json"
 COMMITTED = Path(__file__).with_name("durations.json")
-#: Levels whose tests share one server, browser or JVM: one process runs them all.
-TOGETHER = ("airflow", "spark", "flink_tools", "ui")
+#: Levels whose tests share one server, browser, JVM or syntax tree: one process runs them all.
+TOGETHER = ("airflow", "spark", "flink_tools", "ui", "tidy")
 #: Characters of a failure that are printed when it happens; the whole follows at the end.
 REPORTED = 2000
 #: Seconds of a test that was never run.
