@@ -11,7 +11,7 @@ from penstock.kernels.keys.key_columns import key_columns
 
 def test_state_of_twenty_times_its_memory_stays_within_it(tmp_path):
     """Every key is written twice, half of them cleared; all is restored in two parts, each too large as well."""
-    world, keys, size = World(tmp_path, 1 << 20), 200_000, 4000
+    world, keys, size = World(tmp_path, 1 << 19), 100_000, 4000
     store, rows, table = world.open()
     order = np.random.default_rng(1).permutation(keys)
     for turn in (1, 2):

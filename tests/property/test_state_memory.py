@@ -108,7 +108,7 @@ def running_counts(keys):
     return [seen.setdefault(key, [0]).append(0) or len(seen[key]) - 1 for key in keys.tolist()]
 
 
-@pytest.mark.parametrize("limit", [2 << 20, 4 << 20])
+@pytest.mark.parametrize("limit", [2 << 20, pytest.param(4 << 20, marks=pytest.mark.nightly)])
 def test_state_stays_within_its_memory_at_every_step(tmp_path, limit):
     rng = np.random.default_rng(5)
     keys = rng.integers(0, KEYS, (BATCHES, BATCH))
