@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.api.functions.row_functions import is_row_type
-from penstock.core.errors import GraphError, did_you_mean
+from penstock.core.errors import GraphError, did_you_mean, misuse_hint
 from penstock.core.evolution import DEFAULT, WAS, default_text
 from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
 from penstock.functions.broadcast_state import BROADCAST, BroadcastState
@@ -120,7 +120,9 @@ def declared_states(function: Any, where: str) -> dict[str, DeclaredState]:
         if not declared:
             return {}
         msg = f"{where}: the annotations of its states cannot be read: {error}"
-        raise GraphError(msg, hint="the types of states must be known where the class is written") from error
+        # from Python 3.14 on, annotations are evaluated here, not where the class is written
+        hint = misuse_hint(error) or "the types of states must be known where the class is written"
+        raise GraphError(msg, hint=hint) from error
     for name, annotated in hints.items():
         if get_origin(annotated) in _EXAMPLES and name not in declared:
             msg = f"{where}: state {name!r} is annotated, but has no value"

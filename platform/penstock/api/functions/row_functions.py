@@ -88,7 +88,7 @@ _ROW = _Row()
 
 def _take(step: dis.Instruction, parameter: str, stack: list[Any]) -> bool:
     """Follow one instruction; return False for one that does more than select."""
-    match step.opname:
+    match _name_of(step):
         case "LOAD_FAST" if step.argval == parameter:
             stack.append(_ROW)
         case "LOAD_CONST" if isinstance(step.argval, str):
@@ -102,6 +102,11 @@ def _take(step: dis.Instruction, parameter: str, stack: list[Any]) -> bool:
         case _:
             return False
     return True
+
+
+def _name_of(step: dis.Instruction) -> str:
+    """Return the name that the instruction had before Python 3.14, which borrows locals and subscripts by operator."""
+    return "BINARY_SUBSCR" if step.argrepr == "[]" else step.opname.removesuffix("_BORROW")
 
 
 def _picked(stack: list[Any]) -> Picked | None:

@@ -188,7 +188,8 @@ class RunFiles:
             places.append(packed.tell())
             packed.write(np.ascontiguousarray(array).data)
         tables = [_Columns.write(packed, columns) for columns in (keys.arrays, values)]
-        mapped, at = self._placed(packed.getbuffer())
+        with packed.getbuffer() as data:
+            mapped, at = self._placed(data)
         length = packed.tell()
         found, rows = memoryview(mapped)[at : at + length], len(numbers)
         hashes = np.frombuffer(found, np.int64, len(keys.hashes), places[2])
