@@ -18,7 +18,7 @@ from penstock.graph.state_check import check_states
 from penstock.snapshots.access.declared import with_states
 from penstock.snapshots.access.opening import open_snapshot
 from penstock.snapshots.access.verify import verify
-from penstock.snapshots.rewrite.key_expressions import keys_of, parsed, require_by_key
+from penstock.snapshots.rewrite.key_expressions import keeps_apart, keys_of, parsed, require_by_key
 from penstock.snapshots.rewrite.rekey import InMemory, rekey
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
@@ -215,6 +215,24 @@ def test_a_subtask_without_the_state_gets_the_rows_that_are_its_own_now(savepoin
     assert verify(uri).damaged == []
     written = {state.state for state in open_snapshot(uri).manifest.subtasks[0].keyed}
     assert {"profile", "recent"} <= written
+
+
+@pytest.mark.parametrize(
+    ("key", "apart"),
+    [
+        (["text", "n"], True),
+        (["n=CAST(n AS VARCHAR)", "other=text"], True),
+        (["n=CAST(n AS BIGINT)", "text", "part=n % 3"], True),
+        (["n=CAST(n AS SMALLINT)", "text"], True),
+        (["n=TRY_CAST(n AS SMALLINT)", "text"], False),
+        (["n=CAST(text AS BIGINT)", "m=n"], False),
+        (["text=LOWER(text)", "n"], False),
+        (["n"], False),
+    ],
+)
+def test_keys_that_surely_stay_apart(key, apart):
+    old = pa.schema([("n", pa.int32()), ("text", pa.string())])
+    assert keeps_apart(parsed(key, old.names, "rekey"), old) is apart
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """`penstock state repartition` and `rekey` as jobs of Spark.
 
 A task writes the files of one hash range and returns their entries for the manifest; the driver writes the manifest
-last. A change of keys needs two jobs: the first checks the new keys and measures, the second shuffles and writes. A
-repeated task writes the same bytes to the same names.
+last. A change of keys needs two jobs: the first measures and, if two keys may become one, checks the new keys; the
+second shuffles and writes. A repeated task writes the same bytes to the same names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.snapshots.on_spark.spark_session import reason_of
-from penstock.snapshots.rewrite.key_expressions import KeyColumn, keys_of, require_by_key
+from penstock.snapshots.rewrite.key_expressions import KeyColumn, keeps_apart, keys_of, require_by_key
 from penstock.snapshots.rewrite.rekey import (
     BUCKETS,
     DuplicateKeys,
@@ -165,13 +165,13 @@ class SparkRekey:
                 )
                 pieces.append(msgspec.msgpack.encode(piece))
         parts = len(pieces)
-        statistics = (
-            self._session.sparkContext.parallelize(pieces, parts)
-            .flatMap(functools.partial(_scan_keys, parts))
-            .partitionBy(parts, _itself)
-            .mapPartitions(_require_unique_keys)
-        )
-        loads = _loads(work, [msgspec.msgpack.decode(one, type=_KeyStatistics) for one in gathered(statistics)])
+        read = self._session.sparkContext.parallelize(pieces, parts)
+        if keeps_apart(work.key, pa.schema([old.field(name) for name in key_names(old)])):
+            found = gathered(read.map(_measure))
+        else:
+            scanned = read.flatMap(functools.partial(_scan_keys, parts)).partitionBy(parts, _itself)
+            found = gathered(scanned.mapPartitions(_require_unique_keys))
+        loads = _loads(work, [msgspec.msgpack.decode(one, type=_KeyStatistics) for one in found])
         return _OnSpark(self._session, pieces, schemas, loads)
 
 
@@ -215,14 +215,20 @@ def _loads(work: RekeyRequest, statistics: Sequence[_KeyStatistics]) -> dict[str
     return {name: loads_by_bucket(found) for name, found in sizes.items()}
 
 
+def _measure(encoded: bytes) -> bytes:
+    """Read one range; return its bytes by new hash."""
+    ((_, (_, statistics)),) = _scan_keys(0, encoded)
+    return statistics
+
+
 def _scan_keys(parts: int, encoded: bytes) -> Iterator[tuple[int, _Found]]:
-    """Read one range; yield its keys by their new hashes, and its bytes by new hash."""
+    """Read one range; yield its keys by their new hashes in `parts` (0: no keys), and its bytes by new hash."""
     piece = msgspec.msgpack.decode(encoded, type=_ReadTask)
     sizes = np.zeros(BUCKETS, np.int64)
     try:
         for rows, new in piece.rekeyed():
             sizes += sizes_by_bucket(new)
-            if not is_timers(piece.state):
+            if parts and not is_timers(piece.state):
                 yield from _keys_by_part(rows, new, parts)
     except UsageError as error:
         yield 0, (False, msgspec.msgpack.encode(_KeyStatistics(wrong=(error.message, error.hint))))
@@ -257,6 +263,8 @@ def _require_unique_keys(items: Iterable[tuple[int, _Found]]) -> Iterator[bytes]
         return
     pairs = pl.concat(frames).unique()
     olds = [name for name in pairs.columns if name.startswith(_OLD)]
+    if pairs.drop(olds).n_unique() == pairs.height:
+        return
     pairs = pairs.sort(olds, nulls_last=True)
     old = pairs.select(olds).rename(lambda name: name.removeprefix(_OLD))
     duplicates = find_duplicate_keys(old, pairs.drop(olds).rename(lambda name: name.removeprefix(_NEW)))

@@ -42,6 +42,7 @@ _OF_FAMILY = {
     "Sql": {"Binary", "IsIn", "Round"},
 }
 _NOT_BY_ROW = {"ConcatVertical"}
+_INTEGERS = {"Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"}
 
 
 class KeyColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +111,27 @@ def require_by_key(key: Sequence[KeyColumn], where: str) -> None:
         if not _is_by_row(tree):
             msg = f"{where}: key column {part.text!r} may read more than one key, but on Spark no task has all keys"
             raise UsageError(msg, hint="compute it from one key, or use --engine local")
+
+
+def keeps_apart(key: Sequence[KeyColumn], old: pa.Schema) -> bool:
+    """Return whether two old keys surely have two new ones: each old column is kept, or an integer one is cast."""
+    kept = {_kept_column(json.loads(part.expr().meta.serialize(format="json")), old) for part in key}
+    return kept >= set(old.names)
+
+
+def _kept_column(tree: Any, old: pa.Schema) -> str:
+    """Return the old column that an expression only renames, or casts without loss; else an empty name."""
+    match tree:
+        case {"Column": str(name)}:
+            return name
+        case {"Alias": [inner, _]}:
+            return _kept_column(inner, old)
+        case {"Cast": {"expr": {"Column": str(name)}, "dtype": {"Literal": "String"}}}:
+            return name if pt.is_integer(old.field(name).type) else ""
+        case {"Cast": {"expr": {"Column": str(name)}, "dtype": {"Literal": str(kind)}, "options": "Strict"}}:
+            # a strict cast fails rather than change a value
+            return name if kind in _INTEGERS and pt.is_integer(old.field(name).type) else ""
+    return ""
 
 
 @contextlib.contextmanager
