@@ -197,8 +197,8 @@ def test_versions_of_a_temporal_join_are_more_than_their_memory(tmp_path):
             time = (keys if side == 0 else 0) + first
             give(side, first, time)
             operator.process_watermark(Watermark(time), out)
-            while operator.has_pending_output:
-                operator.emit_ready(out)
+            while operator.output_queue.has_pending_output:
+                operator.output_queue.emit_ready(out)
     store.close()
     assert limit // 4 < max(used) <= limit
     assert (out.rows, out.total) == (keys, sum(range(keys)))
@@ -211,8 +211,8 @@ def test_keys_of_joins_whose_rows_wait_are_more_than_their_memory(tmp_path, kind
     out, used = Out(), []
 
     def emit_ready():
-        while operator.has_pending_output:
-            operator.emit_ready(out)
+        while operator.output_queue.has_pending_output:
+            operator.output_queue.emit_ready(out)
             used.append(budget.used_bytes)
 
     for side in (0, 1):

@@ -77,6 +77,8 @@ class Job:
         self.complete = Complete((), (), pickle.dumps(model))
         self.checkpoint_id = self.attempt = 0
         self.subtasks = []
+        #: Pending output by operator.
+        self.queues = {}
         self.start(1)
 
     def __enter__(self):
@@ -135,7 +137,7 @@ class Job:
             restored=redistribute(self.complete.operator, self.complete.parallelism, parallelism)[subtask],
             limits=self.backend.limits,
         )
-        operator.open(context)
+        self.queues[id(operator)] = operator.open(context).pending_output
         if self.opened is not None:
             self.opened(operator)
         return operator, store
@@ -218,10 +220,11 @@ class Job:
     def emit_ready(self, operator, out):
         """Take the output that comes in pieces; each of them is small."""
         limits = self.backend.limits
-        while getattr(operator, "has_pending_output", False):
-            assert not operator.available
+        queue = self.queues[id(operator)]
+        while queue is not None and queue.has_pending_output:
+            assert not queue.available
             before = len(out.rows)
-            operator.emit_ready(out)
+            queue.emit_ready(out)
             assert len(out.rows) - before < 2 * limits.output_rows + limits.join_pairs
         return out
 

@@ -125,7 +125,7 @@ class Run:
         )
         self.store, self.out, self.metrics = open_keyed_state(request), Recorder(), OperatorMetrics()
         self.operator = create_operator(self.spec.kind)
-        self.operator.open(
+        self.pending = self.operator.open(
             SimpleNamespace(
                 spec=self.spec,
                 hash_range=ALL_HASHES,
@@ -139,7 +139,7 @@ class Run:
                 parallelism=1,
                 job_name="j",
             )
-        )
+        ).pending_output
 
     def feed(self, *rows):
         """Give the same (amount, seconds) to each input."""
@@ -152,8 +152,8 @@ class Run:
 
     def mark(self, timestamp):
         self.operator.process_watermark(Watermark(timestamp), self.out)
-        while getattr(self.operator, "has_pending_output", False):
-            self.operator.emit_ready(self.out)
+        while self.pending is not None and self.pending.has_pending_output:
+            self.pending.emit_ready(self.out)
 
     def drain(self):
         self.mark(MAX_TIMESTAMP)

@@ -41,8 +41,8 @@ class IntervalJoinOperator(JoinOperator):
         self._output = JoinOutput(join_schema(config, left, right), sides, left, context.limits.output_rows)
         self._max_pairs = context.limits.join_pairs
         self._types = self._state.types
-        self._output_queue = OutputQueue(context.limits.output_rows)
-        return Capabilities(pending_output=self, blocking=self)
+        self.output_queue = OutputQueue(context.limits.output_rows)
+        return Capabilities(pending_output=self.output_queue, blocking=self.output_queue)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Yield the pairs of these rows with the other side, and keep the rows."""

@@ -36,7 +36,7 @@ OutputElement: TypeAlias = Batch | Watermark | WatermarkStatus
 
 
 class OutputQueue:
-    """A queue of output generators."""
+    """A queue of output generators: the pending output and the back-pressure of a join."""
 
     def __init__(self, max_rows: int = PRODUCTION.output_rows) -> None:
         """Make an empty queue; about `max_rows` rows are emitted at a time."""
@@ -47,6 +47,11 @@ class OutputQueue:
     def has_pending_output(self) -> bool:
         """Whether output may be pending."""
         return bool(self._work)
+
+    @property
+    def available(self) -> bool:
+        """False while output is pending."""
+        return not self._work
 
     def begin(self, work: Iterator[OutputElement], out: Collector) -> None:
         """Emit the first rows of `work`; if other generators precede it, only queue it."""
@@ -76,26 +81,6 @@ class OutputQueue:
         """Emit all pending output."""
         while self._work:
             self.emit_ready(out)
-
-
-class QueuedOutput(Protocol):
-    """The hooks that operators with `OutputQueue` share."""
-
-    _output_queue: OutputQueue
-
-    @property
-    def available(self) -> bool:
-        """False while output is pending."""
-        return not self._output_queue.has_pending_output
-
-    @property
-    def has_pending_output(self) -> bool:
-        """Whether output is pending."""
-        return self._output_queue.has_pending_output
-
-    def emit_ready(self, out: Collector) -> bool:
-        """Emit the next batch of pending output; return whether there was any."""
-        return self._output_queue.emit_ready(out)
 
 
 #: Name of the operator state that holds the watermark, by hash range.
@@ -255,10 +240,11 @@ class JoinOutput:
             yield Batch(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting))
 
 
-class JoinOperator(QueuedOutput, Operator, Protocol):
+class JoinOperator(Operator, Protocol):
     """The common part of the joins: work on rows and watermarks is a generator, whose output is emitted in batches."""
 
     _state: JoinState
+    output_queue: OutputQueue
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep rows of a side, and yield the results available at once; `out` receives late rows."""
@@ -268,15 +254,15 @@ class JoinOperator(QueuedOutput, Operator, Protocol):
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Keep the rows; emit the results available at once."""
-        self._output_queue.begin(self._take(batch, input_index, out), out)
+        self.output_queue.begin(self._take(batch, input_index, out), out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         """Emit the results up to the watermark, then the watermark."""
-        self._output_queue.begin(self._advance_and_emit(watermark), out)
+        self.output_queue.begin(self._advance_and_emit(watermark), out)
 
     def process_status(self, status: WatermarkStatus, out: Collector) -> None:
         """Emit the status after all pending results."""
-        self._output_queue.begin(iter((status,)), out)
+        self.output_queue.begin(iter((status,)), out)
 
     def _advance_and_emit(self, watermark: Watermark) -> Iterator[Batch | Watermark]:
         if watermark.timestamp > self._state.watermarks.low:
@@ -285,5 +271,5 @@ class JoinOperator(QueuedOutput, Operator, Protocol):
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
         """Freeze the rows of both sides; results of the rows before the barrier were emitted by then."""
-        self._output_queue.drain(out)
+        self.output_queue.drain(out)
         return self._state.snapshot(barrier.checkpoint_id)

@@ -54,8 +54,8 @@ class TemporalJoinOperator(JoinOperator):
         schema = temporal_join_schema(config, left, right)
         self._output = JoinOutput(schema, sides, left, context.limits.output_rows)
         self._max_rows = context.limits.join_pairs
-        self._output_queue = OutputQueue(context.limits.output_rows)
-        return Capabilities(pending_output=self, blocking=self)
+        self.output_queue = OutputQueue(context.limits.output_rows)
+        return Capabilities(pending_output=self.output_queue, blocking=self.output_queue)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows; versions that the watermark has passed become the kept version at once."""

@@ -46,14 +46,14 @@ class WindowJoinOperator(JoinOperator):
         self._schema = window_join_schema(config, left, right)
         self._output = JoinOutput(self._schema, sides, left, context.limits.output_rows)
         self._max_pairs = context.limits.join_pairs
-        self._output_queue = OutputQueue(context.limits.output_rows)
+        self.output_queue = OutputQueue(context.limits.output_rows)
         #: Starts of the panes of rows in memory.
         self._panes: set[int] = set()
         for table in self._state.tables:
             table.on_fetched = self._add_panes
             for run in table.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
                 self._add_panes(run.times)
-        return Capabilities(pending_output=self, blocking=self)
+        return Capabilities(pending_output=self.output_queue, blocking=self.output_queue)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows that are in an open window."""

@@ -8,7 +8,6 @@ other side is empty.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.functions.triggers import EventTimeTrigger, ProcessingTimeTrigger
-from penstock.operators.joins.join_operator import JoinOutput, OutputQueue, QueuedOutput
+from penstock.operators.joins.join_operator import JoinOutput, OutputQueue
 from penstock.operators.joins.join_schema import (
     SIDES,
     JoinSides,
@@ -30,6 +29,7 @@ from penstock.operators.joins.join_schema import (
     window_join_schema,
 )
 from penstock.operators.lateness import LateRows
+from penstock.operators.operator import Capabilities, Operator
 from penstock.operators.rows.row_codec import RowEncoder
 from penstock.operators.windows.window_rows import WindowDefinition, WindowRowsOperator
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compiler.compile import I64
     from penstock.operators.joins.join_operator import OutputElement
     from penstock.operators.lateness import LateRowReceiver
-    from penstock.operators.operator import Capabilities, Collector, OperatorContext, OperatorSnapshot
+    from penstock.operators.operator import Collector, OperatorContext, OperatorSnapshot
     from penstock.operators.windows.window_buffer import BufferedWindow, KeyWindows
     from penstock.operators.windows.window_outputs import WindowOutput
 
@@ -169,7 +169,7 @@ class JoinedWindows:
         yield from self._output.add((key, left, [*right, *ends]), np.full(count, window.max_timestamp, np.int64))
 
 
-class WindowRowsJoinOperator(QueuedOutput, WindowRowsOperator):
+class WindowRowsJoinOperator(Operator):
     """Inner or outer join of two keyed inputs by windows that keep their rows."""
 
     _common: CommonSchema
@@ -178,10 +178,13 @@ class WindowRowsJoinOperator(QueuedOutput, WindowRowsOperator):
 
     def open(self, context: OperatorContext) -> Capabilities:
         """Declare (and so restore) the rows, windows and timers."""
-        self._output_queue = OutputQueue(context.limits.output_rows)
-        return dataclasses.replace(super().open(context), pending_output=self, blocking=self)
+        self.output_queue = OutputQueue(context.limits.output_rows)
+        self._windows = WindowRowsOperator(self)
+        self._windows.open(context)
+        return Capabilities(timers=self, pending_output=self.output_queue, blocking=self.output_queue)
 
-    def _parts(self, context: OperatorContext) -> WindowDefinition:
+    def definition(self, context: OperatorContext) -> WindowDefinition:
+        """Return windows over the rows of both sides."""
         config, (left, right) = context.spec.config, context.input_schemas
         processing = config["window"].get("time") == "processing"
         validate_join_of(config, left, right, context.spec.uid, timed=not processing)
@@ -195,24 +198,26 @@ class WindowRowsJoinOperator(QueuedOutput, WindowRowsOperator):
         trigger = ProcessingTimeTrigger() if processing else EventTimeTrigger()
         return WindowDefinition(trigger, None, None, None, self._common.key, self._common.rows)
 
-    def _sink_of(self, parts: WindowDefinition, *, merges: bool) -> WindowOutput:
-        del parts, merges
+    def output(self, definition: WindowDefinition, *, merges: bool) -> WindowOutput:
+        """Return the receiver of the windows' pairs."""
+        del definition, merges
         return self._joined
 
-    def _late_of(self, context: OperatorContext) -> LateRowReceiver:
+    def late_rows(self, context: OperatorContext) -> LateRowReceiver:
+        """Return the side outputs of late rows of both sides."""
         self._late_sides = _LateOfSides(context, self._common)
         return self._late_sides
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Put each row of a side into its windows."""
         self._late_sides.side = input_index
-        super().process_batch(Batch(self._common.to_common_schema(batch.data, input_index)), 0, out)
+        self._windows.process_batch(Batch(self._common.to_common_schema(batch.data, input_index)), 0, out)
         self._begin_output((), out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         """Join the windows that are over, then emit the watermark."""
         dropper = _WatermarkDropper()
-        super().process_watermark(watermark, dropper)  # type: ignore[arg-type] # the collector type that this call uses
+        self._windows.process_watermark(watermark, dropper)  # type: ignore[arg-type] # the collector type that this call uses
         self._begin_output((watermark,), out)
 
     def process_status(self, status: WatermarkStatus, out: Collector) -> None:
@@ -221,18 +226,27 @@ class WindowRowsJoinOperator(QueuedOutput, WindowRowsOperator):
 
     def process_time(self, now_ms: int, out: Collector) -> None:
         """Join the windows that are over."""
-        super().process_time(now_ms, out)
+        self._windows.process_time(now_ms, out)
         self._begin_output((), out)
+
+    @property
+    def next_timer_ms(self) -> float | None:
+        """Return the time of the next processing-time timer."""
+        return self._windows.next_timer_ms
+
+    def finish(self, out: Collector) -> None:
+        """Drop pending processing-time timers: they never fire."""
+        self._windows.finish(out)
 
     def _begin_output(self, trailing: tuple[OutputElement, ...], out: Collector) -> None:
         waiting, self._joined.waiting = self._joined.waiting, []
         if waiting or trailing:
-            self._output_queue.begin(itertools.chain(*waiting, trailing), out)
+            self.output_queue.begin(itertools.chain(*waiting, trailing), out)
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
         """Freeze rows, windows and timers; results of the rows before the barrier were emitted by then."""
-        self._output_queue.drain(out)
-        return super().snapshot(barrier, out)
+        self.output_queue.drain(out)
+        return self._windows.snapshot(barrier, out)
 
 
 class _LateOfSides:

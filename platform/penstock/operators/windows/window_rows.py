@@ -11,7 +11,7 @@ evicted with all their rows, both are processed in parts of as many keys as fit 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +66,19 @@ class WindowDefinition:
     rows: pa.Schema
 
 
+class WindowParts(Protocol):
+    """The parts by which operators differ whose windows keep rows."""
+
+    def definition(self, context: OperatorContext) -> WindowDefinition:
+        """Return the window's parts; called once, first."""
+
+    def output(self, definition: WindowDefinition, *, merges: bool) -> WindowOutput:
+        """Return the receiver of windows that fire; `merges`: the windows are sessions."""
+
+    def late_rows(self, context: OperatorContext) -> LateRowReceiver:
+        """Return the receiver of late rows."""
+
+
 class WindowRowsOperator(Operator):
     """Windows with rows, processed by key."""
 
@@ -75,6 +88,10 @@ class WindowRowsOperator(Operator):
     _sink: WindowOutput
     _late: LateRowReceiver
 
+    def __init__(self, parts: WindowParts | None = None) -> None:
+        """Take the parts; None: those of the job's configuration."""
+        self._parts = parts or self
+
     def open(self, context: OperatorContext) -> Capabilities:
         """Load the functions, declare (and so restore) rows, windows and timers."""
         spec = context.spec
@@ -82,7 +99,7 @@ class WindowRowsOperator(Operator):
         self._context = context
         if context.keyed_state is None:
             raise GraphError(f"{self._where} needs keyed state", hint="key the stream before the window")
-        parts = self._parts(context)
+        parts = self._parts.definition(context)
         config = parse_rows(spec.config, parts.key.names)
         self._config = config
         self._store = context.keyed_state
@@ -90,8 +107,8 @@ class WindowRowsOperator(Operator):
         assigner = WindowAssigner(config.window, config.allowed_lateness)
         self._buffer = WindowBuffer(self._store, parts.key, parts.rows, parts.row_type, assigner)
         self._store.check_all_declared()
-        self._late = self._late_of(context)
-        self._sink = self._sink_of(parts, merges=assigner.merges)
+        self._late = self._parts.late_rows(context)
+        self._sink = self._parts.output(parts, merges=assigner.merges)
         self._engine = WindowEngine(assigner, parts.trigger, parts.evictor, self._buffer, self._sink)
         if assigner.is_global:
             self._sink.time_of = lambda _: self._engine.time
@@ -104,7 +121,7 @@ class WindowRowsOperator(Operator):
         self._ended = False
         return Capabilities(timers=self)
 
-    def _parts(self, context: OperatorContext) -> WindowDefinition:
+    def definition(self, context: OperatorContext) -> WindowDefinition:
         """Return the window's parts from the job's configuration."""
         spec, given = context.spec, context.input_schemas[0]
         trigger, evictor, function, row_type = load_function(spec.payload, self._where)
@@ -112,14 +129,18 @@ class WindowRowsOperator(Operator):
         key = pa.schema([given.field(name) for name in spec.config["key"]])
         return WindowDefinition(trigger, evictor, function, row_type, key, rows)
 
-    def _late_of(self, context: OperatorContext) -> LateRowReceiver:
+    def late_rows(self, context: OperatorContext) -> LateRowReceiver:
+        """Return the side output of late rows, or their counter."""
         return LateRows(context.spec.config, context.metrics)
 
-    def _sink_of(self, parts: WindowDefinition, *, merges: bool) -> WindowOutput:
-        spec, function = self._context.spec, parts.function
+    def output(self, definition: WindowDefinition, *, merges: bool) -> WindowOutput:
+        """Return the function or the aggregates of the job's configuration."""
+        spec, function = self._context.spec, definition.function
         output = schema_from_text(spec.output_schema)
         if self._config.mode == "aggregate":
-            return AggregatedWindows(self._config, (parts.rows, parts.key, output), function or {}, self._where)
+            return AggregatedWindows(
+                self._config, (definition.rows, definition.key, output), function or {}, self._where
+            )
         sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
         made = ProcessOutput(output, sides, self._where)
         if self._config.mode == "reduce":
