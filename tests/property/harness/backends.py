@@ -82,10 +82,14 @@ def leaving_for_rocksdb(keys):
 
 
 def remote(keys, *local_bytes):
-    """State in the object store: for each size, what is kept of what was fetched; few keys stay, or all."""
+    """State in the object store: for each size, what is kept of what was fetched; few keys stay, or all.
+
+    The depth `fast` has the least and the most that is kept.
+    """
+    all_stay = () if depth() == "fast" else local_bytes[:-1]
     return tuple(
         Backend(f"remote-{most}-{size}", "remote", most, size, plain=True)
-        for most, size in [(keys, local_bytes[0]), *((100, size) for size in local_bytes[:-1]), (keys, local_bytes[-1])]
+        for most, size in [(keys, local_bytes[0]), *((100, size) for size in all_stay), (keys, local_bytes[-1])]
     )
 
 
