@@ -18,7 +18,7 @@ from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: So soon a message has to be there, on a quiet machine.
-SOON_S = 5.0
+SOON_S = 20.0
 BEGIN = """\
 from collections.abc import Iterator
 import polars as pl

