@@ -22,7 +22,7 @@ def by_hand(count, size, slide):
     return ":".join(map(str, result))
 
 
-@pytest.mark.parametrize(("size", "slide"), [(100, 100), (300, 100)])
+@pytest.mark.parametrize(("size", "slide"), [pytest.param(100, 100, marks=pytest.mark.nightly), (300, 100)])
 def test_the_reference_is_what_counting_row_by_row_gives(size, slide):
     count = 560_000
     assert reference.last_sure_window(count, slide) > reference.T0_MS

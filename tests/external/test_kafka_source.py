@@ -4,7 +4,7 @@ import json
 
 import pyarrow as pa
 import pytest
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_S, wait_until
 
 from penstock.core.errors import BadRecordError, ConnectorError
 from penstock_connectors.kafka.read.fetch import FetchSettings
@@ -174,7 +174,7 @@ def test_wake_up_comes_without_polling(kafka, open_reader):
     assert not stage.poll().batches
     stage.woken.clear()
     kafka.produce(topic, orders(0, 1))
-    assert stage.woken.wait(10)
+    assert stage.woken.wait(DEADLINE_S)
 
 
 @pytest.mark.parametrize(

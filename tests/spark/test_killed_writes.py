@@ -115,6 +115,7 @@ def test_a_write_of_state(job_file, words, tmp_path):
     assert read.sort("user_id").equals(rows)
 
 
+@pytest.mark.nightly
 def test_a_write_of_state_that_is_given_up(words, tmp_path):
     with (
         Gate(tmp_path / "looked-at") as gate,

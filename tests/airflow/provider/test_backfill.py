@@ -13,7 +13,7 @@ from tests.airflow.conftest import ROOT
 from tests.airflow.job_file import write_job
 from tests.airflow.provider.stand_in import Instance, run
 from tests.cluster.proc_tree import alive, parent
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_S, wait_until
 
 from penstock.client.savepoints import list_savepoints
 from penstock.snapshots.access.opening import open_snapshot
@@ -103,7 +103,7 @@ def test_a_worker_is_killed(cluster, tmp_path, name, path, who):
     os.kill(task if who == "the task's process" else worker.pid, signal.SIGKILL)
     wait_until(lambda: not alive(int(command)), "the end of the command", step=0.1)
     wait_until(lambda: not alive(task), "the end of the task's process", step=0.1)
-    worker.wait(10)
+    worker.wait(DEADLINE_S)
     instance.ids["try_number"] = 2
     folder = backfill(other, target).execute(instance.context())["location"].rpartition("/")[2]
     assert [found.uri.rpartition("/")[2] for found in list_savepoints(str(target))] == [folder]
@@ -158,7 +158,7 @@ def test_a_user_ends_the_task(cluster, tmp_path, name):
     left.mkdir(parents=True)
     (left / "half").touch()
     task.on_kill()
-    worker.join(30)
+    worker.join(DEADLINE_S)
     assert len(errors) == 1
     assert files(target) == []
 

@@ -10,7 +10,7 @@ from airflow.models.trigger import Trigger
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from tests.airflow.job_file import write_job
 from tests.airflow.provider.stand_in import Instance, deferral, finish, fired, run
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_S, wait_until
 
 from penstock.client.savepoints import list_savepoints
 from penstock_airflow.links import LINK_KEY
@@ -102,7 +102,7 @@ def test_a_user_ends_the_task_while_it_submits(client, tmp_path, name, wish):
     worker.start()
     wait_until(lambda: jobs(client, name), "the job", step=0.1)
     task.on_kill()
-    worker.join(30)
+    worker.join(DEADLINE_S)
     assert len(errors) == 1
     job_id = jobs(client, name)[0]["jid"]
     if wish == "cancel":

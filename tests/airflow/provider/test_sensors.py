@@ -9,7 +9,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 from tests.airflow.provider.stand_in import Instance, fired
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_S, wait_until
 
 from penstock.client.handle import JobHandle
 from penstock.core.clock import ManualClock
@@ -175,7 +175,7 @@ def test_from_when_on_events_are_told_is_kept_before_there_is_one(monkeypatch, u
         trigger = JobEventTrigger(job="j", penstock_conn_id="nowhere", poll_seconds=0.1)
         trigger.asset_state_store, trigger.clock = kept, ManualClock(7_000)
         looking = asyncio.ensure_future(anext(trigger.run()))
-        await asyncio.wait_for(written.wait(), 20)
+        await asyncio.wait_for(written.wait(), DEADLINE_S)
         looking.cancel()
         return kept.values
 

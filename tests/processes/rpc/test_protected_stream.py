@@ -6,6 +6,7 @@ from dataclasses import replace
 import grpc
 import pytest
 from grpc import aio
+from tests.support.waiting import DEADLINE_S
 
 from penstock.cli.start.certs import certs
 from penstock.config.security import Security, load_security
@@ -60,7 +61,7 @@ async def meet(ours, theirs):
     )
     running, waiting = asyncio.create_task(link.run()), asyncio.create_task(registered.wait())
     try:
-        await asyncio.wait((running, waiting), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((running, waiting), timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
         return recorder, running.exception() if running.done() else None
     finally:
         waiting.cancel()

@@ -14,7 +14,7 @@ from penstock.task.drive.state_queries import NOT_RUNNING
 from penstock.task.drive.subtask import StepResult
 from penstock.task.drive.threads import RunLoop
 
-SECONDS = 20
+SECONDS = 60
 
 
 class Stepping:

@@ -8,6 +8,7 @@ import threading
 
 import msgspec
 import pytest
+from tests.support.waiting import DEADLINE_S
 from tests.unit.jobmanager.conftest import JOB, make_graph
 
 from penstock.checkpoint.ha_records import (
@@ -203,7 +204,7 @@ async def test_the_end_of_a_job_is_recorded_while_its_archive_is_written(store, 
     def fault(operation, key, phase):
         if operation == "put" and key.startswith("archives/"):
             threads.append(threading.get_ident())
-            before.append(recorded.wait(5))
+            before.append(recorded.wait(DEADLINE_S))
         elif operation == "put" and (key, phase) == (f"jobs/{JOB}.json", "after"):
             recorded.set()
 

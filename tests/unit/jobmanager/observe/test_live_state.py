@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.support.waiting import DEADLINE_S
 
 from penstock.config.settings import JobSettings
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
@@ -134,7 +135,7 @@ def test_a_lost_worker_ends_the_wait_at_once():
         await asyncio.sleep(0)
         found.lost("w0")
         with pytest.raises(PenstockError, match="worker w0 was lost during the query"):
-            await asyncio.wait_for(asking, 5)
+            await asyncio.wait_for(asking, DEADLINE_S)
         assert not other.done()
         other.cancel()
 

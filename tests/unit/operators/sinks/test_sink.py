@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.property.pools import pooled
 from tests.support.sizes import given
+from tests.support.waiting import DEADLINE_S
 
 from penstock.config.settings import JobSettings
 from penstock.connector.sink import CommitOutcome, SinkSpec
@@ -374,7 +375,7 @@ def test_close_waits_for_the_publication_that_is_under_way(bench, outside):
     assert outside.closed == 0
     worker = threading.Thread(target=bench.jobs[0][0])
     worker.start()
-    worker.join(10)
+    worker.join(DEADLINE_S)
     assert outside.closed == 1
     operator.close()
     assert outside.closed == 1

@@ -8,7 +8,7 @@ from penstock.core.clock import SystemClock
 from penstock.task.drive.subtask import StepResult
 from penstock.task.drive.threads import RunLoop, ThreadBackground
 
-SECONDS = 20
+SECONDS = 60
 
 
 class Stepper:
@@ -113,15 +113,15 @@ def test_background_work_does_not_wait_behind_work_that_blocks_while_a_thread_is
     def slow_get():
         item = get()
         taken.set()
-        go_on.wait(10)
+        go_on.wait(SECONDS)
         return item
 
     monkeypatch.setattr(background._queue, "get", slow_get)
     found = []
     ended = threading.Event()
-    background.submit(lambda: second_ran.wait(10), lambda result, _: (found.append(result), ended.set()))
-    assert taken.wait(10)
+    background.submit(lambda: second_ran.wait(SECONDS), lambda result, _: (found.append(result), ended.set()))
+    assert taken.wait(SECONDS)
     background.submit(second_ran.set, lambda *_: None)
     go_on.set()
-    assert ended.wait(20)
+    assert ended.wait(SECONDS)
     assert found == [True]
