@@ -3,11 +3,14 @@
 The table of mistakes in a job file itself is `tests/unit/api/test_mistakes.py`.
 """
 
+import gzip
 import re
 import subprocess
 import sys
 import time
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.support.waiting import patience, wait_until
 
@@ -167,6 +170,21 @@ JOBS = {
         r"IndexError: .* at \S+job.py:\d+ in rows_of",
         ".",
     ),
+    "a compressed file": (
+        "out(paid('paid.jsonl.gz'))",
+        r"paid.jsonl.gz line 1: not JSON: .*",
+        "compressed with gzip: decompress it first",
+    ),
+    "a Parquet file as text": (
+        "out(paid('paid.parquet'))",
+        r"paid.parquet line 1: not JSON: .*",
+        "it is a Parquet file: set format='parquet'",
+    ),
+    "the port of a web server": (
+        "out(env.from_source(KafkaSource('REST', topic='t', schema=Paid), uid='in'))",
+        "Kafka at .* cannot be reached within .*: an HTTP server answers there, not a broker",
+        "the address is right",
+    ),
     "no env.execute": (
         "out(paid())\nenv.execute = lambda name: None",
         "without calling env.execute",
@@ -181,6 +199,8 @@ JOBS = {
 ROW = r"row 1 of a batch of 1: user='a', amount=1"
 #: What is wrong -> the data that follow in the last line.
 SHOWN = {
+    "a compressed file": r"line: b'.*'",
+    "a Parquet file as text": r"line: b'PAR1.*'",
     "a bad row": r"""line: b'{"user": "a", "amount": "x"}'""",
     "a function that raises": f"AttributeError: .* {ROW}",
     "a result of another type": rf"returned: \{{'amount': 'abc'\}} \(Could not convert 'abc' .*\) {ROW}",
@@ -202,6 +222,11 @@ COMMANDS = {
         "run job.py --parallelism two",
         "Invalid value for '--parallelism': Input should be a valid integer",
     ),
+    "a name that cannot be one": (
+        "run job.py --name my/job",
+        r"job name 'my/job' cannot be used in paths .*\(use letters",
+    ),
+    "a file that is no Python": ("run paid.parquet", r"paid.parquet:1: SyntaxError: .*\(.+\)$"),
     "no job file": ("run nothere.py", r"there is no job file nothere.py \(pass the path"),
     "a setting without its unit": ("run job.py --set checkpoint_interval=5", r"'5' is not a duration \(write"),
     "a setting's value that is none": (
@@ -242,6 +267,8 @@ def folder(tmp_path_factory):
     (made / "bad.jsonl").write_text('{"user": "a", "amount":1}\n{"user": "a", "amount": "x"}\n')
     (made / "late.jsonl").write_text('{"user": "a", "amount": 1700000000000000}\n')
     (made / "paid.csv").write_text("user,sum\na,1\n")
+    (made / "paid.jsonl.gz").write_bytes(gzip.compress(b'{"user": "a", "amount": 1}\n'))
+    pq.write_table(pa.table({"user": ["a"], "amount": [1]}), made / "paid.parquet")
     return made
 
 
@@ -290,8 +317,9 @@ def said(cluster, folder, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("mistake", JOBS)
-def test_a_mistake_in_a_job_is_told_soon_with_its_cause_and_the_way_out(said, written, mistake):
+def test_a_mistake_in_a_job_is_told_soon_with_its_cause_and_the_way_out(said, written, cluster, mistake):
     lines, cause, way = JOBS[mistake]
+    lines = lines.replace("REST", cluster.rest_url.partition("//")[2])
     text = said("run", str(written(BEGIN + lines + "\n" + END)), "--fresh")
     assert re.search(cause, text), text
     assert re.search(rf"\(.*{way}.*\)", text), text

@@ -67,7 +67,7 @@ class FileSink:
         if self.format not in _FORMATS:
             msg = f"FileSink: unknown format {self.format!r}"
             raise GraphError(msg, hint=f"use one of {', '.join(_FORMATS)}")
-        if "://" in path:
+        if "://" in path or not path:
             msg = f"FileSink: {path!r} is not a local folder"
             raise GraphError(msg, hint="give a path that every worker sees")
         try:

@@ -288,7 +288,9 @@ class FileReader:
             bad = _bad_record(path, result.bad[0])
             more = f" ({len(result.bad) - 1} more in the same read)" if len(result.bad) > 1 else ""
             msg = f"file source: {bad.where}{more}"
-            hint = "fix the file, or set on_bad_record='skip' or 'dead-letter'"
+            hint = _OTHER_FORMATS.get(
+                result.bad[0].value[:2], "fix the file, or set on_bad_record='skip' or 'dead-letter'"
+            )
             raise BadRecordError(msg, hint=hint, values=bad.value, where=bad.where, records=len(result.bad))
         self._bad_records += len(result.bad)
         if self._bad_record is None:  # its line number costs a read of the file up to there
@@ -318,6 +320,13 @@ class FileReader:
         """Close all open files."""
         for split in self._splits.values():
             split.close()
+
+
+#: First bytes of files that are no text, and the way to read them.
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "the file is compressed with gzip: decompress it first",
+    b"PA": "it is a Parquet file: set format='parquet'",
+}
 
 
 def _bad_record(path: str, line: BadLine) -> BadRecord:

@@ -13,7 +13,7 @@ from penstock.connector.arguments import known_arguments
 from penstock.connector.sink import Committer, Delivery, SinkContext, SinkSpec, SinkWriter
 from penstock.core.errors import ConnectorError, UsageError, argument_text, call_site
 from penstock.core.schema import schema_to_text
-from penstock_connectors.kafka.client.properties import check_properties, resolve
+from penstock_connectors.kafka.client.properties import check_properties, require_address, resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,6 +91,7 @@ class KafkaSink:
             raise UsageError(
                 msg, hint="a sink has one topic: split the stream with .filter(...), and use one sink for each"
             )
+        require_address(bootstrap, "KafkaSink")
         if not bootstrap or not topic:
             raise UsageError("KafkaSink needs an address and a topic", hint="KafkaSink('host:9092', topic='totals')")
         for name, value, allowed in (("format", format, FORMATS), ("delivery", chosen["delivery"], DELIVERIES)):

@@ -15,7 +15,7 @@ from penstock.core.errors import ConnectorError, UsageError, call_site
 from penstock.core.schema import arrow_schema_of, schema_to_text
 from penstock_connectors.formats.timestamps import TimestampUnit
 from penstock_connectors.kafka.client.positions import check_bounded, check_start
-from penstock_connectors.kafka.client.properties import check_properties, resolve
+from penstock_connectors.kafka.client.properties import check_properties, require_address, resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,6 +90,7 @@ class KafkaSource:
             UsageError: an argument is wrong; names it and the accepted values.
         """
         chosen = SourceOptions(**{**_DEFAULTS, **options})
+        require_address(bootstrap, "KafkaSource")
         topics = _topics_of(topic)
         if not bootstrap or not topics or not all(topics):
             raise UsageError(

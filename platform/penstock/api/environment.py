@@ -100,8 +100,16 @@ def settings_from(keywords: Mapping[str, Any]) -> JobSettings:
 
 
 def checkpoint_root(given: str) -> str:
-    """Return the root as a URI or an absolute path, so that it is the same place for every process of a cluster."""
+    """Return the root as a URI or an absolute path, so that it is the same place for every process of a cluster.
+
+    Raises:
+        UsageError: a URI with one slash, which would be a folder of that name.
+    """
     root = given or DEFAULT_CHECKPOINTS
+    scheme, colon, rest = root.partition(":/")
+    if colon and scheme.isalnum() and not rest.startswith("/"):
+        msg = f"checkpoint_root={root!r} is neither a folder nor an address"
+        raise UsageError(msg, hint=f"write {scheme}://{rest}, with two slashes")
     return root if "://" in root else str(Path(root).expanduser().absolute())
 
 

@@ -95,9 +95,12 @@ def execute_file(job: Path) -> None:
             raise
         if isinstance(error, SyntaxError):  # its text would name the place again
             msg = f"{_place(error, job)}: {type(error).__name__}: {error.msg}"
-            raise UsageError(msg, hint=f"correct the line: {(error.text or '').strip()}") from error
-        msg = f"{_place(error, job)}: {type(error).__name__}: {error}"
-        raise UsageError(msg, hint="" if msg.endswith(")") else misuse_hint(error) or _TRACEBACK) from error
+            line = (error.text or "").strip()
+            raise UsageError(msg, hint=f"correct the line: {line}" if line else "pass a Python file") from error
+        # libraries explain their errors in further paragraphs
+        text = " ".join(str(error).partition("\n\n")[0].split())
+        msg = f"{_place(error, job)}: {type(error).__name__}: {text}"
+        raise UsageError(msg, hint=misuse_hint(error) or ("" if msg.endswith(")") else _TRACEBACK)) from error
 
 
 def _forget_modules(folder: Path) -> None:
@@ -123,7 +126,7 @@ def _located(error: PenstockError, job: Path) -> PenstockError:
 
 def _place(error: BaseException, job: Path) -> str:
     if isinstance(error, SyntaxError):
-        return f"{Path(error.filename or job).name}:{error.lineno}"
+        return f"{Path(error.filename or job).name}:{error.lineno or 1}"
     frames: list[Any] = traceback.extract_tb(error.__traceback__)
     # a frame such as `<string>` has no file
     files = [frame for frame in frames if not frame.filename.startswith("<")]

@@ -27,7 +27,7 @@ from penstock.api.building.operator_nodes import (
 from penstock.api.connectors import print_operator, sink_operator
 from penstock.api.functions.row_functions import AsyncCalls, async_function, compile_function
 from penstock.api.windows.window_options import WindowOptions, count_window_options, require_event_time
-from penstock.core.errors import GraphError
+from penstock.core.errors import GraphError, argument_text
 from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec, Rebalance
 from penstock.graph.validation import require_key_types, require_no_window_columns, require_unique
 from penstock.operators.rows.columns import without_ts
@@ -211,7 +211,7 @@ class DataStream(OperatorHandle):
     def union(self, *others: DataStream) -> DataStream:
         """Merge with streams of the same schema; the order of rows from different streams is undefined."""
         for other in others:
-            _require_environment(self, other, "union")
+            _require_partner(self, other, "union")
             require_same_rows(self.flow, other.flow)
         return DataStream(self.environment, self.flow.union_with([other.flow for other in others]))
 
@@ -778,11 +778,8 @@ def _require_partner(stream: DataStream, other: Any, where: str) -> None:
         GraphError: it is no stream, or one of another environment.
     """
     if not isinstance(other, DataStream):
-        raise GraphError(f"{where}: {other!r} is not a stream", hint="give the stream to join with")
-    _require_environment(stream, other, where)
-
-
-def _require_environment(stream: DataStream, other: DataStream, where: str) -> None:
+        given = "a list" if isinstance(other, (list, tuple)) else argument_text(other)
+        raise GraphError(f"{where}: {given} is not a stream", hint="give the stream itself, several one by one")
     if other.environment is not stream.environment:
         msg = f"{where}: the streams belong to different environments"
         raise GraphError(msg, hint="build them from one ps.Environment")

@@ -27,6 +27,7 @@ from penstock.core.errors import JobIdentityError, PenstockError, UsageError
 from penstock.core.rand import SystemRand
 from penstock.graph.executor import JobResult
 from penstock.graph.job_graph import JobGraph, encode_graph, required_slots, unbounded_sources
+from penstock.graph.validation import require_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -238,6 +239,7 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
     """
     graph = msgspec.structs.replace(graph, settings=_with_absolute_root(graph.settings))
     if options.name and options.name != graph.name:
+        require_name(options.name, "job name")
         graph = msgspec.structs.replace(graph, name=options.name, file_name=graph.name)
     if not options.from_uri:
         for warning in [*earlier_output(graph, fresh=options.fresh), *unread_input(graph, fresh=options.fresh)]:

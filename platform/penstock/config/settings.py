@@ -296,11 +296,17 @@ def wrong_value(error: msgspec.ValidationError, values: Mapping[str, Any], setti
 
 
 def in_range(settings: JobSettings) -> JobSettings:
-    """Return `settings` after checking the ranges of the autoscaler.
+    """Return `settings` after checking the ranges of key groups, checkpoint interval and autoscaler.
 
     Raises:
         UsageError: one is out of range.
     """
+    if settings.key_groups < 1:
+        raise UsageError(f"key_groups={settings.key_groups} is not a number of key groups", hint="use 1 or more")
+    interval_ms = settings.checkpoint_interval_ms
+    if interval_ms is not None and interval_ms < 1:
+        msg = f"checkpoint_interval is {interval_ms} ms"
+        raise UsageError(msg, hint="give a time such as '5s', or None for no periodic checkpoints")
     if settings.autoscaler.fault:
         raise UsageError(f"autoscaler.{settings.autoscaler.fault}", hint=_HINT)
     return settings

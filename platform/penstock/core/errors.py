@@ -225,7 +225,19 @@ def misuse_hint(error: BaseException) -> str:
         return did_you_mean(str(error.name), [n for n in dir(owner) if not n.startswith("_") and n not in hidden])
     if isinstance(error, TypeError) and _ON_A_METHOD.search(str(error)):
         return "a method is used without its call: put () after its name, as in self.state.value()"
-    return _argument_hint(str(error)) if isinstance(error, TypeError) else ""
+    if not isinstance(error, TypeError):
+        return ""
+    return next((way for text, way in _MISTAKEN_TYPES.items() if text in str(error)), "") or _argument_hint(str(error))
+
+
+#: Parts of Python's errors about a stream or an expression in a wrong place, and the ways out.
+_MISTAKEN_TYPES = {
+    "Stream' object is not subscriptable": "name a column in an expression: .filter(pl.col('amount') > 5)",
+    "Stream' object is not iterable": "a stream has no rows before the job runs: .execute_and_collect(limit=10)",
+    "Stream' has no len()": "count rows in the job, for example with ps.count()",
+    "the truth value of an Expr is ambiguous": "use &, | and ~ with parentheses, not `and`, `or` and `not`",
+    "expression literal for value of type function": "a function of a row is for .map(f)",
+}
 
 
 def _argument_hint(text: str) -> str:

@@ -63,6 +63,9 @@ def arrow_schema_of(row_type: Any) -> pa.Schema:
     else:
         msg = f"{row_type!r} is not a row type"
         raise GraphError(msg, hint="use a ps.Schema, a dataclass, a TypedDict or a NamedTuple")
+    if not hints:
+        msg = f"{row_type.__name__} has no fields"
+        raise GraphError(msg, hint="annotate each one in the class, for example user_id: int")
     fields = []
     for name, hint in hints.items():
         arrow_type, nullable = _arrow_type(hint, f"{row_type.__name__}.{name}")

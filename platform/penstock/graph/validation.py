@@ -124,7 +124,8 @@ def require_name(name: str, what: str) -> None:
     Raises:
         GraphError: it cannot.
     """
-    if not _NAME.fullmatch(name):
+    given: Any = name
+    if not isinstance(given, str) or not _NAME.fullmatch(given):
         msg = f"{what} {name!r} cannot be used in paths and transactional ids"
         raise GraphError(msg, hint=_NAME_RULE)
 

@@ -247,7 +247,7 @@ MISTAKES = {
     ),
     "connect without a key": ("timed.connect(keyed)", "this stream has no key", r"key_by"),
     "connect to a stream without a key": ("keyed.connect(timed)", "the other stream has no key", r"broadcast\(\)"),
-    "join with no stream": ("timed.join(7)", "7 is not a stream", "give the stream"),
+    "join with no stream": ("timed.join(7)", "7 is not a stream", "give the stream itself"),
     "a side output that is none": (
         "windows.aggregate(n=ps.count()).side_output('late')",
         "no side output 'late'",
@@ -371,6 +371,107 @@ MISTAKES = {
         "without checkpoints nothing would ever be published",
         "checkpoint_interval",
     ),
+    # in the way of SQL, pandas or plain Python
+    "filter: SQL": (
+        'timed.filter("amount > 5")',
+        "'amount > 5' is not a function",
+        r"for example pl\.col\('amount'\) > 5",
+    ),
+    "filter: and": (
+        'timed.filter(pl.col("amount") > 1 and pl.col("amount") < 5)',
+        "TypeError: the truth value of an Expr is ambiguous",
+        r"use &, \| and ~",
+    ),
+    "key: a list": (
+        'timed.key_by(["merchant", "country"])',
+        r"\['merchant', 'country'\] is not a column's name",
+        r"each column by itself: \.key_by\('merchant', 'country'\)",
+    ),
+    "key: names in one text": (
+        'timed.key_by("merchant, country")',
+        "'merchant, country' is not a column's name",
+        r"\.key_by\('merchant', 'country'\)",
+    ),
+    "aggregate: an expression": (
+        'windows.aggregate(n=ps.sum(pl.col("amount") * 2))',
+        r"ps\.sum: .* is not a column's name",
+        r"\.with_columns\(x=\.\.\.\), then ps\.sum\('x'\)",
+    ),
+    "aggregate: a number": ("windows.aggregate(n=ps.max(5))", r"ps\.max: 5 is not a column's name", r"ps\.max\('x'\)"),
+    "with_columns: a function": (
+        "timed.with_columns(x=lambda row: row.amount)",
+        "cannot create expression literal for value of type function",
+        r"a function of a row is for \.map\(f\)",
+    ),
+    "a column by brackets": ('timed["amount"]', "not subscriptable", r"\.filter\(pl\.col\('amount'\) > 5\)"),
+    "a loop over a stream": ("for row in timed:\n    pass", "not iterable", r"\.execute_and_collect\(limit=10\)"),
+    "the length of a stream": ("len(timed)", r"has no len\(\)", r"ps\.count\(\)"),
+    "a union with a list": ("timed.union([timed])", "union: a list is not a stream", "several one by one"),
+    "parallelism as text": (
+        "plain.sink_to(sink, uid='s').set_parallelism('2')",
+        "parallelism '2' is not a number of subtasks",
+        "use 1 or more",
+    ),
+    "count window: text": (
+        "keyed.count_window('10')",
+        r"count_window\('10'\) is not a number of rows",
+        "use 1 or more",
+    ),
+    "process without ctx": (
+        CLASS.replace(", ctx)", ")").format(state="pass", returns="Iterator[Total]", made="Last()"),
+        "does not take a row and the context: too many positional arguments",
+        r"def process\(self, row, ctx\)",
+    ),
+    "process: async": (
+        CLASS.replace("    def", "    async def").format(state="pass", returns="Iterator[Total]", made="Last()"),
+        "its process method is a coroutine",
+        r"write def, not async def; .*\.map_async\(f\)",
+    ),
+    "schema: no fields": (
+        'class Empty(ps.Schema): ...\nenv.from_source(FileSource("in", Empty), uid="e")',
+        "Empty has no fields",
+        "user_id: int",
+    ),
+    "schema: a field without a type": (
+        "class Wrong(ps.Schema):\n    amount = 1",
+        "A non-annotated attribute was detected: `amount = 1`",
+        "PENSTOCK_TRACEBACK=1",
+    ),
+    "key groups: 0": (
+        ENDLESS.replace("checkpoint_interval=None", "checkpoint_interval='1s', key_groups=0"),
+        "key_groups=0 is not a number of key groups",
+        "use 1 or more",
+    ),
+    "checkpoints every 0 s": (
+        ENDLESS.replace("checkpoint_interval=None", "checkpoint_interval='0s'"),
+        "checkpoint_interval is 0 ms",
+        "'5s', or None",
+    ),
+    "a root with one slash": (
+        ENDLESS.replace("checkpoint_interval=None", "checkpoint_interval='1s', checkpoint_root='s3:/bucket/x'"),
+        "checkpoint_root='s3:/bucket/x' is neither a folder nor an address",
+        "write s3://bucket/x",
+    ),
+    "a job's name that is a number": (
+        "plain.sink_to(sink, uid='s')\nenv.execute(5)",
+        "job name 5 cannot be used",
+        "letters",
+    ),
+    "kafka: a list of brokers": (
+        'KafkaSource(["a:1", "b:1"], topic="t", schema=Payment)',
+        r"KafkaSource: bootstrap=\['a:1', 'b:1'\] is not an address",
+        "'host1:9092,host2:9092'",
+    ),
+    "kafka: a URL": (
+        'KafkaSink("http://localhost:9092", topic="t")',
+        "KafkaSink: bootstrap='http://localhost:9092' is the URL of a web server",
+        "broker: 'localhost:9092'",
+    ),
+    "files: no folder": (
+        "plain.sink_to(FileSink(''), uid='s')",
+        "FileSink: '' is not a local folder",
+        "every worker sees",
+    ),
     # Python
     "a syntax error": ("env.execute(", r"SyntaxError: '\(' was never closed \(", r"correct the line: env\.execute\("),
     "an argument of a class misspelt": (
@@ -406,4 +507,4 @@ def test_a_mistake_is_told_with_its_line_its_cause_and_the_way_out(tmp_path, mis
 
 
 def test_there_are_enough_of_them():
-    assert len(MISTAKES) >= 60
+    assert len(MISTAKES) >= 120

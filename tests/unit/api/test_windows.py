@@ -122,7 +122,7 @@ def test_windows_over_all_keys_that_cannot_be_are_refused(env, orders, source):
     refused(lambda: windowed.apply(3), "pass a function of (window, rows)")
     refused(lambda: windowed.aggregate(n=ps.count()).set_parallelism(2), "one subtask", "remove .set_parallelism")
     refused(lambda: windowed.max_by("amount").set_parallelism(2), "one subtask")
-    refused(lambda: orders.count_window_all(0), "count_window_all(0) has no rows")
+    refused(lambda: orders.count_window_all(0), "count_window_all(0) is not a number of rows")
     columns = orders.with_columns(window_end=1)
     refused(lambda: columns.window_all(ps.Tumbling("1s")).aggregate(n=ps.count()), "already has a column 'window_end'")
 

@@ -160,6 +160,10 @@ class ClusterMetadata:
         )
 
 
+#: The letters HTTP, read as a length.
+_HTTP = int.from_bytes(b"HTTP")
+
+
 def connection_problem(text: str) -> tuple[str, str]:
     """Return a broker, and why it cannot be reached, from the client's text of an error event."""
     broker, _, problem = text.partition("/bootstrap: ") if "/bootstrap: " in text else text.partition(": ")
@@ -168,6 +172,8 @@ def connection_problem(text: str) -> tuple[str, str]:
         return broker, f"the host name {broker.rpartition(':')[0] or broker} is not known"
     if "Connection refused" in problem:
         return broker, "it refuses the connection"
+    if f"size {_HTTP}" in problem:
+        return broker, "an HTTP server answers there, not a broker"
     return broker, problem
 
 

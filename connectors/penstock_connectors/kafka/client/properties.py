@@ -59,6 +59,20 @@ _CONNECTION_PROPERTIES = {
 LOOKUP_TIMEOUT_MS = 10_000
 
 
+def require_address(bootstrap: object, connector: str) -> None:
+    """Refuse what names no brokers.
+
+    Raises:
+        UsageError: it is no text, or the URL of a web server.
+    """
+    if not isinstance(bootstrap, str):
+        msg = f"{connector}: bootstrap={bootstrap!r} is not an address"
+        raise UsageError(msg, hint="write the brokers in one text: 'host1:9092,host2:9092'")
+    if bootstrap.startswith(("http://", "https://")):
+        msg = f"{connector}: bootstrap={bootstrap!r} is the URL of a web server"
+        raise UsageError(msg, hint=f"write host and port of a broker: '{bootstrap.partition('://')[2].rstrip('/')}'")
+
+
 def check_properties(properties: Mapping[str, Any], where: str) -> dict[str, str]:
     """Return the user's properties as texts; secrets must be references.
 

@@ -116,8 +116,9 @@ class OperatorHandle:
     def set_parallelism(self, parallelism: int) -> Self:
         """Run the operator in this many subtasks instead of the environment's parallelism."""
         node = self._operator("set_parallelism")
-        if parallelism < 1:
-            msg = f"parallelism {parallelism} is not a number of subtasks"
+        given: Any = parallelism
+        if not isinstance(given, int) or given < 1:
+            msg = f"parallelism {parallelism!r} is not a number of subtasks"
             raise GraphError(msg, hint="use 1 or more")
         if self.single and parallelism != 1:
             raise GraphError(f"parallelism {parallelism}: {self.single}", hint="remove .set_parallelism(...)")

@@ -85,10 +85,20 @@ def require_key_columns(columns: tuple[Any, ...], stream: InputStream) -> tuple[
         msg = "key_by: no column is given"
         raise GraphError(msg, hint=f"there are: {', '.join(stream.columns)}")
     for column in columns:
+        several = column if isinstance(column, (list, tuple)) else _listed(column, stream)
+        if several:
+            msg = f"key_by: {argument_text(column)} is not a column's name"
+            raise GraphError(msg, hint=f"give each column by itself: .key_by({', '.join(map(repr, several))})")
         if not isinstance(column, str):
             msg = f"key_by: {argument_text(column)} is not a column's name"
             raise GraphError(msg, hint="compute the key with .with_columns(key=...) and then .key_by('key')")
     return columns
+
+
+def _listed(column: Any, stream: InputStream) -> list[str]:
+    """Return the names in a text such as "user, country"; none if it is one name."""
+    names = [name.strip() for name in column.split(",")] if isinstance(column, str) else []
+    return names if len(names) > 1 and column not in stream.columns else []
 
 
 def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> tuple[Any, Any]:

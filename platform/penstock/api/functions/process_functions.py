@@ -81,10 +81,23 @@ def _checked_function(function: Any, returns: Any, stream: InputStream, base: An
         raise GraphError(
             f"{where}: it has no process method", hint="write def process(self, row, ctx) -> Iterator[Out]"
         )
+    _require_row_and_ctx(type(function).process, where)
     annotated, result = annotations_of(type(function).process, where, needed=returns is None)
     given = input_type(annotated, stream.flow.row_type, stream.flow.rows, where)
     output_type = returns if returns is not None else result_type("flat_map", result, where)
     return CheckedFunction("process", where, {}, (function, given)), output_type
+
+
+def _require_row_and_ctx(method: Any, where: str) -> None:
+    """Refuse a process method that workers could not call."""
+    if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+        msg = f"{where}: its process method is a coroutine"
+        raise GraphError(msg, hint="write def, not async def; a function that waits is for .map_async(f)")
+    try:
+        inspect.signature(method).bind(None, None, None)
+    except TypeError as error:
+        msg = f"{where}: its process method does not take a row and the context: {error}"
+        raise GraphError(msg, hint="write def process(self, row, ctx) -> Iterator[Out]") from error
 
 
 def reduce_operator(function: Any, ttl: TimeToLive, *, stream: KeyedInputStream) -> NewOperator:

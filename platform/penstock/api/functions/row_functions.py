@@ -169,7 +169,8 @@ def compile_function(
     where = f"{'filter' if kind == 'filter_rows' else kind}({name})"
     if not callable(function):
         msg = f"{where}: {function!r} is not a function"
-        raise GraphError(msg, hint="pass a function of one row")
+        expression = ", or an expression, for example pl.col('amount') > 5" if kind == "filter_rows" else ""
+        raise GraphError(msg, hint=f"pass a function of one row{expression}")
     if kind == "map_async" and not _is_async(function):
         msg = f"{where}: it is not a coroutine function"
         raise GraphError(msg, hint="write it with `async def`, or use .map(f) for a plain one")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from penstock.core.errors import GraphError, argument_text
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -47,6 +49,12 @@ class Aggregate(msgspec.Struct, frozen=True):
     aggregator: Any = None
     #: Its output column, as schema text.
     output: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise GraphError if the column is no name."""
+        if self.column is not None and not isinstance(self.column, str):
+            msg = f"ps.{self.fn}: {argument_text(self.column)} is not a column's name"
+            raise GraphError(msg, hint=f"compute a column first: .with_columns(x=...), then ps.{self.fn}('x')")
 
     def alias(self, name: str) -> Aggregate:
         """Return the same aggregate under another name."""

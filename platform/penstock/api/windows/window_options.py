@@ -95,8 +95,9 @@ def count_window_options(size: int, slide: int | None, where: str) -> tuple[Wind
     from penstock.functions.evictors import CountEvictor
     from penstock.functions.triggers import CountTrigger, PurgingTrigger
 
-    if size < 1:
-        raise GraphError(f"{where}({size!r}) has no rows", hint="use 1 or more")
+    given: Any = size
+    if not isinstance(given, int) or given < 1:
+        raise GraphError(f"{where}({size!r}) is not a number of rows", hint="use 1 or more")
     if slide is None:
         return Global(), WindowOptions(trigger=PurgingTrigger(CountTrigger(size)))
     return Global(), WindowOptions(trigger=CountTrigger(slide), evictor=CountEvictor(size, after=False))
