@@ -146,8 +146,6 @@ class ColdSessions:
 
 #: Most due keys that are loaded together.
 _DUE_KEYS = 65_536
-#: Rows of `SessionTable._slot_times`.
-_DUE, _FIRED_TO = 0, 1
 
 
 class SessionTable(PaneTable):
@@ -179,11 +177,11 @@ class SessionTable(PaneTable):
         if self.remote is not None and self._cold_sessions is not None:
             log, cold, keys = self.remote.log_of(source), self._cold_sessions, self.spec.key_schema
             self.remote.enter(RemoteRecords(log, keys, self._pending.within, cold.records, cold.columns))
-        #: By slot: the earliest known timer, and the time up to which its loaded sessions have fired; the end of time
-        #: without a timer, and where all sessions up to `closed_to` have fired.
-        self._slot_times: I64 = np.empty((2, 0), np.int64)
-        #: Whether keys were loaded since `closed_to` was set.
-        self._loaded = False
+        #: With timers, the earliest known one of each slot; without one, the end of time.
+        self._due_at: I64 = np.empty(0, np.int64)
+        #: With lateness, the time up to which the loaded sessions of each slot have fired; the end of time if all up to
+        #: `closed_to` have.
+        self._fired_to: I64 = np.empty(0, np.int64)
 
     @property
     def closed_to(self) -> int:
@@ -193,8 +191,7 @@ class SessionTable(PaneTable):
     @closed_to.setter
     def closed_to(self, time: int) -> None:
         self._closed_to = time
-        if self._loaded:
-            self._slot_times[_FIRED_TO], self._loaded = MAX_TIMESTAMP, False
+        self._fired_to[:] = MAX_TIMESTAMP
 
     def take_ended(self, closed_to: int) -> Iterator[Fired]:
         """Yield the merged sessions with a last time of at most `closed_to`, and remove them; exhaust it.
@@ -334,8 +331,9 @@ class SessionTable(PaneTable):
             self.drop_below(self._drop_to)
             return None
         slots = np.unique(due)
-        fired = np.minimum(self._times_of_slots[_FIRED_TO, slots], closed_to)
-        self._slot_times[:, slots] = MAX_TIMESTAMP
+        fired = self._fired_until(slots)
+        for times in (self._due_at, self._fired_to):
+            times[slots[slots < len(times)]] = MAX_TIMESTAMP
         return slots, fired
 
     def _take_due(self, cold: ColdSessions, closed_to: int, most: int) -> I32 | None:
@@ -376,18 +374,25 @@ class SessionTable(PaneTable):
         if loaded is not None:
             rows, fired_to = loaded
             self._hot.memory.put(rows.slots, rows.panes, rows.cells, self._hot.index.count)
-            self._times_of_slots[_FIRED_TO, rows.slots], self._loaded = fired_to, True
+            if self.rule.lateness:
+                self._fired_to = self._fitted(self._fired_to)
+                self._fired_to[rows.slots] = fired_to
             least = int(rows.cells[:, self.rule.last_word].min())
             self.least_last, self.least_open = min(self.least_last, least), min(self.least_open, least)
 
-    @property
-    def _times_of_slots(self) -> I64:
-        """The times of all slots."""
-        count, have = self._hot.index.count, self._slot_times.shape[1]
-        if count > have:
-            more = np.full((2, max(count, 2 * have) - have), MAX_TIMESTAMP, np.int64)
-            self._slot_times = np.concatenate([self._slot_times, more], axis=1)
-        return self._slot_times
+    def _fired_until(self, slots: I32) -> I64:
+        """Return the time up to which the sessions of each of these slots have fired."""
+        if not self.rule.lateness:
+            return np.full(len(slots), self._closed_to, np.int64)
+        self._fired_to = self._fitted(self._fired_to)
+        return np.minimum(self._fired_to[slots], self._closed_to)
+
+    def _fitted(self, times: I64) -> I64:
+        """Return times by slot with room for all slots; new ones have the end of time."""
+        missing = self._hot.index.count - len(times)
+        if missing <= 0:
+            return times
+        return np.concatenate([times, np.full(max(missing, len(times)), MAX_TIMESTAMP, np.int64)])
 
     # --- keys of the timers (`key_space.KeySpace`) ------------------------------------------------------------------
 
@@ -423,7 +428,7 @@ class SessionTable(PaneTable):
 
     def _register(self, timers: TimerTable, slots: I32, due: I64) -> None:
         """Ensure that each of these slots has a timer that is due no later than `due`."""
-        known = self._times_of_slots[_DUE]
+        known = self._due_at = self._fitted(self._due_at)
         least = np.full(len(known), MAX_TIMESTAMP, np.int64)
         np.minimum.at(least, slots, due)
         new = np.flatnonzero(least < known).astype(np.int32)
@@ -450,7 +455,7 @@ class SessionTable(PaneTable):
 
     def _hot_bytes(self) -> int:
         timers = 0 if self._timers is None else self._timers.hot_bytes
-        return super()._hot_bytes() + self._policy.memory_bytes + self._slot_times.nbytes + timers
+        return super()._hot_bytes() + self._policy.memory_bytes + self._due_at.nbytes + self._fired_to.nbytes + timers
 
     def _check_memory(self) -> None:
         if self._cold_sessions is None:
@@ -478,7 +483,7 @@ class SessionTable(PaneTable):
         out = ~keep[rows.slots] & (rows.cells[:, 0] > 1)
         rows = rows.chosen(out)
         view, due = self._hot.index.view(), self.rule.due(rows, self._closed_to)
-        cold.put(view, rows, due, np.minimum(self._times_of_slots[_FIRED_TO, rows.slots], self._closed_to))
+        cold.put(view, rows, due, self._fired_until(rows.slots))
         if self._timers is not None:
             self._register(self._timers, rows.slots, due)
             self._timers.save_changes()
@@ -493,8 +498,10 @@ class SessionTable(PaneTable):
 
     def _rebuild(self, keep: np.ndarray) -> None:
         kept = np.flatnonzero(keep).astype(np.int32)
-        if self._cold_sessions is not None:
-            self._slot_times = self._times_of_slots[:, kept]
+        if self.rule.lateness and self._cold_sessions is not None:
+            self._fired_to = self._fitted(self._fired_to)[kept]
+        if self._timers is not None:
+            self._due_at = self._fitted(self._due_at)[kept]
         super()._rebuild(keep)
         if self._timers is not None:
             numbers = np.full(len(keep), -1, np.int32)
