@@ -31,7 +31,7 @@ def local_state(swarm: Swarm) -> Iterator[Path]:
         _noted(patch, PaneTable, "_evict", lambda _table, _result: swarm.seen("keys-evicted"))
         _noted(patch, PendingSegments, "spill", lambda _changes, _result: swarm.seen("changes-spilled"))
         _noted(patch, StateBackend, "_open_store", lambda _places, store: opened.append(store))
-        _noted(patch, RangeFetcher, "fetch", lambda _rows, _result: swarm.seen("remote-fetch"))
+        _noted(patch, RangeFetcher, "ensure_ranges", lambda _rows, _result: swarm.seen("remote-fetch"))
         _noted(patch, RangeFetcher, "_store", lambda _rows, _result: swarm.seen("remote-pieces-came"))
         try:
             yield Path(folder)
