@@ -2,7 +2,7 @@
 
 import polars as pl
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from tests.unit.snapshots.conftest import empty_job, job  # noqa: F401 - fixtures
 
 import penstock as ps
@@ -74,3 +74,66 @@ def test_key_groups_that_are_not_there(spark, job):  # noqa: F811
     frame = load(spark, job.folder, uid="people", name="profile", keyGroups="1000-1024")
     with pytest.raises(AnalysisException, match="it has 0 to 1023"):
         frame.count()
+
+
+def test_columns_that_the_schema_leaves_out_are_not_read(spark, job):  # noqa: F811
+    frame = spark.read.format("penstock").schema("note string, user_id long").options(uid="people", name="profile")
+    assert rows(frame.load(str(job.folder))) == sorted(((n, i) for i, (_, n) in job.profiles.items()), key=repr)
+    wrong = spark.read.format("penstock").schema("nte string").options(uid="people", name="profile")
+    with pytest.raises(AnalysisException, match=r"no column .nte.*did you mean .note."):
+        wrong.load(str(job.folder)).count()
+
+
+def test_change_rows_of_two_checkpoints(spark, job):  # noqa: F811
+    asked = {"uid": "people", "name": "profile", "partitionBytes": 2000}
+    old, new = (
+        {row[0]: row for row in expected(job.folder, uid="people", name="profile", checkpoint=n)} for n in (1, 2)
+    )
+    changed = [(*new[i], "update", 2) for i in new if i in old and new[i] != old[i]]
+    removed = [(*old[i], "delete", 2) for i in old if i not in new]
+    assert changed
+    assert removed
+    assert rows(load(spark, job.folder, since=1, **asked)) == sorted(changed + removed, key=repr)
+    assert rows(load(spark, job.folder, since=2, **asked)) == []
+    everything = rows(load(spark, job.folder, since=0, **asked))
+    assert everything == sorted(((*row, "insert", 2) for row in new.values()), key=repr)
+
+
+def test_a_stream_has_the_changes_of_each_checkpoint(spark, job, tmp_path):  # noqa: F811
+    seen = []
+
+    def collected(frame, _):
+        seen.append(
+            sorted((row["user_id"], row["orders"], row["__change"], row["__checkpoint"]) for row in frame.collect())
+        )
+
+    def ended():
+        stream = spark.readStream.format("penstock").options(uid="people", name="profile", since=0)
+        begun = stream.load(str(job.folder)).writeStream.foreachBatch(collected)
+        query = begun.option("checkpointLocation", str(tmp_path / "progress")).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    ended()
+    assert seen == [sorted((i, orders, "insert", 2) for i, (orders, _) in job.profiles.items())]
+    job.set({3: (33, "x"), 1_000: (1, "new")})
+    job.clear([4])
+    job.checkpoint()
+    ended()
+    assert seen[1:] == [[(3, 33, "update", 3), (4, -4, "delete", 3), (1_000, 1, "insert", 3)]]
+
+
+def test_what_a_stream_needs_is_said(spark, job):  # noqa: F811
+    stream = spark.readStream.format("penstock").options(uid="people", name="profile").load(str(job.folder))
+    query = stream.writeStream.format("noop").trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match=r"needs the option .since."):
+        query.start().awaitTermination()
+
+
+def test_keys_are_looked_up(spark, job):  # noqa: F811
+    asked = {"uid": "people", "name": "profile", "partitionBytes": 2000}
+    frame = load(spark, job.folder, keys="[5, 77, 9999]", **asked)
+    assert rows(frame) == [(5, 0, -5, None), (77, 0, 77, "n77")]
+    assert rows(load(spark, job.folder, keys='[{"user_id": 5}]', since=1, **asked)) == [(5, 0, -5, None, "update", 2)]
+    assert rows(load(spark, job.folder, keys="[]", **asked)) == []
+    with pytest.raises(AnalysisException, match="'x' is no value of it"):
+        load(spark, job.folder, keys='["x"]', **asked).count()

@@ -56,6 +56,8 @@ def test_columns_rows_and_heads_are_pushed_down(job):
     assert sorted(found["user_id"].to_list()) == sorted(wanted)
     assert frame.head(3).collect().height == 3
     assert frame.select(pl.len()).collect().item() == len(job.profiles)
+    assert sorted(frame.select("orders").collect()["orders"]) == sorted(orders for orders, _ in job.profiles.values())
+    assert frame.filter(pl.col("note").is_null()).select("user_id").collect().height == len(wanted) + 1
 
 
 def test_hashes_on_request_are_sorted(job):

@@ -6,7 +6,7 @@ The rows of one state are a Polars LazyFrame. Also called by Spark's data source
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -62,8 +62,11 @@ def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False
     ) -> Iterator[pl.DataFrame]:
         del batch_size
         left = n_rows
-        for table in live_rows(snapshot, state.keyed):
-            frame = pl.DataFrame(pl.from_arrow(table.select(kept)))
+        asked = set(kept if with_columns is None else with_columns)
+        asked |= set() if predicate is None else set(predicate.meta.root_names())
+        names = [name for name in kept if name in asked]
+        for table in live_rows(snapshot, state.keyed, names):
+            frame = pl.DataFrame(pl.from_arrow(table.select(names or kept[:1])))
             if predicate is not None:
                 frame = frame.filter(predicate)
             if with_columns is not None:
@@ -79,10 +82,15 @@ def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False
     return register_io_source(source, schema=empty.schema, is_pure=True)
 
 
-def live_rows(snapshot: Snapshot, parts: tuple[KeyedStateSnapshot, ...]) -> Iterator[pa.Table]:
-    """Yield the live rows of a keyed state, in the order of hashes, with the columns of a segment."""
+def live_rows(
+    snapshot: Snapshot, parts: tuple[KeyedStateSnapshot, ...], only: Collection[str] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the live rows of a keyed state, in the order of hashes, with the columns of a segment.
+
+    With `only`, other value columns are left out.
+    """
     for part in sorted(parts, key=lambda part: part.hash_low):
-        yield from read_state(part, snapshot.read)
+        yield from read_state(part, snapshot.read, only=only)
 
 
 def columns_of(state: StateContent, *, with_hash: bool = False) -> pa.Schema:
@@ -117,6 +125,24 @@ class StateDiff:
     unchanged: int = 0
 
 
+#: The column of change rows that names the kind of change, and its values.
+CHANGE, INSERT, UPDATE, DELETE = "__change", "insert", "update", "delete"
+
+
+def changed_rows(old: pl.DataFrame, new: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame:
+    """Return the rows that differ, with the column `CHANGE`: those of `old` for `DELETE`, otherwise those of `new`.
+
+    Both have the same columns; `identity` names those that identify a row.
+    """
+    both = new.join(old, on=identity, how="semi", nulls_equal=True)
+    found = {
+        DELETE: old.join(new, on=identity, how="anti", nulls_equal=True),
+        INSERT: new.join(old, on=identity, how="anti", nulls_equal=True),
+        UPDATE: both.join(old, on=new.columns, how="anti", nulls_equal=True),
+    }
+    return pl.concat(rows.with_columns(pl.lit(kind).alias(CHANGE)) for kind, rows in found.items())
+
+
 def diff(left: Snapshot, right: Snapshot) -> tuple[StateDiff, ...]:
     """Compare all states of two snapshots, the right one being the newer; reads all their files.
 
@@ -147,13 +173,11 @@ def _both(old: tuple[Snapshot, StateContent], new: tuple[Snapshot, StateContent]
     left, right = _rows(*old), _rows(*new)
     if left.schema != right.schema:
         return StateDiff(new[1].uid, new[1].name, "other columns", added=right.height, removed=left.height)
-    on = new[1].identity
-    whole = left.columns
-    same = left.join(right, on=whole, how="semi", nulls_equal=True).height
-    both = left.join(right, on=on, how="semi", nulls_equal=True).height
-    added, removed = right.height - both, left.height - both
-    verdict: Verdict = "same" if added == removed == 0 and same == both else "changed"
-    return StateDiff(new[1].uid, new[1].name, verdict, added, removed, both - same, same)
+    found = changed_rows(left, right, new[1].identity).group_by(CHANGE).len()
+    kinds = dict(found.iter_rows())
+    added, removed, changed = (kinds.get(kind, 0) for kind in (INSERT, DELETE, UPDATE))
+    same = right.height - added - changed
+    return StateDiff(new[1].uid, new[1].name, "changed" if kinds else "same", added, removed, changed, same)
 
 
 def _rows(snapshot: Snapshot, state: StateContent) -> pl.DataFrame:

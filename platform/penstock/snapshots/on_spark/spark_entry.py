@@ -1,58 +1,46 @@
 """State in Spark: `spark.read.format("penstock")`, a Python data source over the files of a snapshot.
 
 Spark discovers it by the package `pyspark_penstock`. The driver opens the snapshot once, when the frame is made. A task
-reads the live rows of a range of key groups of one subtask's part, and only the row groups in that range. `df.write` is
-implemented by `snapshots.on_spark.spark_writing`.
+reads the rows of a hash range (`spark_parts`), and only the row groups and columns that it needs. With `since` the rows
+are changes; `readStream` reads those of one completed checkpoint after the other. `df.write` is implemented by
+`spark_writing`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING
 
-import msgspec
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from penstock.checkpoint.stores import open_store, read_file
-from penstock.core.errors import UsageError
-from penstock.core.keygroup import HashRange, first_hash_of
-from penstock.core.snapshot import KeyedStateSnapshot
-from penstock.snapshots.access.content import StateContent, find_state
-from penstock.snapshots.access.opening import Snapshot, open_snapshot
-from penstock.snapshots.access.reading import OPERATOR_STATE, columns_of, items_of
-from penstock.snapshots.rewrite.split_points import loads_of, ranges_by_size
-from penstock.state.log.segments import read_state
+from penstock.core.errors import NotFoundError, UsageError, did_you_mean
+from penstock.core.keygroup import ALL_HASHES, HashRange, first_hash_of
+from penstock.snapshots.access.content import find_state
+from penstock.snapshots.access.opening import open_snapshot
+from penstock.snapshots.on_spark.spark_parts import StatePart, StatePlan, with_changes
+from penstock.state.keys.queried_keys import parse_key
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_KNOWN = ("path", "uid", "name", "checkpoint", "withhash", "keygroups", "partitionbytes")
+_KNOWN = ("path", "uid", "name", "checkpoint", "since", "withhash", "keygroups", "keys", "partitionbytes")
 #: Default for the bytes of files that one task reads.
 _PARTITION_BYTES = 128 << 20
-_BATCH_ROWS = 65_536
-
-
-@dataclass
-class StatePart(InputPartition):
-    """The input of one task: a hash range of one subtask's part, or the items of non-keyed state."""
-
-    store_uri: str
-    #: An encoded `KeyedStateSnapshot`.
-    state: bytes = b""
-    low: int = 0
-    high: int = 0
-    items: tuple[tuple[int, int, str], ...] = ()
-
-    def __init__(self, store_uri: str, **values: Any) -> None:
-        """Take the fields as keywords."""
-        super().__init__(None)
-        self.store_uri = store_uri
-        for name, value in values.items():
-            setattr(self, name, value)
+_EXAMPLE = 'spark.read.format("penstock").option("uid", "totals").load("s3://bucket/savepoint")'
+_KEYS_HINT = "[7, 8]; of several columns [[7, null]] or [{...}]"
 
 
 class PenstockDataSource(DataSource):
@@ -60,12 +48,14 @@ class PenstockDataSource(DataSource):
 
     The path is a savepoint's folder or a job's folder of checkpoints (its newest is used when the frame is made).
     Options: `uid` and `name` of the state (the name is optional if the operator has only one), `checkpoint` (a
-    sequence), `withHash` (`true`: with `__key_hash`), `keyGroups` (`A-B`: only these, both included), `partitionBytes`
-    (bytes of files a task reads, 128 MiB); for writing see `writer`. Executors open the store as the driver does: give
-    them the same `PENSTOCK_S3_...` variables (`spark.executorEnv`).
+    sequence), `since` (a sequence: the rows that changed after it, with `__change` and `__checkpoint`; 0: all),
+    `withHash` (`true`: with `__key_hash`), `keyGroups` (`A-B`: only these, both included), `keys` (JSON: only these
+    keys), `partitionBytes` (bytes of files a task reads, 128 MiB). A schema given by the user chooses the columns;
+    others are not decoded. For writing see `writer`. Executors open the store as the driver does: give them the same
+    `PENSTOCK_S3_...` variables (`spark.executorEnv`).
     """
 
-    _found: tuple[Snapshot, StateContent] | None = None
+    _found: StatePlan | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -78,35 +68,35 @@ class PenstockDataSource(DataSource):
             UsageError: an option is missing, unknown or malformed, or a column has no type in Spark.
             NotFoundError: there is no such snapshot or state.
         """
-        unknown = [name for name in self.options if name.lower() not in _KNOWN]
-        if unknown:
-            raise UsageError(f'format("penstock") has no option {unknown[0]!r}', hint=f"it has {', '.join(_KNOWN[1:])}")
-        path, uid = self._option("path"), self._option("uid")
-        if not path or not uid:
-            what = "a path" if not path else 'the option "uid"'
-            hint = 'spark.read.format("penstock").option("uid", "totals").load("s3://bucket/savepoint")'
-            raise UsageError(f'format("penstock") needs {what}', hint=hint)
-        checkpoint = self._option("checkpoint")
-        snapshot = open_snapshot(path, checkpoint=None if checkpoint is None else _number("checkpoint", checkpoint))
-        state = find_state(snapshot.manifest, uid, self._option("name"))
-        self._found = snapshot, state
-        schema = self._arrow_schema(state)
+        schema = self._columns()
         try:
             return from_arrow_schema(schema)
         except PySparkException as error:
-            msg = f"{uid!r} has a column that Spark has no type for: {error}"
-            raise UsageError(msg, hint="read it with ps.snapshots.read") from error
+            msg = f"{self._option('uid')!r} has a column that Spark has no type for: {error}"
+            raise UsageError(msg, hint="read it with ps.snapshots.read, or give a schema without it") from error
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader for the result of `schema`."""
-        if self._found is None:
-            self.schema()
-        assert self._found is not None  # noqa: S101 - `schema` has just set it
-        snapshot, state = self._found
-        groups = self._option("keyGroups")
-        asked = None if groups is None else _hashes_of(groups, snapshot.manifest.key_groups)
-        size = _number("partitionBytes", self._option("partitionBytes") or str(_PARTITION_BYTES))
-        return StateReader(_parts_of(snapshot, state, asked, size), to_arrow_schema(schema))
+        """Return the reader of the columns `schema`: all, or those that the user names.
+
+        Raises:
+            UsageError: as `schema`, or it has a column that the state does not have.
+        """
+        wanted = self._checked(schema)
+        return StateReader(self.cut(self._plan()), wanted, self._since())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return the reader of the changes from each completed checkpoint to the next.
+
+        Raises:
+            UsageError: as `schema`; the option `since` is missing, or the path is not a job's folder.
+        """
+        wanted, since = self._checked(schema), self._since()
+        if since is None or self._option("checkpoint"):
+            hint = "0: first all rows of the newest checkpoint, then its changes; leave checkpoint out"
+            raise UsageError('readStream.format("penstock") needs the option "since"', hint=hint)
+        if self._plan().snapshot.manifest.kind != "checkpoint":
+            raise UsageError(f"{self._option('path')} is a savepoint", hint="pass the job's folder of checkpoints")
+        return CheckpointReader(self, wanted, since)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of one state of a savepoint at the path; `overwrite` replaces the savepoint there.
@@ -122,8 +112,56 @@ class PenstockDataSource(DataSource):
 
         return state_writer(self.options, schema, overwrite=overwrite)
 
-    def _arrow_schema(self, state: StateContent) -> pa.Schema:
-        return columns_of(state, with_hash=(self._option("withHash") or "false").lower() == "true")
+    def plan(self, checkpoint: int | None) -> StatePlan:
+        """Return what the options ask of a checkpoint; None: the newest.
+
+        Raises:
+            UsageError: an option is missing, unknown or malformed.
+            NotFoundError: there is no such snapshot or state.
+        """
+        unknown = [name for name in self.options if name.lower() not in _KNOWN]
+        if unknown:
+            raise UsageError(f'format("penstock") has no option {unknown[0]!r}', hint=f"it has {', '.join(_KNOWN[1:])}")
+        path, uid = self._option("path"), self._option("uid")
+        if not path or not uid:
+            what = "a path" if not path else 'the option "uid"'
+            raise UsageError(f'format("penstock") needs {what}', hint=_EXAMPLE)
+        snapshot = open_snapshot(path, checkpoint=checkpoint)
+        return StatePlan(snapshot, find_state(snapshot.manifest, uid, self._option("name")))
+
+    def cut(self, plan: StatePlan) -> StatePlan:
+        """Return the plan with the key groups, keys and sizes of the options; raises UsageError."""
+        groups, keys = self._option("keyGroups"), self._option("keys")
+        key_groups = plan.snapshot.manifest.key_groups
+        asked = ALL_HASHES if groups is None else _hashes_of(groups, key_groups)
+        size = _number("partitionBytes", self._option("partitionBytes") or str(_PARTITION_BYTES))
+        cut = replace(plan, asked=(asked,), size=size)
+        return cut if keys is None else cut.of_keys(_keys_of(keys, plan.keys))
+
+    def _plan(self) -> StatePlan:
+        """Return the plan of the frame, made once; see `plan`."""
+        if self._found is None:
+            checkpoint = self._option("checkpoint")
+            self._found = self.plan(None if checkpoint is None else _number("checkpoint", checkpoint))
+        return self._found
+
+    def _columns(self) -> pa.Schema:
+        columns = self._plan().columns(with_hash=self._is_on("withHash"))
+        return columns if self._since() is None else with_changes(columns)
+
+    def _checked(self, schema: StructType) -> pa.Schema:
+        there = self._columns().names
+        for name in schema.fieldNames():
+            if name not in there:
+                raise UsageError(f"{self._option('uid')!r} has no column {name!r}", hint=did_you_mean(name, there))
+        return to_arrow_schema(schema)
+
+    def _since(self) -> int | None:
+        since = self._option("since")
+        return None if since is None else _number("since", since)
+
+    def _is_on(self, name: str) -> bool:
+        return (self._option(name) or "false").lower() == "true"
 
     def _option(self, name: str) -> str | None:
         found: str | None = self.options.get(name)
@@ -131,51 +169,73 @@ class PenstockDataSource(DataSource):
 
 
 class StateReader(DataSourceReader):
-    """Reads the planned parts."""
+    """Reads the rows of a plan, or its change rows."""
 
-    def __init__(self, parts: list[StatePart], schema: pa.Schema) -> None:
-        """Read `parts`, with the columns `schema` that Spark expects of every batch."""
-        self._parts = parts
+    def __init__(self, plan: StatePlan, schema: pa.Schema, since: int | None) -> None:
+        """Read `plan`, with the columns `schema` that Spark expects of every batch."""
+        self._plan = plan
         self._schema = schema
+        self._since = since
 
     def partitions(self) -> list[InputPartition]:
-        return [*self._parts] or [StatePart("")]  # Spark needs at least one partition
+        parts = self._plan.parts() if self._since is None else self._plan.changes_since(self._since)
+        return [*parts] or [StatePart("")]  # Spark needs at least one partition
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the live rows of one part as Spark's Arrow batches.
+        """Yield the rows of one part as Spark's Arrow batches.
 
         Raises:
             SnapshotDamagedError: a file is missing or damaged.
         """
         assert isinstance(partition, StatePart)  # noqa: S101 - made above
-        if not partition.state and not partition.items:
-            return
-        if partition.items:
-            items = [dict(zip(OPERATOR_STATE.names, item, strict=True)) for item in partition.items]
-            tables = iter([pa.Table.from_pylist(items, schema=OPERATOR_STATE)])
-        else:
-            store = open_store(partition.store_uri)
-            state = msgspec.msgpack.decode(partition.state, type=KeyedStateSnapshot)
-            tables = read_state(state, lambda ref: read_file(store, ref), HashRange(partition.low, partition.high))
-        for table in tables:
-            shown = table.select(self._schema.names).cast(self._schema).combine_chunks()
-            yield from shown.to_batches(max_chunksize=_BATCH_ROWS)
+        return partition.batches(self._schema)
 
 
-def _parts_of(snapshot: Snapshot, state: StateContent, asked: HashRange | None, size: int) -> list[StatePart]:
-    uri = snapshot.store.uri
-    if state.kind == "operator":
-        return [StatePart(uri, items=tuple(items_of(state)))]
-    parts = []
-    for held in sorted(state.keyed, key=lambda held: held.hash_low):
-        own = HashRange(held.hash_low, held.hash_high)
-        within = own if asked is None else own.intersect(asked)
-        if within is None or not held.segments:
-            continue
-        encoded = msgspec.msgpack.encode(held)
-        ranges = ranges_by_size(loads_of([held]), within, size)
-        parts += [StatePart(uri, state=encoded, low=r.low, high=r.high) for r in ranges]
-    return parts
+class CheckpointReader(DataSourceStreamReader):
+    """Reads the change rows from one completed checkpoint of a job to the newest."""
+
+    def __init__(self, source: PenstockDataSource, schema: pa.Schema, since: int) -> None:
+        """Begin after the checkpoint `since`; 0: with all rows of the newest one."""
+        self._source = source
+        self._schema = schema
+        self._since = self._newest = since
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return {"checkpoint": self._since}
+
+    def latestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        """Return the sequence of the newest completed checkpoint."""
+        with contextlib.suppress(NotFoundError):  # between two histories of the job
+            self._newest = self._source.plan(None).snapshot.manifest.sequence
+        return {"checkpoint": self._newest}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """Return the tasks of one micro-batch.
+
+        Raises:
+            UsageError: the older checkpoint is no longer retained.
+        """
+        if start["checkpoint"] == end["checkpoint"]:
+            return []
+        plan = self._source.cut(self._source.plan(end["checkpoint"]))
+        return [*plan.changes_since(start["checkpoint"])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the change rows of one part; raises SnapshotDamagedError if retention has removed a file."""
+        assert isinstance(partition, StatePart)  # noqa: S101 - made above
+        return partition.batches(self._schema)
+
+
+def _keys_of(text: str, schema: pa.Schema) -> pa.Table:
+    """Return the keys of a JSON array; each is a value, or an array or object of several columns."""
+    try:
+        given = json.loads(text, parse_float=Decimal)
+    except ValueError as error:
+        raise UsageError(f"keys {text!r} is no JSON: {error}", hint=_KEYS_HINT) from error
+    if not isinstance(given, list):
+        raise UsageError(f"keys {text!r} is no JSON array", hint=_KEYS_HINT)
+    texts = [json.dumps(key if isinstance(key, (list, dict)) else [key], default=str) for key in given]
+    return pa.Table.from_batches([parse_key([one], schema) for one in texts], schema)
 
 
 def _hashes_of(text: str, key_groups: int) -> HashRange:

@@ -8,7 +8,7 @@ that keep their key in the same way.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -49,10 +49,11 @@ class StateRange(msgspec.Struct, frozen=True, kw_only=True):
         )
         return SavepointWriter(source, target, f"{self.number:05d}-").rows(empty, self.rows(source))
 
-    def rows(self, source: ObjectStore) -> Iterator[pa.Table]:
-        """Yield the live rows, sorted by hash."""
+    def rows(self, source: ObjectStore, only: Collection[str] | None = None) -> Iterator[pa.Table]:
+        """Yield the live rows, sorted by hash; with `only`, without other value columns."""
+        within = HashRange(self.low, self.high)
         for state in self.held:
-            yield from read_state(state, lambda ref: read_file(source, ref), HashRange(self.low, self.high))
+            yield from read_state(state, lambda ref: read_file(source, ref), within, only=only)
 
 
 #: Writes all ranges from one store to another, in any order and process; the results are in the order of the ranges.

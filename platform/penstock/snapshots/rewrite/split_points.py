@@ -69,6 +69,11 @@ def shared_ranges(ranges: Iterable[HashRange]) -> list[HashRange]:
     return found
 
 
+def intersected(left: Iterable[HashRange], right: Sequence[HashRange]) -> tuple[HashRange, ...]:
+    """Return the hashes that both have, as ordered ranges; neither side overlaps itself."""
+    return tuple(sorted(common for a in left for b in right if (common := a.intersect(b)) is not None))
+
+
 @dataclass(frozen=True, slots=True)
 class Loads:
     """Bytes by hash range; ranges may overlap, and bytes are assumed to be spread evenly within a range."""

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.core.errors import SnapshotDamagedError
+from penstock.core.evolution import field_id
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.range_file import RangeFile
 from penstock.core.snapshot import FileRef
@@ -51,14 +52,23 @@ class RowGroup:
 class SegmentFile:
     """An open segment."""
 
-    def __init__(self, segment: Segment, read: Callable[[FileRef], bytes], limits: StateLimits = PRODUCTION) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        read: Callable[[FileRef], bytes],
+        limits: StateLimits = PRODUCTION,
+        ids: frozenset[int] | None = None,
+    ) -> None:
         """Read the footer, or all of a small file; `read` returns a file or a part of it, and verifies checksums.
+
+        With `ids`, only the columns with these field ids are decoded.
 
         Raises:
             SnapshotDamagedError: the file is missing or damaged.
         """
         self.segment = segment
         self.limits = limits
+        self._ids = ids
         self._read = read
         self._data: bytes | None = None
         file = segment.file
@@ -129,8 +139,11 @@ class SegmentFile:
         else:
             source = RangeFile(self.segment.file.length, _part(data, run[0].offset))
             file = pq.ParquetFile(source, metadata=self._metadata)
+        names = None
+        if self._ids is not None:
+            names = [field.name for field in file.schema_arrow if field_id(field) in self._ids]
         for group in run:
-            yield file.read_row_group(group.number, use_threads=False)
+            yield file.read_row_group(group.number, columns=names, use_threads=False)
 
     def _groups(self) -> list[RowGroup]:
         metadata = self._metadata

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from penstock.core.evolution import FIRST_VALUE_ID, conform_table
+from penstock.core.evolution import FIRST_VALUE_ID, conform_table, field_id
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import FileRef, Segment
@@ -32,7 +32,7 @@ from penstock.state.log.segment_file import GROUPS, NAMESPACES, SegmentFile
 from penstock.state.memory.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -440,16 +440,21 @@ def read_state(
     read: Callable[[FileRef], bytes],
     within: HashRange | None = None,
     limits: StateLimits = PRODUCTION,
+    only: Collection[str] | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the live rows of one state in a snapshot, sorted by hash.
 
     A savepoint writes them, and the offline reader shows them. `read` returns the bytes of a file or of a part of it,
-    verified if the reference has a checksum.
+    verified if the reference has a checksum. With `only`, other value columns are not decoded.
     """
     schema = schema_from_text(snapshot.schema)
+    ids = None
+    if only is not None:
+        schema = pa.schema([f for f in schema if field_id(f) < FIRST_VALUE_ID or f.name in only], schema.metadata)
+        ids = frozenset(map(field_id, schema))
     own = HashRange(snapshot.hash_low, snapshot.hash_high)
     asked = own if within is None else own.intersect(within)
     if asked is None:
         return
-    files = [SegmentFile(s, read, limits) for s in snapshot.segments if clip_of(s, asked) is not None]
+    files = [SegmentFile(s, read, limits, ids) for s in snapshot.segments if clip_of(s, asked) is not None]
     yield from merge_segments(files, snapshot.tombstones, schema, within=asked, keep_deleted=False)
