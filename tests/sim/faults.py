@@ -65,6 +65,8 @@ SEEN = (
     "zombie-leader-refused",
     "leader-elected",
     "leader-superseded",
+    "workers-adopted",
+    "workers-not-adopted",
     "swept-file",
     "compaction",
     "keys-evicted",

@@ -20,6 +20,7 @@ from penstock.connector.sink import load_factory
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError, StorageError
 from penstock.core.event_log import EventLog
 from penstock.core.rand import SeededRand
+from penstock.jobmanager.cluster.kept_workers import KeptWorkers
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.deploy.deployment import source_spec
 from penstock.jobmanager.deploy.job_log import JobIdentity
@@ -27,6 +28,7 @@ from penstock.jobmanager.jobs.job_store import JobStore, StartOptions
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 _HOLDER = LeaseHolder(id="sim", host="sim", machine="", pid=1)
 _SLOT_TIMEOUT_MS = 60_000
+#: How long a new leader waits for the workers of the leader before it.
+_RECONCILE_MS = 300
 
 
 class Story(EventLog):
@@ -70,6 +74,8 @@ class Leader:
             SeededRand(world.random.getrandbits(32)),
         )
         self._pool = SlotPool(_SLOT_TIMEOUT_MS)
+        self._kept = KeptWorkers()
+        self._kept.recover([run.job_id])
         self._events: deque[ev.Event] = deque()
         self._calls: deque[tuple[str, Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
         self._calling = False
@@ -103,7 +109,7 @@ class Leader:
         self.master.event_log = Story(lambda kind, text: self.world.scheduler.note(f"{self.owner} {kind}: {text}"))
         self.ready = True
         self._renew()
-        self.post(ev.Start())
+        self.post(ev.Start(self.store.attempt, _RECONCILE_MS))
 
     def die(self) -> None:
         """SIGKILL."""
@@ -158,8 +164,14 @@ class Leader:
                 self._record_upgrade(command)
             case cmd.ReleaseSlots(slots):
                 self._tell(self._pool.release(self.run.job_id, slots))
+            case cmd.RecordAttempt(attempt):
+                self._call("record attempt", partial(store.record_attempt, attempt), partial(self._recorded, attempt))
+            case cmd.KeepWorker(worker_id, slot):
+                self._where[worker_id] = slot.taskmanager_id
+            case cmd.WorkersDecided():
+                self._decided()
             case cmd.LaunchWorker(worker_id, slot):
-                self._launch(worker_id, slot.taskmanager_id)
+                self._launch(worker_id, slot)
             case cmd.KillWorker(worker_id, slot):
                 self._kill(worker_id, slot.taskmanager_id)
             case cmd.DiscoverSplits():
@@ -216,6 +228,12 @@ class Leader:
             self._next_call()
 
         self.world.spawn(self.owner, label, work, ended, self.world.random.uniform(0, 3))
+
+    def _recorded(self, attempt: int, _result: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self.post(ev.LogFailed(f"{type(error).__name__}: {error}", final=isinstance(error, SnapshotDamagedError)))
+        else:
+            self.post(ev.AttemptRecorded(attempt))
 
     def _log_read(self, result: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -293,16 +311,23 @@ class Leader:
 
     # --- TaskManagers -------------------------------------------------------------------------------------------------
 
-    def connected(self, session: Session) -> None:
-        """A TaskManager has registered."""
+    def connected(self, session: Session, workers: tuple[msg.RegisteredWorker, ...]) -> None:
+        """A TaskManager has registered, with the workers that it still has."""
         manager = session.manager
         if session.closed:
             return
         if manager.name in self.sessions:
             self._lost(manager.name)
         self.sessions[manager.name] = session
-        session.down.send("registered", lambda: manager.registered(session), owner=manager.owner)
-        self._tell(self._pool.add(manager.name, "sim", manager.slots))
+        kept = self._kept.registered(manager.name, workers)
+        names = {worker.worker_id for worker in kept}
+        session.down.send("registered", lambda: manager.registered(session, names), owner=manager.owner)
+        held = {worker.slot: worker.job_id for worker in kept}
+        self._where.update((worker.worker_id, manager.name) for worker in kept)
+        self._tell(self._pool.add(manager.name, "sim", manager.slots, held))
+        if kept:
+            found = tuple((worker.worker_id, Slot(manager.name, worker.slot, "sim")) for worker in kept)
+            self.post(ev.WorkersKept(found))
 
     def disconnected(self, session: Session) -> None:
         """A stream has ended."""
@@ -360,14 +385,24 @@ class Leader:
             granted = isinstance(decision, Grant)
             self.post(ev.SlotsGranted(decision.slots) if granted else ev.SlotsRefused(decision.reason))
 
-    def _launch(self, worker_id: str, name: str) -> None:
+    def _decided(self) -> None:
+        self._kept.decided(self.run.job_id)
+        deployment = self.master.deployment if self.master is not None else None
+        if deployment is not None and deployment.deployed:
+            self.world.swarm.seen("workers-adopted")
+        elif self._where:
+            self.world.swarm.seen("workers-not-adopted")
+
+    def _launch(self, worker_id: str, slot: Slot) -> None:
+        name = slot.taskmanager_id
         session = self.sessions.get(name)
         if session is None:
             self.post(ev.WorkerLost(worker_id, f"TaskManager {name} is gone"))
             return
         self._where[worker_id] = name
         manager = session.manager
-        session.down.send("start worker", lambda: manager.start(session, worker_id), owner=manager.owner)
+        entry = msg.RegisteredWorker(worker_id=worker_id, job_id=self.run.job_id, slot=slot.index)
+        session.down.send("start worker", lambda: manager.start(session, entry), owner=manager.owner)
 
     def _kill(self, worker_id: str, name: str) -> None:
         session = self.sessions.get(name)

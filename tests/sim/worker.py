@@ -185,6 +185,8 @@ class TaskManager:
         self.session: Session | None = None
         self.workers: dict[str, Worker] = {}
         self._starting: dict[str, list[bytes]] = {}
+        #: Of the workers, as it registers them.
+        self._entries: dict[str, msg.RegisteredWorker] = {}
 
     # --- the stream to the leader -------------------------------------------------------------------------------------
 
@@ -197,7 +199,8 @@ class TaskManager:
             self.world.scheduler.at(20, "dial", self.connect, owner=self.owner)
             return
         session = self.session = Session(self.world, self, leader)
-        session.up.send("register", lambda: leader.connected(session), owner=leader.owner)
+        running = tuple(self._entries[name] for name in self.workers)
+        session.up.send("register", lambda: leader.connected(session, running), owner=leader.owner)
 
     def disconnect(self, again_ms: float) -> None:
         """The stream ends; both sides notice, each in its time."""
@@ -210,18 +213,19 @@ class TaskManager:
         if not self.dead:
             world.scheduler.at(again_ms, "dial", self.connect, owner=self.owner)
 
-    def registered(self, session: Session) -> None:
-        """The leader has answered: it keeps none of the workers we still have."""
+    def registered(self, session: Session, kept: set[str]) -> None:
+        """The leader has answered: the workers that it does not keep are killed."""
         if self.session is session:
             self._starting.clear()
-            for worker in list(self.workers.values()):
+            for worker in [worker for worker in self.workers.values() if worker.worker_id not in kept]:
                 worker.kill()
 
-    def start(self, session: Session, worker_id: str) -> None:
+    def start(self, session: Session, entry: msg.RegisteredWorker) -> None:
         """Start a worker process."""
         if self.session is not session:
             return
-        self._starting[worker_id] = []
+        worker_id = entry.worker_id
+        self._starting[worker_id], self._entries[worker_id] = [], entry
         delay = self.world.random.uniform(2, 20)
         self.world.scheduler.at(delay, "fork", lambda: self._started(worker_id), owner=self.owner)
 

@@ -2,13 +2,14 @@
 
 The JobManager's job driver holds it and renews it by compare-and-set. Safety does not depend on the clock: the
 generation of the lease seals the manifest log. The lease only lets a second process fail at once with the name of the
-holder.
+holder. It also names the newest attempt of the job, which a later leader may adopt.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -47,6 +48,8 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_ms: int
     released: bool = False
     renewals: int = 0
+    #: Of the newest deployment whose tasks may run; 0: none. Kept by the next leader until its own deployment.
+    attempt: int = 0
 
 
 prepare(LeaseRecord)
@@ -101,7 +104,8 @@ class JobLease:
                 continue
             held = msgspec.json.decode(data, type=LeaseRecord)
             self._refuse_held(held, take_over=take_over)
-            wanted = self._next(job_id, held.generation, held.renewals)
+            attempt = held.attempt if held.job_id == job_id else 0
+            wanted = msgspec.structs.replace(self._next(job_id, held.generation, held.renewals), attempt=attempt)
             if self._store.put_if_match(LEASE, msgspec.json.encode(wanted), etag):
                 self._record = wanted
                 return wanted
@@ -114,22 +118,29 @@ class JobLease:
         Raises:
             LeadershipLostError: another process has taken it. SnapshotDamagedError: the lease was deleted.
         """
-        self._swap(msgspec.structs.replace(
-            self.record, expires_ms=self._clock.now_ms() + self._ttl_ms, renewals=self.record.renewals + 1
-        ))  # fmt: skip
+        self._swap(lambda held: self._renewed(held, held.attempt))
+
+    def record_attempt(self, attempt: int) -> None:
+        """Write the attempt of a deployment, and extend the lease; raises like `renew`."""
+        self._swap(lambda held: self._renewed(held, attempt))
+
+    def _renewed(self, held: LeaseRecord, attempt: int) -> LeaseRecord:
+        expires_ms = self._clock.now_ms() + self._ttl_ms
+        return msgspec.structs.replace(held, expires_ms=expires_ms, renewals=held.renewals + 1, attempt=attempt)
 
     def release(self) -> None:
         """Release the lease by overwriting it, as stores have no conditional delete; a lost lease is fine."""
         if self._record is None:
             return
         try:
-            self._swap(msgspec.structs.replace(self.record, released=True, expires_ms=0))
+            self._swap(lambda held: msgspec.structs.replace(held, released=True, expires_ms=0))
         except (LeadershipLostError, SnapshotDamagedError):
             return
         finally:
             self._record = None
 
-    def _swap(self, wanted: LeaseRecord) -> None:
+    def _swap(self, change: Callable[[LeaseRecord], LeaseRecord]) -> None:
+        """Replace the present lease; a renewal and the record of an attempt may come from two threads."""
         for _ in range(_MAX_RACES):
             try:
                 data, etag = self._store.read_with_etag(LEASE)
@@ -140,7 +151,8 @@ class JobLease:
             if present.generation != self.record.generation or present.holder != self._holder:
                 msg = f"job lease {self._store.uri}/{LEASE} was taken over by {_describe_holder(present)}"
                 raise LeadershipLostError(msg, hint="this process steps down")
-            if present == wanted or self._store.put_if_match(LEASE, msgspec.json.encode(wanted), etag):
+            wanted = change(present)
+            if self._store.put_if_match(LEASE, msgspec.json.encode(wanted), etag):
                 self._record = wanted
                 return
         msg = f"the lease {self._store.uri}/{LEASE} changed during every attempt to renew it"

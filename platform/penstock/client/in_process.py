@@ -184,8 +184,8 @@ class InProcessJob:
                 own = tuple(splits[subtask :: vertex.parallelism])
                 self._handle(
                     msg.AssignSplits(
-                        job_id=JOB_ID, vertex_id=vertex.id, subtask=subtask, attempt=self._attempt, splits=own,
-                        no_more=True,
+                        job_id=JOB_ID, generation=1, vertex_id=vertex.id, subtask=subtask, attempt=self._attempt,
+                        splits=own, no_more=True,
                     )
                 )  # fmt: skip
 
@@ -193,7 +193,7 @@ class InProcessJob:
         """Drop the present deployment: nothing more is written or published."""
         if self._runtime is None or self._network is None:
             return
-        self._handle(msg.CancelTasks(job_id=JOB_ID))
+        self._handle(msg.CancelTasks(job_id=JOB_ID, generation=1))
         self._turns_of(_ENDLESS)
         self._network.close()
         self._runtime = self._network = None

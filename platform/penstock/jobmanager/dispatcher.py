@@ -148,9 +148,10 @@ class Dispatcher:
                     superseded = self._driver(found[identity])
                     self._on_ended(superseded, "FAILED", f"job {record.job_id} of the same name was accepted later")
                 found[identity] = job
+        self._parts.taskmanagers.recover(job.record.job_id for job in found.values())
         for job in found.values():
             self.changes.resume(job.record)
-            self._spawn(self._recover_one(job))
+            self._spawn(self._recover_one(job, reconcile_ms=self._parts.limits.reconcile_ms))
         self._spawn(self._read_shown())
 
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
@@ -410,13 +411,16 @@ class Dispatcher:
                 earlier = [failure for failure in failures[-_EARLIER_FAILURES:] if failure.at_ms not in present]
                 job.driver.earlier_failures(reversed(earlier))
 
-    async def _recover_one(self, job: KnownJob) -> None:
-        """Take a job over from the previous leader, retrying until its lease is free or the tries are used up."""
+    async def _recover_one(self, job: KnownJob, *, reconcile_ms: int = 0) -> None:
+        """Take a job over from the previous leader, retrying until its lease is free or the tries are used up.
+
+        With `reconcile_ms`, go on with its running workers if that is safe.
+        """
         limits = self._parts.limits
         for attempt in range(limits.recover_tries):
             driver = job.driver = self._driver(job)
             try:
-                await driver.start(await driver.acquire(held_before=True))
+                await driver.start(await driver.acquire(held_before=True), reconcile_ms=reconcile_ms)
                 return
             except PenstockError as error:
                 await driver.close(release=False)
@@ -425,6 +429,7 @@ class Dispatcher:
                     return
                 job.record = msgspec.structs.replace(job.record, error=str(error))
                 if attempt == limits.recover_tries - 1:
+                    self._parts.taskmanagers.give_up(job.record.job_id)
                     self._on_ended(driver, "FAILED", str(error))
                     return
             if await self._closes_before_retry():

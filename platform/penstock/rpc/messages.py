@@ -1,7 +1,8 @@
 """All control messages, and their encoding. There are two connections.
 
 JobManager and TaskManager have a gRPC stream, TaskManager and worker a socket pair; the TaskManager relays
-unchanged. A receiver drops messages whose (job, run, generation, attempt) is older than its own.
+unchanged. A receiver drops messages whose (job, run, generation, attempt) is older than its own; `generation` is that
+of the job's leader that sends a command.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class CancelTasks(Message, frozen=True, kw_only=True):
     """Cancel all subtasks of the job in this worker and report each as CANCELED."""
 
     job_id: str
+    generation: int
 
 
 class TriggerCheckpoint(Message, frozen=True, kw_only=True):
@@ -64,6 +66,7 @@ class CheckpointAborted(Message, frozen=True, kw_only=True):
 
     job_id: str
     run_id: str
+    generation: int
     checkpoint_id: int
 
 
@@ -71,6 +74,7 @@ class AlignWatermarks(Message, frozen=True, kw_only=True):
     """Source subtasks (`<vertex>/<subtask>`) wait while their watermark is above their limit (microseconds)."""
 
     job_id: str
+    generation: int
     attempt: int
     limits: dict[str, int]
 
@@ -79,6 +83,7 @@ class AssignSplits(Message, frozen=True, kw_only=True):
     """Splits for one source subtask; `splits` are `connector.source.SourceSplit` as builtins."""
 
     job_id: str
+    generation: int
     vertex_id: str
     subtask: int
     attempt: int
@@ -157,6 +162,17 @@ class FinishTasks(Message, frozen=True, kw_only=True):
     """The final checkpoint is completed and published: close all subtasks of the job and report FINISHED."""
 
     job_id: str
+    generation: int
+
+
+class AskTasks(Message, frozen=True, kw_only=True):
+    """A new leader asks what runs in the worker; answered by TasksReported.
+
+    From then on the worker drops commands about the job's tasks from earlier leaders.
+    """
+
+    job_id: str
+    generation: int
 
 
 class LeaseRenewed(Message, frozen=True, kw_only=True):
@@ -183,6 +199,7 @@ WorkerCommand = (
     | SampleStacks
     | DumpThreads
     | FinishTasks
+    | AskTasks
     | LeaseRenewed
 )
 
@@ -296,6 +313,32 @@ class WorkerMetrics(Message, frozen=True, kw_only=True):
     texts: dict[str, dict[str, str]] = {}
 
 
+class RunningTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A subtask in a worker's answer to a new leader."""
+
+    vertex_id: str
+    subtask: int
+    #: As in TaskState.
+    state: str
+    input_ended: bool = False
+    #: Ids of the splits that were assigned to a source's subtask; None before its first assignment.
+    splits: tuple[str, ...] | None = None
+
+
+class TasksReported(Message, frozen=True, kw_only=True):
+    """Answer to AskTasks of `generation`; without tasks if none were deployed in the worker."""
+
+    job_id: str
+    generation: int
+    endpoint: str
+    pid: int
+    run_id: str = ""
+    attempt: int = 0
+    #: A barrier that ends the job was triggered: the sources emit nothing any longer.
+    stopping: bool = False
+    tasks: tuple[RunningTask, ...] = ()
+
+
 class WorkerReady(Message, frozen=True, kw_only=True):
     """First message of a worker: its network endpoint (`unix:<path>` or `tcp:host:port`)."""
 
@@ -328,11 +371,20 @@ WorkerReport = (
     | SavepointWritten
     | WorkerMetrics
     | WorkerReady
+    | TasksReported
 )
 #: All messages of a worker.
 WorkerMessage = WorkerReport | SubtaskAnswer
 
 # --- TaskManager -> JobManager
+
+
+class RegisteredWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker process, in the registration of its TaskManager."""
+
+    worker_id: str
+    job_id: str
+    slot: int
 
 
 class RegisterTaskManager(Message, frozen=True, kw_only=True):
@@ -342,7 +394,7 @@ class RegisterTaskManager(Message, frozen=True, kw_only=True):
     host: str
     pid: int
     slots: int
-    workers: tuple[str, ...] = ()
+    workers: tuple[RegisteredWorker, ...] = ()
     #: host:port of its `/metrics` endpoint; empty: none.
     metrics_address: str = ""
 

@@ -34,6 +34,7 @@ from penstock.rpc.messages import (
     LeaseRenewed,
     LogText,
     Registered,
+    RegisteredWorker,
     RegisterTaskManager,
     Shutdown,
     StartWorker,
@@ -238,7 +239,11 @@ class Supervisor:
             host=socket.gethostname(),
             pid=os.getpid(),
             slots=self._slots.count,
-            workers=tuple(self._workers),
+            workers=tuple(
+                RegisteredWorker(worker_id=worker.worker_id, job_id=worker.spec.job_id, slot=worker.spec.slot)
+                for worker in self._workers.values()
+                if not worker.stopping
+            ),
             metrics_address=self.metrics_address,
         )
 

@@ -67,10 +67,11 @@ class FakeTaskManager:
         self.world = world_type()
         self.worker_type = worker_type
         self.workers: dict[str, object] = {}
+        self.entries: dict[str, msg.RegisteredWorker] = {}
         self.link = TaskManagerLink(
             address,
             lambda: msg.RegisterTaskManager(
-                taskmanager_id="tm", host="here", pid=7, slots=4, workers=tuple(self.workers)
+                taskmanager_id="tm", host="here", pid=7, slots=4, workers=tuple(self.entries.values())
             ),
             self.handle,
             policy=ReconnectPolicy(first_delay_ms=10, max_delay_ms=20),
@@ -80,13 +81,18 @@ class FakeTaskManager:
     def handle(self, command) -> None:
         match command:
             case msg.Registered():
-                self.workers.clear()
+                for worker_id in set(self.entries) - set(command.keep_workers):
+                    del self.workers[worker_id], self.entries[worker_id]
                 self.link.send(msg.Heartbeat(taskmanager_id="tm", sequence=1))
             case msg.StartWorker():
                 self.workers[command.worker_id] = self.worker_type(self.world, command.worker_id)
+                self.entries[command.worker_id] = msg.RegisteredWorker(
+                    worker_id=command.worker_id, job_id=command.job_id, slot=command.slot
+                )
                 self.report(command.worker_id, msg.WorkerReady(worker_id=command.worker_id, endpoint="unix:x", pid=42))
             case msg.StopWorker():
                 self.workers.pop(command.worker_id, None)
+                self.entries.pop(command.worker_id, None)
                 self.link.send(msg.WorkerExited(taskmanager_id="tm", worker_id=command.worker_id, returncode=-9))
             case msg.ToWorker():
                 for worker_id in command.worker_ids:
@@ -113,7 +119,7 @@ class FakeTaskManager:
         self.link.send(msg.FromWorker(taskmanager_id="tm", worker_id=worker_id, report=msg.encode(report)))
 
     def kill(self, worker_id) -> None:
-        self.workers.pop(worker_id)
+        del self.workers[worker_id], self.entries[worker_id]
         self.link.send(msg.WorkerExited(taskmanager_id="tm", worker_id=worker_id, returncode=-9, log_tail="last words"))
 
     async def close(self) -> None:

@@ -60,6 +60,20 @@ def test_a_deleted_lease_file_does_not_bring_old_generations_back(lease_of, stor
     assert lease_of("one").acquire("j").generation == 42
 
 
+def test_an_attempt_stays_in_the_lease_for_the_next_leader_of_the_same_job(memory, clock):
+    first = JobLease(memory, holder("one"), clock, ttl_ms=1000)
+    assert first.acquire("j").attempt == 0
+    first.record_attempt(70_000)
+    first.renew()
+    later = msgspec.structs.replace(holder("one"), leader_generation=2)
+    second = JobLease(memory, later, clock, ttl_ms=1000)
+    assert second.acquire("j").attempt == 70_000
+    with pytest.raises(LeadershipLostError):
+        first.record_attempt(70_001)
+    second.release()
+    assert JobLease(memory, holder("two"), clock, ttl_ms=1000).acquire("another").attempt == 0
+
+
 def test_a_renewal_whose_answer_was_lost_is_no_loss(memory, clock):
     lease = JobLease(memory, holder("one"), clock, ttl_ms=1000)
     lease.acquire("j")

@@ -97,6 +97,8 @@ class FakeWorker:
                 return []
             case msg.TriggerCheckpoint():
                 return []
+            case msg.AskTasks():
+                return [self.told(command.generation)]
             case msg.CheckpointCompleted():
                 world.permits.append(command.permit)
                 newest = command.permit.checkpoint_id
@@ -135,6 +137,29 @@ class FakeWorker:
             )
             for t in self.tasks
         ]
+
+    def told(self, generation: int) -> msg.TasksReported:
+        """Return its answer to a new leader."""
+        splits = {t.execution.subtask: self.world.splits.get(t.execution.subtask, ()) for t in self.tasks}
+        return msg.TasksReported(
+            job_id=JOB,
+            generation=generation,
+            endpoint=f"unix:{self.worker_id}",
+            pid=1,
+            run_id=self.tasks[0].run_id,
+            attempt=self.tasks[0].execution.attempt,
+            tasks=tuple(
+                msg.RunningTask(
+                    vertex_id=t.execution.vertex_id,
+                    subtask=t.execution.subtask,
+                    state="RUNNING",
+                    splits=tuple(s["id"] for s in splits[t.execution.subtask])
+                    if t.execution.vertex_id == SOURCE
+                    else None,
+                )
+                for t in self.tasks
+            ),
+        )
 
     def _sinks(self) -> set[int]:
         return {t.execution.subtask for t in self.tasks if t.execution.vertex_id == SINK}
@@ -224,6 +249,8 @@ class World:
         self.counts: dict[str, int] = {}
         self.terminal: cmd.JobTerminal | None = None
         self.wake: int | None = None
+        #: In the job's lease.
+        self.attempt = 0
         self.held_discovery: list = []
         self.hold_discovery = False
         #: What a rescale has put into the job's record; why it cannot.
@@ -255,6 +282,20 @@ class World:
     def start(self) -> World:
         return self.post(ev.Start())
 
+    def take_over(self, before: World, reconcile_ms: int = 2_000) -> World:
+        """Start as the leader after that of `before`, whose workers still run and have not registered."""
+        self.splits, self.owed, self.output = before.splits, before.owed, before.output
+        self.free, self.attempt = before.free, before.attempt
+        self.slots = {worker.worker_id: worker.slot for worker in before.master.deployment.workers.values()}
+        self.workers = before.workers
+        for worker in self.workers.values():
+            worker.world = self
+        return self.post(ev.Start(self.attempt, reconcile_ms))
+
+    def register(self, *worker_ids: str) -> World:
+        """Let the TaskManager register with these workers, or with all."""
+        return self.post(ev.WorkersKept(tuple((name, self.slots[name]) for name in worker_ids or tuple(self.workers))))
+
     def pass_time(self, duration_ms: int) -> World:
         end = self.clock.now_ms() + duration_ms
         while self.wake is not None and self.wake <= end:
@@ -282,6 +323,9 @@ class World:
         match command:
             case cmd.ReadLog():
                 post(ev.LogRead(self.log.read(), tuple(self.store.list("pending/")), self.source))
+            case cmd.RecordAttempt(attempt):
+                self.attempt = attempt
+                post(ev.AttemptRecorded(attempt))
             case cmd.RequestSlots(count, wait):
                 if count <= len(self.free):
                     taken, self.free = self.free[:count], self.free[count:]

@@ -347,17 +347,17 @@ class World:
         message = TriggerCheckpoint(job_id="job", run_id="run", generation=1, checkpoint_id=checkpoint_id, kind=kind)
         self.runtime("source").handle(message)
 
-    def complete(self, checkpoint_id: int) -> None:
+    def complete(self, checkpoint_id: int, generation: int = 1) -> None:
         permit = CommitPermit(
-            job_id="job", run_id="run", generation=1, checkpoint_id=checkpoint_id, manifest_sequence=1
+            job_id="job", run_id="run", generation=generation, checkpoint_id=checkpoint_id, manifest_sequence=1
         )
         self.broadcast(CheckpointCompleted(permit=permit))
 
     def abort(self, checkpoint_id: int) -> None:
-        self.broadcast(CheckpointAborted(job_id="job", run_id="run", checkpoint_id=checkpoint_id))
+        self.broadcast(CheckpointAborted(job_id="job", run_id="run", generation=1, checkpoint_id=checkpoint_id))
 
     def finish(self) -> None:
-        self.broadcast(FinishTasks(job_id="job"))
+        self.broadcast(FinishTasks(job_id="job", generation=1))
 
     def broadcast(self, message: Any) -> None:
         for runtime, _ in self.workers.values():

@@ -18,6 +18,8 @@ class Step(enum.Enum):
     """The phase that the job master is in."""
 
     IDLE = "idle"
+    #: Workers of an earlier leader are asked what they run.
+    RECONCILING = "reconciling"
     #: Old workers are exiting, or the restart delay is running.
     WAITING = "waiting"
     STARTING = "starting"

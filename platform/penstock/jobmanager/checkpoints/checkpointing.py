@@ -144,7 +144,10 @@ def completed_commands(deployment: Deployment, permit: CommitPermit, held: tuple
 
 def aborted_commands(deployment: Deployment, checkpoint_id: int) -> list[Command]:
     """Return the commands that tell all workers that a checkpoint is aborted."""
-    message = CheckpointAborted(job_id=deployment.ids.job_id, run_id=deployment.ids.run_id, checkpoint_id=checkpoint_id)
+    ids = deployment.ids
+    message = CheckpointAborted(
+        job_id=ids.job_id, run_id=ids.run_id, generation=ids.generation, checkpoint_id=checkpoint_id
+    )
     return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
 
 
@@ -242,18 +245,35 @@ class Checkpointing:
 
     def begin(self, deployment: Deployment, plan: RecoveryPlan, now_ms: int) -> list[Command]:
         """Take over the recovery plan for a new deployment."""
-        self._deployment = deployment
-        self._next_id = max(self._next_id, plan.next_checkpoint_id)
-        self._manifests = plan.history
-        self._withheld = WithheldOutput(plan)
+        self._take(deployment, plan)
         self.set_pending(plan.pending)
         known = plan.restored if plan.restored in plan.history else None
         self.pending_as_of = known.sequence if known is not None else 0
-        self._published = set()
         if plan.restored is not None:
             own = {m.sequence for m in plan.history if m.kind == "checkpoint"}
             self.history.was_restored(plan.restored, now_ms, savepoint=plan.restored.sequence not in own)
         return [] if plan.finishing else self.close("the job failed before its last checkpoint was durable")
+
+    def adopt(self, deployment: Deployment, plan: RecoveryPlan) -> list[Command]:
+        """Go on with a running deployment; repeat the permit of its newest checkpoint, which may not have been sent.
+
+        Output that its sinks have not published is named by their next acknowledgements; until then `pending` is
+        empty, and `pending_as_of` says that it does not count.
+        """
+        self._take(deployment, plan)
+        self.pending, self.pending_as_of = {}, 0
+        newest = plan.permit_entry
+        if newest is None or newest.manifest.kind != "checkpoint" or newest.manifest.run_id != deployment.ids.run_id:
+            return []
+        self._withheld.permit = newest.permit
+        return completed_commands(deployment, newest.permit, self._withheld.sinks)
+
+    def _take(self, deployment: Deployment, plan: RecoveryPlan) -> None:
+        self._deployment = deployment
+        self._next_id = max(self._next_id, plan.next_checkpoint_id)
+        self._manifests = plan.history
+        self._withheld = WithheldOutput(plan)
+        self._published = set()
 
     def set_pending(self, pending: tuple[Committable, ...]) -> None:
         """All recovered output is committed except `pending` and output withheld by a trial."""

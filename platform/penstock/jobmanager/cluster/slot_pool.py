@@ -94,11 +94,15 @@ class SlotPool:
         """Return the number of free slots of one TaskManager."""
         return len(self._offers[taskmanager_id].free)
 
-    def add(self, taskmanager_id: str, host: str, slots: int) -> list[Grant | Refuse]:
-        """Add the slots of a registered TaskManager."""
+    def add(
+        self, taskmanager_id: str, host: str, slots: int, held: Mapping[int, str] | None = None
+    ) -> list[Grant | Refuse]:
+        """Add the slots of a registered TaskManager; `held`: slots that jobs hold already, by index."""
         self.remove(taskmanager_id)
-        self._offers[taskmanager_id] = _Offer(host, list(reversed(range(slots))), slots)
-        self.free += slots
+        taken = dict(held or {})
+        free = [index for index in reversed(range(slots)) if index not in taken]
+        self._offers[taskmanager_id] = _Offer(host, free, slots, taken)
+        self.free += len(free)
         return self._serve()
 
     def remove(self, taskmanager_id: str) -> list[Grant | Refuse]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from penstock.config.settings import ClusterSettings
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.graph.job_graph import JobGraph, required_slots
+from penstock.jobmanager.cluster.kept_workers import KeptWorkers
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.messages.events import (
     Event,
@@ -28,6 +29,7 @@ from penstock.jobmanager.messages.events import (
     TaskManagerLost,
     WorkerLost,
     WorkerReported,
+    WorkersKept,
 )
 from penstock.jobmanager.messages.placement import Slot
 from penstock.jobmanager.messages.views import TaskManagerView, WorkerView
@@ -150,6 +152,7 @@ class TaskManagers:
         #: Requests to TaskManagers themselves, for logs and threads.
         self._open_requests: dict[str, asyncio.Future[msg.LogText | msg.ThreadsText]] = {}
         self._requests = 0
+        self._kept = KeptWorkers()
         self.pool = SlotPool(settings.slot_request_timeout_ms)
         #: Open queries to running subtasks.
         self.queries = WorkerQueries(self.send)
@@ -160,8 +163,30 @@ class TaskManagers:
         """Deliver the events of this job's workers and slots to `post`; `name` is for messages about its slots."""
         self._jobs[job_id], self._names[job_id] = post, name
 
+    def recover(self, job_ids: Iterable[str]) -> None:
+        """Keep the workers of earlier leaders for these jobs, until each is `decided`; kill all others."""
+        self._kept.recover(job_ids)
+        running = {worker.job_id for manager in self._managers.values() for worker in manager.workers.values()}
+        for job_id in [job_id for job_id in running if not self._kept.is_kept(job_id)]:
+            self.give_up(job_id)
+
+    def give_up(self, job_id: str) -> None:
+        """Kill all workers of a job that has no driver, and release its slots."""
+        self.kill_workers(job_id)
+        self.detach(job_id)
+
+    def reconcile(self, job_id: str) -> None:
+        """Post the job's workers that earlier leaders have left, now and as TaskManagers register."""
+        for name in list(self._managers):
+            self._post_kept(job_id, name)
+
+    def decided(self, job_id: str) -> None:
+        """Keep no further workers of a job."""
+        self._kept.decided(job_id)
+
     def detach(self, job_id: str) -> None:
         """Release the slots of an ended job and stop delivering its events."""
+        self._kept.decided(job_id)
         self._jobs.pop(job_id, None)
         self._post_grants(self.pool.release(job_id))
         self._names.pop(job_id, None)
@@ -241,17 +266,23 @@ class TaskManagers:
             old = self._managers[name].session
             self._lost(name, "it registered again")
             old.close()
-        now_ms = self._clock.now_ms()
-        self._managers[name] = _Manager(session, now_ms, self._clock.monotonic_ms(), now_ms)
+        now_ms, registration = self._clock.now_ms(), session.registration
+        manager = self._managers[name] = _Manager(session, now_ms, self._clock.monotonic_ms(), now_ms)
+        for worker in self._kept.registered(name, registration.workers):
+            manager.workers[worker.worker_id] = _Worker(worker.job_id, Slot(name, worker.slot, registration.host))
         session.send(
             msg.Registered(
                 jobmanager_id=self._jobmanager_id,
                 generation=self._generation,
                 heartbeat_interval_ms=self.settings.heartbeat_interval_ms,
                 worker_lease_ms=self.settings.worker_lease_ms,
+                keep_workers=tuple(manager.workers),
             )
         )
-        self._post_grants(self.pool.add(name, session.registration.host, session.registration.slots))
+        held = {worker.slot.index: worker.job_id for worker in manager.workers.values()}
+        self._post_grants(self.pool.add(name, registration.host, registration.slots, held))
+        for job_id in dict.fromkeys(held.values()):
+            self._post_kept(job_id, name)
 
     def received(self, session: Session, report: msg.TaskManagerReport) -> None:
         """Handle a message from a TaskManager."""
@@ -430,6 +461,12 @@ class TaskManagers:
                 self._post(decision.job_id, SlotsGranted(decision.slots))
             else:
                 self._post(decision.job_id, SlotsRefused(decision.reason))
+
+    def _post_kept(self, job_id: str, name: str) -> None:
+        workers = self._managers[name].workers.items()
+        kept = tuple((worker_id, worker.slot) for worker_id, worker in workers if worker.job_id == job_id)
+        if kept:
+            self._post(job_id, WorkersKept(kept))
 
     def _post(self, job_id: str, event: Event) -> None:
         post = self._jobs.get(job_id)

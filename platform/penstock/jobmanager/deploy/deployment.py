@@ -31,7 +31,15 @@ from penstock.jobmanager.messages.commands import (
     SendToWorkers,
 )
 from penstock.jobmanager.messages.placement import Slot, place
-from penstock.rpc.messages import AssignSplits, DeployPeers, DeployTasks, PendingResolved, ResolvePending, WorkerCommand
+from penstock.rpc.messages import (
+    AssignSplits,
+    DeployPeers,
+    DeployTasks,
+    PendingResolved,
+    ResolvePending,
+    RunningTask,
+    WorkerCommand,
+)
 
 #: A start may take this long, plus the time to read its state at the rate below.
 START_TIMEOUT_MS = 600_000
@@ -60,6 +68,14 @@ class Execution:
     start_ms: int = -1
     end_ms: int = -1
     input_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedTask:
+    """A running subtask that an earlier leader deployed, and its worker."""
+
+    worker_id: str
+    report: RunningTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +131,8 @@ class Deployment:
         self._discover_at: dict[str, int] = {}
         self._resolver = ""
         self.resolved = False
+        #: The job's lease names this attempt.
+        self.recorded = False
         #: Output that is still uncommitted after the resolution.
         self.pending: tuple[Committable, ...] = ()
         self.deployed = False
@@ -170,6 +188,8 @@ class Deployment:
             return "the manifest log"
         if not self.resolved and self._resolver:
             return "the publication of pending output"
+        if not self.recorded:
+            return "the job's lease"
         if not self.ready:
             return f"workers: {sum(bool(w.endpoint) for w in self.workers.values())} of {self.needed} are ready"
         late = [str(e.id) for e in self.executions.values() if e.state != "RUNNING"]
@@ -206,8 +226,38 @@ class Deployment:
         commands: list[Command] = []
         if not recovered.plan.finishing:
             for vertex_id, operator in self._sources():
-                commands += self._open_source(vertex_id, operator, recovered, now_ms)
+                splits = None if recovered.restore is None else recovered.restore.splits.get(operator.uid)
+                restored = None if splits is None else [msgspec.to_builtins(split) for split in splits]
+                subtasks, bounded = self.graph.vertex(vertex_id).parallelism, source_spec(operator).bounded
+                assigner = SplitAssigner(subtasks, bounded=bounded, restored=restored)
+                commands += self._open_source(operator, assigner, now_ms)
         return commands + self._advance()
+
+    def adopt(
+        self, recovered: Recovered, workers: Iterable[Worker], tasks: Iterable[AdoptedTask], now_ms: int
+    ) -> list[Command]:
+        """Continue a deployment of an earlier leader, all subtasks of which run; discover splits again."""
+        self.recovered, self.recorded, self.resolved, self.deployed = recovered, True, True, True
+        self.workers = {worker.worker_id: worker for worker in workers}
+        self._ready, self._running = len(self.workers), len(self.executions)
+        splits: dict[tuple[str, int], tuple[str, ...]] = {}
+        for task in tasks:
+            where = task.report.vertex_id, task.report.subtask
+            execution, splits[where] = self.executions[where], task.report.splits or ()
+            execution.worker_id, execution.state, execution.start_ms = task.worker_id, "RUNNING", now_ms
+            execution.input_ended = task.report.input_ended
+            self._executions_by_worker.setdefault(task.worker_id, []).append(execution)
+        commands: list[Command] = []
+        for vertex_id, operator in self._sources():
+            owned = [splits[vertex_id, subtask] for subtask in range(self.graph.vertex(vertex_id).parallelism)]
+            assigner = SplitAssigner.of_running(owned, bounded=source_spec(operator).bounded)
+            commands += self._open_source(operator, assigner, now_ms)
+        return commands
+
+    def attempt_recorded(self) -> list[Command]:
+        """Handle that the job's lease names this attempt."""
+        self.recorded = True
+        return self._advance()
 
     def worker_ready(self, worker_id: str, endpoint: str, pid: int) -> list[Command]:
         """Handle a worker that is ready for tasks."""
@@ -279,6 +329,7 @@ class Deployment:
             for subtask, (splits, no_more) in self.assigners[operator.uid].take().items():
                 message = AssignSplits(
                     job_id=self.ids.job_id,
+                    generation=self.ids.generation,
                     vertex_id=vertex_id,
                     subtask=subtask,
                     attempt=self.ids.attempt,
@@ -295,7 +346,7 @@ class Deployment:
             return []
         if not self.resolved:
             return self._resolve(self.recovered)
-        return self._deploy(self.recovered) if self.ready and not self.finishing else []
+        return self._deploy(self.recovered) if self.ready and self.recorded and not self.finishing else []
 
     def _resolve(self, recovered: Recovered) -> list[Command]:
         if self._resolver:
@@ -350,18 +401,15 @@ class Deployment:
     def _sources(self) -> list[tuple[str, OperatorSpec]]:
         return [(vertex.id, vertex.operators[0]) for vertex in self.graph.vertices if vertex.is_source]
 
-    def _open_source(self, vertex_id: str, operator: OperatorSpec, recovered: Recovered, now_ms: int) -> list[Command]:
-        spec = source_spec(operator)
-        splits = None if recovered.restore is None else recovered.restore.splits.get(operator.uid)
-        restored = None if splits is None else [msgspec.to_builtins(split) for split in splits]
-        assigner = SplitAssigner(self.graph.vertex(vertex_id).parallelism, bounded=spec.bounded, restored=restored)
+    def _open_source(self, operator: OperatorSpec, assigner: SplitAssigner, now_ms: int) -> list[Command]:
+        spec, resumed = source_spec(operator), assigner.complete
         self.assigners[operator.uid] = assigner
-        if spec.bounded and restored is not None:
+        if spec.bounded and resumed:
             return []
         if spec.discovery_interval_ms is not None and not spec.bounded:
             self._intervals[operator.uid] = spec.discovery_interval_ms
             self._discover_at[operator.uid] = now_ms + spec.discovery_interval_ms
-        return [DiscoverSplits(operator.uid, self.ids.epoch, assigner.known, first_run=restored is None)]
+        return [DiscoverSplits(operator.uid, self.ids.epoch, assigner.known, first_run=not resumed)]
 
 
 def send_to_all(workers: Iterable[Worker], command: WorkerCommand) -> list[Command]:

@@ -2,7 +2,8 @@
 
 ::
 
-    CREATED    -> RUNNING RESTARTING FAILING CANCELLING FINISHED
+    CREATED    -> RECONCILING RUNNING RESTARTING FAILING CANCELLING FINISHED
+    RECONCILING -> RUNNING RESTARTING FAILING CANCELLING FINISHED
     RUNNING    -> RESTARTING FAILING CANCELLING FINISHED
     RESTARTING -> RUNNING FAILING CANCELLING FINISHED
     FAILING    -> FAILED
@@ -11,7 +12,8 @@
     CANCELED   -> .
     FAILED     -> .
 
-CREATED and RESTARTING lead to FINISHED if the job's final checkpoint was durable and only its publication was left.
+CREATED, RECONCILING and RESTARTING lead to FINISHED if the job's final checkpoint was durable and only its publication
+was left.
 Used by `jobmanager.master.job_master`.
 """
 
@@ -24,6 +26,8 @@ class JobStatus(enum.StrEnum):
     """Flink's job states, as far as they are used here."""
 
     CREATED = "CREATED"
+    #: A new leader asks the workers of the leader before it what they run.
+    RECONCILING = "RECONCILING"
     RUNNING = "RUNNING"
     RESTARTING = "RESTARTING"
     FAILING = "FAILING"
@@ -40,7 +44,8 @@ class JobStatus(enum.StrEnum):
 
 _S = JobStatus
 TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
-    _S.CREATED: frozenset({_S.RUNNING, _S.RESTARTING, _S.FAILING, _S.CANCELLING, _S.FINISHED}),
+    _S.CREATED: frozenset({_S.RECONCILING, _S.RUNNING, _S.RESTARTING, _S.FAILING, _S.CANCELLING, _S.FINISHED}),
+    _S.RECONCILING: frozenset({_S.RUNNING, _S.RESTARTING, _S.FAILING, _S.CANCELLING, _S.FINISHED}),
     _S.RUNNING: frozenset({_S.RESTARTING, _S.FAILING, _S.CANCELLING, _S.FINISHED}),
     _S.RESTARTING: frozenset({_S.RUNNING, _S.FAILING, _S.CANCELLING, _S.FINISHED}),
     _S.FAILING: frozenset({_S.FAILED}),

@@ -7,7 +7,7 @@ splits, such as new partitions of a Kafka topic, go to the subtask with the fewe
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 #: A split as builtin types, with at least an `id`.
@@ -27,6 +27,16 @@ class SplitAssigner:
         self._notified: set[int] = set()
         if restored is not None:
             self._add(restored)
+
+    @classmethod
+    def of_running(cls, owned: Sequence[Iterable[str]], *, bounded: bool) -> SplitAssigner:
+        """Return the assigner of a running source; `owned`: ids of the splits that each subtask has."""
+        assigner = cls(len(owned), bounded=bounded, restored=())
+        for subtask, ids in enumerate(owned):
+            assigner._owned[subtask] = list(ids)
+            assigner._owner.update(dict.fromkeys(ids, subtask))
+            assigner._notified.add(subtask)
+        return assigner
 
     @property
     def known(self) -> frozenset[str]:

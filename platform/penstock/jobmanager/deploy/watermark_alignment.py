@@ -61,7 +61,8 @@ class WatermarkAlignment:
         if limits == self._sent:
             return []
         self._sent = limits
-        message = AlignWatermarks(job_id=deployment.ids.job_id, attempt=self._attempt, limits=limits)
+        ids = deployment.ids
+        message = AlignWatermarks(job_id=ids.job_id, generation=ids.generation, attempt=ids.attempt, limits=limits)
         return send_to_all(deployment.workers.values(), message)
 
 

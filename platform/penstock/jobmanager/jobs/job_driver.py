@@ -103,8 +103,8 @@ class JobDriver:
         record, store = self.record, self._parts.store
         return await self._in_thread(lambda: store.acquire(record.job_id, record.run_id, held_before=held_before))
 
-    async def start(self, generation: int) -> None:
-        """Seal the log and start the job."""
+    async def start(self, generation: int, *, reconcile_ms: int = 0) -> None:
+        """Seal the log and start the job; wait for workers that an earlier leader may have left."""
         record = self.record
         await self._in_thread(self._parts.store.seal, record.job_id, record.run_id, generation)
         start = start_options_of(record)
@@ -121,7 +121,9 @@ class JobDriver:
         self.master.failures.extend(self._earlier_failures)
         self._parts.taskmanagers.attach(record.job_id, self.post, record.name)
         self._spawn(self._renew_lease())
-        self.post(ev.Start())
+        self.post(ev.Start(self._parts.store.attempt if reconcile_ms else 0, reconcile_ms))
+        if reconcile_ms:
+            self._parts.taskmanagers.reconcile(record.job_id)
 
     def post(self, event: ev.Event) -> None:
         """Handle an event after those that arrived before it. Event loop only."""
@@ -177,7 +179,8 @@ class JobDriver:
         if self._timer is not None:
             self._timer.cancel()
         self._enumerators.close()
-        self._parts.taskmanagers.detach(self.record.job_id)
+        if self.master is not None:  # before, the workers of an earlier leader wait for the next driver
+            self._parts.taskmanagers.detach(self.record.job_id)
         for task in tuple(self._tasks):
             if task is not asyncio.current_task():
                 task.cancel()
@@ -208,6 +211,8 @@ class JobDriver:
                 managers.send(taskmanager_id, worker_ids, message)
             case cmd.ReadLog(list_files):
                 self._spawn(self._read_log(list_files=list_files))
+            case cmd.RecordAttempt(attempt):
+                self._spawn(self._record_attempt(attempt))
             case cmd.AppendManifest():
                 self._spawn(self._append(command))
             case cmd.DeleteEntries():
@@ -219,6 +224,10 @@ class JobDriver:
             case cmd.LaunchWorker(worker_id, slot):
                 self._where[worker_id] = slot.taskmanager_id
                 managers.start_worker(job_id, worker_id, slot, self.graph)
+            case cmd.KeepWorker(worker_id, slot):
+                self._where[worker_id] = slot.taskmanager_id
+            case cmd.WorkersDecided():
+                managers.decided(job_id)
             case cmd.KillWorker(worker_id, slot):
                 self._where.pop(worker_id, None)
                 managers.kill_worker(job_id, worker_id, slot)
@@ -252,6 +261,16 @@ class JobDriver:
             self.post(_log_failed(error))
         else:
             self.post(ev.LogRead(entries, files, source))
+
+    async def _record_attempt(self, attempt: int) -> None:
+        try:
+            await self._in_thread(self._parts.store.record_attempt, attempt)
+        except LeadershipLostError as error:
+            self._break(error)
+        except PenstockError as error:
+            self.post(_log_failed(error))
+        else:
+            self.post(ev.AttemptRecorded(attempt))
 
     async def _append(self, command: cmd.AppendManifest) -> None:
         try:

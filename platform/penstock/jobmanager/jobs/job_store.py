@@ -204,6 +204,15 @@ class JobStore:
         for path in files:
             self._store.delete(path)
 
+    @property
+    def attempt(self) -> int:
+        """The newest attempt of the job whose tasks may run; 0: none."""
+        return self._lease.record.attempt
+
+    def record_attempt(self, attempt: int) -> None:
+        """Write the attempt of a deployment before its tasks are sent."""
+        self._lease.record_attempt(attempt)
+
     def renew(self) -> None:
         """Extend the lease."""
         self._lease.renew()

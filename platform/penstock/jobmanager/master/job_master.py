@@ -34,7 +34,8 @@ from penstock.jobmanager.checkpoints.checkpointing import (
     JobCanFinish,
     JobShouldFail,
 )
-from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Worker
+from penstock.jobmanager.deploy.adoption import Adoption, Verdict
+from penstock.jobmanager.deploy.deployment import START_TIMEOUT_MS, Deployment, Recovered, Worker
 from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, lost_peer
 from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.jobmanager.deploy.job_log import (
@@ -131,6 +132,8 @@ class JobMaster:
         self.failures: deque[Failure] = deque(maxlen=_EXCEPTIONS)
         self.checkpointing = Checkpointing(graph.settings.checkpoint_root)
         self.deployment: Deployment | None = None
+        #: The workers of an earlier leader, while the job is RECONCILING.
+        self._adoption: Adoption | None = None
         #: Workers of the last deployment that has ended.
         self.last_workers: tuple[Worker, ...] = ()
         self.metrics: dict[str, dict[str, float]] = {}
@@ -184,10 +187,17 @@ class JobMaster:
     def _dispatch(self, event: ev.Event, now_ms: int) -> list[cmd.Command]:
         match event:
             case ev.Start():
-                return self._deploy(now_ms, first=True)
+                return self._start(event, now_ms)
+            case ev.WorkersKept(workers):
+                return self._on_workers_kept(workers)
+            case ev.AttemptRecorded(attempt):
+                current = self.deployment
+                return current.attempt_recorded() if current is not None and current.ids.attempt == attempt else []
             case ev.LogRead():
                 return self._on_log(event, now_ms)
             case ev.LogFailed(error, final):
+                if self._adoption is not None:
+                    self._adoption.refuse(error)
                 return self._fail(Failure(now_ms, error), now_ms, Cause.of(permanent=final))
             case ev.SlotsGranted(slots):
                 return self._on_slots(slots)
@@ -217,6 +227,8 @@ class JobMaster:
 
     def _on_log(self, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
         deployment = self.deployment
+        if self._adoption is not None:
+            return self._on_log_of_workers(self._adoption, event, now_ms)
         if deployment is None or self.step is not Step.STARTING or deployment.recovered is not None:
             return []
         self.event_log.earlier = self.event_log.earlier or events_of_earlier_leaders(
@@ -250,6 +262,8 @@ class JobMaster:
         return starting.slots_granted(slots)
 
     def _on_report(self, event: ev.WorkerReported, now_ms: int) -> list[cmd.Command]:
+        if self._adoption is not None:
+            self._adoption.reported(event.worker_id, event.report)
         if self.deployment is None:
             return []
         job = DeployedJob(
@@ -267,6 +281,8 @@ class JobMaster:
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
         worker_id, deployment = lost.worker_id, self.deployment
         self._held.worker_exited(worker_id)
+        if self._adoption is not None:
+            self._adoption.lost(worker_id)
         log = f" (`penstock logs {self.graph.name}` prints its log)" if lost.detail else ""
         failure = Failure(now_ms, f"worker {worker_id} was lost: {lost.reason}{log}", lost.detail, "", worker_id)
         if deployment is None or worker_id not in deployment.workers:
@@ -292,6 +308,8 @@ class JobMaster:
         for worker in [w for w in held.values() if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
             commands += self._on_worker_lost(ev.WorkerLost(worker.worker_id, text), now_ms)
+        if self._adoption is not None:
+            self._adoption.taskmanager_lost(taskmanager_id)
         self._held.taskmanager_lost(taskmanager_id)
         return commands
 
@@ -334,7 +352,7 @@ class JobMaster:
 
     def _on_user_request(self, event: ev.BarrierRequested | ev.Change, now_ms: int) -> list[cmd.Command]:
         between = self._changing and self.step in (Step.CHANGING, Step.WAITING)
-        if (between or self.step in (Step.IDLE, Step.STARTING)) and isinstance(event, UserRequest):
+        if (between or self.step in (Step.IDLE, Step.RECONCILING, Step.STARTING)) and isinstance(event, UserRequest):
             self._waiting.add(event, now_ms)
             return []
         if isinstance(event, ev.BarrierRequested):
@@ -344,9 +362,79 @@ class JobMaster:
             self.step, self._deadline_ms = Step.WAITING, now_ms
         return commands
 
+    # --- the workers of an earlier leader --------------------------------------------------------------------------
+
+    def _start(self, start: ev.Start, now_ms: int) -> list[cmd.Command]:
+        if not start.attempt or self.job_change.upgrading.phase is not None:
+            return [cmd.WorkersDecided(), *self._deploy(now_ms)]
+        ids = self.identity.plan_ids(start.attempt)
+        self._adoption = Adoption(self.graph, ids, now_ms + start.reconcile_ms)
+        self.step, self._deadline_ms = Step.RECONCILING, self._adoption.deadline_ms
+        self.status.to(JobStatus.RECONCILING, now_ms)
+        return [cmd.ReadLog()]
+
+    def _on_workers_kept(self, workers: Sequence[tuple[str, Slot]]) -> list[cmd.Command]:
+        if self._adoption is None:
+            slots = tuple(slot for _, slot in workers)
+            return [*(cmd.KillWorker(*worker) for worker in workers), cmd.ReleaseSlots(slots)]
+        commands: list[cmd.Command] = []
+        ask = msg.AskTasks(job_id=self.identity.job_id, generation=self.identity.generation)
+        for worker_id, slot in workers:
+            self._adoption.found(worker_id, slot)
+            commands += [cmd.KeepWorker(worker_id, slot), cmd.SendToWorker(worker_id, ask)]
+        return commands
+
+    def _on_log_of_workers(self, adoption: Adoption, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
+        self.event_log.earlier = events_of_earlier_leaders(event.entries, self.identity.generation)
+        if ended := ended_as(event.entries, self.identity.run_id):
+            commands = self._dismiss(adoption, now_ms)
+            return commands + self._finish_ended_run(JobStatus(ended), event, now_ms)
+        try:
+            recovered = plan_restore(self.graph, self.identity, event, deployed_before=False)
+        except PenstockError as error:
+            adoption.refuse(str(error))  # the start says so too
+            return []
+        if recovered.plan.finishing:
+            adoption.refuse("only the last output is left to publish")
+        elif recovered.plan.trial is not None and recovered.plan.trial.open:
+            adoption.refuse("an upgrade is on trial")
+        adoption.recovered = recovered
+        return []
+
+    def _reconcile(self, adoption: Adoption, now_ms: int) -> list[cmd.Command]:
+        """Adopt the workers or restart the job, once that is decided."""
+        verdict, reason = adoption.decide(now_ms)
+        if verdict is Verdict.WAIT:
+            return []
+        if verdict is Verdict.ADOPT and adoption.recovered is not None:
+            return self._adopt(adoption, adoption.recovered, now_ms)
+        self.event_log.add(now_ms, "reconcile", f"attempt {adoption.ids.attempt} is not adopted: {reason}")
+        self.status.to(JobStatus.RESTARTING, now_ms)
+        return self._dismiss(adoption, now_ms)
+
+    def _dismiss(self, adoption: Adoption, now_ms: int) -> list[cmd.Command]:
+        """Kill the workers and start anew."""
+        workers, self._adoption = tuple(adoption.workers.values()), None
+        self._held.slots += [worker.slot for worker in workers]
+        self.step, self._deadline_ms = Step.WAITING, now_ms
+        return [cmd.WorkersDecided(), *self._held.halt(workers, now_ms)]
+
+    def _adopt(self, adoption: Adoption, recovered: Recovered, now_ms: int) -> list[cmd.Command]:
+        self._adoption, self._deployments = None, self._deployments + 1
+        deployment = self.deployment = Deployment(self.graph, adoption.ids, self.graph.settings.checkpoint_root)
+        self._held.slots += [worker.slot for worker in adoption.workers.values()]
+        self.step, self._deadline_ms = Step.STARTING, now_ms + START_TIMEOUT_MS
+        self._restart.resumed(recovered.plan.restored, self.identity.run_id)
+        workers = f"{len(adoption.workers)} workers of attempt {adoption.ids.attempt}"
+        self.event_log.add(now_ms, "reconcile", f"{workers} go on under generation {self.identity.generation}")
+        commands = self._apply(self.job_change.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
+        commands += deployment.adopt(recovered, adoption.workers.values(), adoption.tasks, now_ms)
+        return [cmd.WorkersDecided(), *commands, *self.checkpointing.adopt(deployment, recovered.plan)]
+
     # --- steps -----------------------------------------------------------------------------------------------------
 
-    def _deploy(self, now_ms: int, *, first: bool = False) -> list[cmd.Command]:
+    def _deploy(self, now_ms: int) -> list[cmd.Command]:
+        first = self._deployments == 0
         number, self._deployments = (self.identity.generation << 16) + self._deployments, self._deployments + 1
         root = self.graph.settings.checkpoint_root
         self.deployment = Deployment(self.graph, self.identity.plan_ids(number), root)
@@ -355,13 +443,15 @@ class JobMaster:
         self.texts.clear()
         self.event_log.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
         surplus = self._held.trim(self.deployment.needed)
-        return [cmd.ReadLog(list_files=first), *surplus, *self.deployment.begin(self._held.slots)]
+        begun = self.deployment.begin(self._held.slots)
+        return [cmd.ReadLog(list_files=first), cmd.RecordAttempt(number), *surplus, *begun]
 
     def _advance_step(self, now_ms: int) -> list[cmd.Command]:
         """Take the steps whose conditions are met."""
-        deployment, commands = self.deployment, list[cmd.Command]()
+        commands = self._reconcile(self._adoption, now_ms) if self._adoption is not None else []
+        deployment = self.deployment
         if self.step is Step.WAITING and self._held.workers_exited(now_ms) and now_ms >= (self._deadline_ms or 0):
-            return self._deploy(now_ms)
+            return commands + self._deploy(now_ms)
         if self.step is Step.STARTING and deployment is not None:
             if deployment.running and deployment.assigned:
                 self.step, self._ever_ran = Step.RUNNING, True
@@ -437,15 +527,18 @@ class JobMaster:
         if self.step in (Step.FINISHING, Step.CLOSING) or not self.status.to(JobStatus.CANCELLING, now_ms):
             return []
         self.event_log.add(now_ms, "cancel", "requested by a user")
-        commands = self._apply(self.checkpointing.halt("the job was cancelled", now_ms), now_ms)
+        commands = self._dismiss(self._adoption, now_ms) if self._adoption is not None else []
+        commands += self._apply(self.checkpointing.halt("the job was cancelled", now_ms), now_ms)
         commands += self._apply(self.job_change.halted("the job was cancelled"), now_ms)
         commands += self.job_change.closed("the job was cancelled")
         self.step, self._deadline_ms = Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS
-        return commands + self._broadcast(msg.CancelTasks(job_id=self.identity.job_id))
+        return commands + self._broadcast(
+            msg.CancelTasks(job_id=self.identity.job_id, generation=self.identity.generation)
+        )
 
     def _finish(self, now_ms: int) -> list[cmd.Command]:
         self.step, self._deadline_ms = Step.FINISHING, now_ms + _EXIT_TIMEOUT_MS
-        return self._broadcast(msg.FinishTasks(job_id=self.identity.job_id))
+        return self._broadcast(msg.FinishTasks(job_id=self.identity.job_id, generation=self.identity.generation))
 
     def _broadcast(self, order: msg.WorkerCommand) -> list[cmd.Command]:
         if self.deployment is None or not self.deployment.deployed:
@@ -537,7 +630,7 @@ class JobMaster:
         times = [self.checkpointing.wake_ms(), self.job_change.upgrading.wake_ms(), self._waiting.wake_ms()]
         if self._held.wake_ms() is not None and self.step in (Step.WAITING, Step.CLOSING):
             times.append(self._held.wake_ms())
-        elif self.step in (Step.WAITING, Step.STARTING, Step.FINISHING, Step.CANCELLING):
+        elif self.step in (Step.RECONCILING, Step.WAITING, Step.STARTING, Step.FINISHING, Step.CANCELLING):
             times.append(self._deadline_ms)
         elif self.step is Step.RUNNING and self.deployment is not None:
             times.append(self.deployment.wake_ms())

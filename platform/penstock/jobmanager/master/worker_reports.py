@@ -160,6 +160,8 @@ def handle_report(job: DeployedJob, worker_id: str, report: msg.WorkerReport, no
             return checkpointing.published(report.committable_ids)
         case msg.SavepointWritten():
             return checkpointing.savepoint_written(report)
+        case msg.TasksReported():
+            return []  # a late answer: the job runs, or restarts
 
 
 def _counted(job: DeployedJob, ack: msg.CheckpointAck) -> Sequence[ChangeStep]:

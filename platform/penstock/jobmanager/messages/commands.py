@@ -23,6 +23,26 @@ class ReadLog:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordAttempt:
+    """Write the attempt to the job's lease; answered by `AttemptRecorded` or `LogFailed`."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepWorker:
+    """Send commands to a worker that an earlier leader started; it is answered for like one's own."""
+
+    worker_id: str
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersDecided:
+    """Keep no further workers of earlier leaders: the job has adopted its workers, or restarts."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSlots:
     """Request `count` more slots; answered by `SlotsGranted` or `SlotsRefused`, at once without `wait`."""
 
@@ -163,6 +183,9 @@ class JobTerminal:
 
 Command = (
     ReadLog
+    | RecordAttempt
+    | KeepWorker
+    | WorkersDecided
     | RequestSlots
     | ReleaseSlots
     | LaunchWorker

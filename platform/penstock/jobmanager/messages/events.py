@@ -20,6 +20,24 @@ from penstock.rpc.messages import WorkerReport
 class Start:
     """The lease is held and the log is sealed: the job can begin."""
 
+    #: The attempt that an earlier leader may have left running, and how long to wait for its workers; 0: do not adopt.
+    attempt: int = 0
+    reconcile_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersKept:
+    """A TaskManager has registered with these workers of the job, which an earlier leader started."""
+
+    workers: tuple[tuple[str, Slot], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecorded:
+    """Answer to `RecordAttempt`: the job's lease names this attempt. A failure is answered by `LogFailed`."""
+
+    attempt: int
+
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
@@ -223,6 +241,8 @@ BarrierRequested = StopRequested | SavepointRequested | CheckpointRequested
 
 Event = (
     Start
+    | WorkersKept
+    | AttemptRecorded
     | LogRead
     | LogFailed
     | SlotsGranted

@@ -36,18 +36,22 @@ if TYPE_CHECKING:
     from penstock.task.chain.uploader import Uploader
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TaskReports:
-    """The reports of one deployment of one subtask."""
+    """The reports of one deployment of one subtask; what was reported last is read from any thread."""
 
     deployment: TaskDeployment
     send: Callable[[WorkerReport], None]
+    #: See `TaskState`; empty before the first report. Set before it is sent, as a report may be lost.
+    last_state: str = ""
+    has_input_ended: bool = False
 
     def state(
         self, state: str, error: str = "", detail: str = "", last: tuple[dict[str, float], dict[str, str]] | None = None
     ) -> None:
         """Report another state of the subtask; `last`: its last metrics and texts."""
         metrics, texts = last or ({}, {})
+        self.last_state = state
         execution = self.deployment.execution
         self.send(
             TaskState(
@@ -65,7 +69,7 @@ class TaskReports:
 
     def input_ended(self) -> None:
         """Report that all input was processed and the operators have emitted the rest."""
-        execution = self.deployment.execution
+        execution, self.has_input_ended = self.deployment.execution, True
         self.send(
             InputEnded(
                 job_id=self.deployment.job_id,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +23,7 @@ from penstock.graph.task_deployment import TaskDeployment, decode_deployment, de
 from penstock.rpc.messages import (
     AlignWatermarks,
     AskSubtask,
+    AskTasks,
     AssignSplits,
     CancelTasks,
     CheckpointAborted,
@@ -32,7 +34,9 @@ from penstock.rpc.messages import (
     LeaseRenewed,
     PendingResolved,
     ResolvePending,
+    RunningTask,
     SavepointWritten,
+    TasksReported,
     TriggerCheckpoint,
     WorkerCommand,
     WorkerMetrics,
@@ -76,8 +80,13 @@ class _Job:
     generation: int
     queries: OpenQueries
     run_id: str = ""
+    attempt: int = 0
     subtasks: list[Subtask] = field(default_factory=list)
     released: bool = False
+    #: A barrier that ends the job was triggered.
+    stopping: bool = False
+    #: Splits assigned to each source subtask, also those that it has not taken yet.
+    splits: dict[str, set[str]] = field(default_factory=dict)
 
     @property
     def has_ended(self) -> bool:
@@ -111,7 +120,8 @@ class TaskRuntime:
             case DeployTasks():
                 self._deploy(command)
             case CancelTasks():
-                self._cancel(command.job_id)
+                for subtask in self._live_subtasks(command.job_id, None, command.generation):
+                    subtask.cancel()
             case TriggerCheckpoint():
                 self._trigger(command)
             case CheckpointCompleted():
@@ -119,14 +129,14 @@ class TaskRuntime:
                 for subtask in self._live_subtasks(permit.job_id, permit.run_id, permit.generation):
                     subtask.complete(command)
             case CheckpointAborted():
-                for subtask in self._live_subtasks(command.job_id, command.run_id, None):
+                for subtask in self._live_subtasks(command.job_id, command.run_id, command.generation):
                     subtask.abort(command)
             case AssignSplits():
                 self._assign(command)
             case AlignWatermarks():
                 self._align(command)
             case FinishTasks():
-                for subtask in self._live_subtasks(command.job_id, None, None):
+                for subtask in self._live_subtasks(command.job_id, None, command.generation):
                     subtask.finish()
             case ResolvePending():
                 self._resolve(command)
@@ -134,6 +144,8 @@ class TaskRuntime:
                 self._savepoint(command)
             case AskSubtask():
                 self._ask(command)
+            case AskTasks():
+                self._tell(command)
             case LeaseRenewed():
                 pass  # the worker process has renewed its lease before this call
 
@@ -197,7 +209,9 @@ class TaskRuntime:
             return
         self._environment.network.release(command.job_id)
         queries = OpenQueries(self._environment.clock, self._environment.report)
-        job = _Job(command.generation, queries, deployments[0].run_id if deployments else "")
+        job = _Job(command.generation, queries)
+        if deployments:
+            job.run_id, job.attempt = deployments[0].run_id, deployments[0].execution.attempt
         self._jobs[command.job_id] = job
         stateful_subtasks = sum(keeps_keyed_state(deployment) for deployment in deployments)
         loops: list[SubtaskLoop] = []
@@ -260,31 +274,31 @@ class TaskRuntime:
         for deployment in deployments:
             TaskReports(deployment, self._environment.report).state("FAILED", error, detail)
 
-    def _cancel(self, job_id: str) -> None:
-        for subtask in self._live_subtasks(job_id, None, None):
-            subtask.cancel()
-
     # --- checkpoints and splits --------------------------------------------------------------------------------------
 
     def _trigger(self, command: TriggerCheckpoint) -> None:
+        kind = BarrierKind(command.kind)
         for subtask in self._live_subtasks(command.job_id, command.run_id, command.generation):
+            self._jobs[command.job_id].stopping |= kind.ends_job
             if subtask.is_source:
-                subtask.trigger(command.checkpoint_id, BarrierKind(command.kind))
+                subtask.trigger(command.checkpoint_id, kind)
             else:
                 subtask.expect(command.checkpoint_id)
 
     def _assign(self, command: AssignSplits) -> None:
-        for subtask in self._live_subtasks(command.job_id, None, None):
+        for subtask in self._live_subtasks(command.job_id, None, command.generation):
             execution = subtask.deployment.execution
             if (execution.vertex_id, execution.subtask, execution.attempt) == (
                 command.vertex_id,
                 command.subtask,
                 command.attempt,
             ):
+                taken = self._jobs[command.job_id].splits.setdefault(subtask.metric_name, set())
+                taken.update(split["id"] for split in command.splits)
                 _call_source(subtask, lambda source: source.add_splits(command.splits, no_more=command.no_more))
 
     def _align(self, command: AlignWatermarks) -> None:
-        for subtask in self._live_subtasks(command.job_id, None, None):
+        for subtask in self._live_subtasks(command.job_id, None, command.generation):
             limit = command.limits.get(subtask.metric_name)
             if limit is not None and subtask.deployment.execution.attempt == command.attempt:
                 _call_source(subtask, operator.methodcaller("align", limit))
@@ -297,6 +311,21 @@ class TaskRuntime:
                 queries.ask(subtask, query)
                 return
         queries.refuse(query, NOT_RUNNING)
+
+    def _tell(self, command: AskTasks) -> None:
+        """Tell a new leader what runs here, without waiting for a subtask."""
+        environment, job = self._environment, self._jobs.get(command.job_id)
+        report = TasksReported(
+            job_id=command.job_id, generation=command.generation, endpoint=environment.network.endpoint, pid=os.getpid()
+        )
+        if job is None or command.generation < job.generation:
+            environment.report(report)
+            return
+        job.generation = command.generation
+        tasks = tuple(_running_task(subtask, job.splits.get(subtask.metric_name)) for subtask in job.subtasks)
+        environment.report(
+            msgspec.structs.replace(report, run_id=job.run_id, attempt=job.attempt, stopping=job.stopping, tasks=tasks)
+        )
 
     # --- work beside the subtasks ------------------------------------------------------------------------------------
 
@@ -334,6 +363,17 @@ class TaskRuntime:
             command.job_id, what, lambda: write_savepoint(command, environment.open_store)
         )
         environment.blocking.submit(work, done)
+
+
+def _running_task(subtask: Subtask, splits: set[str] | None) -> RunningTask:
+    execution, reports = subtask.deployment.execution, subtask.reports
+    return RunningTask(
+        vertex_id=execution.vertex_id,
+        subtask=execution.subtask,
+        state=reports.last_state,
+        input_ended=reports.has_input_ended,
+        splits=None if splits is None else tuple(sorted(splits)),
+    )
 
 
 def _call_source(subtask: Subtask, call: Callable[[SourceOperator], None]) -> None:

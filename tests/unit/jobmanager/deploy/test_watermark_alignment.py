@@ -32,7 +32,7 @@ class World:
             for name in ("t1x", "t1y", "t2z")
         }
         self.deployment = SimpleNamespace(
-            ids=SimpleNamespace(attempt=7, job_id="job"),
+            ids=SimpleNamespace(attempt=7, job_id="job", generation=1),
             executions={where: SimpleNamespace(input_ended=False) for where in subtasks},
             workers=workers,
         )

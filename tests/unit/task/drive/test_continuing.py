@@ -157,7 +157,7 @@ def test_at_the_end_of_input_mails_and_barriers_do_not_wait_for_calls(asking, ba
 
 def test_a_task_that_waits_for_the_last_calls_can_be_cancelled(asking, batch_of):
     ending(asking, batch_of(1))
-    asking.broadcast(CancelTasks(job_id="job"))
+    asking.broadcast(CancelTasks(job_id="job", generation=1))
     asking.settle()
     assert asking.states("sink")[-1] == "CANCELED"
     assert asking.ended() == ["source"]
@@ -207,7 +207,7 @@ def test_a_drain_waits_for_calls_while_mails_and_other_tasks_go_on(asking):
 
 def test_a_drain_that_waits_can_be_cancelled(asking):
     draining(asking, 1)
-    asking.broadcast(CancelTasks(job_id="job"))
+    asking.broadcast(CancelTasks(job_id="job", generation=1))
     asking.settle()
     assert asking.states("sink")[-1] == "CANCELED"
     assert asking.acks("sink") == []

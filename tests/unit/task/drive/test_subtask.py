@@ -15,12 +15,16 @@ from penstock.graph.task_deployment import (
     encode_peers,
 )
 from penstock.rpc.messages import (
+    AskTasks,
     AssignSplits,
     CancelTasks,
+    CheckpointAborted,
     CheckpointDeclined,
     DeployPeers,
     DeployTasks,
+    FinishTasks,
     OutputPublished,
+    TasksReported,
     TaskState,
     TriggerCheckpoint,
 )
@@ -261,7 +265,7 @@ def test_a_failing_operator_fails_its_subtask_with_its_own_frames_first(world, b
 
 def test_cancelling_ends_all_subtasks_and_mails_afterwards_are_dropped(world, batch_of):
     w = running(world)
-    w.broadcast(CancelTasks(job_id="job"))
+    w.broadcast(CancelTasks(job_id="job", generation=1))
     w.settle()
     assert w.states("source")[-1] == w.states("sink")[-1] == "CANCELED"
     w.trigger(1)
@@ -274,8 +278,9 @@ def test_splits_reach_the_attempt_they_were_meant_for(world):
     w = running(world, sources=2)
     for attempt in (1, 2):
         message = AssignSplits(
-            job_id="job", vertex_id="source", subtask=1, attempt=attempt, splits=({"id": str(attempt)},), no_more=False
-        )
+            job_id="job", generation=1, vertex_id="source", subtask=1, attempt=attempt,
+            splits=({"id": str(attempt)},), no_more=False,
+        )  # fmt: skip
         w.runtime("source").handle(message)
     w.settle()
     assert w.sources[0].splits == []
@@ -294,6 +299,60 @@ def test_messages_of_another_run_or_an_older_generation_are_dropped(world):
         w.broadcast(CheckpointCompleted(permit=msgspec.structs.replace(permit, **changes)))
     w.settle()
     assert [x for x in w.sink.seen if x[0] == "complete"] == [("complete", 1)]
+
+
+def test_an_earlier_leader_has_no_effect_once_a_later_one_has_sent_a_command(world):
+    w = running(world)
+    w.complete(1, generation=2)
+    w.settle()
+    old = {"job_id": "job", "generation": 1}
+    for command in (
+        CancelTasks(**old),
+        FinishTasks(**old),
+        CheckpointAborted(**old, run_id="run", checkpoint_id=2),
+        AssignSplits(**old, vertex_id="source", subtask=0, attempt=1, splits=({"id": "late"},), no_more=False),
+    ):
+        w.broadcast(command)
+    w.settle()
+    assert w.sources[0].splits == []
+    assert not [seen for seen in w.sink.seen if seen[0] == "aborted"]
+    assert not any(subtask.has_ended for subtask in w.runtime("source").subtasks)
+
+
+def told(w, vertex="source"):
+    """Return what the worker of a vertex tells the leader of generation 2."""
+    w.runtime(vertex).handle(AskTasks(job_id="job", generation=2))
+    return w.of(TasksReported)[-1]
+
+
+def test_a_worker_tells_a_new_leader_what_runs_in_it(world):
+    w = running(world)
+    before = told(w)
+    assert (before.run_id, before.attempt, before.generation, before.stopping) == ("run", 1, 2, False)
+    assert [(task.state, task.splits) for task in before.tasks] == [("RUNNING", None)]
+    split = AssignSplits(
+        job_id="job", generation=2, vertex_id="source", subtask=0, attempt=1, splits=({"id": "a"},), no_more=False
+    )
+    w.runtime("source").handle(split)
+    assert told(w).tasks[0].splits == ("a",), "the subtask has not taken it yet, but it has it"
+    w.runtime("source").handle(msgspec.structs.replace(split, generation=1, splits=({"id": "b"},)))
+    assert told(w).tasks[0].splits == ("a",)
+
+
+def test_a_worker_tells_a_new_leader_of_a_stop_and_of_the_end_of_input(world):
+    w = running(world)
+    w.trigger(1, "stop")
+    assert told(w).stopping, "also before the source has seen it"
+    w = running(world)
+    w.sources[0].ended = True
+    w.settle()
+    assert told(w).tasks[0].input_ended
+
+
+def test_a_worker_without_tasks_has_none_to_tell_of(world):
+    w = running(world)
+    w.runtime("source").handle(AskTasks(job_id="another", generation=2))
+    assert w.of(TasksReported)[-1].tasks == ()
 
 
 def test_a_newer_barrier_makes_the_subtask_decline_the_older(world):

@@ -1,0 +1,132 @@
+"""Decides whether a job goes on with the workers of an earlier leader; pure.
+
+A member of `master.job_master` while the job is RECONCILING. It adopts a whole attempt or nothing: see the decision
+record 22.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import replace
+
+import msgspec
+
+from penstock.graph.execution_graph import PlanIds
+from penstock.graph.job_graph import JobGraph, required_slots
+from penstock.jobmanager.deploy.deployment import AdoptedTask, Recovered, Worker
+from penstock.jobmanager.messages.placement import Slot
+from penstock.rpc.messages import InputEnded, TasksReported, TaskState, WorkerReport
+
+_ENDED = ("FINISHED", "CANCELED", "FAILED")
+_Where = tuple[str, int]
+
+
+class Verdict(enum.Enum):
+    """What to do with the workers."""
+
+    WAIT = "wait"
+    ADOPT = "adopt"
+    RESTART = "restart"
+
+
+class Adoption:
+    """What is known of the workers of one job."""
+
+    def __init__(self, graph: JobGraph, ids: PlanIds, deadline_ms: int) -> None:
+        """Wait until `deadline_ms` for all workers of `ids`: of this leader's generation and the attempt to adopt."""
+        self.ids = ids
+        self.deadline_ms = deadline_ms
+        #: What the log says; None before it is read.
+        self.recovered: Recovered | None = None
+        self.workers: dict[str, Worker] = {}
+        self._tasks: dict[_Where, AdoptedTask] = {}
+        self._owners: dict[tuple[str, str], int] = {}
+        self._needed = required_slots(graph)
+        self._subtasks = {(vertex.id, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)}
+        self._sources = {vertex.id for vertex in graph.vertices if vertex.is_source}
+        self._obstacle = ""
+
+    @property
+    def tasks(self) -> tuple[AdoptedTask, ...]:
+        """The subtasks that the workers have reported."""
+        return tuple(self._tasks.values())
+
+    def refuse(self, obstacle: str) -> None:
+        """Restart the job; the first obstacle counts."""
+        self._obstacle = self._obstacle or obstacle
+
+    def found(self, worker_id: str, slot: Slot) -> None:
+        """Add a worker, which is then asked."""
+        self.workers[worker_id] = Worker(worker_id, slot)
+
+    def lost(self, worker_id: str) -> None:
+        """Handle the end of a worker."""
+        if self.workers.pop(worker_id, None) is not None:
+            self.refuse(f"worker {worker_id} was lost")
+
+    def taskmanager_lost(self, taskmanager_id: str) -> None:
+        """Handle the loss of a TaskManager with its workers."""
+        for worker in [worker for worker in self.workers.values() if worker.slot.taskmanager_id == taskmanager_id]:
+            self.lost(worker.worker_id)
+
+    def reported(self, worker_id: str, report: WorkerReport) -> None:
+        """Handle a report of a worker: its answer, or what has changed since."""
+        match report:
+            case TasksReported() if report.generation == self.ids.generation:
+                self._answered(worker_id, report)
+            case TaskState() if report.attempt == self.ids.attempt:
+                self._change((report.vertex_id, report.subtask), state=report.state)
+            case InputEnded() if report.attempt == self.ids.attempt:
+                self._change((report.vertex_id, report.subtask), input_ended=True)
+
+    def decide(self, now_ms: int) -> tuple[Verdict, str]:
+        """Return the verdict, and why the job restarts or what it waits for."""
+        ended = next((task for task in self.tasks if task.report.state in _ENDED), None)
+        if ended is not None:
+            self.refuse(f"subtask {ended.report.vertex_id[:8]}_{ended.report.subtask} is {ended.report.state}")
+        if self._obstacle:
+            return Verdict.RESTART, self._obstacle
+        if waiting := self._waiting():
+            return (Verdict.WAIT if now_ms < self.deadline_ms else Verdict.RESTART), waiting
+        if unassigned := [t for t in self.tasks if t.report.vertex_id in self._sources and t.report.splits is None]:
+            where = unassigned[0].report
+            return Verdict.RESTART, f"source subtask {where.vertex_id[:8]}_{where.subtask} has no splits yet"
+        return Verdict.ADOPT, ""
+
+    def _waiting(self) -> str:
+        """Return what is still missing; empty if all subtasks run."""
+        if self.recovered is None:
+            return "the manifest log is not read"
+        answered = sum(bool(worker.endpoint) for worker in self.workers.values())
+        if answered < self._needed or answered < len(self.workers):
+            return f"{answered} of {max(self._needed, len(self.workers))} workers have answered"
+        if missing := self._subtasks - set(self._tasks):
+            vertex_id, subtask = min(missing)
+            return f"no worker runs subtask {vertex_id[:8]}_{subtask}"
+        late = next((task.report for task in self.tasks if task.report.state != "RUNNING"), None)
+        return "" if late is None else f"subtask {late.vertex_id[:8]}_{late.subtask} is {late.state}"
+
+    def _answered(self, worker_id: str, report: TasksReported) -> None:
+        worker = self.workers.get(worker_id)
+        if worker is None or worker.endpoint:
+            return
+        worker.endpoint, worker.pid = report.endpoint, report.pid
+        if (report.run_id, report.attempt) != (self.ids.run_id, self.ids.attempt):
+            self.refuse(f"worker {worker_id} runs attempt {report.attempt}, the newest is {self.ids.attempt}")
+        if report.stopping:
+            self.refuse("a stop of the job was under way")
+        for task in report.tasks:
+            where = task.vertex_id, task.subtask
+            if where not in self._subtasks or where in self._tasks:
+                self.refuse(
+                    f"worker {worker_id} runs subtask {task.vertex_id[:8]}_{task.subtask}, which is not its own"
+                )
+            for split in task.splits or ():
+                if self._owners.setdefault((task.vertex_id, split), task.subtask) != task.subtask:
+                    self.refuse(f"two subtasks read split {split}")
+            self._tasks[where] = AdoptedTask(worker_id, task)
+
+    def _change(self, where: _Where, **changes: object) -> None:
+        task = self._tasks.get(where)
+        if task is not None:
+            self._tasks[where] = replace(task, report=msgspec.structs.replace(task.report, **changes))
