@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +21,9 @@ from penstock.core.elements import Batch
 if TYPE_CHECKING:
     from tests.sim.world import World
 
+    from penstock.graph.job_graph import JobGraph
     from penstock.network.input_gate import InputGate
+    from penstock.rpc import messages as msg
     from penstock.task.drive.subtask import Subtask
 
 _MANIFESTS = f"{JOB}/manifests/"
@@ -39,6 +42,8 @@ class Checks:
         self._newest = "", 0.0
         self._last: dict[str, int] = {}
         self._ended: set[str] = set()
+        #: Generation that has triggered a checkpoint of a run.
+        self._triggered: dict[tuple[str, int], int] = {}
         #: (marker group, checkpoint id) of all output some manifest of a checkpoint names.
         self._named: set[tuple[str, int]] = set()
         #: Files the newest checkpoint names.
@@ -185,6 +190,26 @@ class Checks:
             self._world.scheduler.fail("negative credit at a gate")
         if credit.floating_free + sum(credit.floating_held) != credit.floating_total:
             self._world.scheduler.fail("floating credit leaked")
+
+    # --- a change of the leader -------------------------------------------------------------------------------------
+
+    def adopted(self, graph: JobGraph, told: Mapping[str, msg.TasksReported]) -> None:
+        """A leader goes on with workers; `told` is what they have said, by worker."""
+        subtasks = {(vertex.id, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)}
+        running = Counter((task.vertex_id, task.subtask) for answer in told.values() for task in answer.tasks)
+        if missing := sorted(subtasks - set(running)):
+            self._world.scheduler.fail(f"adopted without {len(missing)} of {len(subtasks)} subtasks")
+        if len({answer.attempt for answer in told.values()}) > 1:
+            self._world.scheduler.fail("subtasks of two attempts are adopted")
+
+    def triggered(self, run_id: str, checkpoint_id: int, generation: int) -> None:
+        """A leader triggers a checkpoint."""
+        if self._triggered.setdefault((run_id, checkpoint_id), generation) != generation:
+            self._world.scheduler.fail(f"two leaders give id {checkpoint_id} to a checkpoint of {run_id}")
+
+    def obeyed_earlier(self, worker_id: str, command: str) -> None:
+        """A command of an earlier leader had an effect."""
+        self._world.scheduler.fail(f"{worker_id} obeys {command} of an earlier leader")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

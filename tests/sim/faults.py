@@ -19,6 +19,7 @@ POINTS: Mapping[str, float] = {
     "read-fails": 0.01,
     "upload-delayed": 0.12,
     "message-delayed": 0.03,
+    "command-late": 0.3,
     "ack-duplicated": 0.15,
     "ack-late": 0.05,
     "frames-delayed": 0.01,

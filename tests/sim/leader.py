@@ -76,6 +76,8 @@ class Leader:
         self._pool = SlotPool(_SLOT_TIMEOUT_MS)
         self._kept = KeptWorkers()
         self._kept.recover([run.job_id])
+        #: What workers of the leader before it have answered.
+        self._told: dict[str, msg.TasksReported] = {}
         self._events: deque[ev.Event] = deque()
         self._calls: deque[tuple[str, Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
         self._calling = False
@@ -340,6 +342,8 @@ class Leader:
         if self.sessions.get(session.manager.name) is not session or worker_id not in self._where:
             return
         decoded = msg.decode_worker_report(report)
+        if isinstance(decoded, msg.TasksReported):
+            self._told[worker_id] = decoded
         self._count(decoded)
         event = ev.WorkerReported(worker_id, decoded)
         if isinstance(decoded, msg.CheckpointAck):
@@ -390,6 +394,7 @@ class Leader:
         deployment = self.master.deployment if self.master is not None else None
         if deployment is not None and deployment.deployed:
             self.world.swarm.seen("workers-adopted")
+            self.world.checks.adopted(self.run.graph, self._told)
         elif self._where:
             self.world.swarm.seen("workers-not-adopted")
 
@@ -416,6 +421,8 @@ class Leader:
         session = self.sessions.get(name)
         if isinstance(message, msg.CheckpointAborted):
             self._count_abort(message.checkpoint_id)
+        elif isinstance(message, msg.TriggerCheckpoint):
+            self.world.checks.triggered(message.run_id, message.checkpoint_id, message.generation)
         if session is None:
             return
         data, manager = msg.encode(message), session.manager

@@ -7,6 +7,7 @@ session ends is lost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
 
     from penstock.graph.task_deployment import TaskDeployment
     from penstock.task.drive.subtask import Subtask
+
+
+def generation_of(command: msg.WorkerCommand) -> float:
+    """The leader that sends a command about tasks; infinite for one that any leader may send."""
+    match command:
+        case msg.CheckpointCompleted():
+            return command.permit.generation
+        case (
+            msg.TriggerCheckpoint()
+            | msg.CheckpointAborted()
+            | msg.AssignSplits()
+            | msg.CancelTasks()
+            | msg.FinishTasks()
+            | msg.AlignWatermarks()
+        ):
+            return command.generation
+    return math.inf
 
 
 class Lane:
@@ -123,6 +141,8 @@ class Worker:
         self.worker_id = worker_id
         self.owner = f"w:{worker_id}"
         self.dead = False
+        #: Generation of the newest leader that has asked what runs here.
+        self.asked_by = 0
         self.inbox = Lane(world)
         self._outbox = Lane(world)
         self.network = MemoryNetwork(worker_id, world.transport, world.clock)
@@ -149,7 +169,18 @@ class Worker:
         """A command has come over the control socket."""
         decoded = msg.decode_worker_command(command)
         label = type(decoded).__name__
-        self.inbox.send(label, lambda: self.runtime.handle(decoded), owner=self.owner, slowest_ms=0.5)
+        self.inbox.send(label, lambda: self._handle(decoded), owner=self.owner, slowest_ms=0.5)
+
+    def _handle(self, command: msg.WorkerCommand) -> None:
+        """Handle it, and look that one of an earlier leader has no effect once a later one has asked."""
+        fenced = generation_of(command) < self.asked_by
+        before = [len(subtask.mailbox._mails) for subtask in self.runtime.subtasks]
+        self.runtime.handle(command)
+        after = [len(subtask.mailbox._mails) for subtask in self.runtime.subtasks]
+        if fenced and after != before:
+            self.world.checks.obeyed_earlier(self.worker_id, type(command).__name__)
+        if isinstance(command, msg.AskTasks):
+            self.asked_by = max(self.asked_by, command.generation)
 
     def kill(self) -> None:
         """SIGKILL: nothing more of it happens; its peers hear of it at once or a little later."""
@@ -240,8 +271,8 @@ class TaskManager:
         self._send_exit(worker_id, "it was killed by SIGKILL")
 
     def relay_down(self, session: Session, worker_ids: tuple[str, ...], command: bytes) -> None:
-        """A command for some workers."""
-        if self.session is not session:
+        """A command for some workers; one of a stream that has ended may still come."""
+        if self.session is not session and not self.world.swarm.strikes("command-late"):
             return
         for worker_id in worker_ids:
             if worker_id in self._starting:

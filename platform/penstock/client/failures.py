@@ -26,6 +26,7 @@ _AFTER = {
     "FAILED": "the job has failed",
     "FAILING": "its tasks are ending",
     "RESTARTING": "it is restarting",
+    "RECONCILING": "a new leader looks for its workers",
 }
 _SECONDS = (
     "if they are seconds, declare the field as int and set unit='s' on the watermark strategy"

@@ -1,4 +1,4 @@
-"""Decides whether a job goes on with the workers of an earlier leader; pure.
+"""Decides whether a job continues with the workers of an earlier leader; pure.
 
 A member of `master.job_master` while the job is RECONCILING. It adopts a whole attempt or nothing: see the decision
 record 22.
@@ -22,7 +22,7 @@ _Where = tuple[str, int]
 
 
 class Verdict(enum.Enum):
-    """What to do with the workers."""
+    """The decision about the workers."""
 
     WAIT = "wait"
     ADOPT = "adopt"
@@ -30,13 +30,13 @@ class Verdict(enum.Enum):
 
 
 class Adoption:
-    """What is known of the workers of one job."""
+    """The workers of one job, as far as they are known."""
 
     def __init__(self, graph: JobGraph, ids: PlanIds, deadline_ms: int) -> None:
         """Wait until `deadline_ms` for all workers of `ids`: of this leader's generation and the attempt to adopt."""
         self.ids = ids
         self.deadline_ms = deadline_ms
-        #: What the log says; None before it is read.
+        #: The recovery plan from the log; None before it is read.
         self.recovered: Recovered | None = None
         self.workers: dict[str, Worker] = {}
         self._tasks: dict[_Where, AdoptedTask] = {}
@@ -70,7 +70,7 @@ class Adoption:
             self.lost(worker.worker_id)
 
     def reported(self, worker_id: str, report: WorkerReport) -> None:
-        """Handle a report of a worker: its answer, or what has changed since."""
+        """Handle a report of a worker: its answer, or a later change."""
         match report:
             case TasksReported() if report.generation == self.ids.generation:
                 self._answered(worker_id, report)

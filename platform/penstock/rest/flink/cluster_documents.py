@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 #: Application states that differ from the job's state.
-_APPLICATION = {"RESTARTING": "RUNNING", "FAILING": "FAILING", "CANCELLING": "CANCELING"}
+_APPLICATION = {"RESTARTING": "RUNNING", "RECONCILING": "RUNNING", "FAILING": "FAILING", "CANCELLING": "CANCELING"}
 _NO_RESOURCE = {"cpuCores": 0.0, "taskHeapMemory": 0, "taskOffHeapMemory": 0, "managedMemory": 0, "networkMemory": 0}
 
 

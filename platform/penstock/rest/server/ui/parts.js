@@ -5,6 +5,7 @@ import { duration, iso, moment, percent } from "./format.js";
 
 const TONES = {
   RUNNING: "good", FINISHED: "good", COMPLETED: "good", FAILED: "bad", FAILING: "bad", RESTARTING: "warn",
+  RECONCILING: "busy",
   CANCELED: "off", CANCELLING: "warn", CANCELING: "warn", IN_PROGRESS: "busy",
 };
 

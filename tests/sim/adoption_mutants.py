@@ -1,0 +1,92 @@
+"""Faults planted into the adoption of workers by a new leader, for `test_mutants.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.sim.mutants import Mutant, Patch
+from tests.sim.workload import Phase
+
+from penstock.checkpoint import recovery
+from penstock.checkpoint.job_lease import JobLease
+from penstock.jobmanager.deploy.adoption import Adoption, Verdict
+from penstock.jobmanager.deploy.deployment import AdoptedTask
+from penstock.jobmanager.deploy.split_assigner import SplitAssigner
+from penstock.rpc.messages import RunningTask
+from penstock.task.drive.runtime import TaskRuntime
+
+_CHANGES = {"jobmanager-killed": 2.0, "leader-paused": 1.0}
+_LOSSES = {**_CHANGES, "session-lost": 1.0}
+_SLOW = {"input_ms": 1500.0}
+
+
+def _impatient(patch: Patch) -> None:
+    """It adopts the workers that have come in time."""
+    decide = Adoption.decide
+
+    def hasty(self: Adoption, now_ms: int) -> tuple[Verdict, str]:
+        verdict, reason = decide(self, now_ms)
+        if verdict is not Verdict.RESTART or self._obstacle or self.recovered is None or not self._tasks:
+            return verdict, reason
+        worker = next(iter(self.workers))
+        for vertex_id, subtask in self._subtasks - set(self._tasks):
+            task = RunningTask(vertex_id=vertex_id, subtask=subtask, state="RUNNING", splits=())
+            self._tasks[vertex_id, subtask] = AdoptedTask(worker, task)
+        return Verdict.ADOPT, ""
+
+    patch.setattr(Adoption, "decide", hasty)
+
+
+def _no_fence(patch: Patch) -> None:
+    live = TaskRuntime._live_subtasks
+
+    def any_generation(self: TaskRuntime, job_id: str, run_id: str | None, _generation: int | None) -> Any:
+        return live(self, job_id, run_id, None)
+
+    patch.setattr(TaskRuntime, "_live_subtasks", any_generation)
+
+
+def _ids_repeated(patch: Patch) -> None:
+    patch.setattr(recovery, "_UNSEEN_IDS", 0)
+
+
+def _owners_forgotten(patch: Patch) -> None:
+    """It knows how many splits each subtask has, but not which: it lists them again."""
+
+    def forgetful(_cls: type[SplitAssigner], owned: Any, *, bounded: bool) -> SplitAssigner:
+        assigner = SplitAssigner(len(owned), bounded=bounded, restored=None)
+        assigner._owned = [list(ids) for ids in owned]
+        return assigner
+
+    patch.setattr(SplitAssigner, "of_running", classmethod(forgetful))
+
+
+def _first_attempt_stays(patch: Patch) -> None:
+    record = JobLease.record_attempt
+
+    def once(self: JobLease, attempt: int) -> None:
+        if not self.record.attempt:
+            record(self, attempt)
+
+    patch.setattr(JobLease, "record_attempt", once)
+
+
+ADOPTION = (
+    Mutant("adopted with a subtask missing", _impatient, {}, _LOSSES, _SLOW, seeds=60),
+    Mutant("an earlier leader's command obeyed", _no_fence, {"command-late": 0.9}, _LOSSES, _SLOW, seeds=100),
+    Mutant(
+        "a checkpoint id used by two leaders",
+        _ids_repeated,
+        {"upload-delayed": 0.3, "ack-late": 0.2},
+        _CHANGES,
+        _SLOW,
+        {"checkpoint_interval_ms": 30},
+        seeds=100,
+        every_ms=120,
+    ),
+    Mutant("a split assigned twice", _owners_forgotten, {}, _CHANGES, {**_SLOW, "phases": [Phase(3)]}),
+    Mutant(
+        "an earlier attempt adopted", _first_attempt_stays, {}, {**_LOSSES, "worker-zombie": 2.0}, _SLOW, seeds=200,
+        every_ms=100,
+    ),
+)  # fmt: skip
