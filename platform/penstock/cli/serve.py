@@ -69,6 +69,11 @@ def jobmanager(options: Mapping[str, str]) -> int:
     return run_jobmanager_process(config, lambda text: _announce(options.get("ready-file", ""), text))
 
 
+def ha_root_of(options: Mapping[str, str]) -> str:
+    """Return the HA root that a JobManager with these options has."""
+    return _configured(JOBMANAGER_OPTIONS, options).settings.cluster.ha_root
+
+
 def taskmanager(options: Mapping[str, str]) -> int:
     """Run a TaskManager until it is stopped; return the exit code. With 0 slots, their number is read from stdin."""
     die_with_parent()

@@ -329,6 +329,10 @@ class RestClient:
         """Return the tail of a worker's log."""
         return str(self._get(f"/v1/penstock/workers/{_part(worker_id)}/log")["text"])
 
+    def hand_over(self) -> None:
+        """Let a standby lead; the jobs continue."""
+        self._send("POST", "/v1/penstock/leader/hand-over")
+
     def shutdown(self) -> None:
         """Stop the cluster."""
         self._send("DELETE", "/v1/cluster")

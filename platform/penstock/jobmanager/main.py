@@ -56,6 +56,8 @@ class JobManager:
         self._spans: OtlpSpans | None = None
         #: The election; None before `start`.
         self.leadership: Leadership | None = None
+        #: It ends so that a standby leads.
+        self.handed_over = False
 
     @property
     def generation(self) -> int:
@@ -83,10 +85,10 @@ class JobManager:
         """The address that TaskManagers connect to; known after `start`."""
         return self._server.address if self._server is not None else ""
 
-    async def start(self) -> bool:
+    async def start(self, *, later_ms: int = 0) -> bool:
         """Wait until this process leads, then listen for TaskManagers and recover the jobs.
 
-        Returns False if it was shut down as a standby.
+        With `later_ms` it lets others lead for that time. Returns False if it was shut down as a standby.
 
         Raises:
             PenstockError: the HA store is not usable, or the port is taken. LeadershipLostError: another one leads.
@@ -106,6 +108,9 @@ class JobManager:
             ttl_ms=settings.leader_lease_ms,
         )
         self.leadership = Leadership(store, lease, self._clock, _log)
+        if later_ms:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), later_ms / 1000)
         if not await self.leadership.wait(self._stopping):
             return False
         self._watches.append(asyncio.create_task(self.leadership.keep(self._stopping, self.fail)))
@@ -142,6 +147,11 @@ class JobManager:
         if self._failure is None:
             self._failure = error
         self._stopping.set()
+
+    def hand_over(self) -> None:
+        """Let a standby lead: `wait` raises LeadershipLostError, and the workers continue under the next leader."""
+        self.handed_over = True
+        self.fail(LeadershipLostError("this JobManager hands over to a standby", hint="try again in a second"))
 
     async def wait(self) -> None:
         """Wait for the shutdown.
@@ -228,17 +238,19 @@ async def run_jobmanager(
 
     `standing` is called whenever this process becomes a standby, `leading` when it leads and has recovered the jobs.
     """
+    later_ms = 0
     while not stopping.is_set():
         manager = JobManager(config)
         standing(manager)
         stopper = asyncio.create_task(_shut_down(manager, stopping))
         try:
-            if await manager.start():
+            if await manager.start(later_ms=later_ms):
                 await leading(manager)
                 await manager.wait()
             return 0
         except LeadershipLostError as error:
             _log(str(error))
+            later_ms = config.settings.leader_lease_ms if manager.handed_over else 0
         except PenstockError as error:
             _log(str(error))
             if not (isinstance(error, StorageError) and manager.has_joined):

@@ -42,7 +42,7 @@ class ReconnectPolicy:
 
     first_delay_ms: int = 50
     max_delay_ms: int = 500
-    #: For this time after the start the delay does not grow, because both processes are starting.
+    #: For this time after the start and after a loss the delay does not grow: a JobManager starts or takes over.
     starting_ms: int = 5_000
     #: Unreachable for this long: `run` raises; None waits forever.
     give_up_after_ms: int | None = 600_000
@@ -121,7 +121,7 @@ class TaskManagerLink:
                 return
             now = self._clock.monotonic_ms()
             if heard:
-                delay_ms, lost_since, grows_at = float(self._policy.first_delay_ms), now, now
+                delay_ms, lost_since, grows_at = float(self._policy.first_delay_ms), now, now + self._policy.starting_ms
             # Counted separately from `lost_since`: this JobManager may have started just now.
             distrusted_since = (
                 (now if distrusted_since is None else distrusted_since) if self._authentication_failed else None

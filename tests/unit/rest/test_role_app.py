@@ -20,6 +20,7 @@ class Manager:
         lease = LeaderLease(generation=2, jobmanager_id="b", holder=holder, rest=rest, rpc="b:6123") if rest else None
         self.rest_url = "http://own:8081"
         self.leadership, self.error, self.failed = SimpleNamespace(leader=lease, confirm=self.confirm), error, []
+        self.handed_over = False
 
     async def confirm(self):
         if self.error is not None:
@@ -28,8 +29,11 @@ class Manager:
     def fail(self, error):
         self.failed.append(error)
 
+    def hand_over(self):
+        self.handed_over = True
 
-def ask(role, path="/v1/jobs", query="", headers=()):
+
+def ask(role, path="/v1/jobs", query="", headers=(), method="GET"):
     """Return status, headers and document of an answer."""
     sent = []
 
@@ -39,7 +43,7 @@ def ask(role, path="/v1/jobs", query="", headers=()):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": list(headers)}
+    scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": list(headers)}
     asyncio.run(role(scope, receive, send))
     body = b"".join(message.get("body", b"") for message in sent)
     return sent[0]["status"], dict(sent[0]["headers"]), json.loads(body)
@@ -65,6 +69,14 @@ def test_the_leader_answers():
         "role": "leader",
         "leader": {"url": "http://b:8081", "rpc": "b:6123", "generation": 2},
     }
+
+
+def test_a_leader_that_hands_over_answers_no_longer():
+    manager = Manager("http://own:8081")
+    role = role_of(manager, leads=True)
+    assert ask(role, f"{LEADER_PATH}/hand-over", method="POST")[0] == 202
+    assert manager.handed_over
+    assert ask(role)[0] == 503, "another one leads soon"
 
 
 @pytest.mark.parametrize("path", [LEADER_PATH, "/penstock/leader"])

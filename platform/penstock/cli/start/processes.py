@@ -19,6 +19,7 @@ from penstock.cli.options import (
     LogFormatOption,
     OtlpOption,
     SecurityOption,
+    connect,
     print_json,
     say,
 )
@@ -58,9 +59,16 @@ def jobmanager(
     insecure: InsecureOption = None,
     otlp_endpoint: OtlpOption = None,
     log_format: LogFormatOption = None,
+    hand_over: Annotated[
+        bool, typer.Option("--hand-over", help="Make the leader of the HA root a standby, and exit; jobs continue.")
+    ] = False,
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a JobManager until it is stopped, as leader or standby."""
+    if hand_over:
+        connect(serve.ha_root_of(_given({"ha-root": ha_root}))).hand_over()
+        say("the leader hands over to a standby")
+        return
     options = {"ha-root": ha_root, "host": host, "rest-port": rest_port, "rpc-port": rpc_port, "security": security}
     options |= {"insecure": insecure, "otlp-endpoint": otlp_endpoint, "log-format": log_format}
     sys.exit(serve.jobmanager(_given({**options, "ready-file": ready_file})))

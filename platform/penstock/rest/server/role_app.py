@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 #: Who leads, as this process knows; answered in both roles.
 LEADER_PATH = "/v1/penstock/leader"
+#: Ends the lead of the process that leads.
+_HAND_OVER_PATH = f"{LEADER_PATH}/hand-over"
 _CONNECT_S = 5.0
 #: A leader that says nothing for this long is suspended or overloaded; no answer takes longer.
 _SILENCE_S = 60.0
@@ -57,6 +59,13 @@ class RoleApp:
         leads = self._leading is not None and await self._confirmed()
         if scope["path"] in (LEADER_PATH, LEADER_PATH.removeprefix("/v1")) and scope["method"] == "GET":
             await _answer(send, 200, self._leader(leads=leads))
+        elif (
+            leads
+            and scope["path"] in (_HAND_OVER_PATH, _HAND_OVER_PATH.removeprefix("/v1"))
+            and (scope["method"] == "POST")
+        ):
+            self._hand_over()
+            await _answer(send, 202, {})
         elif leads and self._leading is not None:
             await self._leading(scope, receive, send)
         else:
@@ -77,6 +86,11 @@ class RoleApp:
         except StorageError as error:
             _LOGGER.warning("cannot confirm the leadership: %s", error)
         return self._leading is not None
+
+    def _hand_over(self) -> None:
+        if self._manager is not None:
+            self._leading = None
+            self._manager.hand_over()
 
     def _newest_lease(self) -> LeaderLease | None:
         if self._manager is not None and self._manager.leadership is not None:
