@@ -3,6 +3,9 @@
 A channel that delivered the barrier of the running checkpoint is blocked until all channels have. Barriers also flow
 after `EndOfInput`, so an ended channel stays a channel. A newer barrier supersedes the running checkpoint; an aborted
 one is never waited for.
+
+A checkpoint that may overtake is not aligned: with the first barrier that has arrived in any channel, the subtask takes
+its snapshot at once. The rows that were sent before the other barriers are then collected until these have arrived.
 """
 
 from __future__ import annotations
@@ -41,7 +44,22 @@ class Abort:
     reason: str
 
 
-AlignmentCommand = Block | Unblock | Snapshot | Abort
+@dataclass(frozen=True, slots=True)
+class Overtake:
+    """Take the snapshot now and collect the rows before the barriers of all channels but those in `passed`."""
+
+    barrier: Barrier
+    passed: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StopCollecting:
+    """Collect no further rows: this checkpoint will never be complete."""
+
+    checkpoint_id: int
+
+
+AlignmentCommand = Block | Unblock | Snapshot | Abort | Overtake | StopCollecting
 
 
 class Alignment:
@@ -56,6 +74,11 @@ class Alignment:
         self._aborted: set[int] = set()
         #: Highest checkpoint id that this subtask has taken, superseded or aborted.
         self._over = -1
+        #: The newest checkpoint that may overtake, and the newest barrier that has arrived in some channel.
+        self._permitted = -1
+        self._received: Barrier | None = None
+        #: The overtaking checkpoint whose rows are being collected.
+        self._collecting: int | None = None
 
     @property
     def blocked(self) -> frozenset[int]:
@@ -74,14 +97,12 @@ class Alignment:
 
     def on_barrier(self, channel: int, barrier: Barrier) -> list[AlignmentCommand]:
         """Handle a barrier at the head of `channel`."""
-        commands: list[AlignmentCommand] = []
         number = barrier.checkpoint_id
         if number <= self._over or number in self._aborted:
-            return commands
+            return []
         if self._running is not None and number < self._running.checkpoint_id:
-            return commands
-        if self._running is not None and number > self._running.checkpoint_id:
-            commands += self._drop(f"checkpoint {number} began before this one was aligned")
+            return []
+        commands = self._supersede(number)
         if self._running is None:
             self._running = barrier
         self._arrived.add(channel)
@@ -91,6 +112,22 @@ class Alignment:
         commands.append(Snapshot(barrier))
         return commands + self._release()
 
+    def permit(self, checkpoint_id: int) -> list[AlignmentCommand]:
+        """Let the barriers of this checkpoint overtake rows from now on."""
+        self._permitted = max(self._permitted, checkpoint_id)
+        return self._overtake_if_due()
+
+    def on_received(self, barrier: Barrier) -> list[AlignmentCommand]:
+        """Handle a barrier that has arrived in a channel, after rows that were not read."""
+        if self._received is None or barrier.checkpoint_id > self._received.checkpoint_id:
+            self._received = barrier
+        return self._overtake_if_due()
+
+    def on_collected(self, checkpoint_id: int) -> None:
+        """Handle the last barrier of an overtaking checkpoint: all its rows are collected."""
+        if self._collecting == checkpoint_id:
+            self._collecting = None
+
     def on_end_of_input(self, channel: int) -> list[AlignmentCommand]:
         """Handle the end of input of `channel`; its barriers still come, so nothing is released."""
         self._ended.add(channel)
@@ -98,12 +135,39 @@ class Alignment:
 
     def on_abort(self, checkpoint_id: int) -> list[AlignmentCommand]:
         """Handle an abort by the coordinator; barriers of this checkpoint that still arrive are ignored."""
+        if checkpoint_id == self._collecting:
+            self._collecting = None
+            return [StopCollecting(checkpoint_id)]
         if checkpoint_id <= self._over:
             return []
         self._aborted.add(checkpoint_id)
         if self._running is None or self._running.checkpoint_id != checkpoint_id:
             return []
         return self._drop("aborted by the coordinator")
+
+    def _overtake_if_due(self) -> list[AlignmentCommand]:
+        running, received = self._running, self._received
+        barrier = running if running is not None and running.checkpoint_id == self._permitted else received
+        number = self._permitted
+        if barrier is None or barrier.checkpoint_id != number or number <= self._over or number in self._aborted:
+            return []
+        commands = self._supersede(number)
+        passed = frozenset(self._arrived)
+        self._running = barrier
+        released = self._release()
+        self._collecting = number
+        return [*commands, Overtake(barrier, passed), *(released if passed else [])]
+
+    def _supersede(self, number: int) -> list[AlignmentCommand]:
+        """Give up an older checkpoint that is being aligned, or whose rows are being collected."""
+        commands: list[AlignmentCommand] = []
+        if self._collecting is not None and number > self._collecting:
+            reason = f"checkpoint {number} began before all barriers of this one had arrived"
+            commands += [StopCollecting(self._collecting), Abort(self._collecting, reason)]
+            self._collecting = None
+        if self._running is not None and number > self._running.checkpoint_id:
+            commands += self._drop(f"checkpoint {number} began before this one was aligned")
+        return commands
 
     def _drop(self, reason: str) -> list[AlignmentCommand]:
         assert self._running is not None  # noqa: S101 - callers have checked; narrows the type

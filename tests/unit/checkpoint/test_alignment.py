@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from penstock.checkpoint.alignment import Abort, Alignment, Block, Snapshot, Unblock
+from penstock.checkpoint.alignment import Abort, Alignment, Block, Overtake, Snapshot, StopCollecting, Unblock
 from penstock.core.elements import Barrier
 
 END = "end"
@@ -157,3 +157,53 @@ def test_all_ended():
     assert not alignment.all_ended
     alignment.on_end_of_input(1)
     assert alignment.all_ended
+
+
+def test_the_first_barrier_that_arrives_is_enough_once_it_may_overtake():
+    alignment = Alignment(3)
+    assert alignment.permit(1) == []
+    assert alignment.on_received(Barrier(1)) == [Overtake(Barrier(1), frozenset())]
+    assert alignment.on_barrier(2, Barrier(1)) == []
+
+
+def test_an_alignment_under_way_is_given_up_when_it_may_overtake():
+    alignment = Alignment(3)
+    assert alignment.on_received(Barrier(1)) == []
+    assert alignment.on_barrier(1, Barrier(1)) == [Block(1)]
+    assert alignment.permit(1) == [Overtake(Barrier(1), frozenset({1})), Unblock((1,))]
+    assert alignment.blocked == frozenset()
+
+
+def test_a_permit_changes_nothing_for_another_checkpoint():
+    alignment = Alignment(2)
+    alignment.on_received(Barrier(2))
+    assert alignment.permit(1) == []
+    assert alignment.on_barrier(0, Barrier(2)) == [Block(0)]
+    assert alignment.permit(3) == []
+
+
+def test_a_newer_checkpoint_or_an_abort_ends_the_collection():
+    alignment = Alignment(2)
+    alignment.permit(1)
+    alignment.on_received(Barrier(1))
+    alignment.permit(2)
+    stop, abort, overtake = alignment.on_received(Barrier(2))
+    assert stop == StopCollecting(1)
+    assert (abort.checkpoint_id, overtake) == (1, Overtake(Barrier(2), frozenset()))
+    assert alignment.on_abort(2) == [StopCollecting(2)]
+    assert alignment.on_abort(2) == []
+
+
+def test_what_is_collected_is_no_longer_given_up():
+    alignment = Alignment(2)
+    alignment.permit(1)
+    alignment.on_received(Barrier(1))
+    alignment.on_collected(1)
+    assert alignment.on_barrier(0, Barrier(2)) == [Block(0)]
+
+
+def test_an_aborted_checkpoint_does_not_overtake():
+    alignment = Alignment(2)
+    alignment.on_abort(1)
+    alignment.permit(1)
+    assert alignment.on_received(Barrier(1)) == []
