@@ -43,7 +43,8 @@ KERNELS = SplitKernels(
 class Exchange:
     """Two workers, in each a source subtask and a target subtask, all to all."""
 
-    def __init__(self, timeout_ms, buffer_size):
+    def __init__(self, timeout_ms, buffer_size, overtakes=""):
+        self.overtakes = overtakes
         self.settings = JobSettings(
             buffer_timeout_ms=timeout_ms, buffer_size_bytes=buffer_size, exclusive_buffers=1, floating_buffers=2
         )
@@ -80,12 +81,12 @@ class Exchange:
 
     def output(self, plane, source):
         channels = tuple(OutputChannelSpec(ChannelId(0, source, t, 1), w, f"memory:{w}") for t, w in enumerate(WORKERS))
-        spec = OutputSpec(partitioner=KeyGroup(("n",)), schema=TEXT, channels=channels)
+        spec = OutputSpec(partitioner=KeyGroup(("n",)), schema=TEXT, channels=channels, overtakes=self.overtakes)
         return plane.create_outputs(self.deployment(source, outputs=(spec,)))[0]
 
     def gate(self, plane, target):
         channels = tuple(InputChannelSpec(ChannelId(0, s, target, 1), w, f"memory:{w}") for s, w in enumerate(WORKERS))
-        spec = InputSpec(input_index=0, schema=TEXT, channels=channels)
+        spec = InputSpec(input_index=0, schema=TEXT, channels=channels, overtakes=self.overtakes)
         return plane.create_gate(self.deployment(target, inputs=(spec,)), lambda: None)
 
     def batch(self, source, rows, width):

@@ -120,6 +120,22 @@ def pending_text(output: Iterable[Committable]) -> str:
     return ", ".join(f"{count:,} rows of sink {uid}" for uid, count in sorted(rows.items())) or "none"
 
 
+class InFlightRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of an edge that barriers have overtaken, as an Arrow IPC stream: processed first at a restore."""
+
+    #: Id of the edge (`graph.in_flight.edge_id`).
+    edge: str
+    #: The subtask that would have received them; on a keyed edge, with its hashes.
+    receiver: int
+    hash_low: int = HASH_MIN
+    hash_high: int = HASH_MAX
+    #: They were queued at their sender, after those that were queued at their receiver.
+    at_sender: bool = False
+    #: They are partial aggregates.
+    combined: bool = False
+    file: FileRef = FileRef()
+
+
 class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One subtask's part of one checkpoint."""
 
@@ -128,6 +144,8 @@ class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     keyed: tuple[KeyedStateSnapshot, ...] = ()
     operator: tuple[OperatorStateSnapshot, ...] = ()
     committables: tuple[Committable, ...] = ()
+    #: In the order of the rows.
+    in_flight: tuple[InFlightRows, ...] = ()
     #: Whether the subtask had seen the end of all its input at the barrier.
     finished: bool = False
 
@@ -146,5 +164,8 @@ class CheckpointMetrics(msgspec.Struct, frozen=True, kw_only=True):
     #: Input processed between the first and the last barrier, and input that waited in blocked channels meanwhile.
     processed_bytes: int = 0
     buffered_bytes: int = 0
+    #: Bytes of rows that the barriers have overtaken here, and whether they could.
+    persisted_bytes: int = 0
+    unaligned: bool = False
     #: The counters whose totals continue after a restart, at the barrier: rows in and out, late rows, bad records.
     counts: dict[str, int] = {}

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.config.settings import JobSettings
-from penstock.core.snapshot import Committable, KeyedStateSnapshot, OperatorStateSnapshot
+from penstock.core.snapshot import Committable, InFlightRows, KeyedStateSnapshot, OperatorStateSnapshot
 from penstock.core.structs import prepare
 from penstock.graph.job_graph import OperatorSpec, Partitioner
 
@@ -68,6 +68,8 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True):
     all_of: AllToAll | None = None
     #: The largest number of channels of this edge at a subtask of either end; both divide their credit by it.
     width: int = 1
+    #: Id of the edge (`graph.in_flight.edge_id`) if barriers may overtake its rows; else empty.
+    overtakes: str = ""
 
 
 class OutputChannelSpec(msgspec.Struct, frozen=True):
@@ -88,6 +90,7 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     all_of: AllToAll | None = None
     #: As in `InputSpec`.
     width: int = 1
+    overtakes: str = ""
     side_output: str | None = None
     #: As in `JobEdge`.
     combine: dict[str, Any] = {}
@@ -101,6 +104,15 @@ class OperatorRestore(msgspec.Struct, frozen=True, kw_only=True):
     operator: tuple[OperatorStateSnapshot, ...] = ()
     #: Withheld output of this sink subtask and run: it is still uncommitted.
     held: tuple[Committable, ...] = ()
+
+
+class RestoredRows(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of rows in flight that a subtask processes first."""
+
+    part: InFlightRows
+    input_index: int
+    #: Only rows whose key is the subtask's; empty: all rows.
+    key: tuple[str, ...] = ()
 
 
 class TaskDeployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +132,8 @@ class TaskDeployment(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     restore: tuple[OperatorRestore, ...] = ()
+    #: In the order in which they are processed.
+    in_flight: tuple[RestoredRows, ...] = ()
     #: The restored checkpoint, or None for a fresh start.
     restored_checkpoint: int | None = None
     settings: JobSettings

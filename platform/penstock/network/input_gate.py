@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 from penstock.core.elements import Barrier, Batch, EndOfInput, StreamElement, Watermark
 from penstock.core.schema import schema_from_text
 from penstock.network.credit import GateCredit, exclusive_bytes
+from penstock.network.in_flight import OvertakenRows, QueuedRows
 from penstock.network.subpartition import CombinedRows, ConnectionLostError
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class _Channel:
     end_received: bool = False
     next_sequence: int = 0
     grant: Callable[[int], None] | None = None
+    #: Id of the edge if barriers may overtake its rows.
+    edge: str = ""
+    #: Takes the rows that arrive until the barrier of its checkpoint has.
+    collects: OvertakenRows | None = None
 
 
 class InputGate:
@@ -65,7 +70,8 @@ class InputGate:
         self._channels: list[_Channel] = []
         for spec in inputs:
             schema = schema_from_text(spec.schema) if spec.schema else None
-            self._channels += [_Channel(channel, spec.input_index, schema) for channel in spec.channels]
+            for channel in spec.channels:
+                self._channels.append(_Channel(channel, spec.input_index, schema, edge=spec.overtakes))
         exclusive = [exclusive_bytes(settings, spec.width) for spec in inputs for _ in spec.channels]
         floating = max(0, settings.floating_buffers) * max(1, settings.buffer_size_bytes)
         self._credit = GateCredit(exclusive, floating)
@@ -75,6 +81,12 @@ class InputGate:
         self._combined: pa.Schema | None = None
         self._failure: str | None = None
         self._closed = False
+        #: Rows of a restored checkpoint, with their channel; they come before all others.
+        self._restored: deque[tuple[int, Batch]] = deque()
+        #: Whether barriers may overtake the rows of every channel.
+        self.overtakes = all(channel.edge for channel in self._channels)
+        #: The newest barrier that has arrived since the task took the last one; only if `overtakes`.
+        self._received: Barrier | None = None
         self.bytes_queued = 0
         #: Rows and bytes given to the task (Flink's numRecordsIn, numBytesIn).
         self.records_in = 0
@@ -95,6 +107,8 @@ class InputGate:
         with self._lock:
             if self._failure is not None:
                 raise ConnectionLostError(self._failure)
+            if self._restored:
+                return self._take_restored()
             if not self._round:
                 return None
             index = self._round.popleft()
@@ -159,6 +173,87 @@ class InputGate:
         self.records_in += rows.num_rows
         return rows
 
+    def restore(self, rows: Iterable[tuple[int, Batch]]) -> None:
+        """Put rows of a restored checkpoint, each with its input, before everything that arrives."""
+        first = {channel.input_index: index for index, channel in reversed(list(enumerate(self._channels)))}
+        with self._lock:
+            self._restored.extend((first[input_index], batch) for input_index, batch in rows)
+
+    def _take_restored(self) -> tuple[int, Batch]:
+        index, batch = self._restored.popleft()
+        self.records_in += batch.num_rows
+        return index, batch
+
+    # --- barriers that overtake ---------------------------------------------------------------------------------------
+
+    @property
+    def has_barrier(self) -> bool:
+        """Return whether `take_barrier` returns one."""
+        return self._received is not None
+
+    def take_barrier(self) -> Barrier | None:
+        """Return the newest barrier that has arrived since the last call, wherever it is in its queue."""
+        with self._lock:
+            received, self._received = self._received, None
+            return received
+
+    def overtake(self, rows: OvertakenRows, passed: frozenset[int], unfed: Iterable[tuple[int, Batch]]) -> None:
+        """Collect the rows before the barriers of a checkpoint, now and until the barriers have arrived.
+
+        `passed`: channels whose barrier was read. `unfed`: rows that were read but not processed, with their input.
+        """
+        edges = {channel.input_index: channel.edge for channel in self._channels}
+        with self._lock:
+            self._stop_collecting()
+            rows.received += [QueuedRows(edges[i], None, batch, None, batch.data.nbytes) for i, batch in unfed]
+            for index, batch in self._restored:
+                edge = self._channels[index].edge
+                rows.received.append(QueuedRows(edge, None, batch, None, batch.data.nbytes))
+            for index, channel in enumerate(self._channels):
+                if index not in passed and not self._overtake(index, channel, rows):
+                    channel.collects = rows
+                    rows.missing.add(index)
+
+    def _overtake(self, index: int, channel: _Channel, rows: OvertakenRows) -> bool:
+        """Collect the queued rows before the barrier, and drop the barrier; return whether it is there."""
+        for place, (item, size, _cost) in enumerate(channel.queue):
+            if size:
+                rows.received.append(self._queued(channel, item, size))
+            elif isinstance(item, Barrier) and item.checkpoint_id == rows.checkpoint_id:
+                del channel.queue[place]
+                if not channel.queue and channel.ready:
+                    channel.ready = False
+                    self._round.remove(index)
+                return True
+        return False
+
+    def _queued(self, channel: _Channel, item: Any, size: int) -> QueuedRows:
+        schema = self._combined if isinstance(item, CombinedRows) else channel.schema
+        return QueuedRows(channel.edge, None, item, schema, size)
+
+    def stop_collecting(self) -> None:
+        """Collect no further rows: the checkpoint will never be complete."""
+        with self._lock:
+            self._stop_collecting()
+
+    def _stop_collecting(self) -> None:
+        for channel in self._channels:
+            channel.collects = None
+
+    def _on_barrier(self, index: int, barrier: Barrier) -> bool:
+        """Handle an arrived barrier; return whether it ends the collection of its channel, and is done with."""
+        channel = self._channels[index]
+        rows = channel.collects
+        if rows is not None and rows.checkpoint_id == barrier.checkpoint_id:
+            channel.collects = None
+            rows.missing.discard(index)
+            return True
+        if self._received is None or barrier.checkpoint_id > self._received.checkpoint_id:
+            self._received = barrier
+        return False
+
+    # --- alignment ----------------------------------------------------------------------------------------------------
+
     def block(self, channel: int) -> None:
         """Stop polling `channel` (its barrier has arrived); it still fills up to its credit."""
         with self._lock:
@@ -187,7 +282,7 @@ class InputGate:
     @property
     def has_data(self) -> bool:
         """Return whether `poll` would return an element or raise."""
-        return bool(self._round) or self._failure is not None
+        return bool(self._round) or bool(self._restored) or self._failure is not None
 
     @property
     def barrier_waiting(self) -> bool:
@@ -235,7 +330,7 @@ class InputGate:
                 raise RuntimeError(f"channel {state.spec.id}: element {sequence} instead of {state.next_sequence}")
             state.next_sequence += 1
             grants: _Grants = []
-            queue = state.queue
+            queue, wake = state.queue, False
             if size:
                 cost = self._credit.cost(channel, size)
                 granted = self._credit.on_data(channel, cost, backlog)
@@ -243,12 +338,18 @@ class InputGate:
                     grants = self._callbacks([(channel, granted)])
                 queue.append((item, size, cost))
                 self.bytes_queued += size
+                if state.collects is not None:
+                    state.collects.received.append(self._queued(state, item, size))
             elif isinstance(item, Watermark) and queue and isinstance(queue[-1][0], Watermark):
                 queue[-1] = (item, 0, 0)
+            elif self.overtakes and isinstance(item, Barrier):
+                wake = True  # also a task that reads nothing now
+                if not self._on_barrier(channel, item):
+                    queue.append((item, 0, 0))
             else:
                 state.end_received = state.end_received or isinstance(item, EndOfInput)
                 queue.append((item, 0, 0))
-            wake = self._make_ready(channel)
+            wake |= self._make_ready(channel)
         for grant, amount in grants:
             grant(amount)
         if wake:
@@ -269,6 +370,7 @@ class InputGate:
         with self._lock:
             self._closed = True
             self._round.clear()
+            self._restored.clear()
             self.bytes_queued = 0
             for channel in self._channels:
                 channel.queue.clear()

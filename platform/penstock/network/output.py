@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -17,7 +18,8 @@ from penstock.core.schema import schema_from_text
 from penstock.core.views import plain_schema
 from penstock.graph.job_graph import Broadcast, Forward, KeyGroup, Partitioner, Rebalance
 from penstock.network.credit import exclusive_bytes
-from penstock.network.subpartition import ChannelLimits, PartitionBackpressure, Subpartition
+from penstock.network.in_flight import OvertakenRows, QueuedRows
+from penstock.network.subpartition import ChannelLimits, CombinedRows, PartitionBackpressure, Subpartition
 
 if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
@@ -160,6 +162,10 @@ class OutputOptions:
 class Combiner(Protocol):
     """Combines rows before they are sent, on behalf of the downstream operator that would aggregate them."""
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the columns of combined rows."""
+
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Return fewer rows, in the form that their receiver expects of combined ones; None: send them as they are."""
 
@@ -281,6 +287,47 @@ class ResultPartition:
         for channel in self.channels:
             channel.add_barrier(barrier)
 
+    def barrier_in_order(self, barrier: Barrier, rows: OvertakenRows, wake: Callable[[], None]) -> None:
+        """Flush, then send the barrier on every channel, after the rows unless `overtake` is called later.
+
+        The channels where it waits are `missing` in `rows`; `wake` is called when it has left one of them.
+        """
+        if not self.spec.overtakes:
+            self.barrier(barrier)
+            return
+        self._split_gathered()
+        for receiver, channel in enumerate(self.channels):
+            place = self.spec.overtakes, receiver
+            rows.missing.add(place)
+            channel.add_barrier(barrier, partial(_barrier_left, rows, place, wake))
+
+    def overtake(self, barrier: Barrier, rows: OvertakenRows) -> None:
+        """Send the barrier on every channel before all rows that have not left, and add these to `rows`.
+
+        On an edge that keeps its order the barrier stays after the rows.
+        """
+        if not self.spec.overtakes:
+            self.barrier(barrier)
+            return
+        self._split_gathered()
+        for receiver, channel in enumerate(self.channels):
+            self._add_overtaken(rows, receiver, channel.overtake(barrier))
+
+    def overtake_late(self, rows: OvertakenRows) -> None:
+        """Do the same on the channels where the barrier waits since `barrier_in_order`."""
+        for receiver, channel in enumerate(self.channels):
+            place = self.spec.overtakes, receiver
+            overtaken = channel.overtake_waiting() if place in rows.missing else None
+            if overtaken is not None:
+                self._add_overtaken(rows, receiver, overtaken)
+                rows.missing.discard(place)
+
+    def _add_overtaken(self, rows: OvertakenRows, receiver: int, overtaken: list[tuple[Any, int]]) -> None:
+        combined = self._combiner.schema if self._combiner is not None else None
+        for item, size in overtaken:
+            schema = combined if isinstance(item, CombinedRows) else self.schema
+            rows.sent.append(QueuedRows(self.spec.overtakes, receiver, item, schema, size))
+
     def end(self) -> None:
         """Flush, then send the end of input on every channel; only barriers may follow."""
         self._split_gathered()
@@ -357,6 +404,11 @@ class ResultPartition:
             f"rows have columns {_columns(data.schema)}, the edge has {_columns(schema)}",
             hint="an operator emits rows with another schema than it declares",
         )
+
+
+def _barrier_left(rows: OvertakenRows, place: tuple[str, int], wake: Callable[[], None]) -> None:
+    rows.missing.discard(place)
+    wake()
 
 
 def fixed_row_bytes(schema: pa.Schema) -> float | None:

@@ -6,6 +6,7 @@ The producer is the subtask's thread, the consumer is the carrier of the channel
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -123,6 +124,8 @@ class Subpartition:
         self._encode: Callable[[pa.RecordBatch], pa.Buffer] | None = None
         self._failure: str | None = None
         self._closed = False
+        #: A barrier in the queue, and what to call when it has left.
+        self._watched: tuple[Barrier, Callable[[], None]] | None = None
         #: Whether the end of input was put in.
         self.ended = False
 
@@ -153,13 +156,51 @@ class Subpartition:
         if self._limits.buffer_timeout_ms == 0 or len(self._pending) > _MAX_PENDING_EVENTS:
             self.flush()
 
-    def add_barrier(self, barrier: Barrier) -> None:
-        """Flush and take a barrier; after the end of input it is dropped if the receiver has left."""
+    def add_barrier(self, barrier: Barrier, on_left: Callable[[], None] | None = None) -> None:
+        """Flush and take a barrier; after the end of input it is dropped if the receiver has left.
+
+        `on_left`: called without the lock when the barrier has left, unless `overtake_waiting` finds it before.
+        """
         if self.ended and self._failure is not None:
+            if on_left is not None:
+                on_left()
             return
         self._check()
         self.flush()
+        if on_left is not None:
+            self._watched = (barrier, on_left)
         self._enqueue([(barrier, 0)])
+
+    def overtake(self, barrier: Barrier) -> list[tuple[Any, int]]:
+        """Flush and take a barrier that leaves before everything in the queue; return the queued rows."""
+        if self.ended and self._failure is not None:
+            return []
+        self._check()
+        self.flush()
+        with self._budget.lock:
+            rows = [entry for entry in self._queue if entry[1]]
+            self._queue.appendleft((barrier, 0))
+            call = self._schedule()
+        if call is not None:
+            call()
+        return rows
+
+    def overtake_waiting(self) -> list[tuple[Any, int]] | None:
+        """Let a barrier leave first that was put in with `on_left`; return the rows before it, None if it has left."""
+        with self._budget.lock:
+            if self._watched is None:
+                return None
+            barrier, self._watched = self._watched[0], None
+            place = next((place for place, entry in enumerate(self._queue) if entry[0] is barrier), None)
+            if place is None:
+                return None
+            rows = [entry for entry in itertools.islice(self._queue, place) if entry[1]]
+            del self._queue[place]
+            self._queue.appendleft((barrier, 0))
+            call = self._schedule()
+        if call is not None:
+            call()
+        return rows
 
     def add_end(self) -> None:
         """Flush and take the end of input."""
@@ -256,13 +297,25 @@ class Subpartition:
             if size:
                 self._credit.spend(size)
                 self._queued_bytes -= size
+                watched = None
+            else:
+                watched = self._left(item)
             relieved = self._unmark_over()
             sequence = self._sequence
             self._sequence = sequence + 1
             outgoing = Outgoing(item, size, self._queued_bytes, sequence)
         if relieved and budget.on_available is not None:
             budget.on_available()
+        if watched is not None:
+            watched()
         return outgoing
+
+    def _left(self, event: Any) -> Callable[[], None] | None:
+        """Return what to call as an event has left."""
+        if self._watched is None or self._watched[0] is not event:
+            return None
+        call, self._watched = self._watched[1], None
+        return call
 
     def fail(self, reason: str) -> bool:
         """Drop the queue as the receiver is gone, and raise at the producer's next call.
