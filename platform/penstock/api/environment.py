@@ -64,6 +64,8 @@ class SettingsKeywords(TypedDict, total=False):
     checkpoint_min_pause: str | float
     checkpoint_max_age: str | float
     checkpoint_tolerated_failures: int
+    unaligned_checkpoints: bool
+    aligned_checkpoint_timeout: str | float
     retained_checkpoints: int
     managed_memory: str | int
     remote_local: str | int

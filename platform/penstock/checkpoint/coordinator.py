@@ -30,6 +30,8 @@ class CoordinatorSettings:
     min_pause_ms: int = 0
     tolerated_failures: int = 0
     max_age_ms: int = 0
+    #: Time after the trigger from which barriers of checkpoints overtake rows; None: never.
+    overtake_after_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class PendingCheckpoint:
     acks: dict[ExecutionId, Ack] = field(default_factory=dict)
     #: All acks are in; its manifest is being appended.
     appending: bool = False
+    #: Its barriers overtake rows.
+    overtakes: bool = False
 
     @property
     def label(self) -> str:
@@ -75,6 +79,13 @@ class PendingCheckpoint:
 @dataclass(frozen=True, slots=True)
 class TriggerBarrier:
     """Send the barrier trigger to the sources."""
+
+    pending: PendingCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class LetOvertake:
+    """Let the barriers of the checkpoint under way overtake rows: they were not aligned in time."""
 
     pending: PendingCheckpoint
 
@@ -109,7 +120,7 @@ class FailJob:
     reason: str
 
 
-CoordinatorCommand = TriggerBarrier | AppendCheckpoint | AbortCheckpoint | RefuseRequest | FailJob
+CoordinatorCommand = TriggerBarrier | LetOvertake | AppendCheckpoint | AbortCheckpoint | RefuseRequest | FailJob
 
 
 class CheckpointCoordinator:
@@ -265,6 +276,10 @@ class CheckpointCoordinator:
             names = ", ".join(self._name_of(execution) for execution in missing[:3])
             lacking = f"{counted(len(missing), 'subtask')} missing ({names})"
             return self._fail(f"not complete after {self._settings.timeout_ms} ms: {lacking}", now_ms)
+        overtake_at = None if current is None else self._overtake_at(current)
+        if current is not None and overtake_at is not None and now_ms >= overtake_at:
+            current.overtakes = True
+            return [LetOvertake(current)]
         if self._too_old(now_ms):
             self._last_good_ms = now_ms
             return [FailJob(f"no checkpoint was completed for {self._settings.max_age_ms} ms")]
@@ -277,6 +292,8 @@ class CheckpointCoordinator:
         times = []
         if self.current is not None and not self.current.appending:
             times.append(self.current.triggered_ms + self._settings.timeout_ms)
+            overtake_at = self._overtake_at(self.current)
+            times += [] if overtake_at is None else [overtake_at]
         if self.current is None and self._next_periodic_ms is not None and not self.all_inputs_ended:
             times.append(self._next_periodic_ms)
         if self.current is None and self.all_inputs_ended:
@@ -284,6 +301,15 @@ class CheckpointCoordinator:
         if self._watches_age:
             times.append(self._last_good_ms + self._settings.max_age_ms)
         return min(times, default=None)
+
+    def _overtake_at(self, current: PendingCheckpoint) -> int | None:
+        """Return when the barriers of a checkpoint begin to overtake; None: not at all, or they do already.
+
+        A savepoint or stop never does. Before a final checkpoint all rows were processed.
+        """
+        after_ms = self._settings.overtake_after_ms
+        ordered = current.kind is not BarrierKind.CHECKPOINT or current.final or current.appending
+        return None if after_ms is None or ordered or current.overtakes else current.triggered_ms + after_ms
 
     @property
     def _watches_age(self) -> bool:
@@ -312,6 +338,7 @@ class CheckpointCoordinator:
         final = self.all_inputs_ended and kind is not BarrierKind.SAVEPOINT
         self.current = PendingCheckpoint(self.next_id, kind, final, request_id, now_ms, self._executions)
         self.next_id += 1
+        self.current.overtakes = self._overtake_at(self.current) == now_ms
         if self._settings.interval_ms is not None:
             self._next_periodic_ms = now_ms + self._settings.interval_ms
         return [TriggerBarrier(self.current)]

@@ -253,7 +253,10 @@ def absolute_paths(manifest: Manifest, uri: str) -> Manifest:
             for state in part.keyed
         )
         return msgspec.structs.replace(
-            part, keyed=keyed, committables=tuple(moved_output(c) for c in part.committables)
+            part,
+            keyed=keyed,
+            in_flight=tuple(msgspec.structs.replace(rows, file=moved(rows.file)) for rows in part.in_flight),
+            committables=tuple(moved_output(c) for c in part.committables),
         )
 
     return msgspec.structs.replace(

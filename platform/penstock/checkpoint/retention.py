@@ -31,6 +31,7 @@ def files_of(manifest: Manifest) -> set[str]:
     for part in manifest.subtasks:
         for state in part.keyed:
             found.update(segment.file.path for segment in state.segments)
+        found.update(rows.file.path for rows in part.in_flight)
         for output in part.committables:
             found.update(ref.path for ref in output.files)
     for output in manifest.pending:

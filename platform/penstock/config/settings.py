@@ -117,6 +117,10 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_tolerated_failures: int = 0
     #: The job restarts when no checkpoint completes for this long, regardless of the tolerated failures; 0 = off.
     checkpoint_max_age_ms: int = 0
+    #: Barriers of checkpoints overtake rows that wait for a slow receiver; these rows become part of the checkpoint.
+    unaligned_checkpoints: bool = False
+    #: `unaligned_checkpoints`: barriers stay in order for this long after the trigger; 0: they overtake at once.
+    aligned_checkpoint_timeout_ms: int = 0
     retained_checkpoints: int = 3
     state_backend: Literal["hashmap", "rocksdb", "remote"] = "hashmap"
     #: `remote`: limit of fetched state on the local disk of one slot; above it, cold state is dropped.

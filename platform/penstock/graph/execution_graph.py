@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from penstock.core.keygroup import ALL_HASHES, HashRange, hash_range_of
+from penstock.graph.in_flight import edge_id, hashes_of
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex
 from penstock.graph.restore_plan import RestorePlan
 from penstock.graph.task_deployment import (
@@ -53,6 +53,9 @@ class _Planner:
         self.vertices = {v.id: v for v in graph.vertices}
         self.inputs: dict[str, list[tuple[int, JobEdge]]] = {v.id: [] for v in graph.vertices}
         self.outputs: dict[str, list[tuple[int, JobEdge]]] = {v.id: [] for v in graph.vertices}
+        unaligned = graph.settings.unaligned_checkpoints
+        #: By edge: see `InputSpec.overtakes`.
+        self.overtakes = [edge_id(edge) if unaligned else "" for edge in graph.edges]
         for index, edge in enumerate(graph.edges):
             self.inputs[edge.target].append((index, edge))
             self.outputs[edge.source].append((index, edge))
@@ -70,7 +73,7 @@ class _Planner:
 
     def input(self, index: int, edge: JobEdge, subtask: int) -> InputSpec:
         """Return the part of one edge that ends at `subtask`."""
-        spec = InputSpec(input_index=edge.input_index, schema=edge.schema)
+        spec = InputSpec(input_index=edge.input_index, schema=edge.schema, overtakes=self.overtakes[index])
         if not isinstance(edge.partitioner, Forward):
             return msgspec.structs.replace(
                 spec, all_of=AllToAll(index, edge.source, self.ids.epoch), width=self.width(edge)
@@ -81,7 +84,11 @@ class _Planner:
     def output(self, index: int, edge: JobEdge, subtask: int) -> OutputSpec:
         """Return the part of one edge that begins at `subtask`."""
         spec = OutputSpec(
-            partitioner=edge.partitioner, schema=edge.schema, side_output=edge.side_output, combine=edge.combine
+            partitioner=edge.partitioner,
+            schema=edge.schema,
+            overtakes=self.overtakes[index],
+            side_output=edge.side_output,
+            combine=edge.combine,
         )
         if not isinstance(edge.partitioner, Forward):
             return msgspec.structs.replace(
@@ -135,14 +142,9 @@ def peers_of(graph: JobGraph, epoch: int, placement: Placement, endpoints: Mappi
     return PeerTable(epoch=epoch, workers=workers, places=places)
 
 
-def hashes_of(vertex: JobVertex, subtask: int, key_groups: int) -> HashRange:
-    """Return the hashes a subtask owns; all hashes if there are more subtasks than key groups (never keyed)."""
-    return ALL_HASHES if vertex.parallelism > key_groups else hash_range_of(subtask, vertex.parallelism, key_groups)
-
-
 def _deployment(planner: _Planner, vertex: JobVertex, subtask: int, restore: RestorePlan | None) -> TaskDeployment:
     graph, ids = planner.graph, planner.ids
-    hashes = hashes_of(vertex, subtask, graph.settings.key_groups)
+    hashes = hashes_of(subtask, vertex.parallelism, graph.settings.key_groups)
     return TaskDeployment(
         job_id=ids.job_id,
         job_name=graph.name,
@@ -157,6 +159,7 @@ def _deployment(planner: _Planner, vertex: JobVertex, subtask: int, restore: Res
         inputs=tuple(planner.input(index, edge, subtask) for index, edge in planner.inputs[vertex.id]),
         outputs=tuple(planner.output(index, edge, subtask) for index, edge in planner.outputs[vertex.id]),
         restore=restore.of(vertex.id, subtask) if restore is not None else (),
+        in_flight=restore.in_flight.get((vertex.id, subtask), ()) if restore is not None else (),
         restored_checkpoint=restore.checkpoint_id if restore is not None else None,
         settings=graph.settings,
     )

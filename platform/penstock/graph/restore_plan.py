@@ -23,10 +23,11 @@ from penstock.core.snapshot import (
     SubtaskSnapshot,
     Tombstone,
 )
+from penstock.graph.in_flight import assign_rows
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.state_check import DROP_STATE_HINT, drops_splits, foreign_splits, is_dropped, restorable_states
 from penstock.graph.state_redistribution import TASK_STATE_PREFIX, redistribute
-from penstock.graph.task_deployment import OperatorRestore
+from penstock.graph.task_deployment import OperatorRestore, RestoredRows
 
 
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,8 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     restores: dict[tuple[str, int], tuple[OperatorRestore, ...]] = {}
     #: uid -> `connector.source.SourceSplit` values as builtins, of all old subtasks.
     splits: dict[str, tuple[Any, ...]] = {}
+    #: Rows in flight by (vertex id, subtask).
+    in_flight: dict[tuple[str, int], tuple[RestoredRows, ...]] = {}
     #: The checkpoint of the state, set by the caller.
     checkpoint_id: int | None = None
 
@@ -77,7 +80,8 @@ def assign_state(
 
     Raises:
         StateMismatchError: state of an unknown uid, or that its operator would ignore, and that is not in
-        `allow_non_restored`; or two subtasks that claim the same key hashes.
+        `allow_non_restored`; or two subtasks that claim the same key hashes; or rows in flight on an edge that the job
+        does not have.
     """
     held = _by_uid(snapshots)
     known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
@@ -105,6 +109,7 @@ def assign_state(
     return RestorePlan(
         restores={place: tuple(found) for place, found in restores.items()},
         splits=_splits(held, known, foreign),
+        in_flight=assign_rows(graph, snapshots),
         checkpoint_id=checkpoint_id,
     )
 

@@ -51,6 +51,17 @@ class TriggerCheckpoint(Message, frozen=True, kw_only=True):
     checkpoint_id: int
     #: A `core.elements.BarrierKind`.
     kind: str
+    #: Its barriers overtake rows.
+    overtakes: bool = False
+
+
+class LetBarriersOvertake(Message, frozen=True, kw_only=True):
+    """Let the barriers of a checkpoint under way overtake rows: they were not aligned in time."""
+
+    job_id: str
+    run_id: str
+    generation: int
+    checkpoint_id: int
 
 
 class CheckpointCompleted(Message, frozen=True, kw_only=True):
@@ -189,6 +200,7 @@ WorkerCommand = (
     | DeployPeers
     | CancelTasks
     | TriggerCheckpoint
+    | LetBarriersOvertake
     | CheckpointCompleted
     | CheckpointAborted
     | AlignWatermarks

@@ -11,6 +11,7 @@ from penstock.checkpoint.coordinator import (
     CheckpointCoordinator,
     CoordinatorSettings,
     FailJob,
+    LetOvertake,
     RefuseRequest,
     TriggerBarrier,
 )
@@ -233,3 +234,36 @@ def test_stopping_aborts_and_refuses():
     assert coordinator.appended(7, 120) == []
     assert coordinator.tick(500) == []
     assert coordinator.next_id == 8
+
+
+def test_barriers_overtake_from_the_trigger_on():
+    coordinator = make(overtake_after_ms=0)
+    coordinator.start(0)
+    assert only(coordinator.tick(100), TriggerBarrier).pending.overtakes
+    assert coordinator.tick(150) == []
+
+
+def test_barriers_overtake_when_the_checkpoint_is_not_complete_in_time():
+    coordinator = make(overtake_after_ms=200)
+    coordinator.start(0)
+    assert not only(coordinator.tick(100), TriggerBarrier).pending.overtakes
+    assert coordinator.wake_ms() == 300
+    assert coordinator.tick(299) == []
+    assert only(coordinator.tick(300), LetOvertake).pending.overtakes
+    assert coordinator.tick(301) == []
+    assert coordinator.wake_ms() == 1100
+
+
+@pytest.mark.parametrize("kind", [BarrierKind.SAVEPOINT, BarrierKind.STOP, BarrierKind.DRAIN])
+def test_savepoints_and_stops_never_overtake(kind):
+    coordinator = make(overtake_after_ms=0)
+    coordinator.start(0)
+    assert not only(coordinator.request(kind, "r", 10), TriggerBarrier).pending.overtakes
+    assert coordinator.tick(500) == []
+
+
+def test_the_final_checkpoint_never_overtakes():
+    coordinator = make(overtake_after_ms=0)
+    coordinator.start(0)
+    coordinator.input_ended(ALL[0], 10)
+    assert not only(coordinator.input_ended(ALL[1], 10), TriggerBarrier).pending.overtakes

@@ -48,6 +48,7 @@ class _Record:
     def paths(self) -> set[str]:
         """Return the objects that its acks refer to."""
         files = [s.file for ack in self.acks.values() for state in ack.snapshot.keyed for s in state.segments]
+        files += [rows.file for ack in self.acks.values() for rows in ack.snapshot.in_flight]
         files += [
             f for ack in self.acks.values() for uncommitted in ack.snapshot.committables for f in uncommitted.files
         ]
@@ -79,6 +80,8 @@ class _Record:
             objects=self.objects,
             processed_bytes=sum(ack.metrics.processed_bytes for ack in self.acks.values()),
             buffered_bytes=sum(ack.metrics.buffered_bytes for ack in self.acks.values()),
+            persisted_bytes=sum(ack.metrics.persisted_bytes for ack in self.acks.values()),
+            unaligned=any(ack.metrics.unaligned for ack in self.acks.values()),
             max_sync_ms=max((ack.metrics.sync_ms for ack in self.acks.values()), default=0.0),
             subtasks=tuple(
                 SubtaskCheckpointView(
@@ -92,6 +95,8 @@ class _Record:
                     async_ms=ack.metrics.async_ms,
                     processed_bytes=ack.metrics.processed_bytes,
                     buffered_bytes=ack.metrics.buffered_bytes,
+                    persisted_bytes=ack.metrics.persisted_bytes,
+                    unaligned=ack.metrics.unaligned,
                 )
                 for execution, ack in sorted(self.acks.items())
             ),

@@ -18,6 +18,7 @@ from penstock.checkpoint.coordinator import (
     CoordinatorCommand,
     CoordinatorSettings,
     FailJob,
+    LetOvertake,
     PendingCheckpoint,
     RefuseRequest,
     TriggerBarrier,
@@ -48,6 +49,7 @@ from penstock.rpc.messages import (
     CheckpointAck,
     CheckpointCompleted,
     CheckpointDeclined,
+    LetBarriersOvertake,
     SavepointWritten,
     TriggerCheckpoint,
     WriteSavepoint,
@@ -132,6 +134,18 @@ def trigger_commands(deployment: Deployment, pending: PendingCheckpoint) -> list
         generation=deployment.ids.generation,
         checkpoint_id=pending.checkpoint_id,
         kind=pending.kind.value,
+        overtakes=pending.overtakes,
+    )
+    return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+
+
+def overtake_commands(deployment: Deployment, pending: PendingCheckpoint) -> list[Command]:
+    """Return the commands that let the barriers of a checkpoint overtake rows."""
+    message = LetBarriersOvertake(
+        job_id=deployment.ids.job_id,
+        run_id=deployment.ids.run_id,
+        generation=deployment.ids.generation,
+        checkpoint_id=pending.checkpoint_id,
     )
     return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
 
@@ -298,6 +312,7 @@ class Checkpointing:
                 min_pause_ms=settings.checkpoint_min_pause_ms,
                 tolerated_failures=settings.checkpoint_tolerated_failures,
                 max_age_ms=settings.checkpoint_max_age_ms,
+                overtake_after_ms=settings.aligned_checkpoint_timeout_ms if settings.unaligned_checkpoints else None,
             ),
             [e.id for e in deployment.executions.values()],
             self._next_id,
@@ -538,6 +553,8 @@ class Checkpointing:
             match command:
                 case TriggerBarrier(pending):
                     commands += self._trigger(pending)
+                case LetOvertake(pending):
+                    commands += overtake_commands(self._running(), pending)
                 case AppendCheckpoint(pending):
                     uri = self._uris.get(pending.request_id, "")
                     draft = checkpoint_entry(self._running(), pending, self._uncommitted(pending), (uri, now_ms))

@@ -21,6 +21,7 @@ from penstock.core.errors import StateMismatchError
 from penstock.core.event_log import Entry
 from penstock.core.snapshot import Committable
 from penstock.graph.execution_graph import PlanIds
+from penstock.graph.in_flight import assign_rows
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.restore_plan import assign_state, with_held
 from penstock.graph.state_check import check_states, require_fit, require_same_places
@@ -85,6 +86,7 @@ def require_resumable(graph: JobGraph, run_id: str, entries: Sequence[LogEntry])
     if plan.restored is not None:
         _require_unchanged(graph, plan.restored, run_id)
         require_fit(check_states(graph, plan.restored.subtasks, pending=plan.pending))
+        assign_rows(graph, plan.restored.subtasks)
 
 
 def _require_unchanged(graph: JobGraph, restored: Manifest, run_id: str) -> None:

@@ -201,6 +201,7 @@ def _references(manifest: Manifest) -> Iterable[FileRef]:
     for part in manifest.subtasks:
         for state in part.keyed:
             yield from (segment.file for segment in state.segments)
+        yield from (rows.file for rows in part.in_flight)
         for output in part.committables:
             yield from output.files
     for output in manifest.pending:

@@ -173,6 +173,9 @@ class SubtaskCheckpointView(_View, frozen=True, kw_only=True):
     #: Input processed between the first and the last barrier, and input buffered in blocked channels.
     processed_bytes: int = 0
     buffered_bytes: int = 0
+    #: Bytes of rows that barriers have overtaken, and whether they could.
+    persisted_bytes: int = 0
+    unaligned: bool = False
 
 
 class CheckpointView(_View, frozen=True, kw_only=True):
@@ -200,6 +203,9 @@ class CheckpointView(_View, frozen=True, kw_only=True):
     processed_bytes: int = 0
     #: Input that was buffered in channels whose barrier had arrived before the last one.
     buffered_bytes: int = 0
+    #: Bytes of rows that barriers have overtaken, and whether they could.
+    persisted_bytes: int = 0
+    unaligned: bool = False
     #: The longest synchronous phase of a subtask.
     max_sync_ms: float = 0.0
     #: Empty in archives, except for the newest checkpoint.

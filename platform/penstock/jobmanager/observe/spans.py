@@ -152,6 +152,7 @@ def _subtask(subtask: SubtaskCheckpointView, whole: Span, job: dict[str, Value])
         "checkpointedSize": subtask.new_bytes,
         "processedData": subtask.processed_bytes,
         "alignmentBuffered": subtask.buffered_bytes,
+        "persistedData": subtask.persisted_bytes,
     }
     return [
         Span(

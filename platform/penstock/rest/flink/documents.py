@@ -232,7 +232,7 @@ def checkpoints(view: CheckpointsView) -> Json:
             "end_to_end_duration": statistics([entry.duration_ms for entry in completed]),
             "alignment_buffered": statistics([entry.buffered_bytes for entry in completed]),
             "processed_data": statistics([entry.processed_bytes for entry in completed]),
-            "persisted_data": statistics([]),
+            "persisted_data": statistics([entry.persisted_bytes for entry in completed]),
         },
         "latest": {
             "completed": checkpoint(view.latest_completed) if view.latest_completed else None,
@@ -259,7 +259,7 @@ def checkpoint(view: CheckpointView) -> Json:
         "end_to_end_duration": view.duration_ms,
         "alignment_buffered": view.buffered_bytes,
         "processed_data": view.processed_bytes,
-        "persisted_data": 0,
+        "persisted_data": view.persisted_bytes,
         "num_subtasks": view.total,
         "num_acknowledged_subtasks": view.acknowledged,
         "checkpoint_type": "CHECKPOINT" if view.kind in ("checkpoint", "final") else "SAVEPOINT",

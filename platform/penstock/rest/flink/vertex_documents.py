@@ -40,9 +40,9 @@ def checkpoint_config(settings: JobSettings) -> Json:
         "externalization": {"enabled": True, "delete_on_cancellation": False},
         "state_backend": settings.state_backend,
         "checkpoint_storage": settings.checkpoint_root,
-        "unaligned_checkpoints": False,
+        "unaligned_checkpoints": settings.unaligned_checkpoints,
         "tolerable_failed_checkpoints": settings.checkpoint_tolerated_failures,
-        "aligned_checkpoint_timeout": 0,
+        "aligned_checkpoint_timeout": settings.aligned_checkpoint_timeout_ms,
         "checkpoints_after_tasks_finish": True,
         "state_changelog_enabled": False,
         "changelog_periodic_materialization_interval": 0,
@@ -95,7 +95,7 @@ def _task(view: CheckpointView, vertex_id: str, parallelism: int) -> Json:
         "end_to_end_duration": last_ms - view.trigger_ms if acks else -1,
         "alignment_buffered": sum(ack.buffered_bytes for ack in acks),
         "processed_data": sum(ack.processed_bytes for ack in acks),
-        "persisted_data": 0,
+        "persisted_data": sum(ack.persisted_bytes for ack in acks),
         "num_subtasks": max(parallelism, len(acks)),
         "num_acknowledged_subtasks": len(acks),
     }
@@ -114,7 +114,7 @@ def _summary(view: CheckpointView, acks: list[SubtaskCheckpointView]) -> Json:
         "alignment": {
             "buffered": statistics([ack.buffered_bytes for ack in acks]),
             "processed": statistics([ack.processed_bytes for ack in acks]),
-            "persisted": nothing,
+            "persisted": statistics([ack.persisted_bytes for ack in acks]),
             "duration": statistics([int(ack.alignment_ms) for ack in acks]),
         },
         "start_delay": nothing,
@@ -134,11 +134,11 @@ def _subtask(view: CheckpointView, ack: SubtaskCheckpointView) -> Json:
         "alignment": {
             "buffered": ack.buffered_bytes,
             "processed": ack.processed_bytes,
-            "persisted": 0,
+            "persisted": ack.persisted_bytes,
             "duration": int(ack.alignment_ms),
         },
         "start_delay": 0,
-        "unaligned_checkpoint": False,
+        "unaligned_checkpoint": ack.unaligned,
         "aborted": False,
     }
 

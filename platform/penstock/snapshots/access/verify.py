@@ -24,7 +24,7 @@ from penstock.checkpoint.stores import join_uri
 from penstock.core.errors import SnapshotDamagedError, StateMismatchError, StorageError
 from penstock.core.evolution import conform_table
 from penstock.core.schema import schema_from_text
-from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment
+from penstock.core.snapshot import Committable, FileRef, InFlightRows, KeyedStateSnapshot, Segment
 from penstock.kernels.keys.hashing import hash_columns
 from penstock.snapshots.access.content import states_of
 from penstock.snapshots.access.opening import Snapshot, open_snapshot, read_log
@@ -47,7 +47,7 @@ class Damage:
     manifest: str
     problem: str
     remedy: str
-    #: `uid/state` of a keyed state, `uid` of a sink's output; empty for a manifest.
+    #: `uid/state` of a keyed state, `uid` of a sink's output, `rows in flight`; empty for a manifest.
     state: str = ""
 
 
@@ -119,6 +119,10 @@ def _remedy(manifest: Manifest, newest: int) -> str:
     return "the job does not restore this entry while newer checkpoints are whole"
 
 
+#: What a file belongs to.
+_Owner = tuple[KeyedStateSnapshot, Segment] | Committable | InFlightRows
+
+
 class _Check:
     """Verifies manifests one after another; bytes that several of them name are read once."""
 
@@ -140,12 +144,14 @@ class _Check:
         for output in outputs.values():
             for ref in output.files:
                 self._file(snapshot, ref, output, (output.uid, remedy))
+        for rows in (rows for subtask in manifest.subtasks for rows in subtask.in_flight):
+            self._file(snapshot, rows.file, rows, ("rows in flight", remedy))
 
     def _file(
         self,
         snapshot: Snapshot,
         ref: FileRef,
-        owner: tuple[KeyedStateSnapshot, Segment] | Committable,
+        owner: _Owner,
         said: tuple[str, str],
     ) -> None:
         report, (state, remedy) = self._report, said
@@ -159,9 +165,7 @@ class _Check:
         for problem in self._seen[known]:
             report.damaged.append(Damage(where, snapshot.uri, problem, remedy, state))
 
-    def _problems(
-        self, snapshot: Snapshot, ref: FileRef, owner: tuple[KeyedStateSnapshot, Segment] | Committable
-    ) -> Iterator[str]:
+    def _problems(self, snapshot: Snapshot, ref: FileRef, owner: _Owner) -> Iterator[str]:
         try:
             data = snapshot.read(ref)
         except SnapshotDamagedError as error:
@@ -172,6 +176,8 @@ class _Check:
             return
         if isinstance(owner, Committable):
             yield from _output_problems(data)
+        elif isinstance(owner, InFlightRows):
+            yield from _stream_problems(data)
         else:
             yield from segment_problems(data, *owner)
 
@@ -225,6 +231,15 @@ def _output_problems(data: bytes) -> Iterator[str]:
                 file.get_batch(number)
     except (pa.ArrowException, OSError, ValueError) as error:
         yield f"is not an Arrow IPC file: {error}"
+
+
+def _stream_problems(data: bytes) -> Iterator[str]:
+    try:
+        with pa.ipc.open_stream(pa.BufferReader(data)) as stream:
+            for _batch in stream:
+                pass
+    except (pa.ArrowException, OSError, ValueError) as error:
+        yield f"is not an Arrow IPC stream: {error}"
 
 
 def _overlaps(parts: tuple[KeyedStateSnapshot, ...]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from penstock.core.errors import SavepointInUseError, StorageError, UsageError
 from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
 from penstock.snapshots.access.opening import open_snapshot, open_target
+from penstock.snapshots.rewrite.repartition import require_none_in_flight
 from penstock.snapshots.rewrite.split_points import (
     DEFAULT_LIMITS,
     SnapshotLimits,
@@ -217,6 +218,7 @@ def plan_write(
         return WritePlan(rows, target, vertex.id, hashes, "", base, limits)
     snapshot = open_snapshot(source)
     manifest = snapshot.manifest
+    require_none_in_flight(manifest.subtasks)
     own = sum(part.vertex_id == vertex.id for part in manifest.subtasks) or vertex.parallelism
     parallelism, vertex_id = manifest.operators.get(uid, (own, vertex.id))
     hashes = _hashes(parallelism, manifest.key_groups)

@@ -20,6 +20,7 @@ from penstock.core.errors import UsageError
 from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.rand import SystemRand
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
+from penstock.graph.in_flight import has_rows_in_flight
 from penstock.graph.restore_plan import clip_keyed
 from penstock.snapshots.access.opening import Snapshot, open_target, publish, reserve
 from penstock.snapshots.rewrite.split_points import (
@@ -181,8 +182,20 @@ def state_bytes(snapshot: Snapshot) -> int:
     return sum(segment.file.length for state in keyed for segment in state.segments)
 
 
+def require_none_in_flight(subtasks: Sequence[SubtaskSnapshot]) -> None:
+    """Refuse a checkpoint with rows in flight, which belong to the present subtasks and edges.
+
+    Raises:
+        UsageError: it has some.
+    """
+    if has_rows_in_flight(subtasks):
+        msg = "the checkpoint holds rows in flight, which a savepoint made of it would lose"
+        raise UsageError(msg, hint="run the job and stop it with a savepoint, which holds none")
+
+
 def vertex_states(subtasks: Sequence[SubtaskSnapshot]) -> list[VertexState]:
     """Return the keyed states of a snapshot, each with all its parts."""
+    require_none_in_flight(subtasks)
     parallelism = Counter(part.vertex_id for part in subtasks)
     found: dict[tuple[str, str, str], list[KeyedStateSnapshot]] = {}
     for part in subtasks:

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import checksum_of, place_of
@@ -33,10 +33,12 @@ Uploaded = Callable[[tuple[FileRef, ...] | None, BaseException | None], object]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes to be made durable; staged output is stored apart from state, because it is deleted sooner."""
+    """Bytes to be made durable; output and rows in flight are stored apart from state: they are deleted sooner."""
 
     data: bytes
-    staged: bool = False
+    folder: Literal["data", "pending", "channels"] = "data"
+    #: Whether it may travel in the ack if it is small.
+    inline: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class _Request:
 
 
 class Uploader:
-    """Writes packs of parts, named `data/<prefix>-<n>.pack` and `pending/<prefix>-<n>.pack`, `n` from `next_number`."""
+    """Writes packs of parts of one folder, named `<folder>/<prefix>-<n>.pack`, `n` from `next_number`."""
 
     def __init__(
         self,
@@ -95,7 +97,8 @@ class Uploader:
     def _is_small(self, part: Part) -> bool:
         """Return whether a part is too small for the store."""
         limits = self._limits
-        return len(part.data) < (limits.inline_staged_bytes if part.staged else limits.inline_state_bytes)
+        most = limits.inline_staged_bytes if part.folder == "pending" else limits.inline_state_bytes
+        return part.inline and len(part.data) < most
 
     def _pump(self) -> None:
         while True:
@@ -134,8 +137,8 @@ class Uploader:
         """Write the group's objects and return a reference per part, in order. Runs in the background."""
         parts = [part for request in group for part in request.parts]
         refs: list[FileRef | None] = [_inline(part) if self._is_small(part) else None for part in parts]
-        for staged, folder in ((False, "data"), (True, "pending")):
-            mine = [i for i, part in enumerate(parts) if part.staged is staged and refs[i] is None]
+        for folder in ("data", "pending", "channels"):
+            mine = [i for i, part in enumerate(parts) if part.folder == folder and refs[i] is None]
             for indexes in _packs(mine, parts):
                 for index, ref in zip(indexes, self._write_pack(folder, [parts[i].data for i in indexes]), strict=True):
                     refs[index] = ref

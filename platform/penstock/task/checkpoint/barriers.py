@@ -8,13 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.alignment import Abort, Alignment, AlignmentCommand, Block, Snapshot, Unblock
+from penstock.checkpoint.alignment import (
+    Abort,
+    Alignment,
+    AlignmentCommand,
+    Block,
+    Overtake,
+    Snapshot,
+    StopCollecting,
+    Unblock,
+)
 from penstock.core.elements import Barrier, BarrierKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.clock import Clock
+    from penstock.network.in_flight import OvertakenRows
     from penstock.network.input_gate import InputGate
     from penstock.task.chain.chain import Chain
     from penstock.task.chain.environment import TaskReports
@@ -75,8 +85,16 @@ class Barriers:
         self._alignment_start: _AlignmentStart | None = None
         #: A drain that waits for operators with rows: its barrier, its start, and bytes processed and buffered.
         self._draining: tuple[Barrier, float, tuple[int, int]] | None = None
+        #: The newest checkpoint whose barriers may overtake rows.
+        self.permitted = -1
         #: Takes the snapshot of the subtask and sends the barrier on.
         self.take_snapshot: Callable[[Barrier, Aligned], None]
+        #: The same, before the rows that the barriers overtake; with the channels whose barrier was read.
+        self.overtake: Callable[[Barrier, Aligned, frozenset[int]], OvertakenRows]
+        #: The rows that the last overtaking checkpoint collects.
+        self._collected: OvertakenRows | None = None
+        #: Gives up a checkpoint whose rows are being collected.
+        self.give_up: Callable[[int], None]
 
     @property
     def pending(self) -> bool:
@@ -94,6 +112,26 @@ class Barriers:
         """Announce a barrier that is on its way."""
         self._announced.announce(checkpoint_id)
 
+    def permit(self, checkpoint_id: int) -> None:
+        """Let the barriers of a checkpoint overtake rows."""
+        self.permitted = max(self.permitted, checkpoint_id)
+        if self._gate is not None and self._gate.overtakes:
+            self._settle()
+            self._execute(self.alignment.permit(checkpoint_id))
+
+    def look(self) -> None:
+        """Handle a barrier that has arrived, after rows that were not read."""
+        barrier = self._gate.take_barrier() if self._gate is not None and self._gate.has_barrier else None
+        if barrier is not None:
+            self._settle()
+            self._execute(self.alignment.on_received(barrier))
+
+    def _settle(self) -> None:
+        """Let the decider know when the barriers of all channels have arrived."""
+        if self._collected is not None and self._collected.complete:
+            self.alignment.on_collected(self._collected.checkpoint_id)
+            self._collected = None
+
     def begin(self, barrier: Barrier) -> None:
         """Start with a barrier that begins in this subtask."""
         self._complete(barrier)
@@ -102,6 +140,7 @@ class Barriers:
         """Handle a barrier of a channel."""
         if self._alignment_start is None:
             self._alignment_start = self._measure()
+        self._settle()
         self._execute(self.alignment.on_barrier(channel, barrier))
 
     def on_end_of_input(self, channel: int) -> None:
@@ -114,6 +153,7 @@ class Barriers:
         if self._draining is not None and self._draining[0].checkpoint_id == checkpoint_id:
             self._draining = None
         if self._gate is not None:
+            self._settle()
             self._execute(self.alignment.on_abort(checkpoint_id))
 
     def drain_if_ready(self) -> bool:
@@ -137,15 +177,18 @@ class Barriers:
                         self._alignment_start = None
                 case Snapshot(barrier):
                     self._complete(barrier)
+                case Overtake(barrier, passed):
+                    self._take_overtaking(barrier, passed)
+                case StopCollecting(checkpoint_id):
+                    self._gate.stop_collecting()
+                    self.give_up(checkpoint_id)
                 case Abort(checkpoint_id, reason):
                     self._alignment_start = self._measure()
                     self._reports.declined(checkpoint_id, reason)
 
     def _complete(self, barrier: Barrier) -> None:
         """Handle the end of alignment: all rows before the barrier were processed."""
-        now, buffered = self._measure(), 0 if self._gate is None else self._gate.bytes_blocked
-        first, self._alignment_start = self._alignment_start or now, None
-        byte_counts = now.bytes_in - first.bytes_in, buffered
+        first, byte_counts = self._end_alignment()
         if barrier.kind is BarrierKind.DRAIN:
             self._draining = barrier, first.since_ms, byte_counts
             self.drain_if_ready()
@@ -155,6 +198,18 @@ class Barriers:
     def _take_snapshot(self, barrier: Barrier, since_ms: float, byte_counts: tuple[int, int]) -> None:
         self._announced.resolve(barrier.checkpoint_id)
         self.take_snapshot(barrier, Aligned(self._clock.monotonic_ms() - since_ms, *byte_counts))
+
+    def _take_overtaking(self, barrier: Barrier, passed: frozenset[int]) -> None:
+        first, byte_counts = self._end_alignment()
+        self._announced.resolve(barrier.checkpoint_id)
+        aligned = Aligned(self._clock.monotonic_ms() - first.since_ms, *byte_counts)
+        self._collected = self.overtake(barrier, aligned, passed)
+
+    def _end_alignment(self) -> tuple[_AlignmentStart, tuple[int, int]]:
+        """Return the state at the first barrier, and the bytes processed and buffered since."""
+        now, buffered = self._measure(), 0 if self._gate is None else self._gate.bytes_blocked
+        first, self._alignment_start = self._alignment_start or now, None
+        return first, (now.bytes_in - first.bytes_in, buffered)
 
     def _measure(self) -> _AlignmentStart:
         return _AlignmentStart(self._clock.monotonic_ms(), 0 if self._gate is None else self._gate.bytes_in)

@@ -6,18 +6,22 @@ Runs in the subtask's thread, so that a slow restore delays neither the control 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core import failpoints
-from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.elements import MIN_TIMESTAMP, Batch
 from penstock.core.keygroup import HashRange
 from penstock.core.schema import schema_from_text
-from penstock.core.snapshot import FileRef, OperatorStateSnapshot
+from penstock.core.snapshot import FileRef, InFlightRows, OperatorStateSnapshot
 from penstock.eventtime.watermarks import initial_watermark
+from penstock.graph.in_flight import hashes_of
+from penstock.graph.job_graph import KeyGroup
 from penstock.graph.task_deployment import OperatorRestore
+from penstock.network.in_flight import decode_rows
+from penstock.network.output import splitter_for
 from penstock.operators.operator import OperatorContext
 from penstock.state.state_backend import KeyedStateRequest
 from penstock.state.store import open_keyed_state
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.graph.task_deployment import TaskDeployment
+    from penstock.network.in_flight import OvertakenRows, QueuedRows
     from penstock.network.output import ResultPartition
     from penstock.state.memory.budget import MemoryBudget
     from penstock.state.store import KeyedState
@@ -83,6 +88,47 @@ def open_chain(
             opened.close()
         raise
     return tuple(stores)
+
+
+def restored_rows(deployment: TaskDeployment, read_file: Callable[[FileRef], bytes]) -> Iterator[tuple[int, Batch]]:
+    """Yield the rows in flight that this subtask processes first, each batch with its input.
+
+    Raises:
+        SnapshotDamagedError: a file of the checkpoint is missing or damaged; names the file.
+    """
+    for rows in deployment.in_flight:
+        for batch in decode_rows(read_file(rows.part.file), combined=rows.part.combined):
+            own = _own_rows(batch.data, rows.key, deployment) if rows.key else batch.data
+            if own is not None:
+                yield rows.input_index, Batch(own, combined=batch.combined)
+
+
+def _own_rows(batch: pa.RecordBatch, key: tuple[str, ...], deployment: TaskDeployment) -> pa.RecordBatch | None:
+    """Return the rows whose key is the subtask's; None if there are none."""
+    settings, subtask = deployment.settings, deployment.execution.subtask
+    splitter = splitter_for(KeyGroup(key), channels=deployment.parallelism, key_groups=settings.key_groups)
+    return next((rows for channel, rows in splitter.split(batch) if channel == subtask), None)
+
+
+def overtaken_files(
+    deployment: TaskDeployment, overtaken: OvertakenRows
+) -> tuple[tuple[InFlightRows, list[QueuedRows]], ...]:
+    """Return the rows of each file of overtaken rows, with its description."""
+    parallelism = {output.overtakes: len(output.channels) for output in deployment.outputs}
+    found = []
+    for (edge, receiver, combined, at_sender), rows in overtaken.groups(deployment.execution.subtask):
+        count = parallelism[edge] if at_sender else deployment.parallelism
+        hashes = hashes_of(receiver, count, deployment.settings.key_groups)
+        part = InFlightRows(
+            edge=edge,
+            receiver=receiver,
+            hash_low=hashes.low,
+            hash_high=hashes.high,
+            at_sender=at_sender,
+            combined=combined,
+        )
+        found.append((part, rows))
+    return tuple(found)
 
 
 def keeps_keyed_state(deployment: TaskDeployment) -> bool:

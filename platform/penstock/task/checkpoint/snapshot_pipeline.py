@@ -22,9 +22,11 @@ from penstock.core.snapshot import (
     CheckpointMetrics,
     Committable,
     FileRef,
+    InFlightRows,
     OperatorStateSnapshot,
     SubtaskSnapshot,
 )
+from penstock.network.in_flight import OvertakenRows, QueuedRows, encode_rows
 from penstock.operators.operator import OperatorSnapshot, PublishingOperator, StagedOutput
 from penstock.state.log.frozen import FrozenTable
 from penstock.state.log.segments import EncodedSegment
@@ -38,6 +40,8 @@ PAGES_PER_STEP = 16
 MAX_ATTEMPTS = 4
 MAX_RETRY_MS = 30_000.0
 _FIRST_RETRY_MS = 100.0
+#: A subtask's rows in flight travel in the ack if they are fewer bytes: a wide edge has many small files.
+INLINE_IN_FLIGHT_BYTES = 32 << 10
 
 
 @dataclass(slots=True)
@@ -57,6 +61,13 @@ class SubtaskCheckpoint:
     counts: dict[str, int] = field(default_factory=dict)
     aborted: bool = False
     uncopied: deque[FrozenTable] = field(default_factory=deque)
+    #: Rows that the barriers overtake; None if they stay in order.
+    overtaken: OvertakenRows | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether its files can be written: pages are copied, and all barriers have arrived."""
+        return not self.uncopied and (self.overtaken is None or self.overtaken.complete)
 
     @property
     def frozen(self) -> tuple[FrozenTable, ...]:
@@ -71,6 +82,8 @@ class _Upload:
     #: (frozen state, its segments) and (sink, staged output without the chunks already written, their bytes).
     segments: tuple[tuple[FrozenTable, tuple[EncodedSegment, ...]], ...]
     staged: tuple[tuple[PublishingOperator | None, StagedOutput, tuple[bytes, ...]], ...]
+    #: Rows in flight, without their files, and the bytes of these.
+    in_flight: tuple[tuple[InFlightRows, bytes], ...]
     attempts: int = 0
     first_failure_ms: float | None = None
 
@@ -78,7 +91,9 @@ class _Upload:
     def parts(self) -> tuple[Part, ...]:
         """Return the parts, in the order of the references."""
         state = tuple(Part(segment.data) for _, segments in self.segments for segment in segments)
-        return state + tuple(Part(chunk, staged=True) for _, _, chunks in self.staged for chunk in chunks)
+        staged = tuple(Part(chunk, "pending") for _, _, chunks in self.staged for chunk in chunks)
+        small = sum(len(data) for _, data in self.in_flight) < INLINE_IN_FLIGHT_BYTES
+        return state + staged + tuple(Part(data, "channels", inline=small) for _, data in self.in_flight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +106,8 @@ class SnapshotServices:
     #: Runs a mail in the subtask's thread.
     post: Callable[[Mail], object]
     reports: TaskReports
+    #: Describes the rows of each file of overtaken rows.
+    in_flight: Callable[[OvertakenRows], tuple[tuple[InFlightRows, list[QueuedRows]], ...]]
 
 
 class SnapshotPipeline:
@@ -132,6 +149,8 @@ class SnapshotPipeline:
         for checkpoint in self._checkpoints:
             if checkpoint.barrier.checkpoint_id == checkpoint_id:
                 checkpoint.aborted = True
+                if checkpoint.overtaken is not None:
+                    checkpoint.overtaken.cancel()
 
     def step(self) -> bool:
         """Copy some pages, or start the work that is due; return whether any was done (call again soon)."""
@@ -145,7 +164,7 @@ class SnapshotPipeline:
             self._retry_at_ms = None
             self._write()
             return True
-        if self._checkpoints and self._upload is None and not self._encoding and not self._checkpoints[0].uncopied:
+        if self._checkpoints and self._upload is None and not self._encoding and self._checkpoints[0].ready:
             self._encode(self._checkpoints[0])
             return True
         return False
@@ -157,7 +176,8 @@ class SnapshotPipeline:
             for output in snapshot.staged
             if output.committable.id not in self._written
         ]
-        if not checkpoint.frozen and not staged:
+        overtaken = () if checkpoint.overtaken is None else self._services.in_flight(checkpoint.overtaken)
+        if not checkpoint.frozen and not staged and not overtaken:
             self._complete(checkpoint, set())
             return
         self._encoding = True
@@ -166,6 +186,7 @@ class SnapshotPipeline:
             return _Upload(
                 tuple((state, state.encode()) for state in checkpoint.frozen),
                 tuple((sink, output, tuple(make() for make in output.chunks)) for sink, output in staged),
+                tuple((part, encode_rows(rows)) for part, rows in overtaken),
             )
 
         self._services.background.submit(
@@ -204,8 +225,9 @@ class SnapshotPipeline:
             self._written[filled.id] = filled
             assert sink is not None  # noqa: S101 - an operator that stages output declares it
             sink.staged_written(filled)
+        in_flight = tuple(msgspec.structs.replace(part, file=next(remaining)) for part, _ in upload.in_flight)
         self.last_durable_bytes = sum(ref.length for ref in refs)
-        self._complete(self._checkpoints[0], {ref.path for ref in refs})
+        self._complete(self._checkpoints[0], {ref.path for ref in refs}, in_flight)
 
     def _failed(self, upload: _Upload, error: BaseException | None) -> None:
         now = self._services.clock.monotonic_ms()
@@ -228,7 +250,9 @@ class SnapshotPipeline:
                 f"its files could not be written in {upload.attempts} attempts: {error}",
             )
 
-    def _complete(self, checkpoint: SubtaskCheckpoint, paths: set[str]) -> None:
+    def _complete(
+        self, checkpoint: SubtaskCheckpoint, paths: set[str], in_flight: tuple[InFlightRows, ...] = ()
+    ) -> None:
         self._checkpoints.popleft()
         committables = self._committables(checkpoint)
         still_offered = {
@@ -246,6 +270,7 @@ class SnapshotPipeline:
             keyed=keyed,
             operator=checkpoint.task_states + tuple(state for _, taken in checkpoint.taken for state in taken.operator),
             committables=committables,
+            in_flight=in_flight,
             finished=checkpoint.finished,
         )
         metrics = CheckpointMetrics(
@@ -256,6 +281,8 @@ class SnapshotPipeline:
             new_bytes=self.last_durable_bytes if paths else 0,
             processed_bytes=checkpoint.aligned.processed_bytes,
             buffered_bytes=checkpoint.aligned.buffered_bytes,
+            persisted_bytes=sum(part.file.length for part in in_flight),
+            unaligned=checkpoint.overtaken is not None and checkpoint.overtaken.unaligned,
             counts=checkpoint.counts,
         )
         evidence = {"checkpoint": checkpoint.barrier.checkpoint_id, "subtask": execution}

@@ -73,6 +73,11 @@ class BatchSizer:
         """Whether a part of the last batch is still to be fed."""
         return self._rest is not None
 
+    @property
+    def unfed(self) -> tuple[tuple[int, Batch], ...]:
+        """The part of the last batch that is still to be fed, with its input."""
+        return () if self._rest is None else ((self._input_index, self._rest),)
+
     def feed(self, batch: Batch, input_index: int) -> None:
         """Feed a batch, or its first part."""
         if self._splits:

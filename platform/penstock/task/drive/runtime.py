@@ -32,6 +32,7 @@ from penstock.rpc.messages import (
     DeployTasks,
     FinishTasks,
     LeaseRenewed,
+    LetBarriersOvertake,
     PendingResolved,
     ResolvePending,
     RunningTask,
@@ -124,6 +125,9 @@ class TaskRuntime:
                     subtask.cancel()
             case TriggerCheckpoint():
                 self._trigger(command)
+            case LetBarriersOvertake():
+                for subtask in self._live_subtasks(command.job_id, command.run_id, command.generation):
+                    subtask.permit(command.checkpoint_id)
             case CheckpointCompleted():
                 permit = command.permit
                 for subtask in self._live_subtasks(permit.job_id, permit.run_id, permit.generation):
@@ -280,6 +284,8 @@ class TaskRuntime:
         kind = BarrierKind(command.kind)
         for subtask in self._live_subtasks(command.job_id, command.run_id, command.generation):
             self._jobs[command.job_id].stopping |= kind.ends_job
+            if command.overtakes:
+                subtask.permit(command.checkpoint_id)
             if subtask.is_source:
                 subtask.trigger(command.checkpoint_id, kind)
             else:

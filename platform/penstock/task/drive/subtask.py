@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.core import logs
@@ -23,6 +24,7 @@ from penstock.core.elements import (
     WatermarkStatus,
 )
 from penstock.eventtime.watermarks import WatermarkMerger
+from penstock.network.in_flight import OvertakenRows
 from penstock.rpc.messages import CheckpointAborted, CheckpointCompleted
 from penstock.state.memory.budget import MemoryBudget
 from penstock.state.store import close_stores
@@ -38,6 +40,8 @@ from penstock.task.checkpoint.restore import (
     build_chain,
     input_watermark_state,
     open_chain,
+    overtaken_files,
+    restored_rows,
     restored_watermark,
 )
 from penstock.task.checkpoint.snapshot_pipeline import SnapshotPipeline, SnapshotServices, SubtaskCheckpoint
@@ -86,6 +90,11 @@ class Subtask:
         self._batch_sizer = BatchSizer(self._chain, deployment.operators, self._clock)
         self._barriers = Barriers(self._gate, self._chain, self._clock, self.reports)
         self._barriers.take_snapshot = self._take_snapshot
+        self._barriers.overtake = self._overtake
+        self._overtakes = self._gate is not None and self._gate.overtakes
+        #: Whether barriers may overtake at either end of a channel, and the rows of the newest such checkpoint.
+        self._may_overtake = deployment.settings.unaligned_checkpoints
+        self._overtaken: OvertakenRows | None = None
         self._log_scope = TaskScope(deployment, self._chain.times)
         channels = self._gate.channel_count if self._gate is not None else 0
         self._watermarks = WatermarkMerger(channels, restored_watermark(deployment))
@@ -97,8 +106,10 @@ class Subtask:
                 uploader=services.uploader,
                 post=self.mailbox.post,
                 reports=self.reports,
+                in_flight=partial(overtaken_files, deployment),
             )
         )
+        self._barriers.give_up = self._pipeline.abort
         self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
         self.metrics = SubtaskMetrics(
             self._clock, self._gate, self._outputs, self._chain, self._compactor, self._memory_budget
@@ -144,6 +155,10 @@ class Subtask:
     def expect(self, checkpoint_id: int) -> None:
         """Announce a barrier: rows before it are accepted even if the sink is at its limit."""
         self.mailbox.post(lambda: self._barriers.announce(checkpoint_id))
+
+    def permit(self, checkpoint_id: int) -> None:
+        """Let the barriers of a checkpoint overtake rows."""
+        self.mailbox.post(lambda: self._permit(checkpoint_id))
 
     def complete(self, message: CheckpointCompleted) -> None:
         """Handle a durable checkpoint."""
@@ -217,6 +232,8 @@ class Subtask:
             deadline = output.next_deadline_ms
             if deadline is not None and deadline <= now:
                 output.flush_due(now)
+        if self._overtakes:
+            self._barriers.look()
         copied = self._pipeline.step()
         if self._finishing:
             return self._try_finish()
@@ -336,16 +353,35 @@ class Subtask:
                 self._chain.emit_watermark(Watermark(MAX_TIMESTAMP))
         self._barriers.begin(barrier)
 
-    def _take_snapshot(self, barrier: Barrier, aligned: Aligned) -> None:
+    def _permit(self, checkpoint_id: int) -> None:
+        self._barriers.permit(checkpoint_id)
+        overtaken = self._overtaken
+        if overtaken is not None and overtaken.checkpoint_id == checkpoint_id and not overtaken.complete:
+            overtaken.unaligned = True
+            for output in self._outputs:
+                output.overtake_late(overtaken)
+
+    def _overtake(self, barrier: Barrier, aligned: Aligned, passed: frozenset[int]) -> OvertakenRows:
+        """Take a snapshot before the rows that the barriers overtake, which become part of it."""
+        assert self._gate is not None  # noqa: S101 - barriers overtake in a gate
+        overtaken = OvertakenRows(barrier.checkpoint_id)
+        self._gate.overtake(overtaken, passed, self._batch_sizer.unfed)
+        self._take_snapshot(barrier, aligned, overtaken)
+        return overtaken
+
+    def _take_snapshot(self, barrier: Barrier, aligned: Aligned, overtaken: OvertakenRows | None = None) -> None:
         """Freeze, send the barrier on, pass the rest to the pipeline."""
+        overtakes = barrier.checkpoint_id == self._barriers.permitted
+        if overtaken is None and self._may_overtake and barrier.kind is BarrierKind.CHECKPOINT:
+            overtaken = OvertakenRows(barrier.checkpoint_id)
+        self._overtaken = overtaken
         begun = self._clock.monotonic_ms()
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         # after the snapshot, which may emit rows that belong before the barrier
         counts = self.metrics.counts()
         # the next report must not have less than the ack
         self.metrics.publish()
-        for output in self._outputs:
-            output.barrier(barrier)
+        self._send_on(barrier, overtaken, overtakes=overtakes)
         task_states = (
             input_watermark_state(self.deployment, self._watermarks.combined) if self._gate is not None else ()
         )
@@ -359,9 +395,21 @@ class Subtask:
                 sync_ms=self._clock.monotonic_ms() - begun,
                 begun_ms=begun,
                 counts=counts,
+                overtaken=overtaken,
             )
         )
         self._compactor.start_due(self._stores)
+
+    def _send_on(self, barrier: Barrier, overtaken: OvertakenRows | None, *, overtakes: bool) -> None:
+        if overtaken is not None:
+            overtaken.unaligned = overtakes
+        for output in self._outputs:
+            if overtaken is None:
+                output.barrier(barrier)
+            elif overtakes:
+                output.overtake(barrier, overtaken)
+            else:
+                output.barrier_in_order(barrier, overtaken, self._wake)
 
     def _abort(self, checkpoint_id: int) -> None:
         self._barriers.on_abort(checkpoint_id)
@@ -384,6 +432,8 @@ class Subtask:
         self._compactor.start_due(self._stores)
         combine_outputs(self._outputs, self.deployment.settings)
         expect_combined(self._gate, self._chain.links[0])
+        if self._gate is not None and self.deployment.in_flight:
+            self._gate.restore(restored_rows(self.deployment, self._services.read_file))
         if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:
             # Emit the checkpoint's watermark, so that lateness is decided as before.
             self.metrics.input_watermark = self._watermarks.combined

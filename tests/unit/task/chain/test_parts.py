@@ -156,7 +156,7 @@ def test_a_queue_that_is_too_long_refuses(uploads):
 def test_only_small_parts_never_touch_the_store(uploads):
     store, background, uploader = uploads
     got = []
-    uploader.write((Part(b"a"), Part(b"b", staged=True)), lambda refs, error: got.append(refs))
+    uploader.write((Part(b"a"), Part(b"b", "pending")), lambda refs, error: got.append(refs))
     assert [ref.inline for ref in got[0]] == [b"a", b"b"]
     assert not background.waiting
     assert store.list("") == []

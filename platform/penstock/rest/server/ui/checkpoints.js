@@ -48,7 +48,7 @@ export function view({ data, base, ui, reload }) {
         h("td", { class: "end" }, duration(entry.status === "IN_PROGRESS" ? base.job.now - entry.trigger_timestamp : entry.end_to_end_duration)),
         h("td", { class: "end" }, bytes(entry.state_size)),
         h("td", { class: "end" }, bytes(entry.checkpointed_size)),
-        h("td", { class: "end", title: inFlight(entry) }, bytes(entry.processed_data + entry.alignment_buffered)),
+        h("td", { class: "end", title: inFlight(entry) }, bytes(entry.processed_data + entry.alignment_buffered + entry.persisted_data)),
         h("td", { class: "end" }, `${entry.num_acknowledged_subtasks} of ${entry.num_subtasks}`),
         h("td", { class: "wide path" }, entry.failure_message ?? entry.external_path ?? ""))),
       "No checkpoint has been started yet."),
@@ -67,22 +67,22 @@ function details({ entry, subtasks }) {
   return h("section", { class: "panel", key: `parts ${entry.id}`, "aria-labelledby": "parts" },
     h("h2", { id: "parts" }, `Checkpoint ${entry.id}, subtask by subtask`),
     note(text),
-    table("Subtasks of the checkpoint", ["Operator", ["Subtask", "end"], ["Done after", "end"], ["Waited for barriers", "end"], ["Read meanwhile", "end"], ["Held back", "end"], ["Froze for", "end"], ["Wrote for", "end"], ["State size", "end"], ["Written", "end"]],
+    table("Subtasks of the checkpoint", ["Operator", ["Subtask", "end"], ["Done after", "end"], ["Waited for barriers", "end"], ["Read meanwhile", "end"], ["Held back", "end"], ["Overtaken", "end"], ["Froze for", "end"], ["Wrote for", "end"], ["State size", "end"], ["Written", "end"]],
       subtasks.map((subtask) => {
         const done = subtask.status === "completed";
         const cell = (value) => h("td", { class: "end" }, done ? value() : "-");
         return h("tr", { key: `${subtask.vertex} ${subtask.index}`, class: subtask === last && !missing.length ? "last" : "" },
           h("th", { scope: "row" }, subtask.vertex), h("td", { class: "end" }, subtask.index),
           cell(() => duration(subtask.end_to_end_duration)), cell(() => duration(subtask.alignment.duration)),
-          cell(() => bytes(subtask.alignment.processed)), cell(() => bytes(subtask.alignment.buffered)),
+          cell(() => bytes(subtask.alignment.processed)), cell(() => bytes(subtask.alignment.buffered)), cell(() => bytes(subtask.alignment.persisted)),
           cell(() => duration(subtask.checkpoint.sync)), cell(() => duration(subtask.checkpoint.async)),
           cell(() => bytes(subtask.state_size)), cell(() => bytes(subtask.checkpointed_size)));
       })));
 }
 
-// Data between the subtasks during the alignment; it is not part of the checkpoint.
+// Data between the subtasks during the alignment; only what barriers have overtaken is part of the checkpoint.
 function inFlight(entry) {
-  return `${bytes(entry.processed_data)} read during alignment, ${bytes(entry.alignment_buffered)} buffered behind barriers`;
+  return `${bytes(entry.processed_data)} read during alignment, ${bytes(entry.alignment_buffered)} buffered behind barriers, ${bytes(entry.persisted_data)} overtaken by barriers`;
 }
 
 // Durations of the last checkpoints, oldest first; a failed one has full height and a different colour and pattern.

@@ -1,0 +1,115 @@
+"""A checkpoint that overtakes, from the trigger to a restore, in scripted subtasks."""
+
+import msgspec
+import pytest
+
+from penstock.config.settings import JobSettings
+from penstock.graph.task_deployment import InputSpec, OutputSpec, RestoredRows
+from penstock.rpc.messages import LetBarriersOvertake, TriggerCheckpoint
+
+SETTINGS = JobSettings(
+    checkpoint_root="memory://unit",
+    buffer_timeout_ms=0,
+    buffer_size_bytes=100,
+    exclusive_buffers=2,
+    floating_buffers=0,
+    unaligned_checkpoints=True,
+)
+
+
+@pytest.fixture
+def job(world):
+    """Two sources whose sink takes nothing: each channel is full at both ends."""
+    made = world(sources=2, settings=SETTINGS)
+
+    def overtaking(specs: tuple[InputSpec | OutputSpec, ...]):
+        return tuple(msgspec.structs.replace(spec, overtakes="edge") for spec in specs)
+
+    deployment = made.deployment
+    made.deployment = lambda *where: msgspec.structs.replace(
+        deployment(*where),
+        inputs=overtaking(deployment(*where).inputs),
+        outputs=overtaking(deployment(*where).outputs),
+    )
+    return made
+
+
+def fill(job, batch_of):
+    """Let the sources emit until they have to stop; the sink is at its limit from the start."""
+    job.sink.available = False
+    job.deploy()
+    for number, source in enumerate(job.sources):
+        source.script += [batch_of(10 * number + n) for n in range(60)]
+    job.settle()
+
+
+def trigger(job, checkpoint_id, *, overtakes):
+    message = TriggerCheckpoint(
+        job_id="job", run_id="run", generation=1, checkpoint_id=checkpoint_id, kind="checkpoint", overtakes=overtakes
+    )
+    job.broadcast(message)
+    job.settle()
+
+
+def taken(job):
+    """Return the files of rows in flight, those of the sink first."""
+    parts = [part for ack in job.acks("sink") + job.acks("source") for part in ack.snapshot.in_flight]
+    return sorted(parts, key=lambda part: part.at_sender)
+
+
+def seen(job):
+    return [value for value in job.sink.seen if isinstance(value, int)]
+
+
+def test_a_sink_that_takes_no_row_takes_part_and_the_rows_are_restored(job, world, batch_of):
+    fill(job, batch_of)
+    trigger(job, 1, overtakes=True)
+    assert len(job.acks("sink")) == 1
+    assert len(job.acks("source")) == 2
+    assert seen(job) == []
+    emitted = sum(source.position for source in job.sources)
+    parts = taken(job)
+    assert {part.at_sender for part in parts} == {False, True}
+    metrics = job.acks("sink")[0].metrics
+    assert metrics.unaligned
+    assert metrics.persisted_bytes > 0
+
+    again = world(settings=SETTINGS)
+    again.store = job.store
+    again.deploy(in_flight=tuple(RestoredRows(part=part, input_index=0) for part in parts))
+    again.sources[0].script.append(batch_of(1000))
+    again.settle()
+    assert seen(again)[-1] == 1000
+    assert len(seen(again)) == emitted + 1
+
+
+def step_sources(job):
+    """Step the sources until they have nothing to do; the sink does nothing at all."""
+    for _ in range(100):
+        for subtask in job.subtasks("source"):
+            subtask.step()
+        job.transport.pump_all()
+        job.background.run_all()
+
+
+def test_an_ack_waits_for_a_barrier_in_a_full_queue_until_it_may_overtake(job, batch_of):
+    fill(job, batch_of)
+    message = {"job_id": "job", "run_id": "run", "generation": 1, "checkpoint_id": 1}
+    job.broadcast(TriggerCheckpoint(**message, kind="checkpoint"))
+    step_sources(job)
+    assert job.acks("source") == []
+    job.broadcast(LetBarriersOvertake(**message))
+    step_sources(job)
+    assert len(job.acks("source")) == 2
+    job.settle()
+    assert len(job.acks("sink")) == 1
+
+
+def test_an_aborted_collection_leaves_no_file_and_the_next_checkpoint_is_whole(job, batch_of):
+    fill(job, batch_of)
+    trigger(job, 1, overtakes=True)
+    job.abort(1)
+    before = len(job.reports)
+    trigger(job, 2, overtakes=True)
+    acks = [r for r in job.reports[before:] if getattr(r, "checkpoint_id", 0) == 2]
+    assert len(acks) == 3
