@@ -140,6 +140,7 @@ class Checks:
             self._last[manifest.run_id] = manifest.checkpoint_id
         if manifest.kind == "checkpoint":
             swarm.seen("checkpoint-completed")
+            swarm.seen("rows-overtaken", sum(len(part.in_flight) for part in manifest.subtasks))
             self._named |= {(c.marker_group, c.checkpoint_id) for c in manifest.pending}
             self.newest = files_of(manifest)
 
@@ -162,6 +163,7 @@ class Checks:
         gate: Any = subtask._gate
         if gate is None:
             return
+        self._world.swarm.seen("overtaken-rows-restored", len(subtask.deployment.in_flight))
         poll, alignment, fail = gate.poll, subtask._barriers.alignment, self._world.scheduler.fail
 
         def watched() -> Any:

@@ -74,6 +74,8 @@ SEEN = (
     "changes-spilled",
     "remote-fetch",
     "remote-pieces-came",
+    "rows-overtaken",
+    "overtaken-rows-restored",
 )
 
 

@@ -7,6 +7,7 @@ faults and the plan are directed at it. Used by `test_mutants.py`.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +40,7 @@ from penstock.state.log.segment_log import LogView, SegmentLog
 from penstock.state.memory.limits import StateLimits
 from penstock.state.panes.pane_table import PaneTable
 from penstock.task.checkpoint import restore
+from penstock.task.drive import subtask
 
 Patch = pytest.MonkeyPatch
 
@@ -287,6 +289,53 @@ def _change_of_a_leaving_key_lost(patch: Patch) -> None:
     patch.setattr(PaneTable, "_evict", forgetful)
 
 
+def _row_in_flight_lost(patch: Patch) -> None:
+    """What arrives between the snapshot and the barrier of its channel is processed, and in no checkpoint."""
+    overtake = InputGate.overtake
+
+    def at_once(self: InputGate, rows: Any, passed: Any, unfed: Any) -> None:
+        overtake(self, rows, passed, unfed)
+        kept = list(rows.received)
+        rows.received = type("Deaf", (list,), {"append": lambda _self, _rows: None})(kept)
+
+    patch.setattr(InputGate, "overtake", at_once)
+
+
+def _overtaken_on_one_side(patch: Patch) -> None:
+    """The barrier overtakes the queue of its sender, whose rows are not taken into the checkpoint."""
+    overtake = Subpartition.overtake
+
+    def silent(self: Subpartition, barrier: Any) -> Any:
+        overtake(self, barrier)
+        return []
+
+    patch.setattr(Subpartition, "overtake", silent)
+
+
+def _row_restored_twice(patch: Patch) -> None:
+    """After a rescale each subtask takes all rows of a file that has some of its own."""
+    rows = restore.restored_rows
+
+    def unsplit(deployment: Any, read_file: Any) -> Any:
+        whole = tuple(msgspec.structs.replace(part, key=()) for part in deployment.in_flight)
+        return rows(msgspec.structs.replace(deployment, in_flight=whole), read_file)
+
+    patch.setattr(subtask, "restored_rows", unsplit)
+
+
+def _watermark_overtakes_restored(patch: Patch) -> None:
+    """Restored rows wait until nothing else does."""
+    poll = InputGate.poll
+
+    def last(self: InputGate) -> Any:
+        restored, self._restored = self._restored, deque()
+        taken = poll(self)
+        self._restored = restored
+        return self._take_restored() if taken is None and restored else taken
+
+    patch.setattr(InputGate, "poll", last)
+
+
 _STAGES = [Phase(1, "cancel"), Phase(2, "cancel"), Phase(1, "cancel"), Phase(1, "finish")]
 _LONG = {"input_ms": 3000.0, "size_ms": 400, "slide_ms": 400, "inline_bytes": 0, "phases": [Phase(2, "finish")]}
 _HASTY = {"checkpoint_interval_ms": 40, "checkpoint_timeout_ms": 60}
@@ -297,6 +346,19 @@ def _end_ignored(patch: Patch) -> None:
     """As before the simulation found it: the next leader did not look whether its run had ended."""
     patch.setattr(job_master, "ended_as", lambda _entries, _run_id: "")
 
+
+#: Rows wait in every queue, and barriers overtake them.
+_FULL = {**_SLOW, "input_ms": 20.0, "slow_ms": 8.0}
+_OVERTAKING = {
+    "unaligned_checkpoints": True,
+    "aligned_checkpoint_timeout_ms": 0,
+    "buffer_size_bytes": 256,
+    "buffer_timeout_ms": 0,
+    "exclusive_buffers": 1,
+    "floating_buffers": 0,
+    "checkpoint_interval_ms": 40,
+    "sink_pending_max_epochs": 1000,
+}
 
 MUTANTS = (
     Mutant(
@@ -394,5 +456,41 @@ MUTANTS = (
         _CRASHES,
         {**_SLOW, "limits": StateLimits.tiny(hot_keys=1)},
         {"state_backend": "rocksdb"},
+    ),
+    Mutant(
+        "row in flight lost",
+        _row_in_flight_lost,
+        {"frames-delayed": 0.2},
+        {"worker-killed": 1.0},
+        {**_FULL, "phases": [Phase(3, "finish")]},
+        _OVERTAKING,
+        seeds=20,
+    ),
+    Mutant(
+        "rows overtaken on one side only",
+        _overtaken_on_one_side,
+        {},
+        {"worker-killed": 1.0},
+        {**_FULL, "phases": [Phase(2, "finish")]},
+        _OVERTAKING,
+        seeds=20,
+    ),
+    Mutant(
+        "row in flight restored twice",
+        _row_restored_twice,
+        {},
+        {},
+        {**_FULL, "slow_ms": 40.0, "phases": [Phase(3, "cancel"), Phase(2, "cancel"), Phase(3, "finish")]},
+        _OVERTAKING,
+        seeds=20,
+    ),
+    Mutant(
+        "watermark overtakes restored rows",
+        _watermark_overtakes_restored,
+        {},
+        {"worker-killed": 1.0},
+        {**_FULL, "phases": [Phase(1, "finish")]},
+        _OVERTAKING,
+        seeds=20,
     ),
 )

@@ -19,6 +19,7 @@ def world_of(seed: int) -> World:
     """The world of a seed, not run yet."""
     plan = Plan.drawn(random.Random(f"plan {seed}"))
     plan.draw_state(random.Random(f"state {seed}"))
+    plan.draw_barriers(random.Random(f"barriers {seed}"))
     return World(seed, plan, Swarm.drawn(random.Random(f"faults {seed}")))
 
 

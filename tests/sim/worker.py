@@ -81,6 +81,7 @@ class SubtaskLoop:
         self._subtask: Subtask | None = None
         self._due: float | None = None
         self._token = 0
+        self._paused_until = 0.0
 
     def wake(self) -> None:
         if self._subtask is not None:
@@ -89,16 +90,20 @@ class SubtaskLoop:
     def run(self, subtask: Subtask) -> None:
         self._subtask = subtask
         self._worker.world.checks.watch(subtask)
+        if self._worker.world.plan.slow_ms and subtask._gate is not None:
+            subtask._gate._small_bytes = 0
         self._schedule(self._worker.world.random.uniform(0, 3))
 
     def _schedule(self, delay_ms: float) -> None:
         world = self._worker.world
-        due = world.clock.elapsed_ms + delay_ms
+        due = max(world.clock.elapsed_ms + delay_ms, self._paused_until)
         if self._due is not None and self._due <= due:
             return
         self._due = due
         self._token += 1
-        world.scheduler.at(delay_ms, "step", partial(self._fire, self._token), owner=self._worker.owner)
+        world.scheduler.at(
+            due - world.clock.elapsed_ms, "step", partial(self._fire, self._token), owner=self._worker.owner
+        )
 
     def _fire(self, token: int) -> None:
         subtask, world = self._subtask, self._worker.world
@@ -106,8 +111,13 @@ class SubtaskLoop:
             return
         self._due = None
         result = StepResult.BUSY
+        slow = world.plan.slow_ms if subtask._gate is not None else 0.0
         for _ in range(world.random.randint(1, 6)):
+            before = subtask._gate.records_in if slow else 0
             result = subtask.step()
+            if slow and subtask._gate.records_in > before:
+                self._paused_until = world.clock.elapsed_ms + slow
+                break
             if result is not StepResult.BUSY:
                 break
         world.checks.stepped(subtask)

@@ -55,6 +55,8 @@ class Plan:
     #: Sizes of state, and a worker's memory for it.
     limits: StateLimits = PRODUCTION
     managed_memory_bytes: int = 256 << 20
+    #: Pause after each message of rows, which a subtask then takes one by one: with a long one, rows wait for it.
+    slow_ms: float = 0.0
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Plan:
@@ -102,6 +104,12 @@ class Plan:
         if backend != "hashmap":
             self.managed_memory_bytes = chance.choice([1 << 10, 1 << 20, 256 << 20])
             self.settings["remote_local_bytes"] = chance.choice([1, 1 << 30, 8 << 30])
+
+    def draw_barriers(self, chance: random.Random) -> None:
+        """Draw whether barriers overtake rows, and when; and whether rows wait for a slow subtask."""
+        self.slow_ms = chance.choice([0.0, 0.0, 4.0, 10.0])
+        self.settings["unaligned_checkpoints"] = chance.random() < 0.6
+        self.settings["aligned_checkpoint_timeout_ms"] = chance.choice([0, 0, 5, 30])
 
     def graph(self, phase: Phase, root: str) -> JobGraph:
         """The job as it is submitted in a phase."""
