@@ -465,6 +465,7 @@ MUTANTS = (
         {**_FULL, "phases": [Phase(3, "finish")]},
         _OVERTAKING,
         seeds=20,
+        likely=3,
     ),
     Mutant(
         "rows overtaken on one side only",
@@ -483,6 +484,7 @@ MUTANTS = (
         {**_FULL, "slow_ms": 40.0, "phases": [Phase(3, "cancel"), Phase(2, "cancel"), Phase(3, "finish")]},
         _OVERTAKING,
         seeds=20,
+        likely=2,
     ),
     Mutant(
         "watermark overtakes restored rows",

@@ -28,7 +28,7 @@ LEAST = {
     "kill-before-commit": 15,
     "kill-after-commit": 15,
     "kill-fence": 20,
-    "zombie-in-publish": 30,
+    "zombie-in-publish": 8,
     "publish-delayed": 40,
     "worker-killed": 60,
     "taskmanager-killed": 40,
@@ -47,7 +47,7 @@ LEAST = {
     "checkpoint-completed": 500,
     "checkpoint-aborted": 45,
     "checkpoint-timed-out": 20,
-    "restart": 400,
+    "restart": 250,
     "published-at-recovery": 100,
     "transaction-fenced": 20,
     "stop-with-savepoint": 12,
@@ -66,6 +66,8 @@ LEAST = {
     "changes-spilled": 750,
     "remote-fetch": 320,
     "remote-pieces-came": 300,
+    "rows-overtaken": 60,
+    "overtaken-rows-restored": 25,
 }
 
 
