@@ -9,6 +9,7 @@ from tests.sim.workload import Phase
 
 from penstock.checkpoint import recovery
 from penstock.checkpoint.job_lease import JobLease
+from penstock.checkpoint.manifest_log import LogEntry
 from penstock.jobmanager.deploy.adoption import Adoption, Verdict
 from penstock.jobmanager.deploy.deployment import AdoptedTask
 from penstock.jobmanager.deploy.split_assigner import SplitAssigner
@@ -47,7 +48,10 @@ def _no_fence(patch: Patch) -> None:
 
 
 def _ids_repeated(patch: Patch) -> None:
-    patch.setattr(recovery, "_UNSEEN_IDS", 0)
+    def after_the_log(live: tuple[LogEntry, ...]) -> int:
+        return 1 + max((entry.manifest.checkpoint_id or 0 for entry in live), default=0)
+
+    patch.setattr(recovery, "_next_id", after_the_log)
 
 
 def _owners_forgotten(patch: Patch) -> None:

@@ -14,7 +14,7 @@ from tests.ui.browser import Visit
 
 from penstock.core.errors import UsageError
 from penstock.rest import server
-from penstock.task.chain.key_text import json_value, parse_key
+from penstock.state.keys.key_text import json_value, parse_key
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -100,7 +100,7 @@ class UpgradeRefusal(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-#: What to do about a damaged record.
+#: The way out of a damaged record.
 RECORD_HINT = (
     "restore the file and restart the JobManager, or move it away and run the job's file again: "
     "the job resumes from its newest checkpoint"
@@ -146,7 +146,7 @@ class DamagedRecord(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     #: The job's name, if that can be read.
     name: str
-    #: What is wrong with which file, and the way out.
+    #: The file, its fault, and the way out.
     error: str
 
 

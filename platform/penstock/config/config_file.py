@@ -26,7 +26,7 @@ FILE_VARIABLE, FILE_NAME = "PENSTOCK_CONFIG", "penstock.toml"
 OPTION = "option"
 #: `PENSTOCK__SECTION__NAME` sets `section.name`.
 PREFIX, _SEPARATOR = "PENSTOCK__", "__"
-#: Settings whose environment variable has a name of its own.
+#: Settings whose environment variable has a special name.
 VARIABLES = {
     "job.checkpoint_root": "PENSTOCK_CHECKPOINT_ROOT",
     "cluster.security": FOLDER_VARIABLE,

@@ -77,7 +77,7 @@ class OvertakenRows:
 
 
 class RowsOf(NamedTuple):
-    """What the rows of one file have in common."""
+    """The common description of the rows of one file."""
 
     edge: str
     receiver: int

@@ -2,7 +2,7 @@
 
 One thread calls an operator, one call at a time; a call never blocks on output. Only `process_batch` is mandatory: a
 class that names `Operator` as its protocol base inherits the other hooks' defaults. Abilities that only some operators
-have are protocols of their own, declared in the `Capabilities` that `open` returns.
+have are separate protocols, declared in the `Capabilities` that `open` returns.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class WatermarkingOperator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an operator does beyond the hooks of `Operator`; each is the operator itself, or one of its parts."""
+    """Abilities of an operator beyond the hooks of `Operator`; each is the operator itself, or one of its parts."""
 
     source: SourceOperator | None = None
     timers: TimedOperator | None = None

@@ -413,7 +413,7 @@ class JobMaster:
         return self._dismiss(adoption, now_ms)
 
     def _dismiss(self, adoption: Adoption, now_ms: int) -> list[cmd.Command]:
-        """Kill the workers and start anew."""
+        """Kill the workers and start again."""
         workers, self._adoption = tuple(adoption.workers.values()), None
         self._held.slots += [worker.slot for worker in workers]
         self.step, self._deadline_ms = Step.WAITING, now_ms
@@ -426,7 +426,7 @@ class JobMaster:
         self.step, self._deadline_ms = Step.STARTING, now_ms + START_TIMEOUT_MS
         self._restart.resumed(recovered.plan.restored, self.identity.run_id)
         workers = f"{len(adoption.workers)} workers of attempt {adoption.ids.attempt}"
-        self.event_log.add(now_ms, "reconcile", f"{workers} go on under generation {self.identity.generation}")
+        self.event_log.add(now_ms, "reconcile", f"{workers} continue under generation {self.identity.generation}")
         commands = self._apply(self.job_change.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
         commands += deployment.adopt(recovered, adoption.workers.values(), adoption.tasks, now_ms)
         return [cmd.WorkersDecided(), *commands, *self.checkpointing.adopt(deployment, recovered.plan)]

@@ -14,7 +14,7 @@ class Kernel:
     function: Callable[..., Any]
     signatures: tuple[Any, ...]
     options: dict[str, Any]
-    #: What callers call: numba's dispatcher, or the function of a bundle.
+    #: The callable: numba's dispatcher, or the function of a bundle.
     entry: Any
     #: Whether numba made it in this process.
     compiled: bool

@@ -119,7 +119,7 @@ def _remedy(manifest: Manifest, newest: int) -> str:
     return "the job does not restore this entry while newer checkpoints are whole"
 
 
-#: What a file belongs to.
+#: The owner of a file.
 _Owner = tuple[KeyedStateSnapshot, Segment] | Committable | InFlightRows
 
 

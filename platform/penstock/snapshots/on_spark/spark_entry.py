@@ -31,7 +31,7 @@ from penstock.core.keygroup import ALL_HASHES, HashRange, first_hash_of
 from penstock.snapshots.access.content import find_state
 from penstock.snapshots.access.opening import open_snapshot
 from penstock.snapshots.on_spark.spark_parts import StatePart, StatePlan, with_changes
-from penstock.state.keys.queried_keys import parse_key
+from penstock.state.keys.key_text import parse_key
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -201,7 +201,9 @@ class StatePlan:
             older = open_snapshot(self.snapshot.store.uri, checkpoint=sequence)
         except NotFoundError as error:
             msg = f"changes since checkpoint {sequence} cannot be read: {error.message}"
-            raise UsageError(msg, hint="retain more checkpoints (retained_checkpoints), or start anew") from error
+            raise UsageError(
+                msg, hint="retain more checkpoints (retained_checkpoints), or start again from all rows"
+            ) from error
         try:
             found = find_state(older.manifest, self.state.uid, self.state.name)
         except NotFoundError:

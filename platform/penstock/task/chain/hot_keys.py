@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.metrics.top_keys import TopKeys
 from penstock.operators.aggregates.combine import cells_of
-from penstock.task.chain.key_text import json_value
+from penstock.state.keys.key_text import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,10 +17,10 @@ from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.rpc.messages import SubtaskAnswer
 from penstock.state.keys.key_index import HASH, ROWS
+from penstock.state.keys.key_text import json_value, parse_key
 from penstock.state.log.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
 from penstock.task.chain.background import MailboxFullError
 from penstock.task.chain.failure import describe
-from penstock.task.chain.key_text import json_value, parse_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
