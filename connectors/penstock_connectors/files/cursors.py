@@ -110,7 +110,8 @@ class TextCursor:
         self._offset = int(state.get("offset", 0))
         self._size = int(state["size"])
         self._parse = parse
-        self._file = Path(path).open("rb")  # noqa: SIM115 - closed by close()
+        # a large buffer (Python 3.14 has 128 KB) would keep the bytes of a file that shrinks
+        self._file = Path(path).open("rb", buffering=4096)  # noqa: SIM115 - closed by close()
         if header and self._offset == 0:
             self._offset = len(self._file.readline())
         #: Text that was read but not returned: small requests must not read a block each.
