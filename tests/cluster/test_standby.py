@@ -29,6 +29,20 @@ def role(url):
         return ""
 
 
+def follows(url):
+    """Return whether a JobManager is a standby that knows the leader."""
+    try:
+        found = asked(url, "/v1/penstock/leader")
+    except OSError:
+        return False
+    return found["role"] == "standby" and found["leader"] is not None
+
+
+def workers_started(scene):
+    logs = scene.cluster.directory.glob("taskmanager-*.log")
+    return sum(log.read_text().count(" runs as process ") for log in logs)
+
+
 def test_a_standby_takes_over_from_a_killed_leader(stage):
     with Scene(stage, Orders(31, EVENTS), rate=RATE, jobmanagers=2, watch=False) as scene:
         first, second = scene.cluster.address.split(",")
@@ -39,12 +53,29 @@ def test_a_standby_takes_over_from_a_killed_leader(stage):
         scene.cluster.jobmanager.kill()
         wait_until(lambda: role(second) == "leader", "the standby to lead", step=0.1)
         scene.cluster.jobmanager.start()
-        wait_until(lambda: role(first) == "standby", "the killed one to come back as a standby", step=0.1)
+        wait_until(lambda: follows(first), "the killed one to come back as a standby", step=0.1)
         assert asked(first, f"/v1/penstock/jobs/{scene.job_id}/summary")["jobmanagers-replaced"]["times"] == 1
         scene.feed.join()
         scene.wait_finished()
         scene.check_exact()
         scene.check_whole()
+        assert workers_started(scene) == 2, "the new leader has not kept the workers"
+
+
+def test_a_leader_hands_over_without_a_new_worker(stage):
+    with Scene(stage, Orders(33, EVENTS), rate=RATE, jobmanagers=2, watch=False) as scene:
+        first, second = scene.cluster.address.split(",")
+        scene.begin()
+        scene.wait_checkpoints(2)
+        wait_until(lambda: follows(second), "the standby", step=0.1)
+        urllib.request.urlopen(f"{second}/v1/penstock/leader/hand-over", data=b"", timeout=30 * patience()).close()
+        wait_until(lambda: role(second) == "leader", "the standby to lead", step=0.1)
+        wait_until(lambda: follows(first), "the earlier leader to become a standby", step=0.1)
+        scene.feed.join()
+        scene.wait_finished()
+        scene.check_exact()
+        scene.check_whole()
+        assert workers_started(scene) == 2, "the new leader has not kept the workers"
 
 
 def test_a_paused_leader_that_was_succeeded_appends_nothing_and_becomes_a_standby(stage, paused):

@@ -32,8 +32,9 @@ from penstock.rpc.messages import (
 )
 
 _RECHECK_MS = 200.0
-#: After this silence of the JobManager another one may lead.
+#: After this silence of the JobManager another one may lead, and how often that is asked from then on.
 _SUSPECT_MS = 1_500.0
+_ASK_AGAIN_MS = 500.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +231,7 @@ class TaskManagerLink:
                 if self._closing.is_set():
                     read.cancel()
                     return aio.EOF
-                if timeout_ms == _SUSPECT_MS and (other := await self._other_leader(read)):
+                if timeout_ms in (_SUSPECT_MS, _ASK_AGAIN_MS) and (other := await self._other_leader(read)):
                     read.cancel()
                     raise TimeoutError(f"the JobManager at {other} leads")
                 if read.done():
@@ -246,7 +247,9 @@ def _waits_ms(silence_ms: float | None) -> list[float | None]:
     """Return how long to wait for a message, step by step, if it may be silent for `silence_ms`."""
     if silence_ms is None:
         return [None]
-    suspect = [_SUSPECT_MS] * int(silence_ms // _SUSPECT_MS)
+    suspect: list[float | None] = []
+    if silence_ms >= _SUSPECT_MS:
+        suspect = [_SUSPECT_MS, *[_ASK_AGAIN_MS] * int((silence_ms - _SUSPECT_MS) // _ASK_AGAIN_MS)]
     return [*suspect, max(0.0, silence_ms - sum(suspect)), _RECHECK_MS]
 
 
