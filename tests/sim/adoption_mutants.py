@@ -48,10 +48,12 @@ def _no_fence(patch: Patch) -> None:
 
 
 def _ids_repeated(patch: Patch) -> None:
-    def after_the_log(live: tuple[LogEntry, ...]) -> int:
+    """The next id is the one after the newest in the log."""
+
+    def next_id(live: tuple[LogEntry, ...]) -> int:
         return 1 + max((entry.manifest.checkpoint_id or 0 for entry in live), default=0)
 
-    patch.setattr(recovery, "_next_id", after_the_log)
+    patch.setattr(recovery, "_next_id", next_id)
 
 
 def _owners_forgotten(patch: Patch) -> None:

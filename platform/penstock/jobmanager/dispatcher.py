@@ -414,7 +414,7 @@ class Dispatcher:
     async def _recover_one(self, job: KnownJob, *, reconcile_ms: int = 0) -> None:
         """Take a job over from the previous leader, retrying until its lease is free or the tries are used up.
 
-        With `reconcile_ms`, keep its running workers if that is safe.
+        With `reconcile_ms`, continue with its running workers if that is safe.
         """
         limits = self._parts.limits
         for attempt in range(limits.recover_tries):

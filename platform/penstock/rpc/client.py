@@ -247,7 +247,7 @@ def _waits_ms(silence_ms: float | None) -> list[float | None]:
     """Return how long to wait for a message, step by step, if it may be silent for `silence_ms`."""
     if silence_ms is None:
         return [None]
-    suspect: list[float | None] = []
+    suspect: list[float] = []
     if silence_ms >= _SUSPECT_MS:
         suspect = [_SUSPECT_MS, *[_ASK_AGAIN_MS] * int((silence_ms - _SUSPECT_MS) // _ASK_AGAIN_MS)]
     return [*suspect, max(0.0, silence_ms - sum(suspect)), _RECHECK_MS]

@@ -413,7 +413,7 @@ class JobMaster:
         return self._dismiss(adoption, now_ms)
 
     def _dismiss(self, adoption: Adoption, now_ms: int) -> list[cmd.Command]:
-        """Kill the workers and start again."""
+        """Kill the workers, then start the job."""
         workers, self._adoption = tuple(adoption.workers.values()), None
         self._held.slots += [worker.slot for worker in workers]
         self.step, self._deadline_ms = Step.WAITING, now_ms
