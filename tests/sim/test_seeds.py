@@ -65,7 +65,7 @@ LEAST = {
     "keys-evicted": 900,
     "changes-spilled": 750,
     "remote-fetch": 320,
-    "remote-pieces-came": 300,
+    "remote-pieces-came": 250,
     "rows-overtaken": 60,
     "overtaken-rows-restored": 25,
 }

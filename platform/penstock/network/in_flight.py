@@ -25,7 +25,6 @@ class QueuedRows(NamedTuple):
     item: Batch | pa.Buffer | CombinedRows
     #: Columns of an encoded item.
     schema: pa.Schema | None
-    size: int
 
     @property
     def combined(self) -> bool:
@@ -56,14 +55,13 @@ class OvertakenRows:
         """Return whether no further rows are added."""
         return self.cancelled or not self.missing
 
-    @property
-    def size(self) -> int:
-        """Return the bytes of the rows."""
-        return sum(rows.size for rows in (*self.received, *self.sent))
-
     def cancel(self) -> None:
         """Forget the rows: the checkpoint will never be complete."""
         self.cancelled = True
+        self.release()
+
+    def release(self) -> None:
+        """Free the rows, as they are encoded."""
         self.received, self.sent = [], []
 
     def groups(self, own: int) -> list[tuple[RowsOf, list[QueuedRows]]]:

@@ -205,10 +205,10 @@ class InputGate:
         edges = {channel.input_index: channel.edge for channel in self._channels}
         with self._lock:
             self._stop_collecting()
-            rows.received += [QueuedRows(edges[i], None, batch, None, batch.data.nbytes) for i, batch in unfed]
+            rows.received += [QueuedRows(edges[i], None, batch, None) for i, batch in unfed]
             for index, batch in self._restored:
                 edge = self._channels[index].edge
-                rows.received.append(QueuedRows(edge, None, batch, None, batch.data.nbytes))
+                rows.received.append(QueuedRows(edge, None, batch, None))
             for index, channel in enumerate(self._channels):
                 if index not in passed and not self._overtake(index, channel, rows):
                     channel.collects = rows
@@ -218,7 +218,7 @@ class InputGate:
         """Collect the queued rows before the barrier, and drop the barrier; return whether it is there."""
         for place, (item, size, _cost) in enumerate(channel.queue):
             if size:
-                rows.received.append(self._queued(channel, item, size))
+                rows.received.append(self._queued(channel, item))
             elif isinstance(item, Barrier) and item.checkpoint_id == rows.checkpoint_id:
                 del channel.queue[place]
                 if not channel.queue and channel.ready:
@@ -227,9 +227,9 @@ class InputGate:
                 return True
         return False
 
-    def _queued(self, channel: _Channel, item: Any, size: int) -> QueuedRows:
+    def _queued(self, channel: _Channel, item: Any) -> QueuedRows:
         schema = self._combined if isinstance(item, CombinedRows) else channel.schema
-        return QueuedRows(channel.edge, None, item, schema, size)
+        return QueuedRows(channel.edge, None, item, schema)
 
     def stop_collecting(self) -> None:
         """Collect no further rows: the checkpoint will never be complete."""
@@ -339,7 +339,7 @@ class InputGate:
                 queue.append((item, size, cost))
                 self.bytes_queued += size
                 if state.collects is not None:
-                    state.collects.received.append(self._queued(state, item, size))
+                    state.collects.received.append(self._queued(state, item))
             elif isinstance(item, Watermark) and queue and isinstance(queue[-1][0], Watermark):
                 queue[-1] = (item, 0, 0)
             elif self.overtakes and isinstance(item, Barrier):

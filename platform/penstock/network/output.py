@@ -324,9 +324,9 @@ class ResultPartition:
 
     def _add_overtaken(self, rows: OvertakenRows, receiver: int, overtaken: list[tuple[Any, int]]) -> None:
         combined = self._combiner.schema if self._combiner is not None else None
-        for item, size in overtaken:
+        for item, _size in overtaken:
             schema = combined if isinstance(item, CombinedRows) else self.schema
-            rows.sent.append(QueuedRows(self.spec.overtakes, receiver, item, schema, size))
+            rows.sent.append(QueuedRows(self.spec.overtakes, receiver, item, schema))
 
     def end(self) -> None:
         """Flush, then send the end of input on every channel; only barriers may follow."""

@@ -199,6 +199,9 @@ class SnapshotPipeline:
             # Encoding is engine code on local memory: an error in it fails the task.
             raise error or RuntimeError("encoding gave nothing")
         self._upload = upload
+        overtaken = self._checkpoints[0].overtaken
+        if overtaken is not None:
+            overtaken.release()
         self._write()
 
     def _write(self) -> None:
