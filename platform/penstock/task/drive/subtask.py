@@ -371,6 +371,9 @@ class Subtask:
 
     def _take_snapshot(self, barrier: Barrier, aligned: Aligned, overtaken: OvertakenRows | None = None) -> None:
         """Freeze, send the barrier on, pass the rest to the pipeline."""
+        if self._overtaken is not None and not self._overtaken.complete:
+            # Its leader has given it up, and may have ended before it could say so.
+            self._pipeline.abort(self._overtaken.checkpoint_id)
         overtakes = barrier.checkpoint_id == self._barriers.permitted
         if overtaken is None and self._may_overtake and barrier.kind is BarrierKind.CHECKPOINT:
             overtaken = OvertakenRows(barrier.checkpoint_id)

@@ -113,3 +113,12 @@ def test_an_aborted_collection_leaves_no_file_and_the_next_checkpoint_is_whole(j
     trigger(job, 2, overtakes=True)
     acks = [r for r in job.reports[before:] if getattr(r, "checkpoint_id", 0) == 2]
     assert len(acks) == 3
+
+
+def test_a_checkpoint_that_nobody_aborts_does_not_hold_up_the_next_one(job, batch_of):
+    fill(job, batch_of)
+    job.broadcast(TriggerCheckpoint(job_id="job", run_id="run", generation=1, checkpoint_id=1, kind="checkpoint"))
+    step_sources(job)
+    assert job.acks("source") == []
+    trigger(job, 2, overtakes=True)
+    assert [ack.checkpoint_id for ack in job.acks("source") + job.acks("sink")] == [2, 2, 2]
