@@ -35,7 +35,8 @@ def test_nothing_depends_on_the_order_of_hashes():
     """Sets of texts are iterated in another order in another process."""
     script = "from tests.sim.seeds import run_seed\nprint(*(run_seed(seed).fingerprint for seed in (5, 17, 66)))"
     here = os.environ.get("PYTHONHASHSEED")
-    environment = {**os.environ, "PYTHONHASHSEED": "2" if here == "1" else "1", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONHASHSEED": "2" if here == "1" else "1", "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
