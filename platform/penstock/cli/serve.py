@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING
 
 from penstock.config.config_file import OPTION, Resolved, SharedSettings, configuration
 from penstock.core.errors import PenstockError, UsageError
-from penstock.core.logs import configure_logs
+from penstock.core.logs import configure_logs, log_line
 from penstock.core.secrets import redact, register_secret
 
 if TYPE_CHECKING:
     from penstock.config.security import Security
 
 _PR_SET_PDEATHSIG = 1
+#: A TaskManager that waits for its JobManager for longer says so.
+_QUIET_MS = 5_000.0
 #: Options of a JobManager, and the settings that each of them sets.
 JOBMANAGER_OPTIONS = {
     "ha-root": ("cluster.ha_root",),
@@ -77,6 +79,7 @@ def ha_root_of(options: Mapping[str, str]) -> str:
 def taskmanager(options: Mapping[str, str]) -> int:
     """Run a TaskManager until it is stopped; return the exit code. With 0 slots, their number is read from stdin."""
     die_with_parent()
+    from penstock.client.wait_lines import WaitLines
     from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
 
     configured = _configured(TASKMANAGER_OPTIONS, options)
@@ -97,7 +100,8 @@ def taskmanager(options: Mapping[str, str]) -> int:
         data_bind=settings.data_bind,
         metrics_port=settings.metrics_port,
     )
-    return run_taskmanager(config, lambda text: _announce(options.get("ready-file", ""), text))
+    waits = WaitLines(lambda line: log_line("penstock.taskmanager", line), quiet_ms=_QUIET_MS)
+    return run_taskmanager(config, lambda text: _announce(options.get("ready-file", ""), text), waits.note)
 
 
 def _configured(table: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> Resolved:

@@ -76,6 +76,8 @@ class TaskManagerLink:
         self._register = register
         self._handle = handle
         self._on_disconnect = on_disconnect
+        #: Called after each attempt with what the link waits for; empty once a JobManager answers.
+        self.on_waiting: Callable[[str], None] = lambda _text: None
         self._policy = policy
         self._security = security
         self._authentication_failed = False
@@ -121,6 +123,9 @@ class TaskManagerLink:
             if self._closing.is_set():
                 return
             now = self._clock.monotonic_ms()
+            if not heard:
+                place = f"the control port of a JobManager at {self.address}" if self.address else "a JobManager"
+                self.on_waiting(f"waiting for {place}: {reason}")
             if heard:
                 delay_ms, lost_since, grows_at = float(self._policy.first_delay_ms), now, now + self._policy.starting_ms
             # Counted separately from `lost_since`: this JobManager may have started just now.
@@ -163,6 +168,7 @@ class TaskManagerLink:
             while (data := await self._next(call)) is not aio.EOF:
                 if not heard:  # from now on the handler sets the limit
                     heard, self._silence_ms, self._answer_ms = True, None, float(self._policy.answer_ms)
+                    self.on_waiting("")
                 self._handle(decode_taskmanager_command(data))
         except AuthenticationError as error:
             reason, self._authentication_failed = str(error), True

@@ -52,20 +52,23 @@ class TaskManagerConfig:
     log_format: LogFormat = "text"
 
 
-def run_taskmanager(config: TaskManagerConfig, announce: Callable[[str], None]) -> int:
+def run_taskmanager(
+    config: TaskManagerConfig, announce: Callable[[str], None], on_waiting: Callable[[str], None]
+) -> int:
     """Run until SIGTERM, SIGINT or the JobManager's Shutdown; `announce` is called once workers can be started.
 
+    `on_waiting` is called with what the connection waits for (`TaskManagerLink.on_waiting`).
     Returns the process's exit code.
     """
     try:
-        asyncio.run(_run(config, announce))
+        asyncio.run(_run(config, announce, on_waiting))
     except PenstockError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 1
     return 0
 
 
-async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> None:
+async def _run(config: TaskManagerConfig, announce: Callable[[str], None], on_waiting: Callable[[str], None]) -> None:
     data_address = _data_address(config)
     work_dir = config.work_dir.resolve()
     work_dir.mkdir(parents=True, exist_ok=True)
@@ -94,6 +97,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
         lambda reason: log_to_stderr(f"connection to the JobManager lost: {reason}"),
         security=config.security,
     )
+    link.on_waiting = on_waiting
     supervisor.connect(link)
     preparing = asyncio.ensure_future(supervisor.prepare())
     heartbeats = asyncio.ensure_future(supervisor.run())

@@ -174,8 +174,11 @@ async def test_an_unreachable_jobmanager_is_named_in_the_error():
         lambda _command: None,
         policy=ReconnectPolicy(first_delay_ms=1, max_delay_ms=1, give_up_after_ms=0),
     )
+    told = []
+    link.on_waiting = told.append
     with pytest.raises(PenstockError, match=r"127\.0\.0\.1:1"):
         await soon(link.run())
+    assert told[0].startswith("waiting for the control port of a JobManager at 127.0.0.1:1: ")
 
 
 async def test_a_full_send_queue_closes_the_stream_instead_of_growing():
