@@ -6,7 +6,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.cli.start.spark_options import spark_settings
-from penstock.core.errors import UsageError
+from penstock.core.errors import UsageError, extra_hint
 
 BACKFILL = ("backfill", "job.py", "--to", "begun")
 OTHERS = {
@@ -85,5 +85,5 @@ def test_a_backfill_without_pyspark(monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
         main.app()
     assert ended.value.code == 2
-    way = "pip install 'pyspark==4.0.0'; without --master it runs in this process"
+    way = f"{extra_hint('spark')}; without --master it runs in this process"
     assert capsys.readouterr().err == f"penstock: Spark is not installed ({way})\n"

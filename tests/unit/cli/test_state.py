@@ -11,6 +11,7 @@ from penstock.checkpoint.local_store import LocalStore
 from penstock.checkpoint.manifest_log import Manifest, encode_manifest, key_of
 from penstock.checkpoint.stores import checksum_of
 from penstock.cli import main
+from penstock.core.errors import extra_hint
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
@@ -186,7 +187,7 @@ def test_spark_does_what_is_much(root, penstock, tmp_path, monkeypatch, command,
         assert "Spark needs Java, but none was found (install" in penstock(*words, code=2)
         monkeypatch.setitem(sys.modules, "penstock.snapshots.on_spark.spark_session", None)
         said = penstock(*words, code=2)
-        assert "Spark is not installed (pip install 'pyspark==4.0.0'; --engine local works without it)" in said
+        assert f"Spark is not installed ({extra_hint('spark')}; --engine local works without it)" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
