@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from penstock.functions.state_handles import PLAIN, Declaration
+from penstock.functions.state_handles import PLAIN, Declaration, renames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -90,9 +90,9 @@ def operator_list_state(*, renamed: dict[str, str] | None = None) -> OperatorLis
 
     The types of elements, and the changes of their fields between versions of a job, are as for `ps.value_state`.
     """
-    return OperatorListState(OperatorElements(), Declaration(renamed=dict(renamed or {})))
+    return OperatorListState(OperatorElements(), Declaration(renamed=renames(renamed)))
 
 
 def union_state(*, renamed: dict[str, str] | None = None) -> UnionState[Any]:
     """Declare a union: `offsets: ps.UnionState[tuple[str, int]] = ps.union_state()`; types as of a list by subtask."""
-    return UnionState(OperatorElements(), Declaration(renamed=dict(renamed or {})))
+    return UnionState(OperatorElements(), Declaration(renamed=renames(renamed)))

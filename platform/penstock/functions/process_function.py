@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import UsageError
-from penstock.functions.state_handles import PLAIN, Cells, Current, Declaration, NoTimerQueue, TimerQueue
+from penstock.functions.state_handles import PLAIN, Cells, Current, Declaration, NoTimerQueue, TimerQueue, renames
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
@@ -98,7 +98,7 @@ def value_state(
     `amount` was called `total`; a new field needs a default or `| None`. For other changes register a function:
     `migrate=ps.migrate(function, was=Old)`.
     """
-    declaration = Declaration(ttl=ttl, renamed=dict(renamed or {}), migrate=migrate)
+    declaration = Declaration(ttl=ttl, renamed=renames(renamed), migrate=migrate)
     return ValueState(Cells(Current()), ValueChanges(), declaration)
 
 

@@ -84,6 +84,16 @@ class Declaration:
     fold: Any = None
 
 
+def renames(renamed: Any) -> dict[str, str]:
+    """Return the `renamed` of a state as a new dict; raises UsageError if it is none."""
+    if renamed is None:
+        return {}
+    if not isinstance(renamed, dict) or not all(isinstance(text, str) for pair in renamed.items() for text in pair):
+        msg = f"renamed={renamed!r} is not a dict of names"
+        raise UsageError(msg, hint='write renamed={"new name": "old name"}')
+    return dict(renamed)
+
+
 #: The declaration of states without options, and of those that the engine makes.
 PLAIN = Declaration()
 

@@ -480,6 +480,7 @@ MISTAKES = {
         "did you mean 'on_bad_record'",
     ),
     "an argument of a window misspelt": ('ps.Tumbling(length="1m")', "argument 'length'", "there are: size, offset"),
+    "renamed: a text": ("ps.value_state(renamed='last')", "renamed='last' is not a dict of names", "renamed={"),
     "an argument of a state misspelt": ("ps.value_state(default=0)", "argument 'default'", "there are: ttl, renamed"),
     "an argument of a method misspelt": ('keyed.window(windows="1m")', "argument 'windows'", "did you mean 'window"),
     "an error of Python": ("1 / 0", "ZeroDivisionError: division by zero", "PENSTOCK_TRACEBACK=1"),
