@@ -78,8 +78,10 @@ def _first_attempt_stays(patch: Patch) -> None:
 
 
 ADOPTION = (
-    Mutant("adopted with a subtask missing", _impatient, {}, _LOSSES, _SLOW, seeds=60),
-    Mutant("an earlier leader's command obeyed", _no_fence, {"command-late": 0.9}, _LOSSES, _SLOW, seeds=100),
+    Mutant("adopted with a subtask missing", _impatient, {}, _LOSSES, _SLOW, seeds=60, likely=11),
+    Mutant(
+        "an earlier leader's command obeyed", _no_fence, {"command-late": 0.9}, _LOSSES, _SLOW, seeds=100, likely=10
+    ),
     Mutant(
         "a checkpoint id used by two leaders",
         _ids_repeated,
@@ -92,7 +94,7 @@ ADOPTION = (
     ),
     Mutant("a split assigned twice", _owners_forgotten, {}, _CHANGES, {**_SLOW, "phases": [Phase(3)]}),
     Mutant(
-        "an earlier attempt adopted", _first_attempt_stays, {}, {**_LOSSES, "worker-zombie": 2.0}, _SLOW, seeds=200,
-        every_ms=100,
+        "an earlier attempt adopted", _first_attempt_stays, {}, {**_LOSSES, "worker-zombie": 2.0}, _SLOW,
+        seeds=200, likely=18, every_ms=100,
     ),
 )  # fmt: skip

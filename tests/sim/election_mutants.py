@@ -82,7 +82,13 @@ def _earlier_leader_takes_the_job(patch: Patch) -> None:
 ELECTION = (
     Mutant("renewals ignored", _renewals_ignored, {}, _CHANGES, _SLOW),
     Mutant(
-        "a standby's own suspension counts", _own_suspension_counts, {}, {"standby-paused": 6.0}, _SLOW, every_ms=60
+        "a standby's own suspension counts",
+        _own_suspension_counts,
+        {},
+        {"standby-paused": 6.0},
+        _SLOW,
+        every_ms=60,
+        likely=5,
     ),
     Mutant(
         "a lost race is repeated at once",
@@ -91,7 +97,7 @@ ELECTION = (
         _CHANGES,
         _SLOW,
         seeds=60,
-        likely=23,
+        likely=6,
     ),
     Mutant(
         "a generation is taken from its leader",
@@ -99,9 +105,9 @@ ELECTION = (
         {"upload-delayed": 0.3},
         _CHANGES,
         _SLOW,
-        likely=2,
+        likely=6,
     ),
-    Mutant("a generation is taken twice", _generation_overwritten, {"upload-delayed": 0.3}, _CHANGES, _SLOW, likely=6),
+    Mutant("a generation is taken twice", _generation_overwritten, {"upload-delayed": 0.3}, _CHANGES, _SLOW, likely=7),
     Mutant("an earlier leader renews its lease", _earlier_leader_renews, {}, _CHANGES, _SLOW),
     Mutant(
         "an earlier leader takes the job",
@@ -109,8 +115,8 @@ ELECTION = (
         {"upload-delayed": 0.3, "kill-after-manifest": 0.1},
         _CHANGES,
         _SLOW,
-        seeds=100,
-        likely=55,
+        seeds=150,
+        likely=87,
         every_ms=120,
     ),
 )

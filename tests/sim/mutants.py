@@ -76,6 +76,7 @@ class Mutant:
 
 
 _CRASHES = {"worker-killed": 3.0, "taskmanager-killed": 1.0}
+_DEATHS = {"worker-killed": 1.0, "jobmanager-killed": 1.0}
 _SLOW = {"input_ms": 1500.0}
 _RESCALE = [Phase(3, "cancel"), Phase(1, "stop"), Phase(2, "finish")]
 
@@ -373,7 +374,7 @@ MUTANTS = (
         every_ms=500,
         faults_for_ms=4000,
     ),
-    Mutant("delete on abort", _delete_on_abort, {"upload-delayed": 0.4}, _CRASHES, _SLOW, _HASTY, likely=9),
+    Mutant("delete on abort", _delete_on_abort, {"upload-delayed": 0.4}, _DEATHS, _SLOW, _HASTY, likely=6),
     Mutant("tombstone without scope", _tombstone_without_scope, {}, _CRASHES, _SLOW, likely=2),
     Mutant("an entry before a seal names removed files", _names_stay, {}, {"jobmanager-killed": 1.0}, _SLOW),
     Mutant("publish before the manifest", _publish_before_manifest, {"upload-delayed": 0.3}, _CRASHES, likely=2),
@@ -417,7 +418,7 @@ MUTANTS = (
         {"jobmanager-killed": 1.0},
         {**_SLOW, "phases": _STAGES},
         seeds=60,
-        likely=55,
+        likely=22,
     ),
     Mutant(
         "loss behind the end ignored",
@@ -426,7 +427,7 @@ MUTANTS = (
         {"connection-lost": 1.0},
         {"input_ms": 20.0, "phases": [Phase(3, "finish")]},
         seeds=100,
-        likely=2,
+        likely=3,
         every_ms=200,
         faults_for_ms=6000,
     ),
@@ -465,7 +466,7 @@ MUTANTS = (
         {**_FULL, "phases": [Phase(3, "finish")]},
         _OVERTAKING,
         seeds=20,
-        likely=3,
+        likely=2,
     ),
     Mutant(
         "rows overtaken on one side only",
