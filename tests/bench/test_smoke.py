@@ -42,3 +42,11 @@ def test_the_bare_loop_is_right():
 
     line = bench("peers/bare_loop.py", 1_700_000)
     assert json.loads(line.removeprefix("BENCH "))["checksum"] == reference.windows(1_700_000, 10_000, 10_000)
+
+
+@pytest.mark.nightly
+def test_a_state_that_spark_rewrites_has_the_same_rows():
+    command = [sys.executable, "-m", "tests.bench.rewrite_state", "--rows", "60000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["way"] for line in done.stdout.splitlines()][1::2] == ["repartition", "rekey"]
