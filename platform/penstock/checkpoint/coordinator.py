@@ -59,6 +59,8 @@ class PendingCheckpoint:
     appending: bool = False
     #: Its barriers overtake rows.
     overtakes: bool = False
+    #: Rows that each subtask had processed at the trigger, as far as reported.
+    processed: dict[ExecutionId, float] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -136,12 +138,15 @@ class CheckpointCoordinator:
         next_id: int,
         ended: Collection[ExecutionId] = (),
         name_of: Callable[[ExecutionId], str] = str,
+        processed: Callable[[ExecutionId], float] = lambda _: 0.0,
     ) -> None:
         """Coordinate one deployment; `executions` are its subtasks, `ended` those whose input has already ended.
 
-        `name_of` returns the name of a subtask for messages.
+        `name_of` returns the name of a subtask for messages, `processed` the rows that it has processed by its last
+        report.
         """
         self._name_of = name_of
+        self._processed = processed
         self._settings = settings
         self._executions = frozenset(executions)
         self.next_id = next_id
@@ -275,7 +280,10 @@ class CheckpointCoordinator:
             missing = sorted(current.expected - set(current.acks))
             names = ", ".join(self._name_of(execution) for execution in missing[:3])
             lacking = f"{counted(len(missing), 'subtask')} missing ({names})"
-            return self._fail(f"not complete after {self._settings.timeout_ms} ms: {lacking}", now_ms)
+            reason = f"not complete after {self._settings.timeout_ms} ms: {lacking}"
+            if any(self._processed(execution) > current.processed[execution] for execution in missing):
+                return self._fail(f"{reason}, but processing rows", now_ms, progressing=True)
+            return self._fail(reason, now_ms)
         overtake_at = None if current is None else self._overtake_at(current)
         if current is not None and overtake_at is not None and now_ms >= overtake_at:
             current.overtakes = True
@@ -339,11 +347,17 @@ class CheckpointCoordinator:
         self.current = PendingCheckpoint(self.next_id, kind, final, request_id, now_ms, self._executions)
         self.next_id += 1
         self.current.overtakes = self._overtake_at(self.current) == now_ms
+        self.current.processed = {execution: self._processed(execution) for execution in self._executions}
         if self._settings.interval_ms is not None:
             self._next_periodic_ms = now_ms + self._settings.interval_ms
         return [TriggerBarrier(self.current)]
 
-    def _fail(self, reason: str, now_ms: int) -> list[CoordinatorCommand]:
+    def _fail(self, reason: str, now_ms: int, *, progressing: bool = False) -> list[CoordinatorCommand]:
+        """Abort the checkpoint under way; the job fails after too many of these in a row.
+
+        `progressing`: only time was too short. A restart would repeat the rows and need more of it, so it counts as no
+        failure; `max_age_ms` limits how often.
+        """
         current = self.current
         assert current is not None  # noqa: S101 - callers have checked; narrows the type
         self.current = None
@@ -354,7 +368,7 @@ class CheckpointCoordinator:
         if current.kind.ends_job:
             # Sources emit nothing after such a barrier; only a restart makes them emit again.
             return [*commands, FailJob(text)]
-        if current.kind is not BarrierKind.SAVEPOINT:
+        if current.kind is not BarrierKind.SAVEPOINT and not progressing:
             self.consecutive_failures += 1
             if self.consecutive_failures > self._settings.tolerated_failures:
                 return [*commands, FailJob(f"{text} ({self.consecutive_failures} in a row)")]

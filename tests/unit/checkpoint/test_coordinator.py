@@ -22,9 +22,11 @@ from penstock.graph.task_deployment import ExecutionId
 ALL = [ExecutionId("v", 0, 1), ExecutionId("v", 1, 1)]
 
 
-def make(**settings):
+def make(processed=lambda _: 0.0, **settings):
     values = {"interval_ms": 100, "timeout_ms": 1000} | settings
-    return CheckpointCoordinator(CoordinatorSettings(**values), ALL, 7, name_of=lambda e: f"{e.vertex_id} {e.subtask}")
+    return CheckpointCoordinator(
+        CoordinatorSettings(**values), ALL, 7, name_of=lambda e: f"{e.vertex_id} {e.subtask}", processed=processed
+    )
 
 
 def ack(execution, now=0):
@@ -91,6 +93,31 @@ def test_a_timeout_aborts_and_names_who_is_missing():
     commands = coordinator.tick(1100)
     assert only(commands, AbortCheckpoint).reason == "not complete after 1000 ms: 1 subtask missing (v 1)"
     assert only(commands, TriggerBarrier).pending.checkpoint_id == 8
+
+
+def test_a_timeout_counts_as_no_failure_while_a_missing_subtask_processes_rows():
+    rows = dict.fromkeys(ALL, 10.0)
+    coordinator = make(processed=rows.__getitem__)
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.ack(7, ALL[0], ack(ALL[0]))
+    rows[ALL[1]] = 11.0
+    commands = coordinator.tick(1100)
+    assert only(commands, AbortCheckpoint).reason.endswith("1 subtask missing (v 1), but processing rows")
+    assert only(commands, TriggerBarrier).pending.checkpoint_id == 8
+    assert coordinator.consecutive_failures == 0
+    rows[ALL[0]] = 20.0  # acknowledged: its rows do not say that the missing one moves
+    coordinator.ack(8, ALL[0], ack(ALL[0]))
+    only(coordinator.tick(2100), FailJob)
+
+
+def test_a_stop_that_times_out_fails_the_job_also_while_it_processes_rows():
+    rows = dict.fromkeys(ALL, 10.0)
+    coordinator = make(processed=rows.__getitem__)
+    coordinator.start(0)
+    coordinator.request(BarrierKind.STOP, "r", 10)
+    rows[ALL[0]] = rows[ALL[1]] = 11.0
+    only(coordinator.tick(1010), FailJob)
 
 
 def test_an_append_under_way_is_not_timed_out_or_declined():

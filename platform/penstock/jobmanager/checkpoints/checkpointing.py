@@ -6,7 +6,9 @@ A member of `master.job_master`. Output is pending from the ack that names it un
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -227,9 +229,15 @@ class OpenRequest:
 class Checkpointing:
     """Checkpointing of one job for its whole life; `begin` and `halt` bracket each deployment."""
 
-    def __init__(self, checkpoint_root: str, sweep_grace_ms: int = _SWEEP_GRACE_MS) -> None:
-        """Start with an empty history."""
+    def __init__(
+        self,
+        checkpoint_root: str,
+        metrics: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+        sweep_grace_ms: int = _SWEEP_GRACE_MS,
+    ) -> None:
+        """Start with an empty history; `metrics` are the newest ones by `<vertex>/<subtask>`."""
         self._root = checkpoint_root
+        self._metrics = metrics
         self.history = CheckpointHistory()
         self.sweeper = Sweeper(sweep_grace_ms)
         self._deployment: Deployment | None = None
@@ -319,6 +327,7 @@ class Checkpointing:
             # One bounded source may have ended while another is still discovering splits.
             ended=[e.id for e in deployment.executions.values() if e.input_ended],
             name_of=lambda execution: _subtask_name(deployment, execution),
+            processed=self._processed,
         )
         resumed = deployment.recovered is not None and deployment.recovered.plan.restored is not None
         return self._translate(self._coordinator.start(now_ms, resumed=resumed), now_ms)
@@ -528,6 +537,10 @@ class Checkpointing:
             return [JobShouldFail(f"savepoint {message.uri} could not be written: {message.error}")]
         ending.saved = True
         return self._advance_ending()
+
+    def _processed(self, execution: ExecutionId) -> float:
+        reported = self._metrics.get(f"{execution.vertex_id}/{execution.subtask}", {})
+        return reported.get("numRecordsIn", 0.0) + reported.get("numRecordsOut", 0.0)
 
     def tick(self, now_ms: int) -> list[CheckpointCommand]:
         """Act on timeouts."""

@@ -130,13 +130,13 @@ class JobMaster:
         self.step = Step.IDLE
         self.event_log = EventLog()
         self.failures: deque[Failure] = deque(maxlen=_EXCEPTIONS)
-        self.checkpointing = Checkpointing(graph.settings.checkpoint_root)
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.checkpointing = Checkpointing(graph.settings.checkpoint_root, self.metrics)
         self.deployment: Deployment | None = None
         #: The workers of an earlier leader, while the job is RECONCILING.
         self._adoption: Adoption | None = None
         #: Workers of the last deployment that has ended.
         self.last_workers: tuple[Worker, ...] = ()
-        self.metrics: dict[str, dict[str, float]] = {}
         self.texts: dict[str, dict[str, str]] = {}
         self.slow_call_tracker = SlowCallTracker()
         self._unreachable_sources = UnreachableSources(graph)
