@@ -50,7 +50,7 @@ class JobProgress:
         self._notes: list[str] = []
         self._failures = FailureWatch(attached=attached)
         self._start_reported = False
-        #: What the last line has except its checkpoints.
+        #: The last line without its checkpoints.
         self._last_flow: tuple[str, str] | None = None
         #: Job name and newest summary.
         self._newest: tuple[str, dict[str, Any]] | None = None
@@ -136,12 +136,12 @@ def _rate(summary: dict[str, Any]) -> float:
     return float(sum(summary["rows-read-per-second"].values()))
 
 
-def _behind(summary: dict[str, Any]) -> str:
+def _unread(summary: dict[str, Any]) -> str:
     """Return the rows that the sources have not read yet; empty if no source reports them."""
-    behind = summary.get("rows-unread")
-    if not behind:
+    unread = summary.get("rows-unread")
+    if not unread:
         return ""
-    return ", behind unknown" if None in behind.values() else f", {sum(behind.values()):,} behind"
+    return ", unread unknown" if None in unread.values() else f", {sum(unread.values()):,} unread"
 
 
 def _flow(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> tuple[str, str]:
@@ -149,7 +149,7 @@ def _flow(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> tuple[st
     in_call = function_in_call(summary, now_ms)
     rows = (
         f"{job['name']} {job['state']}: {summary['source-records']:,.0f} records read ({_rate(summary):,.0f}/s)"
-        f"{_behind(summary)}, "
+        f"{_unread(summary)}, "
         f"{summary['records-out']:,.0f} rows out, watermark {_time(summary['watermark'])}"
     )
     failed = f"({summary['checkpoints-failed']} failed)"
@@ -165,7 +165,7 @@ def _panel(job: dict[str, Any], summary: dict[str, Any], now_ms: int) -> Table:
     from rich.table import Table
 
     table = Table(box=None, show_header=False, title=f"{job['name']} [bold]{job['state']}[/]", title_justify="left")
-    table.add_row("records read", f"{summary['source-records']:,.0f}", f"{_rate(summary):,.0f}/s{_behind(summary)}")
+    table.add_row("records read", f"{summary['source-records']:,.0f}", f"{_rate(summary):,.0f}/s{_unread(summary)}")
     table.add_row("rows out", f"{summary['records-out']:,.0f}", "")
     table.add_row("watermark", _time(summary["watermark"]), "")
     table.add_row("checkpoints", str(summary["checkpoints-completed"]), f"{summary['checkpoints-failed']} failed")

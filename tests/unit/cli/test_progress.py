@@ -46,7 +46,7 @@ def test_the_rate_is_the_one_that_the_sources_measure(capsys):
     assert "totals RUNNING: 30 records read (1,234/s), 20 rows out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("people", "told"), [(345, "12,345 behind"), (None, "behind unknown")])
+@pytest.mark.parametrize(("people", "told"), [(345, "12,345 unread"), (None, "unread unknown")])
 def test_the_rows_that_sources_have_not_read_are_added_up_once_all_are_known(capsys, people, told):
     client = SimpleNamespace(summary=lambda _: {**SUMMARY, "rows-unread": {"orders": 12_000, "people": people}})
     job = SimpleNamespace(client=client, job_id="1", name="totals")

@@ -106,10 +106,10 @@ def test_rows_and_rates_of_sources_and_sinks_are_shown_with_their_places(client,
 
 
 def test_the_rows_that_a_source_has_not_read_are_shown_where_they_are_known(client, capsys):
-    assert "behind" not in shown(capsys)[1].split()
+    assert "unread" not in shown(capsys)[1].split()
     client.told["rows-unread"] = {"orders": 12_000}
     lines = [line.split() for line in shown(capsys)]
-    assert lines[1] == ["uid", "rows", "rows/s", "behind", "bad", "records", "place"]
+    assert lines[1] == ["uid", "rows", "rows/s", "unread", "bad", "records", "place"]
     client.told["rows-unread"] = {"orders": None}
     unknown = [line.split() for line in shown(capsys)]
     assert ["source", "orders", "12,345", "1,500", "-", "0", "topic", "orders", "at", "b:9"] in unknown

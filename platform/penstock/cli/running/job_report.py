@@ -37,24 +37,24 @@ _END_MS = (1 << 62) // 1000
 def flow_table(summary: dict[str, Any]) -> Table:
     """Return a table of the sources and sinks: rows, rows per second, rows not read yet, bad records, place."""
     table = Table("", "uid", box=None)
-    behind = summary.get("rows-unread", {})
-    for heading in ("rows", "rows/s", *(["behind"] if behind else []), "bad records"):
+    unread = summary.get("rows-unread", {})
+    for heading in ("rows", "rows/s", *(["unread"] if unread else []), "bad records"):
         table.add_column(heading, justify="right")
     table.add_column("place", overflow="fold")
     bad, places = summary["bad-records"], summary["places"]
     for what, verb in (("source", "read"), ("sink", "written")):
         for uid, rows in summary[f"rows-{verb}"].items():
             rate = f"{summary[f'rows-{verb}-per-second'].get(uid, 0):,.0f}"
-            unread = [_behind(behind, uid) if what == "source" else ""] if behind else []
+            rest = [_unread(unread, uid) if what == "source" else ""] if unread else []
             wrong = f"{bad.get(uid, 0):,}" if what == "source" else ""
-            table.add_row(what, escape(uid), f"{rows:,}", rate, *unread, wrong, escape(places.get(uid, "")))
+            table.add_row(what, escape(uid), f"{rows:,}", rate, *rest, wrong, escape(places.get(uid, "")))
     return table
 
 
-def _behind(behind: dict[str, int | None], uid: str) -> str:
+def _unread(unread: dict[str, int | None], uid: str) -> str:
     """Return the rows that a source has not read yet as text: "-" if they are not known yet."""
-    count = behind.get(uid)
-    return f"{count:,}" if count is not None else "-" * (uid in behind)
+    count = unread.get(uid)
+    return f"{count:,}" if count is not None else "-" * (uid in unread)
 
 
 def state_text(details: dict[str, Any]) -> str:
