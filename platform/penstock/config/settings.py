@@ -165,6 +165,8 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     worker_lease_ms: int = 4_000
     #: A leader that does not renew its lease for this long is replaced by a standby.
     leader_lease_ms: int = 2_500
+    #: How long a new leader waits for the running workers of a job before it restarts the job; 0: it restarts it.
+    reconcile_timeout_ms: int = 2_000
     #: Largest number of slots the cluster can have; a larger job is refused. 0: unknown.
     most_slots: int = 0
     slot_request_timeout_ms: int = 60_000
@@ -184,6 +186,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
             "heartbeat_timeout_ms": (2 * interval, _MOST_MS),
             "worker_lease_ms": (2 * interval, self.heartbeat_timeout_ms),
             "leader_lease_ms": (100, _MOST_MS),
+            "reconcile_timeout_ms": (0, self.worker_lease_ms),
             "most_slots": (0, _MOST_SUBTASKS),
             "slot_request_timeout_ms": (0, _MOST_MS),
             "rest_port": (0, _MOST_PORT),

@@ -22,8 +22,6 @@ class JobManagerLimits:
     recover_tries: int = 30
     #: How long a verdict on an upgrade may take to become durable before the caller gets an error.
     verdict_ms: int = 20_000
-    #: How long a new leader waits for the workers of a job before it restarts the job; less than their lease.
-    reconcile_ms: int = 2_000
     #: Number of ended jobs whose last run is still shown in full.
     retained_ended_jobs: int = 50
 

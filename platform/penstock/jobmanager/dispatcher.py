@@ -151,7 +151,8 @@ class Dispatcher:
         self._parts.taskmanagers.recover(job.record.job_id for job in found.values())
         for job in found.values():
             self.changes.resume(job.record)
-            self._spawn(self._recover_one(job, reconcile_ms=self._parts.limits.reconcile_ms))
+            reconcile_ms = self._parts.taskmanagers.settings.reconcile_timeout_ms
+            self._spawn(self._recover_one(job, reconcile_ms=reconcile_ms))
         self._spawn(self._read_shown())
 
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
