@@ -8,6 +8,7 @@ import pytest
 
 from penstock.rpc.messages import FetchLog, Heartbeat, LogText, StopWorker, WorkerStartFailed
 from penstock.taskmanager.template import SAFE_THREADS
+from penstock.taskmanager.worker_memory import WorkerMemory
 
 pytestmark = pytest.mark.processes
 
@@ -148,7 +149,7 @@ async def test_workers_die_with_their_template_and_a_new_template_takes_over(sta
 
 
 async def test_a_worker_beyond_its_memory_limit_is_killed_with_the_reason(stage_with):
-    stage = stage_with(worker_memory_limit_bytes=400 << 20)
+    stage = stage_with(memory=WorkerMemory(limit_bytes=400 << 20))
     await stage.open()
     try:
         stage.start("w")
@@ -158,6 +159,17 @@ async def test_a_worker_beyond_its_memory_limit_is_killed_with_the_reason(stage_
         assert "its limit is 400 MB" in exited.reason
         beats = [r for r in stage.jobmanager.reports if isinstance(r, Heartbeat) and r.worker_memory.get("w")]
         assert max(beat.worker_memory["w"] for beat in beats) > 400 << 20
+    finally:
+        await stage.close()
+
+
+async def test_a_worker_whose_job_wants_more_memory_than_a_slot_has_is_not_started(stage_with):
+    stage = stage_with(memory=WorkerMemory(total_bytes=512 << 20))
+    await stage.open()
+    try:
+        stage.start("w", managed_memory_bytes=512 << 20)
+        refused = await stage.jobmanager.until(lambda r: r if isinstance(r, WorkerStartFailed) else None)
+        assert refused.error.startswith("UsageError: the job needs at least 768 MB of memory per slot")
     finally:
         await stage.close()
 

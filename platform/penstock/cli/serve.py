@@ -44,6 +44,7 @@ TASKMANAGER_OPTIONS = {
     "ha-root": ("cluster.ha_root",),
     "slots": ("taskmanager.slots",),
     "work-dir": ("taskmanager.work_dir",),
+    "memory": ("taskmanager.memory",),
     "worker-memory": ("taskmanager.worker_memory",),
     "id": ("taskmanager.id",),
     "security": ("cluster.security",),
@@ -81,6 +82,7 @@ def taskmanager(options: Mapping[str, str]) -> int:
     die_with_parent()
     from penstock.client.wait_lines import WaitLines
     from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
+    from penstock.taskmanager.worker_memory import WorkerMemory
 
     configured = _configured(TASKMANAGER_OPTIONS, options)
     settings, shared = configured.settings.taskmanager, configured.settings.cluster
@@ -94,7 +96,7 @@ def taskmanager(options: Mapping[str, str]) -> int:
         log_format=shared.log_format,
         slots=settings.slots or None,
         work_dir=Path(settings.work_dir),
-        worker_memory_limit_bytes=settings.worker_memory_bytes,
+        memory=WorkerMemory(total_bytes=settings.memory_bytes, limit_bytes=settings.worker_memory_bytes),
         security=_security(shared),
         data_host=settings.data_host,
         data_bind=settings.data_bind,

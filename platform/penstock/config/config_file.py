@@ -59,8 +59,10 @@ class TaskManagerSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: 0: read from stdin before the registration.
     slots: int = 1
     work_dir: str = ".penstock/tm"
-    #: Memory limit of a worker, without mapped files; a worker above it is killed. None: twice its managed memory + 2
-    #: GiB.
+    #: Memory of all workers, divided among the slots; None: no limit.
+    memory_bytes: int | None = None
+    #: Memory limit of a worker, without mapped files; a worker above it is killed. None: the share of its slot, else
+    #: twice its managed memory + 2 GiB.
     worker_memory_bytes: int | None = None
     #: Name of this TaskManager; empty: host name and process id.
     id: str = ""

@@ -409,6 +409,8 @@ class RegisterTaskManager(Message, frozen=True, kw_only=True):
     workers: tuple[RegisteredWorker, ...] = ()
     #: host:port of its `/metrics` endpoint; empty: none.
     metrics_address: str = ""
+    #: Memory that a slot's worker may use; 0: no total was given.
+    slot_memory_bytes: int = 0
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from penstock.rpc.client import TaskManagerLink
 from penstock.rpc.jobmanagers import ElectedJobManager
 from penstock.taskmanager.metrics import MetricsServer
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig, log_to_stderr
+from penstock.taskmanager.worker_memory import UNLIMITED, WorkerMemory
 
 _LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"[A-Za-z0-9.:_-]+")
@@ -38,9 +39,7 @@ class TaskManagerConfig:
     #: None: read from stdin before the registration.
     slots: int | None = 1
     work_dir: Path = Path(".penstock/taskmanager")
-    #: Memory limit of a worker, without mapped files; above it the worker is killed. None: twice its managed memory + 2
-    #: GiB.
-    worker_memory_limit_bytes: int | None = None
+    memory: WorkerMemory = UNLIMITED
     #: The cluster's certificates and secret.
     security: Security = UNPROTECTED
     #: Name or address of this host's workers for other hosts; empty: all workers are on this host.
@@ -77,7 +76,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None], on_wa
             taskmanager_id=config.taskmanager_id,
             slots=config.slots or 0,
             work_dir=work_dir,
-            worker_memory_limit_bytes=config.worker_memory_limit_bytes,
+            memory=config.memory,
             security=config.security,
             data_address=data_address,
             log_format=config.log_format,

@@ -52,6 +52,7 @@ from penstock.taskmanager.environments import Environments
 from penstock.taskmanager.metrics import ProcessMetrics, RunningWorker
 from penstock.taskmanager.process_control import unreclaimable_bytes
 from penstock.taskmanager.worker_logs import WorkerLogs, crash_place, tail_of
+from penstock.taskmanager.worker_memory import UNLIMITED, WorkerMemory
 from penstock.taskmanager.worker_process import WorkerProcess
 
 
@@ -157,8 +158,6 @@ _PRUNE_EVERY = 20
 _MAX_OPEN_HEARTBEATS = 100
 #: Minimum silence before a stream is closed, even for a short worker lease.
 _LEAST_SILENCE_MS = 2_000
-#: Memory beyond the managed memory that a worker may use: libraries, user code, batches in flight.
-UNMANAGED_ALLOWANCE_BYTES = 2 << 30
 
 
 class Link(Protocol):
@@ -181,8 +180,7 @@ class SupervisorConfig:
     taskmanager_id: str
     slots: int
     work_dir: Path
-    #: Memory limit of a worker, without mapped files; None: twice its managed memory plus UNMANAGED_ALLOWANCE_BYTES.
-    worker_memory_limit_bytes: int | None = None
+    memory: WorkerMemory = UNLIMITED
     #: The cluster's security; workers get keys derived from its secret, and its certificate.
     security: Security = UNPROTECTED
     #: `tcp:<address>:0=<host>`: where its workers listen for other hosts; empty: they do not.
@@ -245,6 +243,7 @@ class Supervisor:
                 if not worker.stopping
             ),
             metrics_address=self.metrics_address,
+            slot_memory_bytes=self._config.memory.slot_bytes(self._slots.count),
         )
 
     def handle(self, command: TaskManagerCommand) -> None:
@@ -367,13 +366,11 @@ class Supervisor:
             self._check_memory(self._workers[worker_id], held)
 
     def _check_memory(self, worker: WorkerProcess, held: int) -> None:
-        limit = self._config.worker_memory_limit_bytes
-        if limit is None:
-            limit = 2 * worker.spec.managed_memory_bytes + UNMANAGED_ALLOWANCE_BYTES
+        limit = self._config.memory.limit(worker.spec.managed_memory_bytes, self._slots.count)
         if held > limit and not worker.stopping:
             worker.kill(
                 f"it used {held // _MB} MB of memory, its limit is {limit // _MB} MB, and was ended "
-                "(start the TaskManager with a larger --worker-memory, or use more slots or state_backend=rocksdb)"
+                "(start the TaskManager with more --memory or --worker-memory, or use state_backend=rocksdb)"
             )
 
     def _on_start_worker(self, command: StartWorker) -> None:
@@ -383,6 +380,10 @@ class Supervisor:
             return  # a command of a closed stream
         if self._is_being_freed(command.slot) and command.slot not in self._waiting:
             self._waiting[command.slot] = command
+            return
+        refusal = self._config.memory.refusal(command.managed_memory_bytes, self._slots.count)
+        if refusal:
+            self._start_failed(command.worker_id, f"UsageError: {refusal}")
             return
         try:
             self._slots.allocate(command.slot, command.worker_id, command.job_id)

@@ -86,6 +86,9 @@ def taskmanager(
     work_dir: Annotated[
         Path | None, typer.Option(help="Folder for logs, spill files, requirements.", show_default=".penstock/tm")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of all workers, divided among the slots, such as 8GB.")
+    ] = None,
     worker_memory: Annotated[
         str | None, typer.Option(help="Memory limit of a worker, above which it is killed.")
     ] = None,
@@ -104,6 +107,7 @@ def taskmanager(
 ) -> None:
     """Run a TaskManager until it is stopped."""
     options = {"jobmanager": jobmanager_address, "ha-root": ha_root, "slots": slots, "work-dir": work_dir}
+    options["memory"] = memory
     options |= {"worker-memory": worker_memory, "id": identity, "data-host": data_host, "data-bind": data_bind}
     options |= {"security": security, "insecure": insecure, "metrics-port": metrics_port, "log-format": log_format}
     sys.exit(serve.taskmanager(_given({**options, "ready-file": ready_file})))

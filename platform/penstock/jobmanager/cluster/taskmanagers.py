@@ -304,7 +304,7 @@ class TaskManagers:
                 lost = WorkerLost(report.worker_id, why, report.log_tail)
                 self._worker_lost(manager, lost)
             case msg.WorkerStartFailed():
-                self._worker_lost(manager, WorkerLost(report.worker_id, report.error))
+                self._worker_lost(manager, WorkerLost(report.worker_id, report.error, started=False))
             case msg.LogText() | msg.ThreadsText():
                 waiting = self._open_requests.pop(report.request_id, None)
                 if waiting is not None and not waiting.done():
@@ -377,6 +377,7 @@ class TaskManagers:
                     for worker_id, worker in manager.workers.items()
                 ),
                 metrics_address=manager.session.registration.metrics_address,
+                slot_memory_bytes=manager.session.registration.slot_memory_bytes,
                 process=manager.process,
             )
             for name, manager in sorted(self._managers.items())

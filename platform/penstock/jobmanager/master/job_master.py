@@ -284,7 +284,8 @@ class JobMaster:
         if self._adoption is not None:
             self._adoption.lost(worker_id)
         log = f" (`penstock logs {self.graph.name}` prints its log)" if lost.detail else ""
-        failure = Failure(now_ms, f"worker {worker_id} was lost: {lost.reason}{log}", lost.detail, "", worker_id)
+        what = "was lost" if lost.started else "could not start"
+        failure = Failure(now_ms, f"worker {worker_id} {what}: {lost.reason}{log}", lost.detail, "", worker_id)
         if deployment is None or worker_id not in deployment.workers:
             return []
         if self.step in (Step.FINISHING, Step.CANCELLING):

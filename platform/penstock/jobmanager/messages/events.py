@@ -93,6 +93,8 @@ class WorkerLost:
     worker_id: str
     reason: str
     detail: str = ""
+    #: False: it could not be started.
+    started: bool = True
 
 
 @dataclass(frozen=True, slots=True)

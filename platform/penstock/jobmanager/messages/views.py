@@ -334,6 +334,8 @@ class TaskManagerView(_View, frozen=True, kw_only=True):
     workers: tuple[WorkerView, ...]
     #: host:port of its `/metrics` endpoint; empty if it has none.
     metrics_address: str = ""
+    #: Memory that a slot's worker may use; 0: no total was given.
+    slot_memory_bytes: int = 0
     #: Resource metrics of the process, with Flink's names (`metrics.process`).
     process: dict[str, float] = {}
 

@@ -354,7 +354,8 @@ def taskmanager(view: TaskManagerView) -> Json:
         "totalResource": {"cpuCores": 0.0, "taskHeapMemory": 0, "managedMemory": 0, "networkMemory": 0},
         "freeResource": {"cpuCores": 0.0, "taskHeapMemory": 0, "managedMemory": 0, "networkMemory": 0},
         "hardware": {"cpuCores": 0, "physicalMemory": 0, "freeMemory": 0, "managedMemory": 0},
-        "memoryConfiguration": {},
+        "memoryConfiguration": {"totalProcessMemory": view.slots * view.slot_memory_bytes},
+        "slotMemory": view.slot_memory_bytes,
         "blocked": False,
         "pid": view.pid,
     }

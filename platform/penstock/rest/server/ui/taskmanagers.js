@@ -40,6 +40,7 @@ export function view({ args, data }) {
         h("p", { class: "facts" },
           h("span", {}, squares(manager.slotsNumber - manager.freeSlots, manager.slotsNumber)),
           h("span", {}, `${manager.freeSlots} of ${manager.slotsNumber} slots free`),
+          manager.slotMemory ? h("span", {}, `${bytes(manager.slotMemory)} of memory per slot`) : null,
           h("span", {}, manager.path), h("span", {}, `process ${manager.pid}`),
           h("span", {}, `last heartbeat ${duration(Math.max(0, now - manager.timeSinceLastHeartbeat))} ago`),
           h("a", { href: `#/logs/${encodeURIComponent(manager.id)}`, "aria-label": `Log of ${manager.id}` }, "log")),
