@@ -445,8 +445,12 @@ class TaskManagers:
     def _worker_lost(self, manager: _Manager, lost: WorkerLost) -> None:
         worker = manager.workers.pop(lost.worker_id, None)
         self.queries.lost(lost.worker_id)
-        if worker is not None:
+        if worker is None:
+            return
+        if worker.job_id in self._jobs:
             self._post(worker.job_id, lost)
+        else:  # its job, which is not recovered yet, will not know of the slot
+            self._post_grants(self.pool.release(worker.job_id, (worker.slot,)))
 
     def _lost(self, name: str, reason: str) -> None:
         for worker_id in self._managers.pop(name).workers:

@@ -39,6 +39,8 @@ class Adoption:
         #: The recovery plan from the log; None before it is read.
         self.recovered: Recovered | None = None
         self.workers: dict[str, Worker] = {}
+        #: The slots of all workers found; a lost worker's is still the job's.
+        self.slots: list[Slot] = []
         self._tasks: dict[_Where, AdoptedTask] = {}
         self._owners: dict[tuple[str, str], int] = {}
         self._needed = required_slots(graph)
@@ -58,6 +60,7 @@ class Adoption:
     def found(self, worker_id: str, slot: Slot) -> None:
         """Add a worker, which is then asked."""
         self.workers[worker_id] = Worker(worker_id, slot)
+        self.slots.append(slot)
 
     def lost(self, worker_id: str) -> None:
         """Handle the end of a worker."""
@@ -68,6 +71,7 @@ class Adoption:
         """Handle the loss of a TaskManager with its workers."""
         for worker in [worker for worker in self.workers.values() if worker.slot.taskmanager_id == taskmanager_id]:
             self.lost(worker.worker_id)
+        self.slots = [slot for slot in self.slots if slot.taskmanager_id != taskmanager_id]
 
     def reported(self, worker_id: str, report: WorkerReport) -> None:
         """Handle a report of a worker: its answer, or a later change."""

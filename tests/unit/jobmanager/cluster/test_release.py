@@ -14,9 +14,9 @@ from penstock.rpc import messages as msg
 from penstock.rpc.server import Session
 
 
-def joined(managers, name, slots=2):
+def joined(managers, name, slots=2, workers=()):
     registration = msg.RegisterTaskManager(
-        taskmanager_id=name, host="h", pid=1, slots=slots, workers=(), metrics_address=""
+        taskmanager_id=name, host="h", pid=1, slots=slots, workers=workers, metrics_address=""
     )
     session = Session(registration, "peer")
     managers.connected(session)
@@ -150,3 +150,11 @@ def test_a_job_is_told_why_its_worker_ended(managers, ended, told):
     session, events = with_a_worker(managers)
     managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", log_tail="last words", **ended))
     assert (events[-1].reason, events[-1].detail) == (told, "last words")
+
+
+def test_a_kept_worker_that_ends_before_its_job_is_recovered_frees_its_slot(managers):
+    session = joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="w", job_id="job", slot=0),))
+    managers.recover(["job"])
+    assert managers.pool.free == 1
+    managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=-9))
+    assert managers.pool.free == 2

@@ -175,6 +175,9 @@ def test_a_worker_lost_meanwhile_restarts_the_job_at_once(taken_over):
     second.register(one).kill(one)
     assert second.master.status.state is not JobStatus.RECONCILING
     assert other in second.workers
+    second.register(other).pass_time(3_000)
+    assert restarted(second)
+    assert len(second.free) == 6, "the slot of the lost worker is nobody's"
 
 
 def test_without_an_attempt_in_the_lease_nothing_is_waited_for(world_of, graph_of):
