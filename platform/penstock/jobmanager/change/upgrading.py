@@ -114,7 +114,8 @@ def state_mismatch(graph: JobGraph, checkpoint: Manifest | None, policy: Upgrade
     if checkpoint is None:
         return ""
     allowed = policy.allow_non_restored_state
-    settled = tuple(msgspec.structs.replace(part, committables=()) for part in checkpoint.subtasks)
+    # a stop publishes all output, and waits for the rows in flight
+    settled = tuple(msgspec.structs.replace(part, committables=(), in_flight=()) for part in checkpoint.subtasks)
     parts = checkpoint.subtasks if policy.from_checkpoint else settled
     try:
         require_fit(check_states(graph, parts, pending=(), allow_non_restored=allowed))

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.change.test_upgrade import ask, assert_exact, cut_of, phase, running, successor
 
+from penstock.core.snapshot import FileRef, InFlightRows
 from penstock.jobmanager.change.upgrading import UpgradeStage
 from penstock.jobmanager.messages import events as ev
 from penstock.rpc import messages as msg
@@ -142,3 +143,14 @@ def test_a_failure_for_good_under_the_release_does_not_end_the_job(world_of, gra
     assert world.operations["t"].error == ""
     assert running(world)[0] == {"new-t"}
     assert_exact(world)
+
+
+@pytest.mark.parametrize("from_checkpoint", [False, True])
+def test_rows_in_flight_on_a_removed_edge_hinder_only_a_cut_that_holds_them(world_of, graph_of, from_checkpoint):
+    world = world_of(graph_of()).start().pass_time(1500)
+    newest = world.master.checkpointing._manifests[-1]
+    rows = InFlightRows(edge="removed", receiver=0, hash_low=0, hash_high=1, at_sender=True, file=FileRef(path="x"))
+    parts = tuple(msgspec.structs.replace(part, in_flight=(rows,)) for part in newest.subtasks)
+    world.master.checkpointing._manifests = (msgspec.structs.replace(newest, subtasks=parts),)
+    world.post(ask(world.graph, from_checkpoint=from_checkpoint, checkpoints=0)).pass_time(3000)
+    assert ("rows in flight" in world.operations["t"].error) is from_checkpoint
