@@ -147,7 +147,7 @@ class Alignment:
 
     def _overtake_if_due(self) -> list[AlignmentCommand]:
         running, received = self._running, self._received
-        barrier = running if running is not None and running.checkpoint_id == self._permitted else received
+        barrier = running if running is not None and running.checkpoint_id >= self._permitted else received
         number = self._permitted
         if barrier is None or barrier.checkpoint_id != number or number <= self._over or number in self._aborted:
             return []

@@ -207,3 +207,11 @@ def test_an_aborted_checkpoint_does_not_overtake():
     alignment.on_abort(1)
     alignment.permit(1)
     assert alignment.on_received(Barrier(1)) == []
+
+
+def test_a_late_permit_leaves_a_newer_checkpoint_that_is_being_aligned():
+    alignment = Alignment(2)
+    alignment.on_received(Barrier(1))
+    assert alignment.on_barrier(0, Barrier(2)) == [Block(0)]
+    assert alignment.permit(1) == []
+    assert alignment.on_barrier(1, Barrier(2)) == [Snapshot(Barrier(2)), Unblock((0, 1))]
