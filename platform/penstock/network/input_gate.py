@@ -176,8 +176,9 @@ class InputGate:
     def restore(self, rows: Iterable[tuple[int, Batch]]) -> None:
         """Put rows of a restored checkpoint, each with its input, before everything that arrives."""
         first = {channel.input_index: index for index, channel in reversed(list(enumerate(self._channels)))}
+        found = [(first[input_index], batch) for input_index, batch in rows]  # read from a store that may be slow
         with self._lock:
-            self._restored.extend((first[input_index], batch) for input_index, batch in rows)
+            self._restored.extend(found)
 
     def _take_restored(self) -> tuple[int, Batch]:
         index, batch = self._restored.popleft()

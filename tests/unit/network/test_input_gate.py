@@ -1,5 +1,7 @@
 """The gate: fair, blockable, and exact about what it has been given."""
 
+import threading
+
 import pytest
 
 from penstock.config.settings import JobSettings
@@ -234,3 +236,17 @@ def test_a_waiting_barrier_is_seen_behind_rows_unless_its_channel_is_blocked(net
     assert sender.gate.barrier_waiting
     sender.gate.block(0)
     assert not sender.gate.barrier_waiting
+
+
+def test_rows_arrive_while_those_of_a_checkpoint_are_read_from_a_slow_store(net):
+    sender = Sender(net)
+
+    def read():
+        arrival = threading.Thread(target=lambda: sender.rows(0), daemon=True)
+        arrival.start()
+        arrival.join(timeout=10)
+        assert not arrival.is_alive(), "the network thread waits for the store"
+        yield 0, Batch(net.rows(2))
+
+    sender.gate.restore(read())
+    assert [sender.gate.poll()[1].num_rows for _ in range(2)] == [2, 1]
