@@ -168,7 +168,8 @@ class Subpartition:
         self._check()
         self.flush()
         if on_left is not None:
-            self._watched = (barrier, on_left)
+            with self._budget.lock:  # the carrier may be sending an earlier barrier, and would forget this one
+                self._watched = (barrier, on_left)
         self._enqueue([(barrier, 0)])
 
     def overtake(self, barrier: Barrier) -> list[tuple[Any, int]]:
