@@ -328,6 +328,8 @@ class TaskRuntime:
             environment.report(report)
             return
         job.generation = command.generation
+        for subtask in job.subtasks:
+            subtask.leader_changed()
         tasks = tuple(_running_task(subtask, job.splits.get(subtask.metric_name)) for subtask in job.subtasks)
         environment.report(
             msgspec.structs.replace(report, run_id=job.run_id, attempt=job.attempt, stopping=job.stopping, tasks=tasks)

@@ -174,6 +174,10 @@ class Subtask:
         """Handle a checkpoint that will never complete."""
         self.mailbox.post(lambda: self._abort(message.checkpoint_id))
 
+    def leader_changed(self) -> None:
+        """Give up a checkpoint of a leader that has ended, if its rows are still being collected."""
+        self.mailbox.post(self._give_up_collection)
+
     def run_in_mailbox(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> bool:
         """Call with the chain and its keyed state, in the subtask's thread, between elements; False: it has ended."""
         return self.mailbox.post(lambda: call(self._chain, self._stores))
@@ -418,6 +422,11 @@ class Subtask:
         self._barriers.on_abort(checkpoint_id)
         self._pipeline.abort(checkpoint_id)
         self._chain.notify_aborted(checkpoint_id)
+
+    def _give_up_collection(self) -> None:
+        """Abort a checkpoint whose acknowledgement would be dropped: rows would be kept until the next barrier."""
+        if self._overtaken is not None and not self._overtaken.complete:
+            self._abort(self._overtaken.checkpoint_id)
 
     # --- begin and end -----------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ import pytest
 
 from penstock.config.settings import JobSettings
 from penstock.graph.task_deployment import InputSpec, OutputSpec, RestoredRows
-from penstock.rpc.messages import LetBarriersOvertake, TriggerCheckpoint
+from penstock.rpc.messages import AskTasks, LetBarriersOvertake, TriggerCheckpoint
 
 SETTINGS = JobSettings(
     checkpoint_root="memory://unit",
@@ -122,3 +122,20 @@ def test_a_checkpoint_that_nobody_aborts_does_not_hold_up_the_next_one(job, batc
     assert job.acks("source") == []
     trigger(job, 2, overtakes=True)
     assert [ack.checkpoint_id for ack in job.acks("source") + job.acks("sink")] == [2, 2, 2]
+
+
+def test_rows_are_no_longer_collected_for_a_leader_that_has_ended(job, batch_of):
+    fill(job, batch_of)
+    job.broadcast(
+        TriggerCheckpoint(job_id="job", run_id="run", generation=1, checkpoint_id=1, kind="checkpoint", overtakes=True)
+    )
+    one, _other = job.subtasks("source")
+    (sink,) = job.subtasks("sink")
+    for _ in range(20):
+        one.step()
+        job.transport.pump_all()
+        sink.step()
+    assert ("barrier", 1) in job.sink.seen
+    job.broadcast(AskTasks(job_id="job", generation=2))
+    sink.step()
+    assert job.sink.seen[-1] == ("aborted", 1)
