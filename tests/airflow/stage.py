@@ -12,6 +12,7 @@ from tests.airflow.conftest import ROOT
 from tests.airflow.database import migrated
 from tests.airflow.driver import Airflow
 from tests.airflow.held import shared_airflow, shared_cluster
+from tests.support.jobs import end_jobs
 from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalClusterConfig
@@ -78,10 +79,7 @@ class Stage:
             return False
 
     def end_all(self):
-        for job in self.rest.jobs():
-            if job["state"] not in TERMINAL:
-                self.rest.cancel(job["jid"])
-                self.rest.job_after(job["jid"], 20_000)
+        end_jobs(self.rest)
 
     def run(self, dag, state="success", **conf):
         """A run that has ended like that; return its id."""

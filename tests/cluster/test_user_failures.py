@@ -8,9 +8,9 @@ import sys
 
 import pytest
 from tests.support.interrupts import interruptible
+from tests.support.jobs import end_jobs
 from tests.support.waiting import wait_until
 
-from penstock.client.handle import TERMINAL
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import PenstockError
 
@@ -214,9 +214,7 @@ def endless(tmp_path, cluster):
         try:
             yield bad, lambda: " ".join(printed.read_text().split())
         finally:
-            for job in cluster.client().jobs():
-                if job["state"] not in TERMINAL:
-                    cluster.client().cancel(job["jid"])
+            end_jobs(cluster.client())
             run.wait()
 
 

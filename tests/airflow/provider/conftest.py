@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.airflow.job_file import write_job
+from tests.support.jobs import end_jobs
 from tests.support.waiting import wait_until
 
 if importlib.util.find_spec("airflow") is None:
@@ -50,10 +51,7 @@ def client(cluster):
     with cluster.client() as found:
         before = {job["jid"] for job in found.jobs()}
         yield found
-        for job in found.jobs():
-            if job["jid"] not in before and job["state"] not in ("FINISHED", "CANCELED", "FAILED"):
-                found.cancel(job["jid"])
-                found.job_after(job["jid"], 20_000)
+        end_jobs(found, besides=before)
 
 
 @pytest.fixture
