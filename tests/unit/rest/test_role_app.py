@@ -9,6 +9,7 @@ import pytest
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.leader_lease import LeaderLease
 from penstock.core.errors import LeadershipLostError, StorageError
+from penstock.rest.server import role_app
 from penstock.rest.server.role_app import LEADER_PATH, RoleApp
 
 
@@ -54,8 +55,8 @@ async def application(scope, _receive, send):
     await send({"type": "http.response.body", "body": json.dumps({"led": scope["path"]}).encode()})
 
 
-def role_of(manager, *, leads):
-    role = RoleApp()
+def role_of(manager, *, leads, **options):
+    role = RoleApp(**options)
     role.standing(manager)
     if leads:
         role.leading(application)
@@ -115,6 +116,25 @@ def test_a_leader_that_was_suspended_answers_that_it_does_not_lead():
 def test_a_leader_whose_store_fails_answers():
     role = role_of(Manager("http://b:8081", error=StorageError("the store does not answer")), leads=True)
     assert ask(role)[2] == {"led": "/v1/jobs"}
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_read_that_waits_for_a_suspended_leader_is_answered_by_the_next_one(monkeypatch, method):
+    role = role_of(Manager("http://b:8081"), leads=False, look_s=0)
+    waiting = []
+
+    async def connected(place):
+        return place
+
+    async def exchange(place, *_):
+        waiting.append(place)
+        role.leading(application)  # this process takes over meanwhile
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(role_app, "_connected", connected)
+    monkeypatch.setattr(role_app, "_exchange", exchange)
+    assert ask(role, method=method)[2] == {"led": "/v1/jobs"}
+    assert waiting == ["http://b:8081"]
 
 
 def test_the_last_known_leader_is_named_while_a_term_begins():

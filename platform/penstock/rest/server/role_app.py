@@ -18,6 +18,8 @@ import h11
 from penstock.core.errors import LeadershipLostError, StorageError
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from penstock.checkpoint.leader_lease import LeaderLease
     from penstock.jobmanager.main import JobManager
     from penstock.rest.server.guard import Application, Receive, Send
@@ -30,6 +32,8 @@ _HAND_OVER_PATH = f"{LEADER_PATH}/hand-over"
 _CONNECT_S = 5.0
 #: A leader that says nothing for this long is suspended or overloaded; no answer takes longer.
 _SILENCE_S = 60.0
+#: How often a forwarded read looks whether another JobManager leads.
+_LOOK_S = 0.2
 _CHUNK_BYTES = 1 << 16
 #: Headers of one connection, which the forwarded request and answer do not have.
 _OF_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"content-length", b"server", b"date"}
@@ -39,8 +43,9 @@ _FORWARDED = b"x-penstock-forwarded"
 class RoleApp:
     """The application of one process, for as long as it runs."""
 
-    def __init__(self) -> None:
-        """Start without a JobManager."""
+    def __init__(self, look_s: float = _LOOK_S) -> None:
+        """Start without a JobManager; a forwarded read looks every `look_s` whether another one leads."""
+        self._look_s = look_s
         self._manager: JobManager | None = None
         self._leading: Application | None = None
         #: The newest lease that was read.
@@ -119,13 +124,19 @@ class RoleApp:
                 send, 307, {"errors": [f"{place} leads"]}, (b"location", f"{place}{target}".encode("latin-1"))
             )
         else:
-            await self._relay(place, (scope["method"], target, scope["headers"]), receive, send)
+            try:
+                await self._relay(place, (scope["method"], target, scope["headers"]), receive, send)
+            except _ReplacedError:
+                await self(scope, receive, send)
 
-    @staticmethod
     async def _relay(
-        place: str, head: tuple[str, str, list[tuple[bytes, bytes]]], receive: Receive, send: Send
+        self, place: str, head: tuple[str, str, list[tuple[bytes, bytes]]], receive: Receive, send: Send
     ) -> None:
-        """Forward one request; only one that the leader has not received, or a read, may be sent again."""
+        """Forward one request; only one that the leader has not received, or a read, may be sent again.
+
+        Raises:
+            _ReplacedError: a read has no answer, and another JobManager leads.
+        """
         begun = False
 
         async def relay(message: dict[str, Any]) -> None:
@@ -141,7 +152,12 @@ class RoleApp:
             await _answer(send, 503, {"errors": [f"{text} ({hint})"]}, (b"retry-after", b"1"))
             return
         try:
-            await _exchange(streams, head, body, relay)
+            exchange = _exchange(streams, head, body, relay)
+            await (exchange if body or head[0] not in ("GET", "HEAD") else self._while_leading(place, exchange))
+        except _ReplacedError:
+            if begun:
+                raise ConnectionAbortedError(f"{place} leads no longer") from None
+            raise
         except (OSError, TimeoutError, h11.ProtocolError) as error:
             if begun:
                 raise
@@ -150,6 +166,22 @@ class RoleApp:
             await _answer(
                 send, 503 if again else 504, {"errors": [f"{text} (the request may have been received)"]}, *again
             )
+
+    async def _while_leading(self, place: str, exchange: Coroutine[Any, Any, None]) -> None:
+        """Await an exchange with the leader; give it up when another one leads: a suspended process never answers."""
+        task = asyncio.create_task(exchange)
+        try:
+            while not (await asyncio.wait({task}, timeout=self._look_s))[0]:
+                lease, own = self._newest_lease(), self._manager and self._manager.rest_url
+                if self._leading is not None or (lease is not None and lease.rest not in (place, own)):
+                    raise _ReplacedError
+            task.result()
+        finally:
+            task.cancel()
+
+
+class _ReplacedError(Exception):
+    """Another JobManager leads than the one that was asked."""
 
 
 async def _body(receive: Receive) -> bytes:
