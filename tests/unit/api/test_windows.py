@@ -218,6 +218,11 @@ def test_what_cannot_be_aggregated_is_refused(windowed):
     refused(windowed.aggregate, "no aggregate is given")
     refused(lambda: windowed.aggregate(n=ps.sum("amuont")), "did you mean 'amount'?")
     refused(lambda: windowed.aggregate(n="amount"), "'amount' is not an aggregate")
+    refused(
+        lambda: windowed.aggregate(n=ps.count),
+        r"n: ps.count without parentheses is not an aggregate (write ps.count())",
+    )
+    refused(lambda: windowed.aggregate(n=ps.sum), "(write for example ps.sum('COLUMN'))")
     refused(lambda: windowed.aggregate(ps.count(), ps.count()), "'count' occurs twice")
     refused(lambda: windowed.aggregate(user_id=ps.count()), "'user_id' occurs twice")
     refused(lambda: windowed.aggregate(window_end=ps.count()), "'window_end' occurs twice")

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.api.building.operator_nodes import NewOperator
-from penstock.api.windows.aggregates import Aggregate, aggregating
+from penstock.api.windows.aggregates import Aggregate, aggregating, count
 from penstock.api.windows.windows import Global, Session
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
@@ -99,8 +99,12 @@ def _aggregate_of(value: Any, where: str) -> Aggregate:
     if not isinstance(value, Aggregate) and not isinstance(value, type) and _is_aggregator(value):
         value = aggregating(value)
     if not isinstance(value, Aggregate):
-        msg = f"{where}: {value!r} is not an aggregate"
-        raise GraphError(msg, hint="there are ps.count, sum, min, max, mean, collect and others, and ps.Aggregator")
+        called = getattr(value, "__module__", "") == count.__module__ and callable(value)
+        shown = f"ps.{value.__name__} without parentheses" if called else repr(value)
+        way = "there are ps.count(), sum, min, max, mean, collect and others, and ps.Aggregator"
+        if called:
+            way = "write ps.count()" if value is count else f"write for example ps.{value.__name__}('COLUMN')"
+        raise GraphError(f"{where}: {shown} is not an aggregate", hint=way)
     return value if value.fn != "aggregator" else _with_output(value, where)
 
 
