@@ -62,7 +62,7 @@ class RestartWait:
             return False
         known, self._last_ms = now_ms - self._last_ms < _OUTAGE_MS, now_ms
         if not known:
-            text = f"no JobManager leads at {self._url}; when a standby takes over, the jobs"
+            text = f"no JobManager leads at {self._url} yet; when one leads, the jobs"
             if pid is not None:
                 text = (
                     f"the JobManager at {self._url} does not run; its cluster (pid {pid}) starts it again, and the jobs"
