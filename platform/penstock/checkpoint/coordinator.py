@@ -173,16 +173,17 @@ class CheckpointCoordinator:
         under_way = ((current.kind, current.request_id),) if current is not None and current.request_id else ()
         return (*under_way, *self._requests)
 
-    def start(self, now_ms: int, *, resumed: bool = False) -> list[CoordinatorCommand]:
+    def start(self, now_ms: int, *, resumed: bool = False, adopted: bool = False) -> list[CoordinatorCommand]:
         """Start triggering: all subtasks run, sources have their splits.
 
-        `resumed`: the deployment follows a failure, so readers wait for output.
+        `resumed`: the deployment follows a failure, so readers wait for output. `adopted`: an earlier leader has
+        triggered a checkpoint that may not have reached all sources; channels wait until another barrier replaces it.
         """
         self._running = True
         self._last_good_ms = now_ms
         if self._settings.interval_ms is not None:
             first_ms = self._settings.interval_ms // RESUME_INTERVAL_DIVISOR if resumed else self._settings.interval_ms
-            self._next_periodic_ms = now_ms + first_ms
+            self._next_periodic_ms = now_ms if adopted else now_ms + first_ms
         return self._next(now_ms)
 
     def stop(self, reason: str) -> list[CoordinatorCommand]:

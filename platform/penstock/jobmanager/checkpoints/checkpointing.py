@@ -241,6 +241,8 @@ class Checkpointing:
         self.history = CheckpointHistory()
         self.sweeper = Sweeper(sweep_grace_ms)
         self._deployment: Deployment | None = None
+        #: The deployment is of an earlier leader.
+        self._adopted = False
         self._coordinator: CheckpointCoordinator | None = None
         self._next_id = 1
         #: Manifests of the current history in the log, oldest first.
@@ -283,7 +285,7 @@ class Checkpointing:
         empty, and `pending_as_of` says that it does not count.
         """
         self._take(deployment, plan)
-        self.pending, self.pending_as_of = {}, 0
+        self.pending, self.pending_as_of, self._adopted = {}, 0, True
         newest = plan.permit_entry
         if newest is None or newest.manifest.kind != "checkpoint" or newest.manifest.run_id != deployment.ids.run_id:
             return []
@@ -291,7 +293,7 @@ class Checkpointing:
         return completed_commands(deployment, newest.permit, self._withheld.sinks)
 
     def _take(self, deployment: Deployment, plan: RecoveryPlan) -> None:
-        self._deployment = deployment
+        self._deployment, self._adopted = deployment, False
         self._next_id = max(self._next_id, plan.next_checkpoint_id)
         self._manifests = plan.history
         self._withheld = WithheldOutput(plan)
@@ -330,7 +332,7 @@ class Checkpointing:
             processed=self._processed,
         )
         resumed = deployment.recovered is not None and deployment.recovered.plan.restored is not None
-        return self._translate(self._coordinator.start(now_ms, resumed=resumed), now_ms)
+        return self._translate(self._coordinator.start(now_ms, resumed=resumed, adopted=self._adopted), now_ms)
 
     def resume_ending(self, manifest: Manifest, now_ms: int) -> list[CheckpointCommand]:
         """Copy and finish a final checkpoint that was durable before the failure and is published now."""

@@ -175,8 +175,8 @@ class Subtask:
         self.mailbox.post(lambda: self._abort(message.checkpoint_id))
 
     def leader_changed(self) -> None:
-        """Give up a checkpoint of a leader that has ended, if its rows are still being collected."""
-        self.mailbox.post(self._give_up_collection)
+        """Give up the checkpoint of a leader that has ended: its barrier may never arrive in some channels."""
+        self.mailbox.post(self._give_up)
 
     def run_in_mailbox(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> bool:
         """Call with the chain and its keyed state, in the subtask's thread, between elements; False: it has ended."""
@@ -423,8 +423,11 @@ class Subtask:
         self._pipeline.abort(checkpoint_id)
         self._chain.notify_aborted(checkpoint_id)
 
-    def _give_up_collection(self) -> None:
-        """Abort a checkpoint whose acknowledgement would be dropped: rows would be kept until the next barrier."""
+    def _give_up(self) -> None:
+        """Abort a checkpoint that waits for barriers: channels would be blocked, or rows kept, until the next one."""
+        running = self._barriers.alignment.running
+        if running is not None:
+            self._abort(running.checkpoint_id)
         if self._overtaken is not None and not self._overtaken.complete:
             self._abort(self._overtaken.checkpoint_id)
 

@@ -52,10 +52,20 @@ def test_the_permit_that_the_leader_before_could_not_send_is_sent_again(world_of
     first.pass_time(1_000)
     assert first.manifests()
     assert not first.output
-    second = world_of(graph_of(), generation=2).take_over(first).register()
+    second = world_of(graph_of(), generation=2)
+    second.auto_ack = False
+    second.take_over(first).register()
     assert adopted(second)
     assert {permit.generation for permit in second.permits} == {2}
     assert len(second.output) == 2
+
+
+def test_the_first_checkpoint_of_a_new_leader_is_taken_at_once(taken_over):
+    """Its barrier replaces one of the leader before that may not have reached all sources."""
+    _first, second = taken_over(checkpoint_interval_ms=600_000, checkpoints=700)
+    second.register()
+    assert adopted(second)
+    assert second.manifests()[-1].checkpoint_id > 1_000
 
 
 def test_splits_stay_where_they_are_and_new_ones_are_found(taken_over):
@@ -105,6 +115,7 @@ def test_a_job_cancelled_before_a_checkpoint_of_its_new_leader_leaves_its_output
     first.pass_time(1_000)
     second = world_of(graph_of(), generation=2)
     second.deaf.add(msg.CheckpointCompleted)
+    second.auto_ack = False
     second.take_over(first).register().post(ev.CancelRequested()).pass_time(1_000)
     assert second.terminal.state == "CANCELED"
     third = world_of(graph_of(), generation=3, run_id="r2").start()

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from penstock.config.settings import JobSettings
+from penstock.core.elements import BarrierKind
 from penstock.graph.task_deployment import InputSpec, OutputSpec, RestoredRows
 from penstock.rpc.messages import AskTasks, LetBarriersOvertake, TriggerCheckpoint
 
@@ -139,3 +140,17 @@ def test_rows_are_no_longer_collected_for_a_leader_that_has_ended(job, batch_of)
     job.broadcast(AskTasks(job_id="job", generation=2))
     sink.step()
     assert job.sink.seen[-1] == ("aborted", 1)
+
+
+def test_a_channel_does_not_wait_for_the_barrier_of_a_leader_that_has_ended(world, batch_of):
+    job = world(sources=2)
+    job.deploy()
+    job.settle()
+    one, _other = job.subtasks("source")
+    one.trigger(1, BarrierKind.CHECKPOINT)  # the leader ended before it triggered the other one
+    job.sources[0].script.append(batch_of(7))
+    job.settle()
+    assert seen(job) == []
+    job.broadcast(AskTasks(job_id="job", generation=2))
+    job.settle()
+    assert seen(job) == [7]
