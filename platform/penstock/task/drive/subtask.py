@@ -248,7 +248,7 @@ class Subtask:
         if self._input_ended and not self._output_ended and self._chain.continues:  # not after the last barrier
             self._end_input()
         moved = self._take_input(now)
-        return StepResult.BUSY if copied and moved is not StepResult.BACKPRESSURED else moved
+        return StepResult.BUSY if copied else moved
 
     def _emit_held_rows(self) -> bool:
         if not all(output.available for output in self._outputs):

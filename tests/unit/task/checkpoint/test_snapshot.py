@@ -8,7 +8,7 @@ from penstock.core import failpoints
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import Committable
 from penstock.operators.operator import StagedOutput
-from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, TaskState
+from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, TaskState, TriggerCheckpoint
 from penstock.state.memory.limits import PRODUCTION
 from penstock.task.checkpoint.snapshot_pipeline import MAX_ATTEMPTS
 
@@ -230,3 +230,13 @@ def test_failpoints_lie_where_they_say(world, point, tmp_path, monkeypatch):
     assert len(w.of(CheckpointAck)) >= expected[point]
     if point != "task.after_ack":
         assert not w.acks("sink") or not w.acks("source")
+
+
+def test_frozen_pages_are_copied_at_once_while_the_sink_takes_no_rows(world):
+    job = world()
+    job.deploy()
+    job.settle()
+    job.sink.available, job.sink.state_size, job.sink.pages = False, 10, 1_000
+    job.broadcast(TriggerCheckpoint(job_id="job", run_id="run", generation=1, checkpoint_id=1, kind="checkpoint"))
+    job.settle()
+    assert len(job.acks("sink")) == 1
