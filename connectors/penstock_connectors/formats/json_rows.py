@@ -61,7 +61,7 @@ class JsonRowDecoder:
             if item is None or item is _MISSING:
                 if not nullable:
                     how = "is missing" if item is _MISSING else "is null"
-                    raise RowError(f"field {name!r} {how} and not nullable")
+                    raise RowError(f"field {name!r} {how}, but the schema has no `{name}: ... | None`")
                 row.append(None)
                 continue
             try:
@@ -232,7 +232,7 @@ def _struct(kind: pa.DataType, where: str, unit: TimestampUnit) -> Convert:
         for name, nullable, item in inner:
             found = value.get(name)
             if found is None and not nullable:
-                raise RowError(f"{name!r} is missing or null and not nullable")
+                raise RowError(f"{name!r} is missing or null, but the schema has no `{name}: ... | None`")
             out[name] = None if found is None else item(found)
         return out
 

@@ -75,6 +75,8 @@ def execute_file(job: Path) -> None:
         UsageError: Python code of the file fails, or the file has the name of a module of Python's own.
         PenstockError: the job cannot be built or fails.
     """
+    if job.suffix not in ("", ".py"):
+        raise UsageError(f"{job} is no Python file", hint="pass the job file, which ends with .py")
     if job.stem in sys.stdlib_module_names - {"test"}:  # no program imports `test`
         msg = f"{job} would be imported in place of Python's own module {job.stem!r}"
         raise UsageError(msg, hint="rename the job file")

@@ -54,3 +54,9 @@ def test_a_job_file_with_the_name_of_a_module_of_python_is_refused(tmp_path):
     (tmp_path / "numbers.py").write_text(JOB)
     with pytest.raises(UsageError, match=r"in place of Python's own module 'numbers'.*rename the job file"):
         planned(tmp_path / "numbers.py", {}, "")
+
+
+def test_a_file_with_data_is_no_job(tmp_path):
+    (tmp_path / "orders.jsonl").write_text('{"n": 1}\n')
+    with pytest.raises(UsageError, match=r"orders.jsonl is no Python file \(pass the job file"):
+        planned(tmp_path / "orders.jsonl", {}, "")
