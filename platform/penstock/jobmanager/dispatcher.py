@@ -336,6 +336,7 @@ class Dispatcher:
     async def close(self) -> None:
         """Stop driving all jobs: they stay recorded, and the next leader of this HA root recovers them."""
         self._closing.set()
+        self._parts.taskmanagers.pool.close()
         for task in tuple(self._tasks):
             task.cancel()
         for job in self._jobs.values():

@@ -58,6 +58,7 @@ class SlotPool:
         self._timeout_ms = timeout_ms
         self._offers: dict[str, _Offer] = {}
         self._requests: list[_Request] = []
+        self._closed = False
         #: Number of slots that no job holds.
         self.free = 0
 
@@ -139,6 +140,10 @@ class SlotPool:
             self.free += len(back)
         return self._serve()
 
+    def close(self) -> None:
+        """Grant no further slots: those that become free are for the next leader's jobs."""
+        self._closed = True
+
     def tick(self, now_ms: int) -> list[Grant | Refuse]:
         """Refuse requests that waited too long."""
         late = [r for r in self._requests if now_ms >= r.deadline_ms]
@@ -153,6 +158,8 @@ class SlotPool:
         ]
 
     def _serve(self) -> list[Grant | Refuse]:
+        if self._closed:
+            return []
         granted: list[Grant | Refuse] = []
         waiting = []
         for request in self._requests:

@@ -147,6 +147,16 @@ def test_a_request_that_waits_too_long_is_refused_and_a_new_one_replaces_the_old
     assert pool.add("tm", "h", 2) == []
 
 
+def test_slots_that_become_free_while_the_jobmanager_ends_go_to_no_waiting_job():
+    pool = SlotPool(timeout_ms=100)
+    pool.add("a", "h", 2)
+    pool.request("running", 2, 0, wait=True)
+    assert pool.request("waiting", 1, 0, wait=True) == []
+    pool.close()
+    assert pool.release("running") == []
+    assert pool.free == 2
+
+
 def test_slots_of_a_dead_taskmanager_are_nobodys():
     pool = SlotPool(timeout_ms=100)
     pool.add("tm", "h", 2)
