@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.checkpoint.ha_records import UpgradeRecord
+from penstock.core.counts import counted
 from penstock.core.errors import PenstockError
 from penstock.core.event_log import EventLog
 from penstock.core.rand import Rand
@@ -409,7 +410,7 @@ class JobMaster:
             return []
         if verdict is Verdict.ADOPT and adoption.recovered is not None:
             return self._adopt(adoption, adoption.recovered, now_ms)
-        self.event_log.add(now_ms, "reconcile", f"attempt {adoption.ids.attempt} is not adopted: {reason}")
+        self.event_log.add(now_ms, "reconcile", f"the job restarts under a new leader: {reason}")
         self.status.to(JobStatus.RESTARTING, now_ms)
         return self._dismiss(adoption, now_ms)
 
@@ -426,8 +427,9 @@ class JobMaster:
         self._held.slots += adoption.slots
         self.step, self._deadline_ms = Step.STARTING, now_ms + START_TIMEOUT_MS
         self._restart.resumed(recovered.plan.restored, self.identity.run_id)
-        workers = f"{len(adoption.workers)} workers of attempt {adoption.ids.attempt}"
-        self.event_log.add(now_ms, "reconcile", f"{workers} continue under generation {self.identity.generation}")
+        workers = counted(len(adoption.workers), "running worker")
+        text = f"the new leader (generation {self.identity.generation}) has adopted {workers}"
+        self.event_log.add(now_ms, "reconcile", text)
         commands = self._apply(self.job_change.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
         commands += deployment.adopt(recovered, adoption.workers.values(), adoption.tasks, now_ms)
         return [cmd.WorkersDecided(), *commands, *self.checkpointing.adopt(deployment, recovered.plan)]
