@@ -226,7 +226,7 @@ COMMANDS = {
         "run job.py --name my/job",
         r"job name 'my/job' cannot be used in paths .*\(use letters",
     ),
-    "a file that is no Python": ("run paid.parquet", r"paid.parquet:1: SyntaxError: .*\(.+\)$"),
+    "a file that is no Python": ("run paid.parquet", r"paid.parquet is no Python file \(pass the job file.*\)$"),
     "no job file": ("run nothere.py", r"there is no job file nothere.py \(pass the path"),
     "a setting without its unit": ("run job.py --set checkpoint_interval=5", r"'5' is not a duration \(write"),
     "a setting's value that is none": (

@@ -175,10 +175,12 @@ class TaskManagers:
         self.kill_workers(job_id)
         self.detach(job_id)
 
-    def reconcile(self, job_id: str) -> None:
-        """Post the job's workers that earlier leaders have left, now and as TaskManagers register."""
-        for name in list(self._managers):
-            self._post_kept(job_id, name)
+    def kept_workers(self, job_id: str) -> tuple[WorkersKept, ...]:
+        """Return the job's workers that earlier leaders have left, by TaskManager; later ones are posted.
+
+        Called before the job starts: afterwards its own workers are among them.
+        """
+        return tuple(kept for name in self._managers if (kept := self._kept_of(job_id, name)) is not None)
 
     def decided(self, job_id: str) -> None:
         """Keep no further workers of a job."""
@@ -280,9 +282,12 @@ class TaskManagers:
             )
         )
         held = {worker.slot.index: worker.job_id for worker in manager.workers.values()}
+        # before a grant starts other workers of these jobs
+        found = [(job_id, self._kept_of(job_id, name)) for job_id in dict.fromkeys(held.values())]
         self._post_grants(self.pool.add(name, registration.host, registration.slots, held))
-        for job_id in dict.fromkeys(held.values()):
-            self._post_kept(job_id, name)
+        for job_id, kept in found:
+            if kept is not None:
+                self._post(job_id, kept)
 
     def received(self, session: Session, report: msg.TaskManagerReport) -> None:
         """Handle a message from a TaskManager."""
@@ -467,11 +472,10 @@ class TaskManagers:
             else:
                 self._post(decision.job_id, SlotsRefused(decision.reason))
 
-    def _post_kept(self, job_id: str, name: str) -> None:
+    def _kept_of(self, job_id: str, name: str) -> WorkersKept | None:
         workers = self._managers[name].workers.items()
         kept = tuple((worker_id, worker.slot) for worker_id, worker in workers if worker.job_id == job_id)
-        if kept:
-            self._post(job_id, WorkersKept(kept))
+        return WorkersKept(kept) if kept else None
 
     def _post(self, job_id: str, event: Event) -> None:
         post = self._jobs.get(job_id)

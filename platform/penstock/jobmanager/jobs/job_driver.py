@@ -121,9 +121,10 @@ class JobDriver:
         self.master.failures.extend(self._earlier_failures)
         self._parts.taskmanagers.attach(record.job_id, self.post, record.name)
         self._spawn(self._renew_lease())
+        kept = self._parts.taskmanagers.kept_workers(record.job_id) if reconcile_ms else ()
         self.post(ev.Start(self._parts.store.attempt if reconcile_ms else 0, reconcile_ms))
-        if reconcile_ms:
-            self._parts.taskmanagers.reconcile(record.job_id)
+        for workers in kept:
+            self.post(workers)
 
     def post(self, event: ev.Event) -> None:
         """Handle an event after those that arrived before it. Event loop only."""

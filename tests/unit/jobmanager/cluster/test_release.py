@@ -9,7 +9,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
-from penstock.jobmanager.messages.events import SlotsAwaited, SlotsGranted
+from penstock.jobmanager.messages.events import SlotsAwaited, SlotsGranted, WorkersKept
 from penstock.rpc import messages as msg
 from penstock.rpc.server import Session
 
@@ -158,3 +158,22 @@ def test_a_kept_worker_that_ends_before_its_job_is_recovered_frees_its_slot(mana
     assert managers.pool.free == 1
     managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=-9))
     assert managers.pool.free == 2
+
+
+def test_a_worker_that_a_job_starts_at_a_registration_is_none_of_an_earlier_leader(managers):
+    """The job's slots are granted while a TaskManager with one of its old workers registers; it keeps the new one."""
+    kept = []
+
+    def handle(event):
+        if isinstance(event, SlotsGranted):
+            managers.start_worker(
+                "job", "new", event.slots[0], JobGraph(name="orders", vertices=(), edges=(), settings=JobSettings())
+            )
+        elif isinstance(event, WorkersKept):
+            kept.append([worker_id for worker_id, _slot in event.workers])
+
+    managers.recover(["job"])
+    managers.attach("job", handle, "orders")
+    managers.request_slots("job", 1, wait=True)
+    joined(managers, "tm", workers=(msg.RegisteredWorker(worker_id="old", job_id="job", slot=0),))
+    assert kept == [["old"]]
