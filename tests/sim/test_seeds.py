@@ -57,7 +57,7 @@ LEAST = {
     "zombie-leader-refused": 25,
     "leader-elected": 400,
     "leader-superseded": 5,
-    "command-late": 20,
+    "command-late": 6,
     "workers-adopted": 40,
     "workers-not-adopted": 40,
     "swept-file": 300,
@@ -65,9 +65,9 @@ LEAST = {
     "keys-evicted": 900,
     "changes-spilled": 750,
     "remote-fetch": 320,
-    "remote-pieces-came": 250,
+    "remote-pieces-came": 130,
     "rows-overtaken": 60,
-    "overtaken-rows-restored": 25,
+    "overtaken-rows-restored": 16,
 }
 
 
