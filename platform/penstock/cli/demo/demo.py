@@ -57,6 +57,8 @@ class Killer:
             summary = handle.client.summary(handle.job_id)
         except PenstockError:  # no answer in time: the next poll asks again
             return
+        if summary["state"] != "RUNNING":  # it has failed since the job was looked at
+            return
         if summary["source-records"] < KILL_AFTER * self.events or summary["restarts"] < self.kills:
             return
         workers = handle.client.workers(handle.job_id)
