@@ -54,6 +54,7 @@ from penstock.rpc.messages import (
     LetBarriersOvertake,
     SavepointWritten,
     TriggerCheckpoint,
+    WorkerCommand,
     WriteSavepoint,
 )
 
@@ -128,6 +129,10 @@ class FinalCheckpoint:
         return self.request_id or f"stop-{self.manifest.sequence}"
 
 
+def _to_each_worker(deployment: Deployment, message: WorkerCommand) -> list[Command]:
+    return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+
+
 def trigger_commands(deployment: Deployment, pending: PendingCheckpoint) -> list[Command]:
     """Return the commands that make the sources emit the barrier."""
     message = TriggerCheckpoint(
@@ -138,7 +143,7 @@ def trigger_commands(deployment: Deployment, pending: PendingCheckpoint) -> list
         kind=pending.kind.value,
         overtakes=pending.overtakes,
     )
-    return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+    return _to_each_worker(deployment, message)
 
 
 def overtake_commands(deployment: Deployment, pending: PendingCheckpoint) -> list[Command]:
@@ -149,13 +154,13 @@ def overtake_commands(deployment: Deployment, pending: PendingCheckpoint) -> lis
         generation=deployment.ids.generation,
         checkpoint_id=pending.checkpoint_id,
     )
-    return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+    return _to_each_worker(deployment, message)
 
 
 def completed_commands(deployment: Deployment, permit: CommitPermit, held: tuple[str, ...]) -> list[Command]:
     """Return the commands that let all sinks publish except those in `held` (uids)."""
     message = CheckpointCompleted(permit=permit, held=held)
-    return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+    return _to_each_worker(deployment, message)
 
 
 def aborted_commands(deployment: Deployment, checkpoint_id: int) -> list[Command]:
@@ -164,7 +169,7 @@ def aborted_commands(deployment: Deployment, checkpoint_id: int) -> list[Command
     message = CheckpointAborted(
         job_id=ids.job_id, run_id=ids.run_id, generation=ids.generation, checkpoint_id=checkpoint_id
     )
-    return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+    return _to_each_worker(deployment, message)
 
 
 def copy_commands(deployment: Deployment, manifest: Manifest, savepoint_id: str, uri: str) -> list[Command]:

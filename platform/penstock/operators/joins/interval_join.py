@@ -42,7 +42,7 @@ class IntervalJoinOperator(JoinOperator):
         self._max_pairs = context.limits.join_pairs
         self._types = self._state.types
         self.output_queue = OutputQueue(context.limits.output_rows)
-        return Capabilities(pending_output=self.output_queue, blocking=self.output_queue)
+        return self.output_queue.capabilities()
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Yield the pairs of these rows with the other side, and keep the rows."""

@@ -21,7 +21,7 @@ from penstock.kernels.keys.hashing import hash_key_columns
 from penstock.kernels.keys.key_columns import key_columns
 from penstock.operators.joins.join_schema import SIDES, JoinSides, key_schema_of, value_fields
 from penstock.operators.lateness import LateRows, RangeWatermarks
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator import Capabilities, Operator, OperatorSnapshot
 from penstock.state.memory.limits import PRODUCTION
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ class OutputQueue:
     def available(self) -> bool:
         """False while output is pending."""
         return not self._work
+
+    def capabilities(self) -> Capabilities:
+        """Return the capabilities of an operator with this queue."""
+        return Capabilities(pending_output=self, blocking=self)
 
     def begin(self, work: Iterator[OutputElement], out: Collector) -> None:
         """Emit the first rows of `work`; if other generators precede it, only queue it."""

@@ -55,7 +55,7 @@ class TemporalJoinOperator(JoinOperator):
         self._output = JoinOutput(schema, sides, left, context.limits.output_rows)
         self._max_rows = context.limits.join_pairs
         self.output_queue = OutputQueue(context.limits.output_rows)
-        return Capabilities(pending_output=self.output_queue, blocking=self.output_queue)
+        return self.output_queue.capabilities()
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows; versions that the watermark has passed become the kept version at once."""

@@ -53,7 +53,7 @@ class WindowJoinOperator(JoinOperator):
             table.on_fetched = self._add_panes
             for run in table.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
                 self._add_panes(run.times)
-        return Capabilities(pending_output=self.output_queue, blocking=self.output_queue)
+        return self.output_queue.capabilities()
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows that are in an open window."""

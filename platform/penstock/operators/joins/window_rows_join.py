@@ -9,6 +9,7 @@ other side is empty.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -181,7 +182,7 @@ class WindowRowsJoinOperator(Operator):
         self.output_queue = OutputQueue(context.limits.output_rows)
         self._windows = WindowRowsOperator(self)
         self._windows.open(context)
-        return Capabilities(timers=self, pending_output=self.output_queue, blocking=self.output_queue)
+        return replace(self.output_queue.capabilities(), timers=self)
 
     def definition(self, context: OperatorContext) -> WindowDefinition:
         """Return windows over the rows of both sides."""
