@@ -15,6 +15,7 @@ from tests.airflow.held import shared_airflow, shared_cluster
 from tests.support.jobs import end_jobs
 from tests.support.waiting import wait_until
 
+from penstock.client.handle import TERMINAL
 from penstock.client.local_cluster import LocalClusterConfig
 from penstock.core.errors import NotFoundError
 from penstock_lab.servers.process import free_port
@@ -51,7 +52,6 @@ with DAG("wait_by_connection", schedule=None, params={"job": "", "connection": "
 OWN = ("on_job_events", "wait_for_job", "wait_by_connection", week.DAG)
 #: Point -> what it does; each is disarmed until a test arms it, and acts once.
 POINTS = {"airflow.after_submit": "kill", "task.before_ack": "hold"}
-TERMINAL = ("FINISHED", "CANCELED", "FAILED")
 
 
 class Stage:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import polars as pl
 import pytest
 from tests.cluster.tokens import Tokens
+from tests.support.jobs import run_job_file
 from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
@@ -134,9 +135,7 @@ def test_a_cluster_under_hostile_requests_goes_on_exactly(tmp_path, tokens):
     environment = {**os.environ, "PENSTOCK_TOKEN_FILE": str(tokens.folder / "admin.token")}
     with LocalCluster(config) as cluster:
         rest = tokens.client(cluster.rest_url)
-        (tmp_path / "job.py").write_text(JOB)
-        environment["PENSTOCK_CLUSTER"] = cluster.rest_url
-        subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
+        run_job_file(tmp_path, JOB, cluster.rest_url, environment)
         (job,) = rest.jobs()
         wait_until(lambda: rest.checkpoints(job["jid"])["counts"]["completed"] >= 1, "a checkpoint", seconds=LIMIT_S)
         pids = (cluster.jobmanager.pid, [child.pid for child in cluster.taskmanagers])

@@ -4,13 +4,12 @@ import base64
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import polars as pl
 import pyarrow as pa
 import pytest
 from tests.cluster.savepoints import rows_read
+from tests.support.jobs import run_job_file
 from tests.support.waiting import wait_until
 
 import penstock as ps
@@ -21,7 +20,6 @@ from penstock.core.errors import NotFoundError
 from penstock_connectors.datagen.source import OrderPattern, orders
 
 RATE = 500
-LIMIT_S = 120.0
 pytestmark = pytest.mark.timeout(600)
 
 JOB = f"""
@@ -62,9 +60,7 @@ def under_way(uri):
 def test_every_row_comes_out_once_though_its_worker_is_killed(tmp_path):
     config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=1, directory=tmp_path / "cluster")
     with LocalCluster(config) as cluster, RestClient(cluster.rest_url) as rest:
-        (tmp_path / "job.py").write_text(JOB)
-        environment = {**os.environ, "PENSTOCK_CLUSTER": cluster.rest_url}
-        subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
+        run_job_file(tmp_path, JOB, cluster.rest_url)
         (job,) = rest.jobs()
         cuts = lambda: rest.checkpoints(job["jid"])["counts"]["completed"]
         story = lambda: rest.story(job["jid"])

@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
+from tests.support.jobs import run_job_file
 from tests.support.waiting import wait_until
 
 import penstock as ps
@@ -16,7 +15,6 @@ from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 from penstock_connectors.datagen.source import OrderPattern, orders
 
-LIMIT_S = 120.0
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 SPLITS = 2
@@ -68,9 +66,7 @@ def expected(savepoint):
 def test_overtaken_rows_are_restored_after_a_kill_and_at_other_parallelisms(tmp_path):
     config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=tmp_path / "cluster")
     with LocalCluster(config) as cluster, RestClient(cluster.rest_url) as rest:
-        (tmp_path / "job.py").write_text(JOB)
-        environment = {**os.environ, "PENSTOCK_CLUSTER": cluster.rest_url}
-        subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
+        run_job_file(tmp_path, JOB, cluster.rest_url)
         (job,) = rest.jobs()
         story = lambda: rest.story(job["jid"])[-12:]
 

@@ -1,9 +1,21 @@
-"""Ends jobs that a test leaves running on a shared cluster."""
+"""Jobs of a test on a cluster: started from a job file, and ended if they are left running."""
+
+import os
+import subprocess
+import sys
 
 from penstock.client.handle import TERMINAL
 from penstock.core.errors import UsageError
 
 _END_MS = 20_000
+_START_S = 120.0
+
+
+def run_job_file(folder, text, url, environment=os.environ):
+    """Write a job file and run it as a user does, on the cluster at `url`; return when the job is submitted."""
+    (folder / "job.py").write_text(text)
+    environment = {**environment, "PENSTOCK_CLUSTER": url}
+    subprocess.run([sys.executable, "job.py"], cwd=folder, env=environment, check=True, timeout=_START_S)
 
 
 def end_jobs(client, besides=()):
