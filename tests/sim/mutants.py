@@ -291,7 +291,7 @@ def _change_of_a_leaving_key_lost(patch: Patch) -> None:
 
 
 def _row_in_flight_lost(patch: Patch) -> None:
-    """What arrives between the snapshot and the barrier of its channel is processed, and in no checkpoint."""
+    """Rows that arrive between the snapshot and the barrier of their channel are processed, and in no checkpoint."""
     overtake = InputGate.overtake
 
     def at_once(self: InputGate, rows: Any, passed: Any, unfed: Any) -> None:
@@ -314,7 +314,7 @@ def _overtaken_on_one_side(patch: Patch) -> None:
 
 
 def _row_restored_twice(patch: Patch) -> None:
-    """After a rescale each subtask takes all rows of a file that has some of its own."""
+    """After a rescale each subtask restores whole files, also the rows of other subtasks."""
     rows = restore.restored_rows
 
     def unsplit(deployment: Any, read_file: Any) -> Any:
@@ -398,7 +398,7 @@ MUTANTS = (
         {"checkpoint_interval_ms": 40},
     ),
     Mutant(
-        "rows pass behind a barrier",
+        "rows pass after a barrier",
         _block_ignored,
         {"frames-delayed": 0.2},
         {},

@@ -175,8 +175,8 @@ class S3Store:
 
         `large_s` replaces both limits of the wait for an answer.
 
-        The second time has a pool of its own: idle connections of the first may be as dead as the one that failed,
-        and other threads may be using them.
+        The second try uses a new pool: idle connections of the first one may be dead too, and other threads may use
+        them.
         """
         from urllib3.exceptions import HTTPError
 

@@ -20,7 +20,7 @@ def graph(parallelism, partitioner=KeyGroup(("k",)), key_groups=128):  # noqa: B
 
 
 def checkpoint(job, parallelism, key_groups=128):
-    """Return snapshots in which each receiver has rows of its own and each sender has rows for each receiver."""
+    """Return snapshots with rows at each receiver, and rows for each receiver at each sender."""
     edge = edge_id(job.edges[0])
 
     def rows(receiver, name, *, at_sender):
