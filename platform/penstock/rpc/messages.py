@@ -348,6 +348,8 @@ class TasksReported(Message, frozen=True, kw_only=True):
     attempt: int = 0
     #: A barrier that ends the job was triggered: the sources emit nothing any longer.
     stopping: bool = False
+    #: The largest id of a checkpoint that was triggered in the worker; 0 before the first.
+    newest_checkpoint: int = 0
     tasks: tuple[RunningTask, ...] = ()
 
 

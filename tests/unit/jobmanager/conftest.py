@@ -80,6 +80,7 @@ class FakeWorker:
     def __init__(self, world: World, worker_id: str) -> None:
         self.world = world
         self.worker_id = worker_id
+        self.newest_checkpoint = 0
         self.tasks = []
 
     def answer(self, command) -> list:
@@ -148,6 +149,7 @@ class FakeWorker:
             pid=1,
             run_id=self.tasks[0].run_id,
             attempt=self.tasks[0].execution.attempt,
+            newest_checkpoint=self.newest_checkpoint,
             tasks=tuple(
                 msg.RunningTask(
                     vertex_id=t.execution.vertex_id,

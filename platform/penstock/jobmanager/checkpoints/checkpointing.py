@@ -297,6 +297,10 @@ class Checkpointing:
         self._withheld.permit = newest.permit
         return completed_commands(deployment, newest.permit, self._withheld.sinks)
 
+    def skip_ids(self, newest: int) -> None:
+        """Give no id up to `newest` to a checkpoint: an earlier leader may have used it."""
+        self._next_id = max(self._next_id, newest + 1)
+
     def _take(self, deployment: Deployment, plan: RecoveryPlan) -> None:
         self._deployment, self._adopted = deployment, False
         self._next_id = max(self._next_id, plan.next_checkpoint_id)

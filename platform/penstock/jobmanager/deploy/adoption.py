@@ -41,6 +41,8 @@ class Adoption:
         self.workers: dict[str, Worker] = {}
         #: The slots of all workers found; a lost worker's is still the job's.
         self.slots: list[Slot] = []
+        #: The largest id of a checkpoint that the earlier leader is known to have triggered; the log lacks failed ones.
+        self.newest_checkpoint = 0
         self._tasks: dict[_Where, AdoptedTask] = {}
         self._owners: dict[tuple[str, str], int] = {}
         self._needed = required_slots(graph)
@@ -115,6 +117,7 @@ class Adoption:
         if worker is None or worker.endpoint:
             return
         worker.endpoint, worker.pid = report.endpoint, report.pid
+        self.newest_checkpoint = max(self.newest_checkpoint, report.newest_checkpoint)
         if (report.run_id, report.attempt) != (self.ids.run_id, self.ids.attempt):
             self.refuse(f"worker {worker_id} runs attempt {report.attempt}, the newest is {self.ids.attempt}")
         if report.stopping:

@@ -417,12 +417,14 @@ class JobMaster:
     def _dismiss(self, adoption: Adoption, now_ms: int) -> list[cmd.Command]:
         """Kill the workers, then start the job."""
         workers, self._adoption = tuple(adoption.workers.values()), None
+        self.checkpointing.skip_ids(adoption.newest_checkpoint)
         self._held.slots += adoption.slots
         self.step, self._deadline_ms = Step.WAITING, now_ms
         return [cmd.WorkersDecided(), *self._held.halt(workers, now_ms)]
 
     def _adopt(self, adoption: Adoption, recovered: Recovered, now_ms: int) -> list[cmd.Command]:
         self._adoption, self._deployments = None, self._deployments + 1
+        self.checkpointing.skip_ids(adoption.newest_checkpoint)
         deployment = self.deployment = Deployment(self.graph, adoption.ids, self.graph.settings.checkpoint_root)
         self._held.slots += adoption.slots
         self.step, self._deadline_ms = Step.STARTING, now_ms + START_TIMEOUT_MS

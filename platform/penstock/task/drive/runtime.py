@@ -86,6 +86,8 @@ class _Job:
     released: bool = False
     #: A barrier that ends the job was triggered.
     stopping: bool = False
+    #: The largest id of a checkpoint that was triggered here.
+    newest_checkpoint: int = 0
     #: Splits assigned to each source subtask, also those that it has not taken yet.
     splits: dict[str, set[str]] = field(default_factory=dict)
 
@@ -283,7 +285,9 @@ class TaskRuntime:
     def _trigger(self, command: TriggerCheckpoint) -> None:
         kind = BarrierKind(command.kind)
         for subtask in self._live_subtasks(command.job_id, command.run_id, command.generation):
-            self._jobs[command.job_id].stopping |= kind.ends_job
+            job = self._jobs[command.job_id]
+            job.stopping |= kind.ends_job
+            job.newest_checkpoint = max(job.newest_checkpoint, command.checkpoint_id)
             if command.overtakes:
                 subtask.permit(command.checkpoint_id)
             if subtask.is_source:
@@ -332,7 +336,14 @@ class TaskRuntime:
             subtask.leader_changed()
         tasks = tuple(_running_task(subtask, job.splits.get(subtask.metric_name)) for subtask in job.subtasks)
         environment.report(
-            msgspec.structs.replace(report, run_id=job.run_id, attempt=job.attempt, stopping=job.stopping, tasks=tasks)
+            msgspec.structs.replace(
+                report,
+                run_id=job.run_id,
+                attempt=job.attempt,
+                stopping=job.stopping,
+                newest_checkpoint=job.newest_checkpoint,
+                tasks=tasks,
+            )
         )
 
     # --- work beside the subtasks ------------------------------------------------------------------------------------

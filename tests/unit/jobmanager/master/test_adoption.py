@@ -46,6 +46,19 @@ def test_a_job_waits_for_its_workers_and_goes_on_with_them(taken_over):
     assert set(second.output.values()) == {1}
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_no_id_of_the_leader_before_is_used_again_however_many_checkpoints_failed(taken_over, lost):
+    _first, second = taken_over()
+    one, other = second.workers
+    second.workers[one].newest_checkpoint = 5_000
+    second.register(one)
+    if lost:
+        second.kill(one)
+    second.register(other).pass_time(3_000)
+    assert restarted(second) if lost else adopted(second)
+    assert second.manifests()[-1].checkpoint_id > 5_000
+
+
 def test_the_permit_that_the_leader_before_could_not_send_is_sent_again(world_of, graph_of):
     first = world_of(graph_of()).start()
     first.deaf.add(msg.CheckpointCompleted)

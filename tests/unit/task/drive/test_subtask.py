@@ -341,8 +341,9 @@ def test_a_worker_tells_a_new_leader_what_runs_in_it(world):
 
 def test_a_worker_tells_a_new_leader_of_a_stop_and_of_the_end_of_input(world):
     w = running(world)
-    w.trigger(1, "stop")
+    w.trigger(7, "stop")
     assert told(w).stopping, "also before the source has seen it"
+    assert told(w).newest_checkpoint == 7
     w = running(world)
     w.sources[0].ended = True
     w.settle()
