@@ -80,6 +80,12 @@ def test_results_have_the_columns_that_the_pages_say():
         assert joins[name].columns == said[1].split(", ")
 
 
+def test_coming_from_compares_one_job():
+    pages = sorted((ROOT / "docs/coming-from").glob("*.md"))
+    assert len(pages) == 8
+    assert len({blocks(page, "python")[0] for page in pages}) == 1
+
+
 def test_the_readme_builds_its_job():
     planned = Planned()
     with use_executor(planned):
