@@ -4,7 +4,7 @@ import inspect
 import re
 
 import typer
-from documents import ROOT, names, read, tables
+from documents import PAGES, ROOT, blocks, names, read, tables
 
 from penstock.cli.main import commands
 from penstock.rest.server.app import create_app
@@ -42,6 +42,20 @@ def test_commands_and_options():
         table[label] = set(names(options))
     assert table == found_commands()
     assert len(table) == len(listed)
+
+
+def test_commands_of_the_pages_exist():
+    known, seen = found_commands(), 0
+    for page in PAGES:
+        for block in [*blocks(page, "sh"), *blocks(page, "text")]:
+            joined = block.replace("\\\n", " ")
+            for line in re.findall(r"^(?:until |.*\$\()?penstock ([a-z][^#|;&)\n]*)", joined, re.MULTILINE):
+                words = line.split()
+                label = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0]
+                options = {word.partition("=")[0] for word in words if word.startswith("--")}
+                assert options <= known[label], f"{page.name}: penstock {line}"
+                seen += 1
+    assert seen > 100
 
 
 def test_rest_paths():
