@@ -1,4 +1,4 @@
-"""Phrases that the field does not use: their number in code, messages and documentation only falls.
+"""Phrases that the field does not use, whose number in code, messages and pages only falls; the length of the pages.
 
 `docs/reference/glossary.md` has the terms to use. Identifiers are not looked at; the changelog and the archive neither.
 """
@@ -34,6 +34,10 @@ PHRASES = (
 ANY = re.compile("|".join(PHRASES))
 #: Where such a word is the right one ("12 s behind"), and no more of them than there are now.
 MOST = 20
+#: Words of all hand-written pages without code blocks and targets of links, a little more than there are now.
+MOST_WORDS = 28_000
+#: Records, and reference pages that list what the code has.
+LISTS = ("archive", "python-api", "settings", "cli", "rest", "metrics")
 
 
 def texts_of(path):
@@ -62,3 +66,14 @@ def test_few_phrases_that_the_field_does_not_use():
                 for match in re.finditer(phrase, text):
                     found[f"{path}: {match[0].strip()}"] += 1
     assert found.total() <= MOST, "\n".join(f"{count} x {where}" for where, count in found.most_common(200))
+
+
+def test_the_pages_stay_short():
+    pages = [path for path in tracked() if path.suffix == ".md" and path.parts[0] in ("docs", "README.md")]
+    counted = {}
+    for page in pages:
+        if not {*page.parts, page.stem} & set(LISTS):
+            text = re.sub(r"\]\([^)]*\)", "]", texts_of(page)[0])
+            counted[page] = sum(1 for word in text.split() if re.search(r"\w", word))
+    longest = sorted(counted, key=counted.get, reverse=True)[:10]
+    assert sum(counted.values()) <= MOST_WORDS, "\n".join(f"{counted[page]} {page}" for page in longest)
