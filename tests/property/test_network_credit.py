@@ -18,7 +18,7 @@ class World:
         self.waiting = [[] for _ in range(CHANNELS)]
         self.data = [[] for _ in range(CHANNELS)]
         self.queued = [[] for _ in range(CHANNELS)]
-        self.grants = [[own] for own in EXCLUSIVE]
+        self.grants = [[(own, 0)] for own in EXCLUSIVE]
 
     def put(self, channel, size):
         self.waiting[channel].append(size)
@@ -35,23 +35,30 @@ class World:
             granted = self.gate.on_data(channel, cost, backlog)
             self.queued[channel].append(cost)
             if granted:
-                self.grants[channel].append(granted)
+                self.grants[channel].append((granted, 0))
 
     def consume(self, channel):
         if self.queued[channel]:
             for target, amount in self.gate.on_consumed(channel, self.queued[channel].pop(0)):
-                self.grants[target].append(amount)
+                self.grants[target].append((amount, 0))
+
+    def resize(self, window):
+        for channel, amount, own in self.gate.resize(window):
+            self.grants[channel].append((amount, own))
 
     def deliver(self, channel):
         if self.grants[channel]:
-            self.senders[channel].grant(self.grants[channel].pop(0))
+            amount, window = self.grants[channel].pop(0)
+            self.senders[channel].grant(amount)
+            self.senders[channel].window = window or self.senders[channel].window
 
     def check(self):
         gate = self.gate
         assert gate.floating_free + sum(gate.floating_held) == self.floating
         assert gate.floating_free >= 0
         for c in range(CHANNELS):
-            at_sender = self.senders[c].balance + sum(self.grants[c]) + sum(cost for cost, _ in self.data[c])
+            granted = sum(amount for amount, _ in self.grants[c])
+            at_sender = self.senders[c].balance + granted + sum(cost for cost, _ in self.data[c])
             assert self.senders[c].balance >= 0
             assert at_sender == gate.outstanding[c]
             assert at_sender + sum(self.queued[c]) + gate.unannounced[c] == EXCLUSIVE[c] + gate.floating_held[c]
@@ -59,7 +66,7 @@ class World:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["put", "send", "arrive", "consume", "deliver"]),
+        st.sampled_from(["put", "send", "arrive", "consume", "deliver", "resize"]),
         st.integers(0, CHANNELS - 1),
         st.integers(1, 350),
     ),
@@ -73,6 +80,8 @@ def test_credit_is_conserved_and_everything_arrives_in_the_end(steps, floating):
     for what, channel, size in steps:
         if what == "put":
             world.put(channel, size)
+        elif what == "resize":
+            world.resize(size // 3)
         else:
             getattr(world, what)(channel)
         world.check()
@@ -83,3 +92,18 @@ def test_credit_is_conserved_and_everything_arrives_in_the_end(steps, floating):
         world.check()
     assert world.waiting == [[], [], []]
     assert all(not queue for queue in world.data + world.queued)
+
+
+@given(STEPS, st.integers(1, 99))
+def test_a_window_bounds_the_bytes_in_flight_beyond_one_message(steps, window):
+    world = World(floating=0)
+    world.resize(window)
+    for what, channel, size in steps:
+        if what == "put":
+            world.put(channel, size)
+        elif what != "resize":
+            getattr(world, what)(channel)
+        for c in range(CHANNELS):
+            in_flight = [cost for cost, _ in world.data[c]] + world.queued[c]
+            bounded = world.senders[c].window < EXCLUSIVE[c]
+            assert not bounded or sum(in_flight) <= max(window, *in_flight, 0)

@@ -110,6 +110,7 @@ class Plan:
         self.slow_ms = chance.choice([0.0, 0.0, 4.0, 10.0])
         self.settings["unaligned_checkpoints"] = chance.random() < 0.6
         self.settings["aligned_checkpoint_timeout_ms"] = chance.choice([0, 0, 5, 30])
+        self.settings["buffer_debloat_target_ms"] = chance.choice([0, 0, 5, 50])
 
     def graph(self, phase: Phase, root: str) -> JobGraph:
         """The job as it is submitted in a phase."""

@@ -73,6 +73,7 @@ class SettingsKeywords(TypedDict, total=False):
     buffer_size: str | int
     exclusive_buffers: int
     floating_buffers: int
+    buffer_debloat_target: str | float
     sink_pending_max: str | int
     sink_pending_max_epochs: int
     restart: RestartStrategy | str

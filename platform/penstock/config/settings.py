@@ -132,6 +132,8 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Exclusive bytes per channel and floating bytes per gate = these counts x buffer_size_bytes.
     exclusive_buffers: int = 2
     floating_buffers: int = 8
+    #: Rows in flight to a subtask are bounded to what it processes in this time; 0: by the buffers alone.
+    buffer_debloat_target_ms: int = 0
     #: Aggregates that are combined by key and pane before the shuffle. `exact`: those whose result does not depend on
     #: the order. `all`: also sums and means of floats, whose last digits then depend on the batches. `off`: none.
     combine: Literal["exact", "all", "off"] = "exact"

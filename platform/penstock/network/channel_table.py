@@ -94,7 +94,7 @@ class ChannelTable:
         """Make the gate of one subtask; None when it has no inputs."""
         if not deployment.inputs:
             return None
-        gate = InputGate(deployment.inputs, deployment.settings, on_data)
+        gate = InputGate(deployment.inputs, deployment.settings, on_data, clock=self._clock)
         with self._lock:
             job = self._jobs.setdefault(deployment.job_id, _JobChannels())
             job.gates.append(gate)

@@ -4,6 +4,10 @@ A receiver returns credit once a quarter of a channel's exclusive bytes has been
 one answer. The cost of a message is its size, at most the exclusive bytes less that quarter. So an empty channel can
 always send one message of any size.
 
+A receiver that bounds its in-flight rows by time announces a window (`debloater`). The sender then sends a message only
+if the bytes in flight stay below the window, or if there are none. The receiver grants no floating bytes meanwhile, and
+returns all credit of an empty channel: otherwise the sender would never see that nothing is in flight.
+
 `subpartition` owns a `SenderCredit`, `input_gate` a `GateCredit`. Invariants: the floating bytes held by channels plus
 those in the pool are constant; per channel, credit at the sender (or on its way) plus queued cost plus
 unannounced credit equals exclusive plus floating bytes held.
@@ -32,9 +36,9 @@ def exclusive_bytes(settings: JobSettings, width: int = 1) -> int:
     return min(most, max(EDGE_BYTES // max(1, width), _MIN_EXCLUSIVE_BYTES))
 
 
-def _return_threshold(exclusive: int) -> int:
+def _return_threshold(window: int) -> int:
     """Return the number of consumed bytes from which credit is returned."""
-    return max(1, exclusive // 4)
+    return max(1, window // 4)
 
 
 def _cost(size: int, exclusive: int) -> int:
@@ -45,12 +49,14 @@ def _cost(size: int, exclusive: int) -> int:
 class SenderCredit:
     """The credit of one channel at its sender."""
 
-    __slots__ = ("_exclusive", "balance")
+    __slots__ = ("_exclusive", "balance", "window")
 
     def __init__(self, exclusive: int) -> None:
         """Start without credit; the receiver's first grant opens the channel."""
         self._exclusive = exclusive
         self.balance = 0
+        #: The bytes that may be in flight.
+        self.window = exclusive
 
     def cost(self, size: int) -> int:
         """Return the cost of a message of `size` bytes."""
@@ -62,7 +68,11 @@ class SenderCredit:
 
     def covers(self, size: int) -> bool:
         """Return whether a message of `size` bytes may be sent now."""
-        return self.cost(size) <= self.balance
+        cost = self.cost(size)
+        if not cost or cost > self.balance:
+            return not cost
+        in_flight = self._exclusive - self.balance  # less the floating bytes, which a window takes back
+        return self.window >= self._exclusive or in_flight <= 0 or in_flight + cost <= self.window
 
     def spend(self, size: int) -> int:
         """Pay for a message and return its cost.
@@ -93,7 +103,21 @@ class GateCredit:
         self.unannounced = [0] * channels
         self._backlog = [0] * channels
         self._waiting: deque[int] = deque()
+        self._windows = list(exclusive)
         self._return_thresholds = [_return_threshold(own) for own in exclusive]
+
+    def window(self, channel: int) -> int:
+        """Return the bytes that may be in flight on `channel`, without its floating bytes."""
+        return self._windows[channel]
+
+    def resize(self, window: int) -> list[tuple[int, int, int]]:
+        """Bound the bytes in flight of every channel; return (channel, bytes to grant, its window)."""
+        announced = []
+        for channel, exclusive in enumerate(self.exclusive):
+            self._windows[channel] = min(window, exclusive)
+            self._return_thresholds[channel] = _return_threshold(self._windows[channel])
+            announced.append((channel, self._return_credit(channel), self._windows[channel]))
+        return announced
 
     def cost(self, channel: int, size: int) -> int:
         """Return the cost of a message of `size` bytes, by the same rule as the sender."""
@@ -124,11 +148,21 @@ class GateCredit:
         self.unannounced[channel] += cost - returned
         self._wait_if_short(channel)
         grants = self._serve_waiting() if returned else []
-        if self.unannounced[channel] >= self._return_thresholds[channel]:
-            amount, self.unannounced[channel] = self.unannounced[channel], 0
-            self.outstanding[channel] += amount
+        if amount := self._return_credit(channel):
             grants.append((channel, amount))
         return grants
+
+    def _return_credit(self, channel: int) -> int:
+        """Return the consumed bytes to announce, if they are enough."""
+        empty = self._is_bounded(channel) and not self.queued[channel]
+        if not empty and self.unannounced[channel] < self._return_thresholds[channel]:
+            return 0
+        amount, self.unannounced[channel] = self.unannounced[channel], 0
+        self.outstanding[channel] += amount
+        return amount
+
+    def _is_bounded(self, channel: int) -> bool:
+        return self._windows[channel] < self.exclusive[channel]
 
     def on_ended(self, channel: int) -> list[tuple[int, int]]:
         """Take back the unspent floating credit of `channel`, on which no rows follow, and grant it to others."""
@@ -140,6 +174,8 @@ class GateCredit:
         return self._serve_waiting()
 
     def _shortfall(self, channel: int) -> int:
+        if self._is_bounded(channel):
+            return 0
         return self._backlog[channel] - self.outstanding[channel] - self.unannounced[channel]
 
     def _take_floating(self, channel: int) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.graph.task_deployment import ChannelId
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 #: Largest payload of one frame: the time for which one channel can hold up the others.
 FRAME_LIMIT = 1 << 20
 #: Largest message: Arrow's limit for many things, and a bound for the memory that a damaged header can claim.
@@ -48,7 +48,7 @@ class FrameKind(enum.IntEnum):
     DATA = 1
     #: Watermark, status, barrier or end of input.
     EVENT = 2
-    #: Bytes the receiver grants, in the backlog field.
+    #: Bytes the receiver grants, in the backlog field; its window, if that changes, in the sequence field.
     CREDIT = 3
     #: First messages each way: name and proof of identity.
     HELLO = 4
@@ -99,7 +99,7 @@ class Message(NamedTuple):
     kind: FrameKind
     key: ChannelKey
     sequence: int
-    #: DATA: bytes still queued after it; CREDIT: bytes granted.
+    #: DATA: bytes still queued after it; CREDIT: bytes granted, and `sequence` is the window.
     backlog: int
     payload: Buffer
 

@@ -11,26 +11,35 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, StreamElement, Watermark
 from penstock.core.schema import schema_from_text
 from penstock.network.credit import GateCredit, exclusive_bytes
+from penstock.network.debloater import Debloater
 from penstock.network.in_flight import OvertakenRows, QueuedRows
 from penstock.network.subpartition import CombinedRows, ConnectionLostError
 
 if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
+    from penstock.core.clock import Clock
     from penstock.graph.task_deployment import InputChannelSpec, InputSpec
     from penstock.network.subpartition import Outgoing
 
-_Grants = list[tuple[Callable[[int], None], int]]
 #: Rows or an event, bytes of the rows (0 for events), and their cost in the channel's credit.
 _Item = tuple[Any, int, int]
 #: Largest batch made from rows of several channels: larger ones gain nothing, and would be copied.
 _SMALL_BYTES = 32 << 10
+
+
+class Grant(Protocol):
+    """Grants credit to the sender of one channel."""
+
+    def __call__(self, amount: int, window: int = 0) -> None:
+        """Send `amount` bytes of credit, and the window of the channel if it is not 0."""
 
 
 @dataclass(slots=True)
@@ -45,7 +54,7 @@ class _Channel:
     #: The end of input has arrived; only barriers follow.
     end_received: bool = False
     next_sequence: int = 0
-    grant: Callable[[int], None] | None = None
+    grant: Grant | None = None
     #: Id of the edge if barriers may overtake its rows.
     edge: str = ""
     #: Takes the rows that arrive until the barrier of its checkpoint has.
@@ -61,10 +70,12 @@ class InputGate:
         settings: JobSettings,
         on_data: Callable[[], None],
         small_bytes: int = _SMALL_BYTES,
+        clock: Clock | None = None,
     ) -> None:
         """Number the channels flat, in the order of `inputs` and of their channels.
 
-        Rows of several channels become one batch up to `small_bytes`.
+        Rows of several channels become one batch up to `small_bytes`. With `clock`, the gate bounds in-flight rows by
+        time if the settings say so.
         """
         self._small_bytes = small_bytes
         self._channels: list[_Channel] = []
@@ -75,6 +86,11 @@ class InputGate:
         exclusive = [exclusive_bytes(settings, spec.width) for spec in inputs for _ in spec.channels]
         floating = max(0, settings.floating_buffers) * max(1, settings.buffer_size_bytes)
         self._credit = GateCredit(exclusive, floating)
+        target_ms = settings.buffer_debloat_target_ms
+        self._debloater: Debloater | None = None
+        if target_ms and clock is not None:
+            self._debloater = Debloater(target_ms, len(exclusive), max(exclusive, default=1), clock)
+            self._credit.resize(self._debloater.window)
         self._on_data = on_data
         self._lock = threading.Lock()
         self._round: deque[int] = deque()
@@ -107,27 +123,37 @@ class InputGate:
         with self._lock:
             if self._failure is not None:
                 raise ConnectionLostError(self._failure)
-            if self._restored:
-                return self._take_restored()
-            if not self._round:
-                return None
-            index = self._round.popleft()
-            channel = self._channels[index]
-            items, grants = [self._take(channel)], list[tuple[int, int]]()
-            item, size, cost = items[0]
-            if channel.queue:
-                self._round.append(index)
-            else:
-                channel.ready = False
-            if size:
-                grants = self._credit.on_consumed(index, cost)
-                if size <= self._small_bytes and self._round:
-                    grants += self._take_small_batches(channel.input_index, items)
-            elif isinstance(item, EndOfInput):
-                grants = self._credit.on_ended(index)
-            callbacks = self._callbacks(grants)
-        for grant, amount in callbacks:
-            grant(amount)
+            window = None
+            if self._debloater is not None:
+                idle = bool(self._restored) or not self._round  # restored rows passed no channel
+                window = self._debloater.polled(self.bytes_in, idle=idle)
+            calls = [] if window is None else self._announcements(self._credit.resize(window))
+            element = self._take_next(calls)
+        for call in calls:
+            call()
+        return element
+
+    def _take_next(self, calls: list[Callable[[], None]]) -> tuple[int, StreamElement] | None:
+        """Take the next element, and add the calls that grant the credit of its rows."""
+        if self._restored:
+            return self._take_restored()
+        if not self._round:
+            return None
+        index = self._round.popleft()
+        channel = self._channels[index]
+        items, grants = [self._take(channel)], list[tuple[int, int]]()
+        item, size, cost = items[0]
+        if channel.queue:
+            self._round.append(index)
+        else:
+            channel.ready = False
+        if size:
+            grants = self._credit.on_consumed(index, cost)
+            if size <= self._small_bytes and self._round:
+                grants += self._take_small_batches(channel.input_index, items)
+        elif isinstance(item, EndOfInput):
+            grants = self._credit.on_ended(index)
+        calls += self._callbacks(grants)
         return index, self._rows_of(items, channel.schema) if size else item
 
     def _take(self, channel: _Channel) -> _Item:
@@ -296,6 +322,17 @@ class InputGate:
         return self._channels[channel].blocked
 
     @property
+    def window(self) -> int | None:
+        """Return the bytes that may be in flight on each channel; None: they are not bounded by time."""
+        return None if self._debloater is None else self._debloater.window
+
+    @property
+    def queued_ms(self) -> float:
+        """Return the time that the queued rows will take, as far as it is measured."""
+        rate = self._debloater.rate if self._debloater is not None else None
+        return self.bytes_queued / rate if rate else 0.0
+
+    @property
     def bytes_blocked(self) -> int:
         """Return the bytes in channels that wait for an alignment."""
         with self._lock:
@@ -308,13 +345,18 @@ class InputGate:
         """Return the channels in flat order."""
         return tuple(channel.spec for channel in self._channels)
 
-    def connect(self, channel: int, grant: Callable[[int], None]) -> None:
+    def connect(self, channel: int, grant: Grant) -> None:
         """Set the function that grants credit to the sender of `channel`, and grant the exclusive credit.
 
         The first grant opens the channel.
         """
-        self._channels[channel].grant = grant
-        grant(self._credit.exclusive[channel])
+        with self._lock:
+            self._channels[channel].grant = grant
+            exclusive, window = self._credit.exclusive[channel], self._credit.window(channel)
+        if window < exclusive:
+            grant(exclusive, window)
+        else:
+            grant(exclusive)
 
     def receive(self, channel: int, element: Outgoing) -> None:
         """Queue what has arrived on `channel`.
@@ -330,13 +372,13 @@ class InputGate:
             if sequence != state.next_sequence:
                 raise RuntimeError(f"channel {state.spec.id}: element {sequence} instead of {state.next_sequence}")
             state.next_sequence += 1
-            grants: _Grants = []
+            calls: list[Callable[[], None]] = []
             queue, wake = state.queue, False
             if size:
                 cost = self._credit.cost(channel, size)
                 granted = self._credit.on_data(channel, cost, backlog)
                 if granted:
-                    grants = self._callbacks([(channel, granted)])
+                    calls = self._callbacks([(channel, granted)])
                 queue.append((item, size, cost))
                 self.bytes_queued += size
                 if state.collects is not None:
@@ -351,8 +393,8 @@ class InputGate:
                 state.end_received = state.end_received or isinstance(item, EndOfInput)
                 queue.append((item, 0, 0))
             wake |= self._make_ready(channel)
-        for grant, amount in grants:
-            grant(amount)
+        for call in calls:
+            call()
         if wake:
             self._on_data()
 
@@ -390,12 +432,20 @@ class InputGate:
         self._round.append(channel)
         return len(self._round) == 1
 
-    def _callbacks(self, grants: list[tuple[int, int]]) -> _Grants:
-        result: _Grants = []
+    def _callbacks(self, grants: list[tuple[int, int]]) -> list[Callable[[], None]]:
+        result: list[Callable[[], None]] = []
         for channel, amount in grants:
             grant = self._channels[channel].grant
             if grant is not None:
-                result.append((grant, amount))
+                result.append(partial(grant, amount))
+        return result
+
+    def _announcements(self, windows: list[tuple[int, int, int]]) -> list[Callable[[], None]]:
+        result: list[Callable[[], None]] = []
+        for channel, amount, window in windows:
+            grant = self._channels[channel].grant
+            if grant is not None:
+                result.append(partial(grant, amount, window))
         return result
 
 

@@ -143,6 +143,8 @@ def compiled_kernels() -> SplitKernels:
 #: Smaller batches are gathered until the buffer time-out before they are split by key: a split costs some 50 us even
 #: for few rows.
 _MIN_SPLIT_BYTES = 64 << 10
+#: Bytes of a row before the first batch, if it has no fixed size.
+_BYTES_OF_ROW = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,8 @@ class ResultPartition:
         self.records_combined = 0
         self._combiner: Combiner | None = None
         self._row_bytes = fixed_row_bytes(self.schema) if self.schema is not None else None
+        #: As it was in the last batch.
+        self._bytes_of_row = self._row_bytes or _BYTES_OF_ROW
         #: A lower bound of the earliest deadline of a channel: one check at every step, for any number of channels.
         self._next_deadline_ms: float | None = None
         self._due_ms = limits.due_ms
@@ -231,7 +235,7 @@ class ResultPartition:
             return
         # Arrow's exact size of a slice costs 10 us: computed at most once per batch and divided among the slices
         size = data.num_rows * self._row_bytes if self._row_bytes is not None else float(data.nbytes)
-        row_bytes = size / data.num_rows
+        row_bytes = self._bytes_of_row = size / data.num_rows
         self.records_out += data.num_rows
         self.bytes_out += int(size)
         due = self._due()
@@ -363,6 +367,12 @@ class ResultPartition:
     def available(self) -> bool:
         """Return whether every channel is below its bound."""
         return self._budget.available
+
+    @property
+    def room_rows(self) -> int | None:
+        """Return about how many rows have room until the receivers' windows are full; None without windows."""
+        rooms = [room for channel in self.channels if (room := channel.room_bytes) is not None]
+        return max(1, int((sum(rooms) - self._rows_bytes) / self._bytes_of_row)) if rooms else None
 
     @property
     def queued_bytes(self) -> int:

@@ -62,10 +62,10 @@ class Session:
         self._senders: dict[ChannelKey, _Sender] = {}
         self._inputs: dict[ChannelKey, tuple[InputGate, int]] = {}
         self._control: deque[bytes] = deque()
-        self._credits: deque[tuple[ChannelKey, int]] = deque()
+        self._credits: deque[tuple[ChannelKey, int, int]] = deque()
         self._active: deque[_Sender] = deque()
-        #: Messages for outputs that are not attached so far: credit, or why the channel is closed already.
-        self._early: dict[ChannelKey, int | str] = {}
+        #: Messages for outputs that are not attached so far: credit and window, or why the channel is closed already.
+        self._early: dict[ChannelKey, tuple[int, int] | str] = {}
         #: Newest released epoch by job: messages of it and of older ones are dropped.
         self._released: dict[int, int] = {}
         #: Messages for channels that no longer exist here.
@@ -77,12 +77,12 @@ class Session:
         """Carry `source` to the peer."""
         sender = self._senders[key] = _Sender(key, source)
         source.attach(partial(self._ready, sender))
-        early = self._early.pop(key, 0)
+        early = self._early.pop(key, None)
         if isinstance(early, str):
             del self._senders[key]
             source.fail(early)
-        elif early:
-            source.grant(early)
+        elif early is not None:
+            source.grant(*early)
 
     def attach_input(self, key: ChannelKey, gate: InputGate, channel: int) -> None:
         """Deliver messages for `key` to `channel` of `gate`, and open it by granting its credit."""
@@ -155,12 +155,12 @@ class Session:
         start = len(frames)
         while self._control:
             frames.append(self._control.popleft())
-        grants: dict[ChannelKey, int] = {}
+        grants: dict[ChannelKey, tuple[int, int]] = {}
         while self._credits:
-            key, amount = self._credits.popleft()
-            grants[key] = grants.get(key, 0) + amount
-        for key, amount in grants.items():
-            frames.append(encode_message(FrameKind.CREDIT, key, backlog=amount))
+            key, amount, window = self._credits.popleft()
+            grants[key] = _added(grants.get(key), amount, window)
+        for key, (amount, window) in grants.items():
+            frames.append(encode_message(FrameKind.CREDIT, key, sequence=window, backlog=amount))
         return sum(len(memoryview(buffer)) for buffer in frames[start:])
 
     def _next_message(self, sender: _Sender) -> OutgoingMessage | None:
@@ -182,8 +182,8 @@ class Session:
         self._active.append(sender)
         self._changed()
 
-    def _grant(self, key: ChannelKey, amount: int) -> None:
-        self._credits.append((key, amount))
+    def _grant(self, key: ChannelKey, amount: int, window: int = 0) -> None:
+        self._credits.append((key, amount, window))
         self._changed()
 
     def _reset(self, key: ChannelKey, reason: str) -> None:
@@ -207,7 +207,7 @@ class Session:
         if kind in (FrameKind.DATA, FrameKind.COMBINED, FrameKind.EVENT):
             self._dispatch_element(message)
         elif kind is FrameKind.CREDIT:
-            self._dispatch_credit(key, message.backlog)
+            self._dispatch_credit(key, message.backlog, message.sequence)
         elif kind is FrameKind.RESET:
             reason = bytes(memoryview(message.payload)).decode(errors="replace")
             if key == NO_CHANNEL:
@@ -233,12 +233,12 @@ class Session:
         except RuntimeError as error:
             raise FrameError(f"worker {self.peer}: {error}") from error
 
-    def _dispatch_credit(self, key: ChannelKey, amount: int) -> None:
+    def _dispatch_credit(self, key: ChannelKey, amount: int, window: int) -> None:
         sender = self._senders.get(key)
         if sender is not None:
-            sender.source.grant(amount)
+            sender.source.grant(amount, window)
             return
-        early = self._early.get(key, 0)
+        early = self._early.get(key)
         if key.epoch <= self._released.get(key.job, -1) or isinstance(early, str):
             self.dropped += 1
             return
@@ -246,7 +246,7 @@ class Session:
             raise FrameError(
                 f"worker {self.peer} grants credit to more than {_MAX_EARLY} channels that are unknown here"
             )
-        self._early[key] = early + amount
+        self._early[key] = _added(early, amount, window)
 
     def _dispatch_reset(self, key: ChannelKey, reason: str) -> None:
         sender = self._senders.pop(key, None)
@@ -258,3 +258,9 @@ class Session:
             entry[0].fail(reason)
         elif key.epoch > self._released.get(key.job, -1) and len(self._early) < _MAX_EARLY:
             self._early[key] = reason
+
+
+def _added(credit: tuple[int, int] | None, amount: int, window: int) -> tuple[int, int]:
+    """Return the sum of two messages of credit; the newest window counts, 0 is none."""
+    before, older = credit or (0, 0)
+    return before + amount, window or older

@@ -134,7 +134,7 @@ class Subpartition:
     def add_rows(self, rows: pa.RecordBatch, size: int, due_ms: float, *, combined: bool = False) -> None:
         """Take rows of about `size` bytes; they leave when large enough, when due, or with a barrier."""
         self._check()
-        limit = self._limits.buffer_size_bytes
+        limit = self._message_bytes()
         other_kind = self._rows and self._combined != combined
         if other_kind or self._rows_bytes + size > limit or (self._pending and not self._only_watermark_pending()):
             self.flush()  # rows may go before a pending watermark, never before a pending status
@@ -231,8 +231,13 @@ class Subpartition:
     def _only_watermark_pending(self) -> bool:
         return len(self._pending) == 1 and isinstance(self._pending[0], Watermark)
 
+    def _message_bytes(self) -> int:
+        """Return the size of a message: a buffer, or a quarter of a window, so that several are in flight."""
+        limits, window = self._limits, self._credit.window
+        return limits.buffer_size_bytes if window >= limits.exclusive_bytes else max(1, window // 4)
+
     def _slices(self, rows: pa.RecordBatch, size: int) -> list[pa.RecordBatch]:
-        count = min(-(-size // self._limits.buffer_size_bytes), rows.num_rows)
+        count = min(-(-size // self._message_bytes()), rows.num_rows)
         if count <= 1:
             return [rows]
         step = -(-rows.num_rows // count)
@@ -278,12 +283,19 @@ class Subpartition:
         if call is not None:
             call()
 
-    def grant(self, amount: int) -> None:
-        """Take credit from the receiver; the first grant opens the channel."""
+    def grant(self, amount: int, window: int = 0) -> None:
+        """Take credit from the receiver, and its window if that changes; the first grant opens the channel."""
+        relieved = False
         with self._budget.lock:
             self._open = True
             self._credit.grant(amount)
+            if window:
+                self._credit.window = window
+                relieved = self._unmark_over()
+                self._mark_over()
             call = self._schedule()
+        if relieved and self._budget.on_available is not None:
+            self._budget.on_available()
         if call is not None:
             call()
 
@@ -345,6 +357,12 @@ class Subpartition:
         return self.ended and not self._queue
 
     @property
+    def room_bytes(self) -> int | None:
+        """Return the bytes that may queue here until the window of the receiver is full; None without a window."""
+        window = self._credit.window
+        return None if window >= self._limits.exclusive_bytes else max(0, window - self.queued_bytes)
+
+    @property
     def queued_bytes(self) -> int:
         """Return the bytes of rows waiting in the queue and the builder."""
         return self._queued_bytes + self._rows_bytes
@@ -366,12 +384,12 @@ class Subpartition:
         self._unmark_over()
 
     def _mark_over(self) -> None:
-        if not self._over and self._queued_bytes >= self._limits.exclusive_bytes:
+        if not self._over and self._queued_bytes >= self._credit.window:
             self._over = True
             self._budget.channels_over_limit += 1
 
     def _unmark_over(self) -> bool:
-        if self._over and self._queued_bytes < self._limits.exclusive_bytes:
+        if self._over and self._queued_bytes < self._credit.window:
             self._over = False
             self._budget.channels_over_limit -= 1
             return self._budget.channels_over_limit == 0

@@ -83,3 +83,39 @@ def test_an_ended_channel_gives_its_floating_bytes_to_the_others():
     gate.on_consumed(1, 100)
     gate.queued[0] = 0
     assert gate.on_ended(0) == [(1, 50)]
+
+
+def windowed(window, floating=0):
+    """Return both ends of a channel of 100 bytes that is bounded to `window`."""
+    sender, gate = SenderCredit(100), GateCredit([100], floating)
+    sender.grant(100)
+    [(_, amount, sender.window)] = gate.resize(window)
+    sender.grant(amount)
+    return sender, gate
+
+
+def test_a_window_bounds_what_is_in_flight():
+    sender, gate = windowed(20)
+    gate.on_data(0, sender.spend(15), backlog=0)
+    assert sender.covers(5)
+    assert not sender.covers(6)
+    assert sender.covers(0), "events pass"
+
+
+def test_a_message_larger_than_the_window_is_sent_as_soon_as_nothing_is_in_flight():
+    sender, gate = windowed(20)
+    assert sender.covers(1_000)
+    gate.on_data(0, sender.spend(3), backlog=0)
+    assert not sender.covers(1_000)
+    for _, amount in gate.on_consumed(0, 3):
+        sender.grant(amount)
+    assert sender.covers(1_000), "the receiver keeps no credit of an empty channel"
+
+
+def test_no_bytes_float_while_a_window_bounds_the_channel():
+    sender, gate = windowed(20, floating=50)
+    assert gate.on_data(0, sender.spend(20), backlog=1_000) == 0
+    [(_, amount, sender.window)] = gate.resize(1_000)
+    assert sender.window == 100
+    sender.grant(amount)
+    assert gate.on_data(0, sender.spend(80), backlog=1_000) == 50

@@ -1,6 +1,7 @@
 """The gate: fair, blockable, and exact about what it has been given."""
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -29,15 +30,17 @@ class Sender:
         )
         self.gate = InputGate(specs, net.SMALL, self.wake, small_bytes)
         self.granted = [0] * self.gate.channel_count
+        self.windows = [0] * self.gate.channel_count
         self.sequence = [0] * self.gate.channel_count
         for index in range(self.gate.channel_count):
-            self.gate.connect(index, lambda amount, index=index: self.grant(index, amount))
+            self.gate.connect(index, partial(self.grant, index))
 
     def wake(self):
         self.wakes += 1
 
-    def grant(self, channel, amount):
+    def grant(self, channel, amount, window=0):
         self.granted[channel] += amount
+        self.windows[channel] = window or self.windows[channel]
 
     def send(self, channel, item, size=0, backlog=0):
         self.gate.receive(channel, Outgoing(item, size, backlog, self.sequence[channel]))

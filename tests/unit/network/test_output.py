@@ -226,3 +226,20 @@ def test_combined_rows_go_by_key_and_never_share_a_batch_with_others(net):
             assert batch.data.schema.names == (["k", "twice"] if batch.combined else net.SCHEMA.names)
             rows[batch.combined] += batch.num_rows
     assert rows == {True: 45, False: 9}
+
+
+def test_rows_have_room_in_the_windows_of_their_receivers(net):
+    output, _ = partition(net, KeyGroup(("k",)), 2)
+    assert output.room_rows is None
+    for channel in output.channels:
+        channel.grant(2000, 200)
+    output.batch(Batch(net.rows(1)))
+    room = output.room_rows
+    output.batch(Batch(net.rows(1)))
+    assert 1 <= output.room_rows < room
+    output.batch(Batch(net.rows(100)))
+    assert not output.available
+    for channel in output.channels:
+        channel.grant(0, 1 << 20)
+    assert output.available
+    assert output.room_rows is None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.core.elements import Batch
+from penstock.operators.sources.source_operator import POLL_ROWS
 from penstock.task.drive.source_polling import PollSizer, is_columnar
 
 if TYPE_CHECKING:
@@ -100,13 +101,16 @@ class BatchSizer:
         self._chain.batch(part, self._input_index)
         self.measured(part.num_rows, self._clock.monotonic_ms() - begun)
 
-    def poll(self) -> bool:
-        """Let the source at the head emit a batch; return whether it did."""
-        sizer = self._poll_sizer
+    def poll(self, room: int | None = None) -> bool:
+        """Let the source at the head emit a batch; return whether it did.
+
+        `room`: the rows that fit into the windows of receivers, if these bound the rows in flight.
+        """
+        sizer, link = self._poll_sizer, self._chain.links[0]
+        rows = POLL_ROWS if sizer is None else sizer.rows
+        link.source.poll_rows = rows if room is None else min(rows, room)
         if sizer is None:
             return self._chain.poll(backpressured=False)
-        link = self._chain.links[0]
-        link.source.poll_rows = sizer.rows
         before, begun = link.records_out, self._clock.monotonic_ms()
         emitted = self._chain.poll(backpressured=False)
         sizer.measured(link.records_out - before, self._clock.monotonic_ms() - begun)

@@ -301,7 +301,8 @@ class Subtask:
             return StepResult.IDLE
         self.metrics.enter(BUSY)
         before = link.records_out
-        if self._batch_sizer.poll() or source.finished:
+        room = min((rows for output in self._outputs if (rows := output.room_rows) is not None), default=None)
+        if self._batch_sizer.poll(room) or source.finished:
             self._pacing.record_rows(now, link.records_out - before, drained=source.drained)
             return StepResult.BUSY
         self._pacing.record_empty_poll(now)

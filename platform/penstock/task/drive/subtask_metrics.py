@@ -127,6 +127,10 @@ class SubtaskMetrics:
         }
         if self._gate is None and self._chain.last_is_idle:
             values["watermarkIdle"] = 1.0
+        if self._gate is not None and self._gate.window is not None:
+            values["debloatedBufferSize"] = float(self._gate.window)
+            values["inputQueueSize"] = float(self._gate.bytes_queued)
+            values["estimatedTimeToConsumeBuffersMs"] = self._gate.queued_ms
         if self._memory.peak_bytes:
             values["managedMemoryUsed"] = float(self._memory.used_bytes)
             values["managedMemoryPeak"] = float(self._memory.peak_bytes)

@@ -121,6 +121,16 @@ def test_a_source_in_front_of_row_functions_is_asked_for_a_piece():
     assert chain.asked == [LEAST_ROWS, 200, 200]
 
 
+@pytest.mark.parametrize("kinds", [("source", "map"), ("source", "window_aggregate"), ("source", "sink")])
+def test_a_source_is_asked_for_no_more_rows_than_have_room(kinds):
+    chain, pieces = pieces_of(*kinds)
+    pieces.poll(10)
+    pieces.poll(1 << 30)
+    pieces.poll()
+    assert chain.asked[0] == 10
+    assert min(chain.asked[1:]) >= 64
+
+
 def test_a_source_with_exact_watermarks_is_asked_for_a_piece():
     """Its rows go one by one: one poll of tens of thousands would take seconds, without a figure of what was read."""
     chain, pieces = pieces_of("source exact", "window_aggregate", ms=0.05)

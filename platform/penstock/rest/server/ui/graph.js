@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { h } from "./dom.js";
 import * as flame from "./flame.js";
-import { behind, bytes, markOf, percent, rate, short } from "./format.js";
+import { behind, bytes, duration, markOf, percent, rate, short } from "./format.js";
 import { layout } from "./layout.js";
 import { chip, loadBar, loadOf, meanLoad, mood, note, spark, sumOf, table } from "./parts.js";
 
@@ -100,6 +100,7 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
 
 function details({ job, data, health, ui, update, reload }) {
   const vertex = job.vertices.find((other) => other.id === data.vertex.id) ?? job.vertices[0];
+  const bounded = metricsOf(data.tasks, vertex).some((metrics) => metrics.debloatedBufferSize !== undefined);
   const rows = data.vertex.subtasks.map((subtask) => {
     const metrics = data.tasks[`${data.vertex.id}/${subtask.subtask}`];
     const named = health.findings.some((f) => f.vertex === vertex.id && f.subtask === subtask.subtask);
@@ -111,6 +112,7 @@ function details({ job, data, health, ui, update, reload }) {
       h("td", { class: "end" }, rate(metrics?.numRecordsOutPerSecond ?? 0)),
       h("td", { class: "end" }, short(metrics?.numRecordsIn ?? 0)),
       h("td", { class: "end" }, bytes(metrics?.numBytesIn ?? 0)),
+      bounded ? h("td", { class: "end" }, metrics ? `${bytes(metrics.inputQueueSize ?? 0)}, ${duration(metrics.estimatedTimeToConsumeBuffersMs ?? 0)}` : "-") : null,
       h("td", {}, behind(markOf(metrics), job.now)),
       h("td", {}, subtask["taskmanager-id"] || "-"),
       h("td", { class: "end" }, subtask.attempt));
@@ -120,7 +122,8 @@ function details({ job, data, health, ui, update, reload }) {
     operators(data, vertex),
     h("button", { type: "button", key: "flame-button", "aria-expanded": String(ui.flame.open), onclick: () => { ui.flame.open = !ui.flame.open; update(); reload(); } }, "Flame graph"),
     ui.flame.open ? flame.view({ graph: data.calls, parallelism: vertex.parallelism, ui, update, reload }) : null,
-    table("Subtasks", [["#", "end"], "State", "Time", ["In", "end"], ["Out", "end"], ["Rows in", "end"], ["Bytes in", "end"], "Event time", "Task manager", ["Attempt", "end"]], rows));
+    table("Subtasks", [["#", "end"], "State", "Time", ["In", "end"], ["Out", "end"], ["Rows in", "end"], ["Bytes in", "end"],
+      ...(bounded ? [["Queued", "end"]] : []), "Event time", "Task manager", ["Attempt", "end"]], rows));
 }
 
 // The share of its subtasks' time that each operator of a chain takes.
