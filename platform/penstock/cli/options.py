@@ -15,7 +15,7 @@ from penstock.client.access import ClientAccess, access_of
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.handle import TERMINAL, JobHandle
 from penstock.client.rest_client import RestClient
-from penstock.config.config_file import configuration
+from penstock.config.config_file import configuration, home
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.errors import UsageError
 
@@ -42,11 +42,6 @@ OtlpOption = Annotated[
     str | None, typer.Option(help="Collector URL for spans (OTLP over HTTP); default: $PENSTOCK_OTLP_ENDPOINT.")
 ]
 LogFormatOption = Annotated[str | None, typer.Option(help="Log format: text or json; default: $PENSTOCK_LOG_FORMAT.")]
-
-
-def home() -> Path:
-    """Return the folder of local clusters' records: $PENSTOCK_HOME or ~/.penstock."""
-    return Path(os.environ.get("PENSTOCK_HOME") or Path.home() / ".penstock")
 
 
 def cluster_file() -> Path:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.config.config_file import OPTION, Resolved, SharedSettings, configuration
+from penstock.config.config_file import OPTION, Resolved, SharedSettings, configuration, home
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.logs import configure_logs, log_line
 from penstock.core.secrets import redact, register_secret
@@ -129,8 +129,7 @@ def _security(shared: SharedSettings) -> Security:
     security = load_security(os.environ, shared.security, insecure=shared.insecure)
     os.environ.pop(SECRET_VARIABLE, None)
     if not security.secret:  # also with --insecure, which concerns addresses: both ends always prove the secret
-        home = Path(os.environ.get("PENSTOCK_HOME") or Path.home() / ".penstock")
-        security = replace(security, secret=own_secret(home))
+        security = replace(security, secret=own_secret(home()))
     if security.secret:
         register_secret(security.secret.reveal())
     return security

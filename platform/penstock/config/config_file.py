@@ -17,11 +17,12 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.config.security import FOLDER_VARIABLE
-from penstock.config.settings import ClusterSettings, JobSettings, overridden
+from penstock.config.settings import ClusterSettings, JobSettings, overridden, range_hint
 from penstock.core.errors import UsageError
 
 #: Path of the file; without it, the file of this name in the working folder is read.
 FILE_VARIABLE, FILE_NAME = "PENSTOCK_CONFIG", "penstock.toml"
+HOME_VARIABLE = "PENSTOCK_HOME"
 #: Origin of values of the command line.
 OPTION = "option"
 #: `PENSTOCK__SECTION__NAME` sets `section.name`.
@@ -133,6 +134,11 @@ def configuration(
     return Resolved(_checked(settings, origins), origins, path)
 
 
+def home() -> Path:
+    """Return the folder of local clusters' records and of the user's secret: $PENSTOCK_HOME or ~/.penstock."""
+    return Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".penstock")
+
+
 def config_file(environment: Mapping[str, str], folder: Path) -> Path | None:
     """Return the absolute path of the file to read; None if there is none.
 
@@ -196,10 +202,10 @@ def _checked(settings: Configuration, origins: Mapping[str, str]) -> Configurati
     faults = {
         "jobmanager": settings.jobmanager.fault,
         "taskmanager": "" if slots >= 0 else f"slots is {slots}, but has to be at least 1",
-        "job.autoscaler": settings.job.autoscaler.fault,
+        "job": settings.job.fault,
     }
     for section, fault in faults.items():
         if fault:
             name = f"{section}.{fault.partition(' ')[0]}"
-            raise UsageError(f"{origins.get(name, 'configuration')}: {section}.{fault}", hint="change this setting")
+            raise UsageError(f"{origins.get(name, 'configuration')}: {section}.{fault}", hint=range_hint(fault))
     return settings

@@ -20,7 +20,8 @@ _HINT = "see the table of settings in the docs"
 #: The setting that msgspec's error is about.
 _PATH = re.compile(r"at `\$\.([\w.]+)")
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
-_MOST_MS, _MOST_SUBTASKS, _MOST_PORT = 366 * 86_400_000, 1 << 15, 65_535
+MOST_SUBTASKS = 1 << 15
+_MOST_MS, _MOST_PORT = 366 * 86_400_000, 65_535
 S = TypeVar("S", bound=msgspec.Struct)
 _UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
@@ -94,7 +95,7 @@ class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
             "stabilization_interval_ms": (0, _MOST_MS),
             "target_utilization": (0.01, 1),
             "utilization_boundary": (0, 1),
-            "max_parallelism": (1, _MOST_SUBTASKS),
+            "max_parallelism": (1, MOST_SUBTASKS),
             "min_parallelism": (1, self.max_parallelism),
             "catch_up_duration_ms": (1, _MOST_MS),
             "scale_down_interval_ms": (0, _MOST_MS),
@@ -153,6 +154,24 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Local folders put on the workers' import path (the job file's own folder).
     python_path: tuple[str, ...] = ()
 
+    @property
+    def fault(self) -> str:
+        """Return an error text for a setting that is out of range; empty if all are in range."""
+        ranges: dict[str, tuple[float, float]] = {
+            "parallelism": (1, MOST_SUBTASKS),
+            "key_groups": (1, MOST_SUBTASKS),
+            "checkpoint_timeout_ms": (1, _MOST_MS),
+            "checkpoint_min_pause_ms": (0, _MOST_MS),
+            "checkpoint_max_age_ms": (0, _MOST_MS),
+            "aligned_checkpoint_timeout_ms": (0, _MOST_MS),
+            "retained_checkpoints": (1, MOST_SUBTASKS),
+        }
+        if self.checkpoint_interval_ms is not None:
+            ranges["checkpoint_interval_ms"] = (1, _MOST_MS)
+        if found := _out_of_range(self, ranges):
+            return found
+        return f"autoscaler.{self.autoscaler.fault}" if self.autoscaler.fault else ""
+
 
 prepare(JobSettings)
 
@@ -189,7 +208,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
             "worker_lease_ms": (2 * interval, self.heartbeat_timeout_ms),
             "leader_lease_ms": (100, _MOST_MS),
             "reconcile_timeout_ms": (0, self.worker_lease_ms),
-            "most_slots": (0, _MOST_SUBTASKS),
+            "most_slots": (0, MOST_SUBTASKS),
             "slot_request_timeout_ms": (0, _MOST_MS),
             "rest_port": (0, _MOST_PORT),
             "rpc_port": (0, _MOST_PORT),
@@ -305,20 +324,21 @@ def wrong_value(error: msgspec.ValidationError, values: Mapping[str, Any], setti
 
 
 def in_range(settings: JobSettings) -> JobSettings:
-    """Return `settings` after checking the ranges of key groups, checkpoint interval and autoscaler.
+    """Return `settings` after checking their ranges.
 
     Raises:
         UsageError: one is out of range.
     """
-    if settings.key_groups < 1:
-        raise UsageError(f"key_groups={settings.key_groups} is not a number of key groups", hint="use 1 or more")
-    interval_ms = settings.checkpoint_interval_ms
-    if interval_ms is not None and interval_ms < 1:
-        msg = f"checkpoint_interval is {interval_ms} ms"
-        raise UsageError(msg, hint="give a time such as '5s', or None for no periodic checkpoints")
-    if settings.autoscaler.fault:
-        raise UsageError(f"autoscaler.{settings.autoscaler.fault}", hint=_HINT)
+    if settings.fault:
+        raise UsageError(settings.fault, hint=range_hint(settings.fault))
     return settings
+
+
+def range_hint(fault: str) -> str:
+    """Return a hint for the `fault` of settings."""
+    if fault.startswith("checkpoint_interval_ms "):
+        return "give a time such as '5s', or None for no periodic checkpoints"
+    return "change this setting"
 
 
 def _typed(value: Any, field: str, given: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.config.settings import JobSettings
+from penstock.config.settings import MOST_SUBTASKS, JobSettings
 from penstock.core.errors import UsageError
 from penstock.core.structs import prepare
 
@@ -219,7 +219,6 @@ def unbounded_sources(graph: JobGraph) -> tuple[str, ...]:
 #: Job names and uids are names of folders.
 _NAME = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]{1,200}")
 _VERTEX_ID = re.compile(r"[0-9a-f]{32}")
-_MOST_SUBTASKS = 1 << 15
 _HINT = "submit a graph of `penstock run` or env.execute, made by the same version of penstock"
 
 
@@ -248,10 +247,8 @@ def _faults(graph: JobGraph) -> Iterator[str]:
     ids = [vertex.id for vertex in graph.vertices]
     if len(set(ids)) != len(ids):
         yield "two vertices have the same id"
-    if not 1 <= graph.settings.key_groups <= _MOST_SUBTASKS:
-        yield f"{graph.settings.key_groups} key groups"
-    if graph.settings.autoscaler.fault:
-        yield f"autoscaler.{graph.settings.autoscaler.fault}"
+    if graph.settings.fault:
+        yield graph.settings.fault
     for vertex in graph.vertices:
         yield from _faults_of(vertex, graph.settings.key_groups)
     uids = [operator.uid for vertex in graph.vertices for operator in vertex.operators]
@@ -273,7 +270,7 @@ def _faults_of(vertex: JobVertex, key_groups: int) -> Iterator[str]:
         yield f"{vertex.id[:40]!r} is not a vertex id"
     if not vertex.operators:
         yield f"vertex {vertex.id} has no operators"
-    if not 1 <= vertex.parallelism <= _MOST_SUBTASKS:
+    if not 1 <= vertex.parallelism <= MOST_SUBTASKS:
         yield f"vertex {vertex.id} has parallelism {vertex.parallelism}"
     if vertex.parallelism > key_groups and any(operator.keyed for operator in vertex.operators):
         yield f"vertex {vertex.id} has more subtasks than there are key groups ({vertex.parallelism}, {key_groups})"

@@ -439,12 +439,12 @@ MISTAKES = {
     ),
     "key groups: 0": (
         ENDLESS.replace("checkpoint_interval=None", "checkpoint_interval='1s', key_groups=0"),
-        "key_groups=0 is not a number of key groups",
-        "use 1 or more",
+        "key_groups is 0, but has to be from 1 to 32768",
+        "change this setting",
     ),
     "checkpoints every 0 s": (
         ENDLESS.replace("checkpoint_interval=None", "checkpoint_interval='0s'"),
-        "checkpoint_interval is 0 ms",
+        "checkpoint_interval_ms is 0, but has to be from 1",
         "'5s', or None",
     ),
     "a root with one slash": (

@@ -101,7 +101,11 @@ REFUSED = {
     "[jobmanager]\nheartbeat_timeout = '200ms'": ("heartbeat_timeout_ms is 200, but has to be from 1000", "change"),
     "[jobmanager]\nworker_lease = '6s'": ("worker_lease_ms is 6000, but has to be from 1000 to 5000", "change"),
     "[jobmanager]\nrest_port = 70000": ("rest_port is 70000, but has to be from 0 to 65535", "change"),
-    "[job.autoscaler]\ntarget_utilization = 2": ("autoscaler.target_utilization is 2", "change"),
+    "[job.autoscaler]\ntarget_utilization = 2": ("job.autoscaler.target_utilization is 2", "change"),
+    "[job]\nkey_groups = 0": ("job.key_groups is 0, but has to be from 1 to 32768", "change"),
+    "[job]\nparallelism = -1": ("job.parallelism is -1, but has to be from 1", "change"),
+    "[job]\ncheckpoint_interval = '0s'": ("job.checkpoint_interval_ms is 0, but has to be from 1", "'5s'"),
+    "[job]\ncheckpoint_timeout = -5": ("job.checkpoint_timeout_ms is -5000, but has to be from 1", "change"),
     "[job\n": ("is not TOML", "line 1"),
 }
 

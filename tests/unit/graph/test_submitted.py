@@ -73,7 +73,7 @@ def change(graph, path, value):
         (("vertices", 0, "parallelism"), 0, "parallelism 0"),
         (("vertices", 0, "parallelism"), 10**9, "parallelism 1000000000"),
         (("vertices", 1, "parallelism"), 2000, "more subtasks than there are key groups"),
-        (("settings", "key_groups"), 0, "0 key groups"),
+        (("settings", "key_groups"), 0, "key_groups is 0, but has to be from 1 to 32768"),
         (
             ("settings", "autoscaler", "target_utilization"),
             0,

@@ -23,7 +23,6 @@ from penstock.cli.options import (
     SecurityOption,
     cluster_file,
     connect,
-    home,
     print_json,
     say,
 )
@@ -40,7 +39,7 @@ from penstock.cli.start.spark_options import (
 )
 from penstock.client.kernels import compile_kernels
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-from penstock.config.config_file import VARIABLES, Configuration, configuration
+from penstock.config.config_file import VARIABLES, Configuration, configuration, home
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
