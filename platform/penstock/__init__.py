@@ -170,9 +170,9 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"penstock.{name}")
     if name not in _NAMES:
-        from penstock.core.errors import did_you_mean
+        from penstock.core.errors import unknown_name_hint
 
-        msg = f"penstock has no {name!r} ({did_you_mean(name, sorted(_NAMES))})"
+        msg = f"penstock has no {name!r} ({unknown_name_hint(name, sorted(_NAMES))})"
         raise AttributeError(msg)
     if _NAMES[name].startswith("penstock.api."):
         _wire()

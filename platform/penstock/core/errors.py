@@ -175,6 +175,8 @@ class NotFoundError(PenstockError):
 _METHOD = """['"](?:builtin_function_or_)?method['"]"""
 #: Python's error about an operation on a method; an argument that is named `method` does not match.
 _ON_A_METHOD = re.compile(rf"\b(?:operand|between|not|type)\b.*{_METHOD}|{_METHOD} object")
+#: Python's error about `from penstock import Unknown`.
+_UNKNOWN_IMPORT = re.compile(r"cannot import name '(\w+)' from 'penstock' ")
 #: Python's error about an unknown argument of a function or class.
 _UNKNOWN_ARGUMENT = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
 #: Python's errors about a missing argument, about arguments without a name, and about the types of a state.
@@ -187,6 +189,13 @@ _STATE_EXAMPLE = re.compile(r"`(\w+: ps\.\w+State\[.*?) = (ps\..*?)`")
 
 #: More names than these hide the nearest one.
 _MOST_NAMES = 20
+
+
+def unknown_name_hint(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown name of penstock: of another system's name the way here, else the nearest name."""
+    from penstock.core.foreign_names import foreign_hint  # imported only when a name is wrong
+
+    return foreign_hint(name) or did_you_mean(name, known)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -218,16 +227,28 @@ def argument_text(value: object) -> str:
 
 def misuse_hint(error: BaseException) -> str:
     """Return a hint for a Python error: an unknown name or argument of penstock, or a method without its call."""
-    if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("penstock."):
+    if isinstance(error, AttributeError) and _module_of(error.obj).startswith("penstock."):
         owner: Any = error.obj
-        # users do not look for `count` and `index` of a named tuple, such as a row made by penstock
-        hidden: set[str] = set(dir(tuple)) - set(owner._fields) if isinstance(error.obj, tuple) else set()
-        return did_you_mean(str(error.name), [n for n in dir(owner) if not n.startswith("_") and n not in hidden])
+        if isinstance(error.obj, tuple):  # a row; users do not look for `count` and `index` of a named tuple
+            hidden = set(dir(tuple)) - set(owner._fields)
+            return did_you_mean(str(error.name), [n for n in _public(owner) if n not in hidden])
+        return unknown_name_hint(str(error.name), _public(owner))
+    if isinstance(error, ImportError) and (found := _UNKNOWN_IMPORT.match(str(error))):
+        return unknown_name_hint(found[1], _public(sys.modules["penstock"]))
     if isinstance(error, TypeError) and _ON_A_METHOD.search(str(error)):
         return "a method is used without its call: put () after its name, as in self.state.value()"
     if not isinstance(error, TypeError):
         return ""
     return next((way for text, way in _MISTAKEN_TYPES.items() if text in str(error)), "") or _argument_hint(str(error))
+
+
+def _module_of(owner: object) -> str:
+    """Return the module of a class, or of an object's class."""
+    return owner.__module__ if isinstance(owner, type) else type(owner).__module__
+
+
+def _public(owner: object) -> list[str]:
+    return [name for name in dir(owner) if not name.startswith("_")]
 
 
 #: Parts of Python's errors about a stream or an expression in a wrong place, and the ways out.

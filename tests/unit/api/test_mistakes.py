@@ -8,8 +8,11 @@ import re
 
 import pytest
 
+import penstock as ps
+from penstock.api.building.operator_nodes import StreamSink
 from penstock.api.job_file import planned
 from penstock.core.errors import PenstockError
+from penstock.core.foreign_names import ways
 
 BEGIN = """\
 from collections.abc import Iterator
@@ -160,6 +163,34 @@ MISTAKES = {
     "a method's name": ("timed.keyby('merchant')", "no attribute 'keyby'", "did you mean 'key_by'"),
     "a method without its call": ("timed.filter + 1", "'method' and 'int'", r"put \(\) after its name"),
     "a name of the package": ("ps.Tumblin('1m')", "has no .*'Tumblin'", "did you mean 'Tumbling'"),
+    "a window of Kafka Streams": (
+        "ps.Hopping('1m', '10s')",
+        "penstock has no 'Hopping'",
+        r"use ps\.Sliding\(size, slide",
+    ),
+    "a window of Flink": (
+        "keyed.window(ps.TumblingEventTimeWindows.of(5))",
+        "penstock has no 'TumblingEventTimeWindows'",
+        r"use ps\.Tumbling\(size\)",
+    ),
+    "an import of Flink's environment": (
+        "from penstock import StreamExecutionEnvironment",
+        "cannot import name 'StreamExecutionEnvironment'",
+        r"use ps\.Environment\(\)",
+    ),
+    "an import misspelt": ("from penstock import Tumblin", "cannot import name 'Tumblin'", "did you mean 'Tumbling'"),
+    "a watermark strategy of Flink": (
+        "ps.WatermarkStrategy.for_bounded_out_of_orderness(5)",
+        "no attribute 'for_bounded_out_of_orderness'",
+        r"use ps\.WatermarkStrategy\.bounded_out_of_orderness\('5s', timestamp='ts'\)",
+    ),
+    "a class's method misspelt": ("ps.WatermarkStrategy.monotonous()", "'monotonous'", "monotonic"),
+    "a method of Flink": ("timed.add_sink(sink)", "no attribute 'add_sink'", r"use \.sink_to\(sink, uid='out'\)"),
+    "a setting of Flink": (
+        "env.enableCheckpointing(5000)",
+        "no attribute 'enableCheckpointing'",
+        r"use ps\.Environment\(checkpoint_interval='5s'\)",
+    ),
     "process without a key": (
         process().replace("keyed.process", "timed.process"),
         "no keys|is for keyed streams",
@@ -505,6 +536,19 @@ def test_a_mistake_is_told_with_its_line_its_cause_and_the_way_out(tmp_path, mis
     assert "\n" not in said
     assert " at 0x" not in said
     assert len(re.findall(r"job\.py:\d+: ", said)) == 1, "the place is named once"
+
+
+def test_names_of_other_systems_lead_to_names_that_exist():
+    streams = (ps.KeyedStream, ps.WindowedStream, ps.Environment, StreamSink)
+    methods = {name for kind in streams for name in dir(kind)}
+    for name, way in ways().items():
+        assert set(re.findall(r"\bps\.(\w+)", way)) <= set(ps.__all__), (name, way)
+        assert set(re.findall(r"(?:^|[ ,]|stream|env)\.(\w+)\(", way)) <= methods, (name, way)
+
+
+def test_a_name_of_another_system_is_explained_without_the_command_line_too():
+    with pytest.raises(AttributeError, match=r"^penstock has no 'Hopping' \(use ps\.Sliding\(size, slide\)\)$"):
+        _ = ps.Hopping
 
 
 def test_there_are_enough_of_them():
