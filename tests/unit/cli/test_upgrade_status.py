@@ -64,3 +64,12 @@ def test_one_whose_job_has_ended(told):
 
 def test_one_that_an_older_version_recorded(told):
     assert told(begun=None, ended=None, file="", savepoint="") == ["upgrade completed"]
+
+
+def test_the_progress_of_one_that_fails_leaves_the_reason_to_the_error(capsys):
+    summary = {"slow-calls": [], "open-requests": [], "sources-unreachable": {}}
+    client = type("Client", (), {"summary": lambda *_: summary})()
+    progress = module._Progress(type("Job", (), {"client": client, "job_id": "a" * 32})())
+    progress.show({**VIEW, "phase": "rolled-back", "reason": "the old version is running again: it failed once"})
+    progress.show({**VIEW, "phase": "rolled-back", "reason": "the old version is running again: it failed once"})
+    assert capsys.readouterr().out == "upgrade rolled back\n"

@@ -116,8 +116,8 @@ class _Progress:
         self._parallelism_shown = False
 
     def show(self, view: dict[str, Any]) -> None:
-        """Print the changes in `RestClient.newest_upgrade`."""
-        text = _described(view)
+        """Print the changes in `RestClient.newest_upgrade`; the reason of a failure is in the command's error."""
+        text = _described({**view, "reason": ""})
         if not self._parallelism_shown:
             self._parallelism_shown = True
             for line in _parallelism(view):
