@@ -509,8 +509,13 @@ def _exit_text(returncode: int, crashed_at: str) -> str:
         return f"it exited with status {returncode}"
     if returncode > 0:
         return f"it exited with status {returncode}: the job's code or a library has ended the process (os._exit)"
-    place = f" at {crashed_at}" if crashed_at and -returncode in _CRASHES else ""
     try:
-        return f"it was killed by {signal.Signals(-returncode).name}{place}"
+        killed = f"it was killed by {signal.Signals(-returncode).name}"
     except ValueError:
-        return f"it was killed by signal {-returncode}{place}"
+        return f"it was killed by signal {-returncode}"
+    if -returncode == signal.SIGKILL:
+        return f"{killed}: by a user, or by the kernel when memory ran out (see dmesg)"
+    if -returncode not in _CRASHES:
+        return killed
+    place = f" at {crashed_at}, in native code that this line calls" if crashed_at else " in native code"
+    return f"{killed}{place}: update that library, or replace it"

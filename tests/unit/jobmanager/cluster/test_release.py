@@ -131,12 +131,22 @@ def test_one_whose_worker_has_not_ended_is_not_released(managers):
     assert managers.views() == ()
 
 
+WAY = "update that library, or replace it"
+KILLED = "it was killed by SIGKILL: by a user, or by the kernel when memory ran out (see dmesg)"
+
+
 @pytest.mark.parametrize(
     ("ended", "told"),
     [
-        ({"returncode": -9}, "it was killed by SIGKILL"),
-        ({"returncode": -11, "crashed_at": "job.py:3 in f"}, "it was killed by SIGSEGV at job.py:3 in f"),
-        ({"returncode": -9, "crashed_at": "job.py:3 in f"}, "it was killed by SIGKILL"),
+        ({"returncode": -9}, KILLED),
+        (
+            {"returncode": -11, "crashed_at": "job.py:3 in f"},
+            f"it was killed by SIGSEGV at job.py:3 in f, in native code that this line calls: {WAY}",
+        ),
+        ({"returncode": -6}, f"it was killed by SIGABRT in native code: {WAY}"),
+        ({"returncode": -15, "crashed_at": "job.py:3 in f"}, "it was killed by SIGTERM"),
+        ({"returncode": -9, "crashed_at": "job.py:3 in f"}, KILLED),
+        ({"returncode": -99}, "it was killed by signal 99"),
         ({"returncode": 70}, "it exited with status 70"),
         ({"returncode": 3}, "it exited with status 3: the job's code or a library has ended the process (os._exit)"),
         ({"returncode": -14}, "it had no contact to its TaskManager until its lease expired"),
