@@ -25,7 +25,7 @@ class Entry:
     text: str
     #: Generation of the leader that decided it; 0: the present one.
     generation: int = 0
-    #: In entries derived from the manifest log: the job id of their run. Otherwise empty: that of the log's own run.
+    #: In entries derived from the manifest log: the id of their job. Otherwise empty: the log's own job.
     job_id: str = ""
 
 
@@ -39,18 +39,19 @@ class EventLog:
         """Keep at most `limit` entries of either kind."""
         self._decisions: deque[tuple[int, Entry]] = deque(maxlen=limit)
         self._routine: deque[tuple[int, Entry]] = deque(maxlen=limit)
-        self._number = 0
-        #: Entries about earlier leaders and earlier runs, derived from the manifest log.
+        #: Number of entries so far.
+        self.added = 0
+        #: Entries about earlier leaders and earlier jobs of the name, derived from the manifest log.
         self.earlier: tuple[Entry, ...] = ()
         #: Number of entries so far that are not routine.
         self.decided = 0
 
     def add(self, at_ms: int, kind: str, text: str) -> None:
         """Append an entry; drop the oldest of the same class (routine or not) when full."""
-        self._number += 1
+        self.added += 1
         routine = kind in ROUTINE
         self.decided += not routine
-        (self._routine if routine else self._decisions).append((self._number, Entry(at_ms, kind, text)))
+        (self._routine if routine else self._decisions).append((self.added, Entry(at_ms, kind, text)))
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the entries, oldest first."""

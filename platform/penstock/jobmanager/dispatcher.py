@@ -30,7 +30,14 @@ from penstock.jobmanager.jobs.change_requests import ChangeParts, ChangeRequests
 from penstock.jobmanager.jobs.job_archive import archive_of, drop_archive, read_archives, save_archive
 from penstock.jobmanager.jobs.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.jobs.job_store import JobStore
-from penstock.jobmanager.jobs.known_jobs import KnownJob, find_job, job_of_token, refuse_running, runs_of, suspended_job
+from penstock.jobmanager.jobs.known_jobs import (
+    KnownJob,
+    find_job,
+    job_of_token,
+    jobs_named,
+    refuse_running,
+    suspended_job,
+)
 from penstock.jobmanager.jobs.operations import Operations, kind_of
 from penstock.jobmanager.jobs.recorded_jobs import (
     DEFAULT_OPTIONS,
@@ -66,7 +73,7 @@ from penstock.jobmanager.observe.spans import SpanSink
 
 _LOGGER = logging.getLogger(__name__)
 #: Number of runs in the event log of a name.
-_STORY_RUNS = 50
+_STORY_JOBS = 50
 #: Number of failures under earlier leaders that are shown of a running job.
 _EARLIER_FAILURES = 5
 
@@ -214,12 +221,12 @@ class Dispatcher:
         return _last_workers(self._find(job))
 
     async def story(self, job: str) -> tuple[EventLogEntry, ...]:
-        """Return the event log of a job, oldest first: of a name all its runs (the newest 50), of an id that run."""
-        runs = runs_of(self._jobs, job)
-        masters = {run.record.job_id: run.master for run in runs[-_STORY_RUNS:]}
-        logs = [_earlier_runs(run) for run in runs] if job == runs[0].record.name else []
+        """Return the event log of a job, oldest first: by name the newest 50 jobs of that name, by id that job."""
+        jobs = jobs_named(self._jobs, job)
+        masters = {found.record.job_id: found.master for found in jobs[-_STORY_JOBS:]}
+        logs = [_of_earlier_jobs(found) for found in jobs] if job == jobs[0].record.name else []
         unrecorded = [entry for log in logs for entry in log if entry.job_id not in self._jobs]
-        return await self._event_logs.of_runs(masters, unrecorded)
+        return await self._event_logs.of_jobs(masters, unrecorded)
 
     def metrics(self, job: str) -> dict[str, dict[str, float]]:
         """Return the newest metrics: `<vertex>/<subtask>` -> name -> value."""
@@ -587,7 +594,7 @@ class Dispatcher:
             _LOGGER.error("an internal error; jobs continue", exc_info=error)
 
 
-def _earlier_runs(job: KnownJob) -> tuple[Entry, ...]:
+def _of_earlier_jobs(job: KnownJob) -> tuple[Entry, ...]:
     if job.archive is not None:
         return job.archive.earlier_runs
     return () if job.master is None else job.master.event_log.earlier

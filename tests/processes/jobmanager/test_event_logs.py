@@ -96,6 +96,33 @@ async def test_decisions_are_written_soon_and_a_store_that_refuses_costs_the_sto
     assert [e.text for e in await refused.of("j", master)] == ["a", "b", "routine", "c"]
 
 
+async def test_routine_entries_are_written_too_after_a_longer_time():
+    store, master = MemoryStore(), Master(3)
+    stories = EventLogs(store, EventLogTimes(gather_s=0.001, gather_routine_s=0.001))
+    texts = lambda: [e.text for e in read_event_logs(store, "j")]
+    master.event_log.add(1, "deploy", "a")
+    stories.entries_added("j", master)
+    await until(lambda: texts() == ["a"], "a written decision")
+    master.event_log.add(2, "checkpoint", "routine")
+    stories.entries_added("j", master)
+    await until(lambda: texts() == ["a", "routine"], "a written routine entry")
+    await stories.close()
+
+
+async def test_a_decision_does_not_wait_for_routine_entries():
+    store, master = MemoryStore(), Master(3)
+    stories = EventLogs(store, EventLogTimes(gather_s=0.001, gather_routine_s=3600))
+    texts = lambda: [e.text for e in read_event_logs(store, "j")]
+    for n, kind in enumerate(("deploy", "checkpoint", "failure", "checkpoint"), start=1):
+        master.event_log.add(n, kind, str(n))
+        stories.entries_added("j", master)
+        if kind != "checkpoint":
+            await until(lambda last=str(n): texts()[-1:] == [last], "a written decision")
+    assert texts() == ["1", "2", "3"]
+    await stories.close()
+    assert texts() == ["1", "2", "3", "4"], "also those that still gather"
+
+
 class Hanging(MemoryStore):
     """Answers once it is let go."""
 
@@ -183,14 +210,14 @@ async def test_a_job_without_a_master_any_more_tells_what_this_leader_wrote_too(
     await stories.close()
 
 
-async def test_a_name_tells_all_its_runs_in_their_order_also_those_without_a_record():
+async def test_a_name_tells_all_its_jobs_in_their_order_also_those_without_a_record():
     store, master = MemoryStore(), Master(3)
     write_event_log(store, "first", 1, [Entry(10, "deploy", "a"), Entry(19, "end", "FINISHED")])
     master.event_log.add(30, "deploy", "c")
     elsewhere = [Entry(20, "leader", "b", 2, "elsewhere")]
     master.event_log.earlier = (Entry(11, "checkpoint", "of the first", 1, "first"), *elsewhere)
     stories = EventLogs(store)
-    told = await stories.of_runs({"first": None, "second": master}, elsewhere * 2)
+    told = await stories.of_jobs({"first": None, "second": master}, elsewhere * 2)
     assert [(e.job_id, e.generation, e.text) for e in told] == [
         ("first", 1, "a"), ("first", 1, "FINISHED"), ("elsewhere", 2, "b"), ("second", 3, "c"),
     ]  # fmt: skip

@@ -272,12 +272,12 @@ def test_a_story_has_one_line_for_a_series_of_checkpoints():
     ]
 
 
-def test_a_story_separates_runs_and_their_jobmanagers():
+def test_a_story_separates_jobs_and_their_jobmanagers():
     entries = [entry("a", 1, "one"), entry("a", 2, "two"), entry("b", 3, "three")]
     plain = "1970-01-01 00:00:00 deploy       "
     assert story_lines(entries) == [
-        "--- run a", "--- generation 1", f"{plain}one", "--- generation 2 (a new JobManager)", f"{plain}two",
-        "--- run b", f"{plain}three",
+        "--- job a", "--- generation 1", f"{plain}one", "--- generation 2 (a new JobManager)", f"{plain}two",
+        "--- job b", f"{plain}three",
     ]  # fmt: skip
     assert story_lines(entries[2:]) == [f"{plain}three"]
 

@@ -147,19 +147,19 @@ def report_lines(
 
 
 def story_lines(entries: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of an event log, with a line before each run, and before each JobManager's part of a run."""
+    """Return the lines of an event log, with a line before each job, and before each JobManager's part of a job."""
     leaders: dict[str, set[int]] = {}
     for entry in entries:
         leaders.setdefault(entry["job_id"], set()).add(entry["generation"])
-    lines, run, leader = list[str](), "", 0
+    lines, job, leader = list[str](), "", 0
     for entry in _condensed(entries):
         job_id, generation = entry["job_id"], entry["generation"]
-        if job_id != run and len(leaders) > 1:
-            lines.append(f"--- run {job_id}")
-        if (job_id, generation) != (run, leader) and len(leaders[job_id]) > 1:
-            lines.append(f"--- generation {generation}{' (a new JobManager)' if job_id == run else ''}")
+        if job_id != job and len(leaders) > 1:
+            lines.append(f"--- job {job_id}")
+        if (job_id, generation) != (job, leader) and len(leaders[job_id]) > 1:
+            lines.append(f"--- generation {generation}{' (a new JobManager)' if job_id == job else ''}")
         lines.append(f"{utc_text(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
-        run, leader = job_id, generation
+        job, leader = job_id, generation
     return lines
 
 

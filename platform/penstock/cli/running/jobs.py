@@ -207,7 +207,7 @@ def _cancel_progress(job: JobHandle) -> Callable[[dict[str, Any]], None]:
 def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Print the event log of a job.
 
-    With a name, the command prints all runs of the job, oldest first; with a job id, that run.
+    With a name, the command prints all jobs of that name, oldest first; with a job id, that job.
     """
     with connect(cluster) as client:
         found = find_job(client, job)

@@ -168,7 +168,7 @@ def failed_text(tag: str, reason: str) -> str:
 def events_of_earlier_leaders(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
     """Return event log entries of leaders before `generation`, reconstructed from the manifest log, oldest first.
 
-    They include those of earlier runs.
+    They include those of earlier jobs of the name.
     """
     found = []
     for manifest in (entry.manifest for entry in entries if entry.manifest.generation < generation):

@@ -92,8 +92,8 @@ def find_job(jobs: Mapping[str, KnownJob], name: str) -> KnownJob:
     raise NotFoundError(msg, hint="see `penstock list`")
 
 
-def runs_of(jobs: Mapping[str, KnownJob], name: str) -> tuple[KnownJob, ...]:
-    """Return all runs of the job with that name, oldest first; of an id or id prefix, the run that it is of.
+def jobs_named(jobs: Mapping[str, KnownJob], name: str) -> tuple[KnownJob, ...]:
+    """Return all jobs of that name, oldest first; by an id or id prefix, that job.
 
     Raises:
         NotFoundError: no job matches, or several do.

@@ -306,7 +306,6 @@ class EventLogEntry(_View, frozen=True, kw_only=True):
     text: str
     #: The leader's generation for this job.
     generation: int = 0
-    #: The job id of the run.
     job_id: str = ""
 
 

@@ -1,4 +1,4 @@
-"""The event logs of jobs over all their leaders: stores this leader's entries after each decision, reads the others'.
+"""The event logs of jobs over all their leaders: stores this leader's entries, reads the others'.
 
 Owned by `jobmanager.dispatcher`, on its event loop; store calls run in separate threads. No job depends on the event
 log: if the store fails or hangs, entries are lost and the process's log says so.
@@ -34,6 +34,8 @@ class EventLogTimes:
 
     #: Entries within this time are written together, because decisions occur in bursts.
     gather_s: float = 0.2
+    #: The same for routine entries, which occur with each checkpoint.
+    gather_routine_s: float = 30.0
     #: Limit of one store call.
     call_s: float = 10.0
     #: Limit of the writes at close.
@@ -49,8 +51,8 @@ class EventLogs:
     def __init__(self, store: ObjectStore, times: EventLogTimes = _TIMES) -> None:
         """Create an empty cache; the store is read at the first query."""
         self._store, self._times = store, times
-        #: Generation of each job's master, and the number of its entries that are stored.
-        self._written: dict[str, tuple[int, int]] = {}
+        #: Generation of each job's master, and the numbers of its decisions and of all its entries that are stored.
+        self._written: dict[str, tuple[int, int, int]] = {}
         self._logged: dict[str, tuple[int, int]] = {}
         self._due: dict[str, tuple[asyncio.TimerHandle, JobMaster]] = {}
         #: Entries of all generations except one, and that generation.
@@ -63,16 +65,23 @@ class EventLogs:
 
     def entries_added(self, job_id: str, master: JobMaster) -> None:
         """Log the new entries and schedule their write."""
-        generation, decided = _state(master)
+        generation, decided, _ = _state(master)
         before, logged = self._logged.get(job_id, (0, 0))
         if (before, logged) != (generation, decided):
             self._logged[job_id] = generation, decided
             for entry in master.event_log.since(logged if before == generation else 0):
                 _LOGGER.info("%s: %s", entry.kind, entry.text, extra=job_extra(job_id, master.graph.name))
-        if job_id in self._due or self._written.get(job_id) == _state(master):
+        written = self._written.get(job_id, (0, 0, 0))
+        if written == _state(master):
             return
+        delay_s = self._times.gather_routine_s if written[:2] == (generation, decided) else self._times.gather_s
         loop = asyncio.get_running_loop()
-        self._due[job_id] = loop.call_later(self._times.gather_s, self._begin, job_id, master), master
+        if job_id in self._due:
+            timer, _ = self._due[job_id]
+            if timer.when() <= loop.time() + delay_s:
+                return
+            timer.cancel()
+        self._due[job_id] = loop.call_later(delay_s, self._begin, job_id, master), master
 
     async def save(self, job_id: str, master: JobMaster | None) -> None:
         """Write the entries now; continues after a cancellation of the caller until `close` has waited for it."""
@@ -87,19 +96,19 @@ class EventLogs:
                 timer.cancel()
             if self._written.get(job_id) == _state(master):
                 return
-            generation, decided = _state(master)
+            state = _state(master)
             try:
                 entries = master.event_log.entries()
-                await self._writer.call(self._times.call_s, write_event_log, self._store, job_id, generation, entries)
+                await self._writer.call(self._times.call_s, write_event_log, self._store, job_id, state[0], entries)
                 if job_id not in self._written:
                     await self._writer.call(self._times.call_s, prune_event_logs, self._store, job_id)
             except (PenstockError, TimeoutError) as error:
                 _LOGGER.warning("the event log of job %s was not stored: %s", job_id, str(error) or _NO_ANSWER)
             # a failed write is repeated with the next entry
-            self._written[job_id] = generation, decided
+            self._written[job_id] = state
 
     async def of(self, job_id: str, master: JobMaster | None) -> tuple[EventLogEntry, ...]:
-        """Return the entries of all remembered leaders of one run, oldest first."""
+        """Return the entries of all remembered leaders of one job, oldest first."""
         present = 0 if master is None else master.identity.generation
         except_generation, earlier = self._earlier.get(job_id, (-1, ()))
         if except_generation != present:
@@ -113,15 +122,15 @@ class EventLogs:
         entries = merge_event_logs(earlier, log, story)
         return tuple(_view(entry, job_id, present) for entry in entries)
 
-    async def of_runs(
-        self, runs: Mapping[str, JobMaster | None], unrecorded: Iterable[Entry]
+    async def of_jobs(
+        self, jobs: Mapping[str, JobMaster | None], unrecorded: Iterable[Entry]
     ) -> tuple[EventLogEntry, ...]:
-        """Return the entries of several runs of a job, run by run, oldest first.
+        """Return the entries of several jobs of one name, job by job, oldest first.
 
-        `runs` is by job id. `unrecorded` are entries of runs that have no record in the HA store, as those of another
+        `jobs` is by job id. `unrecorded` are entries of jobs that have no record in the HA store, as those of another
         cluster; the manifest log has them.
         """
-        found = list(await asyncio.gather(*(self.of(job_id, master) for job_id, master in runs.items())))
+        found = list(await asyncio.gather(*(self.of(job_id, master) for job_id, master in jobs.items())))
         others: dict[str, list[EventLogEntry]] = {}
         for entry in dict.fromkeys(unrecorded):
             others.setdefault(entry.job_id, []).append(_view(entry, entry.job_id, 0))
@@ -167,7 +176,7 @@ class EventLogs:
 
 
 def _view(entry: Entry, job_id: str, generation: int) -> EventLogEntry:
-    """Return the view of an entry of that run; `generation` applies if the entry has none."""
+    """Return the view of an entry of that job; `generation` applies if the entry has none."""
     return EventLogEntry(
         at_ms=entry.at_ms,
         kind=entry.kind,
@@ -177,5 +186,5 @@ def _view(entry: Entry, job_id: str, generation: int) -> EventLogEntry:
     )
 
 
-def _state(master: JobMaster) -> tuple[int, int]:
-    return master.identity.generation, master.event_log.decided
+def _state(master: JobMaster) -> tuple[int, int, int]:
+    return master.identity.generation, master.event_log.decided, master.event_log.added

@@ -1,4 +1,4 @@
-// The event log of a job over all its runs and their leaders, newest first.
+// The event log of a job over all jobs of its name and their leaders, newest first.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -10,8 +10,8 @@ export async function load({ base }, signal) {
 
 export function view({ id, data }) {
   const entries = data.entries.map((entry, i) => ({ ...entry, i })).reverse();
-  return table("Story of the job", ["Time", "Event", "Text", "Run", ["Leader", "end"]], entries.map((entry) =>
+  return table("Story of the job", ["Time", "Event", "Text", "Job", ["Leader", "end"]], entries.map((entry) =>
     h("tr", { key: entry.i }, h("td", {}, time(entry.at_ms)), h("th", { scope: "row" }, entry.kind), h("td", { class: "wide" }, entry.text),
-      h("td", {}, entry.job_id === id ? "this run" : h("a", { href: `#/jobs/${entry.job_id}/story` }, entry.job_id.slice(0, 8))),
+      h("td", {}, entry.job_id === id ? "this job" : h("a", { href: `#/jobs/${entry.job_id}/story` }, entry.job_id.slice(0, 8))),
       h("td", { class: "end" }, entry.generation))));
 }
