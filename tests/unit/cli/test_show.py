@@ -28,10 +28,12 @@ class Client:
 
     def __init__(self):
         self.told, self.entries, self.findings, self.latest = dict(SUMMARY), [], [], None
+        self.state, self.waits_for = "RUNNING", ""
         self.times = {"state": "RUNNING", "start-time": AT, "timestamps": {"RUNNING": AT}}
 
     def jobs(self):
-        return [{"jid": "a" * 32, "name": "orders", "state": "RUNNING", "start-time": 1}]
+        job = {"jid": "a" * 32, "name": "orders", "state": self.state, "start-time": 1, "tasks": {}, "restarts": 0}
+        return [{**job, "stopped-with": "", "waits-for": self.waits_for}]
 
     def job(self, job_id):
         vertex = {"name": "in", "parallelism": 2, "status": "RUNNING", "metrics": {}}
@@ -96,6 +98,14 @@ def test_a_job_without_problems_has_a_line_of_checkpoints_only(client, capsys):
 def test_the_state_has_the_time_when_it_began(client, capsys, times, told):
     client.times |= times
     assert shown(capsys)[0] == f"orders {'a' * 32} {told}"
+
+
+def test_a_job_in_the_list_that_waits_for_slots_says_so(client, capsys):
+    client.state, client.waits_for = "RESTARTING", "9 slots, 4 of 6 are free (live holds 2)"
+    module.list_jobs()
+    *_, row, line = capsys.readouterr().out.splitlines()
+    assert row.split()[:5] == ["orders", "RESTARTING", "(waits", "for", "slots)"]
+    assert line == "orders is waiting for slots: it needs 9 slots, 4 of 6 are free (live holds 2)"
 
 
 def test_rows_and_rates_of_sources_and_sinks_are_shown_with_their_places(client, capsys):

@@ -55,10 +55,22 @@ def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> Non
     table.add_column("id", no_wrap=True, min_width=32)
     for job in jobs:
         running = f"{job['tasks'].get('running', 0)}/{job['tasks'].get('total', 0)}"
-        stopped = job["stopped-with"] and job["state"] == "FINISHED"  # an upgrade stops with a savepoint, too
-        state = f"{job['state']} (savepoint)" if stopped else job["state"]
-        table.add_row(job["name"], state, utc_text(job["start-time"]), running, str(job["restarts"]), job["jid"])
-    terminal().print(table)
+        table.add_row(job["name"], _state(job), utc_text(job["start-time"]), running, str(job["restarts"]), job["jid"])
+    console = terminal()
+    console.print(table)
+    for job in jobs:
+        if job["waits-for"]:
+            console.print(
+                f"{job['name']} is waiting for slots: it needs {job['waits-for']}", markup=False, soft_wrap=True
+            )
+
+
+def _state(job: dict[str, Any]) -> str:
+    """Return the state of a job in `RestClient.jobs`, with a note if it waits for slots or has a last savepoint."""
+    if job["waits-for"]:
+        return f"{job['state']} (waits for slots)"
+    stopped = job["stopped-with"] and job["state"] == "FINISHED"  # an upgrade stops with a savepoint, too
+    return f"{job['state']} (savepoint)" if stopped else str(job["state"])
 
 
 def show(

@@ -83,6 +83,7 @@ def job_overview(job: JobSummary, now_ms: int) -> Json:
         # not Flink's
         "restarts": job.restarts,
         "stopped-with": job.stop_uri,
+        "waits-for": job.waits_for,
     }
 
 
