@@ -27,7 +27,7 @@ class Client:
     """One job, whose summary and failures a test sets."""
 
     def __init__(self):
-        self.told, self.entries, self.findings, self.latest = dict(SUMMARY), [], [], None
+        self.told, self.entries, self.findings, self.latest, self.history = dict(SUMMARY), [], [], None, []
         self.state, self.waits_for = "RUNNING", ""
         self.times = {"state": "RUNNING", "start-time": AT, "timestamps": {"RUNNING": AT}}
 
@@ -40,7 +40,7 @@ class Client:
         return {"name": "orders", "jid": job_id, **self.times, "vertices": [vertex]}
 
     def checkpoints(self, job_id):
-        return {"counts": {"completed": 1, "failed": 0}, "latest": self.latest}
+        return {"counts": {"completed": 1, "failed": 0}, "latest": self.latest, "history": self.history}
 
     def exceptions(self, job_id):
         return {"exceptionHistory": {"entries": self.entries}}
@@ -106,6 +106,17 @@ def test_a_job_in_the_list_that_waits_for_slots_says_so(client, capsys):
     *_, row, line = capsys.readouterr().out.splitlines()
     assert row.split()[:5] == ["orders", "RESTARTING", "(waits", "for", "slots)"]
     assert line == "orders is waiting for slots: it needs 9 slots, 4 of 6 are free (live holds 2)"
+
+
+def test_the_newest_checkpoint_is_aligned_or_has_its_bytes_of_rows_in_flight(client, capsys):
+    done = {"id": 7, "status": "COMPLETED", "latest_ack_timestamp": AT, "end_to_end_duration": 12}
+    aligned, unaligned = ({**done, "unaligned": n > 0, "persisted_data": n} for n in (0, 1_234_567))
+    client.latest, client.history = {"completed": aligned}, [aligned]
+    newest = "checkpoints: 1 completed, 0 failed; newest 7 at 2026-01-05 10:00:00, 12 ms"
+    assert shown(capsys)[-1] == f"{newest}, aligned"
+    client.latest, client.history = {"completed": unaligned}, [unaligned, aligned]
+    text = f"{newest}, unaligned, 1,234,567 bytes of rows in flight; 1 of the last 2 were unaligned"
+    assert shown(capsys)[-1] == text
 
 
 def test_rows_and_rates_of_sources_and_sinks_are_shown_with_their_places(client, capsys):

@@ -202,8 +202,19 @@ def _checkpoints(checkpoints: dict[str, Any]) -> str:
     text = f"checkpoints: {counts['completed']} completed, {counts['failed']} failed"
     if latest := (checkpoints["latest"] or {}).get("completed"):
         at = utc_text(latest["latest_ack_timestamp"])
-        text += f"; newest {latest['id']} at {at}, {latest['end_to_end_duration']} ms"
+        text += f"; newest {latest['id']} at {at}, {latest['end_to_end_duration']} ms, {_alignment(latest)}"
+        done = [entry for entry in checkpoints["history"] if entry["status"] == "COMPLETED"]
+        unaligned = sum(entry["unaligned"] for entry in done)
+        if 0 < unaligned < len(done):
+            text += f"; {unaligned} of the last {len(done)} were unaligned"
     return text
+
+
+def _alignment(checkpoint: dict[str, Any]) -> str:
+    """Return whether barriers could overtake rows, and the bytes of those that became part of the checkpoint."""
+    return (
+        f"unaligned, {checkpoint['persisted_data']:,} bytes of rows in flight" if checkpoint["unaligned"] else "aligned"
+    )
 
 
 def _rejected_version(entry: dict[str, Any], *, all_frames: bool) -> list[str]:

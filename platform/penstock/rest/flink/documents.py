@@ -265,9 +265,11 @@ def checkpoint(view: CheckpointView) -> Json:
         "num_acknowledged_subtasks": view.acknowledged,
         "checkpoint_type": "CHECKPOINT" if view.kind in ("checkpoint", "final") else "SAVEPOINT",
         "tasks": {},
-        # not Flink's: the longest synchronous phase of a subtask, and the number of objects stored
+        # not Flink's: the longest synchronous phase of a subtask, the number of objects stored, and whether barriers
+        # could overtake rows, whose bytes are `persisted_data`
         "max_sync_duration": view.max_sync_ms,
         "objects_written": view.objects,
+        "unaligned": view.unaligned,
     }
     if view.status == "COMPLETED":
         document |= {"external_path": view.path, "discarded": False}

@@ -65,6 +65,15 @@ def test_an_object_counts_for_the_checkpoint_that_wrote_it():
     assert (entries[1]["max_sync_duration"], entries[2]["max_sync_duration"]) == (1.5, 0.5)
 
 
+def test_a_checkpoint_whose_barriers_overtook_rows_is_unaligned_with_their_bytes():
+    history = CheckpointHistory()
+    overtaken = CheckpointMetrics(unaligned=True, persisted_bytes=70)
+    completed(history, 1, ack(0), replace(ack(1), metrics=overtaken))
+    completed(history, 2, ack(0), ack(1))
+    entries = {e["id"]: e for e in flink_json.checkpoints(history.view((0, 0, 0)))["history"]}
+    assert [(entries[i]["unaligned"], entries[i]["persisted_data"]) for i in (1, 2)] == [(True, 70), (False, 0)]
+
+
 def counted(**counts):
     return replace(ack(0), metrics=CheckpointMetrics(counts=counts))
 

@@ -42,7 +42,7 @@ export function view({ data, base, ui, reload }) {
     table("History of checkpoints", [["Id", "end"], "Kind", "State", "Started", ["Time", "end"], ["State size", "end"], ["Written", "end"], ["In flight", "end"], ["Subtasks", "end"], "Details"],
       history.map((entry) => h("tr", { key: entry.id },
         h("th", { scope: "row", class: "end" }, h("button", { type: "button", class: "pick", "aria-pressed": String(entry.id === data.parts?.entry.id), onclick: () => choose(entry.id), title: "Show its subtasks" }, entry.id)),
-        h("td", {}, entry.is_savepoint ? "savepoint" : "checkpoint"),
+        h("td", {}, kind(entry)),
         h("td", {}, chip(entry.status)),
         h("td", {}, time(entry.trigger_timestamp)),
         h("td", { class: "end" }, duration(entry.status === "IN_PROGRESS" ? base.job.now - entry.trigger_timestamp : entry.end_to_end_duration)),
@@ -78,6 +78,13 @@ function details({ entry, subtasks }) {
           cell(() => duration(subtask.checkpoint.sync)), cell(() => duration(subtask.checkpoint.async)),
           cell(() => bytes(subtask.state_size)), cell(() => bytes(subtask.checkpointed_size)));
       })));
+}
+
+// Barriers of an unaligned checkpoint could overtake rows; those that they have overtaken are part of it.
+function kind(entry) {
+  if (entry.is_savepoint) return "savepoint";
+  if (entry.status !== "COMPLETED") return "checkpoint";
+  return entry.unaligned ? `unaligned checkpoint, ${bytes(entry.persisted_data)} in flight` : "aligned checkpoint";
 }
 
 // Data between the subtasks during the alignment; only what barriers have overtaken is part of the checkpoint.
