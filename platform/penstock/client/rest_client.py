@@ -146,6 +146,11 @@ class RestClient:
         found: dict[str, Any] = self._get("/v1/penstock/leader")["leader"]
         return found
 
+    def standbys(self) -> list[dict[str, Any]]:
+        """Return the standbys: `url`, `host` and `pid`."""
+        found: list[dict[str, Any]] = self._get("/v1/penstock/standbys")["standbys"]
+        return found
+
     def jobs(self) -> list[dict[str, Any]]:
         """Return all jobs, newest first (`/jobs/overview`)."""
         jobs: list[dict[str, Any]] = self._get("/v1/jobs/overview")["jobs"]

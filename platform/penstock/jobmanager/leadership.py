@@ -21,6 +21,14 @@ from penstock.checkpoint.leader_lease import (
     take_lead,
     write_lease,
 )
+from penstock.checkpoint.standby_records import (
+    STANDBY_TTL_MS,
+    StandbyRecord,
+    StandbyWatch,
+    read_standbys,
+    remove_standby,
+    write_standby,
+)
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError
@@ -41,6 +49,11 @@ class Leadership:
         self._renewing = asyncio.Lock()
         #: The lease of the present leader, as last read; None before the first look and without a leader.
         self.leader: LeaderLease | None = None
+        #: The record of this process as a standby, and when it was last written.
+        self._record = StandbyRecord(jobmanager_id=mine.jobmanager_id, holder=mine.holder, rest=mine.rest)
+        self._recorded_ms: float | None = None
+        #: The standbys, as last read by the leader.
+        self.standbys: tuple[StandbyRecord, ...] = ()
 
     @property
     def generation(self) -> int:
@@ -58,7 +71,7 @@ class Leadership:
             try:
                 if await self._look(watch):
                     return True
-                text = self._standby_text()
+                text = self._standby_text() + await self._renew_record()
             except LeadershipLostError:
                 continue  # another standby was faster
             except PenstockError as error:
@@ -70,6 +83,8 @@ class Leadership:
                 reported = text
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), self._mine.ttl_ms / _LOOKS / 1000)
+        with contextlib.suppress(PenstockError):  # the leader finds out by the time
+            await self._delete_record()
         return False
 
     async def _look(self, watch: LeaseWatch) -> bool:
@@ -92,6 +107,42 @@ class Leadership:
             return "standby: another JobManager is about to lead"
         place = leader.rest or f"process {leader.holder.pid} on {leader.holder.host}"
         return f"standby: {place} leads, generation {leader.generation}"
+
+    async def _renew_record(self) -> str:
+        """Write the record of this standby if it is time to; return the end of a log line about an error."""
+        now_ms = self._clock.monotonic_ms()
+        if self._recorded_ms is not None and now_ms - self._recorded_ms < STANDBY_TTL_MS / _RENEWALS:
+            return ""
+        self._record, self._recorded_ms = _renewed_record(self._record), now_ms
+        try:
+            await asyncio.to_thread(write_standby, self._store, self._record)
+        except PenstockError as error:
+            return f"; `penstock cluster status` does not show this standby: {error}"
+        return ""
+
+    async def _delete_record(self) -> None:
+        if self._recorded_ms is not None:
+            self._recorded_ms = None
+            await asyncio.to_thread(remove_standby, self._store, self._record.jobmanager_id)
+
+    async def watch_standbys(self, stopping: asyncio.Event) -> None:
+        """Read the records of standbys until `stopping`, as the leader; delete those of processes that have ended."""
+        watch, reported = StandbyWatch(), ""
+        while not stopping.is_set():
+            try:
+                await self._delete_record()
+                found = await asyncio.to_thread(read_standbys, self._store)
+                exited = {one.jobmanager_id for one in found if has_exited(one.holder, self._mine.holder)}
+                for name in watch.seen(found, self._clock.monotonic_ms(), exited):
+                    await asyncio.to_thread(remove_standby, self._store, name)
+                reported = ""
+            except PenstockError as error:
+                if str(error) != reported:
+                    self._log(f"cannot read the records of standbys: {error}")
+                    reported = str(error)
+            self.standbys = watch.live
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), STANDBY_TTL_MS / _RENEWALS / 1000)
 
     async def publish(self, rpc: str) -> None:
         """Write the `host:port` at which this leader takes TaskManagers."""
@@ -154,3 +205,7 @@ class Leadership:
             self._held = released(self._held)
             with contextlib.suppress(PenstockError):
                 await asyncio.to_thread(write_lease, self._store, self._held)
+
+
+def _renewed_record(record: StandbyRecord) -> StandbyRecord:
+    return msgspec.structs.replace(record, renewals=record.renewals + 1)

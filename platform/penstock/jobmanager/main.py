@@ -117,6 +117,7 @@ class JobManager:
         managers = self._managers = TaskManagers(jobmanager_id, self.generation, settings, self._clock)
         self._dispatcher = Dispatcher(
             DispatcherParts(
+        self._watches.append(asyncio.create_task(self.leadership.watch_standbys(self._stopping)))
                 ha_store=store,
                 holder=msgspec.structs.replace(holder, leader_generation=self.generation),
                 generation=self.generation,

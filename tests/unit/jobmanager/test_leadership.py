@@ -7,6 +7,13 @@ import pytest
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.leader_lease import LeaderLease, read_lease
 from penstock.checkpoint.memory_store import MemoryStore
+from penstock.checkpoint.standby_records import (
+    STANDBY_TTL_MS,
+    StandbyRecord,
+    StandbyWatch,
+    read_standbys,
+    write_standby,
+)
 from penstock.core.clock import ManualClock
 from penstock.core.errors import LeadershipLostError, StorageError
 from penstock.jobmanager.leadership import Leadership
@@ -37,10 +44,10 @@ def process(memory, clock):
     return make
 
 
-async def elapse(clock, condition):
+async def elapse(clock, condition, step_ms=TTL_MS / 10):
     """Let the clock of the processes go on while they look, until the condition holds."""
     while not condition():
-        clock.advance(TTL_MS / 10)
+        clock.advance(step_ms)
         await asyncio.sleep(0)
 
 
@@ -102,3 +109,75 @@ async def test_a_store_that_fails_ends_the_first_look_and_delays_later_ones(memo
     assert process.log[-1] == "standby: cannot read or take the lease: down"
     stopping.set()
     assert not await waiting
+
+
+def names(records):
+    return [record.holder.host for record in records]
+
+
+async def test_the_leader_knows_its_standbys_until_they_end(memory, clock, process):
+    first, second, third = process("a"), process("b"), process("c")
+    assert await first.wait(asyncio.Event())
+    ends, stopping = asyncio.Event(), asyncio.Event()
+    waiting = [asyncio.create_task(second.wait(ends)), asyncio.create_task(third.wait(asyncio.Event()))]
+    await elapse(clock, lambda: len(read_standbys(memory)) == 2, 0)
+    watching = asyncio.create_task(first.watch_standbys(stopping))
+    await elapse(clock, lambda: first.standbys, 0)
+    assert names(first.standbys) == ["b", "c"]
+    assert [record.rest for record in first.standbys] == ["http://b:1", "http://c:1"]
+    ends.set()
+    assert not await waiting[0]
+    assert names(read_standbys(memory)) == ["c"], "the one that ended has deleted its record"
+    stopping.set()
+    await watching
+    await first.release()
+    assert await waiting[1]
+    leading = asyncio.create_task(third.watch_standbys(ends := asyncio.Event()))
+    await elapse(clock, lambda: not read_standbys(memory), 0)
+    ends.set()
+    await leading
+
+
+async def test_a_standby_that_cannot_write_its_record_still_waits_to_lead(memory, clock, process):
+    def refused(operation, key, _phase):
+        if operation == "put" and key.startswith("standbys/"):
+            raise StorageError("no room")
+
+    first, second = process("a"), process("b")
+    assert await first.wait(asyncio.Event())
+    memory.fault = refused
+    waiting = asyncio.create_task(second.wait(asyncio.Event()))
+    await elapse(clock, lambda: process.log, 0)
+    assert process.log[0].endswith("leads, generation 1; `penstock cluster status` does not show this standby: no room")
+    await first.release()
+    assert await waiting
+
+
+def record(name, renewals=1):
+    return StandbyRecord(
+        jobmanager_id=name, holder=LeaseHolder(id="root", host=name, machine="", pid=1), renewals=renewals
+    )
+
+
+def test_a_standby_whose_renewals_stand_still_is_not_shown_and_is_shown_again_when_they_move():
+    watch = StandbyWatch()
+    assert watch.seen([record("b"), record("a")], 0) == ()
+    assert names(watch.live) == ["a", "b"]
+    assert watch.seen([record("a", 2), record("b")], STANDBY_TTL_MS - 1) == ()
+    assert watch.seen([record("a", 2), record("b")], STANDBY_TTL_MS) == ("b",)
+    assert names(watch.live) == ["a"]
+    assert watch.seen([record("a", 2), record("b", 2)], STANDBY_TTL_MS + 1) == ()
+    assert names(watch.live) == ["a", "b"]
+
+
+def test_a_standby_whose_process_has_ended_is_not_shown():
+    watch = StandbyWatch()
+    assert watch.seen([record("a"), record("b")], 0, {"a"}) == ("a",)
+    assert names(watch.live) == ["b"]
+
+
+def test_a_damaged_record_is_named(memory):
+    write_standby(memory, record("a"))
+    memory.put("standbys/b.json", b"{")
+    with pytest.raises(StorageError, match=r"standbys/b\.json is damaged: .*\(delete it"):
+        read_standbys(memory)

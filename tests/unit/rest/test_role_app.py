@@ -8,6 +8,7 @@ import pytest
 
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.leader_lease import LeaderLease
+from penstock.checkpoint.standby_records import StandbyRecord
 from penstock.core.errors import LeadershipLostError, StorageError
 from penstock.rest.server import role_app
 from penstock.rest.server.role_app import LEADER_PATH, RoleApp
@@ -70,6 +71,18 @@ def test_the_leader_answers():
         "role": "leader",
         "leader": {"url": "http://b:8081", "rpc": "b:6123", "generation": 2},
     }
+
+
+@pytest.mark.parametrize("path", ["/v1/penstock/standbys", "/penstock/standbys"])
+def test_the_leader_lists_the_standbys_and_a_standby_forwards(path):
+    manager = Manager("http://b:8081")
+    standby = StandbyRecord(
+        jobmanager_id="c", holder=LeaseHolder(id="root", host="h", machine="", pid=7), rest="http://c"
+    )
+    manager.leadership.standbys = (standby,)
+    found = ask(role_of(manager, leads=True), path)[2]
+    assert found == {"standbys": [{"url": "http://c", "host": "h", "pid": 7}]}
+    assert ask(role_of(Manager(), leads=False), path)[0] == 503
 
 
 def test_a_leader_that_hands_over_answers_no_longer():

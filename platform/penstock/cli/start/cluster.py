@@ -203,12 +203,12 @@ def serve(
 
 @commands.command("status")
 def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonOption = False) -> None:
-    """Show slots, and the processes of JobManager and TaskManagers."""
+    """Show slots, and the processes of JobManagers and TaskManagers."""
     with connect(cluster) as client:
         overview = client.overview()
-        managers, leader = client.taskmanagers(), client.leader()
+        managers, leader, standbys = client.taskmanagers(), client.leader(), client.standbys()
     if json:
-        print_json({**overview, "taskmanager-list": managers, "leader": leader})
+        print_json({**overview, "taskmanager-list": managers, "leader": leader, "standbys": standbys})
         return
     slots = f"{overview['slots-available']} of {overview['slots-total']} slots free"
     count = overview["taskmanagers"]
@@ -216,6 +216,8 @@ def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonO
     if leader["generation"] > 1:
         jobmanager += f", leader of generation {leader['generation']}"
     say(f"{jobmanager}; {count} TaskManager{'' if count == 1 else 's'}, {slots}")
+    for standby in standbys:
+        say(f"  standby: {standby['url']}, process {standby['pid']} on {standby['host']}")
     for manager in managers:
         free = f"{manager['freeSlots']}/{manager['slotsNumber']} slots free"
         say(f"  {manager['id']}: process {manager['pid']} on {manager['path']}, {free}")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 #: Who leads, as this process knows; answered in both roles.
 LEADER_PATH = "/v1/penstock/leader"
+#: The other JobManagers of the HA root; answered by the leader.
+_STANDBYS_PATH = "/v1/penstock/standbys"
 #: Ends the lead of the process that leads.
 _HAND_OVER_PATH = f"{LEADER_PATH}/hand-over"
 _CONNECT_S = 5.0
@@ -71,6 +73,12 @@ class RoleApp:
         ):
             self._hand_over()
             await _answer(send, 202, {})
+        elif (
+            leads
+            and scope["path"] in (_STANDBYS_PATH, _STANDBYS_PATH.removeprefix("/v1"))
+            and (scope["method"] == "GET")
+        ):
+            await _answer(send, 200, {"standbys": self._standbys()})
         elif leads and self._leading is not None:
             await self._leading(scope, receive, send)
         else:
@@ -108,6 +116,12 @@ class RoleApp:
             "role": "leader" if leads else "standby",
             "leader": None if lease is None else {"url": lease.rest, "rpc": lease.rpc, "generation": lease.generation},
         }
+
+    def _standbys(self) -> list[dict[str, Any]]:
+        if self._manager is None or self._manager.leadership is None:
+            return []
+        found = self._manager.leadership.standbys
+        return [{"url": one.rest, "host": one.holder.host, "pid": one.holder.pid} for one in found]
 
     async def _forward(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Forward to the leader over http; over https redirect, because a client's certificate cannot be forwarded."""
