@@ -6,6 +6,7 @@ Used by `penstock run` and `penstock demo`; updated by the executor's `on_poll`.
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.client.failures import FailureWatch, function_in_call, resume_point
@@ -76,6 +77,12 @@ class JobProgress:
         else:
             self._notes = [*self._notes[-7:], text]
             self._live.console.print(text, markup=False, soft_wrap=True)
+
+    def step(self, text: str) -> None:
+        """Print what is done before the job starts, at once: the display, which takes time to load, starts later."""
+        if self._enabled and not self._begun:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
 
     def on_poll(self, handle: JobHandle, job: dict[str, Any]) -> None:
         """Show the newest state, at most at the rate of the display."""

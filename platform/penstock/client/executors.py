@@ -23,6 +23,7 @@ from penstock.client.start_warnings import earlier_output, may_resume, unread_in
 from penstock.config.config_file import configuration
 from penstock.config.settings import fail_fast
 from penstock.core.clock import SystemClock
+from penstock.core.counts import counted
 from penstock.core.errors import JobIdentityError, PenstockError, UsageError
 from penstock.core.rand import SystemRand
 from penstock.graph.executor import JobResult
@@ -140,12 +141,15 @@ class EmbeddedExecutor:
     on_started: Callable[[LocalCluster, JobHandle], None] | None = None
     #: Called for each line of `stream.print()`.
     on_printed: Callable[[str], None] = print
+    #: Called with what the executor does until the job starts.
+    on_step: Callable[[str], None] | None = None
     _launched: LocalCluster | None = None
 
     def launch(self) -> None:
         """Start the cluster's processes early, while the job file is imported."""
         if self.taskmanagers == 1 and self._launched is None:
             cluster = self._cluster(1, None)
+            self._step("starting a JobManager and a TaskManager")
             cluster.launch()
             self._launched = cluster
 
@@ -181,7 +185,12 @@ class EmbeddedExecutor:
         finally:
             cluster.close()
 
+    def _step(self, text: str) -> None:
+        if self.on_step is not None:
+            self.on_step(text)
+
     def _submit_to(self, cluster: LocalCluster, graph: JobGraph) -> JobHandle:
+        self._step(f"submitting {graph.name}, which starts {counted(required_slots(graph), 'worker')}")
         client = cluster.client()
         # this cluster ends with the job: the command line finds it by its URL alone
         handle = replace(submit_graph(client, graph, self.options), cluster=client.url)
@@ -194,6 +203,8 @@ class EmbeddedExecutor:
         slots = required_slots(graph)
         managers = max(1, min(self.taskmanagers, slots))
         cluster, self._launched = self._launched, None
+        subtasks = sum(vertex.parallelism for vertex in graph.vertices)
+        self._step(f"planned {graph.name}: {counted(subtasks, 'subtask')}; waiting for the JobManager")
         if cluster is None:
             cluster = self._cluster(managers, -(-slots // managers))
             cluster.launch()

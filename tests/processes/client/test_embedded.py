@@ -29,9 +29,13 @@ def test_rows_of_this_process_are_printed_where_the_job_runs(tmp_path):
     rows = [Paid(user="ann", amount=3, ts=1_700_000_000_000), {"user": "bob", "amount": 4, "ts": 1_700_000_020_000}]
     paid = env.from_collection(rows, Paid, watermarks=late)
     paid.key_by("user").window(ps.Tumbling("10s")).aggregate(total=ps.sum("amount")).uid("w").print("totals")
-    lines = []
-    with use_executor(EmbeddedExecutor(on_printed=lines.append)):
+    lines, steps = [], []
+    with use_executor(EmbeddedExecutor(on_printed=lines.append, on_step=steps.append)):
         result = env.execute("printing")
+    assert [step.partition(",")[0] for step in steps] == [
+        "planned printing: 4 subtasks; waiting for the JobManager",
+        "submitting printing",
+    ]
     assert result.rows_read == {"collection": 2}
     start = '"window_start":"2023-11-14T22:13:%s0Z","window_end":"2023-11-14T22:13:%s0Z"'
     assert sorted(lines) == [

@@ -83,5 +83,15 @@ def test_a_job_without_an_answer_of_its_broker_says_so_once_while_its_checkpoint
     assert "checkpoints 1 (0 failed), restarts 0" in lines[0]
 
 
+def test_steps_before_the_job_are_printed_at_once(capsys):
+    progress = JobProgress(clock=ManualClock())
+    progress.step("reading totals.py")
+    assert capsys.readouterr().out == "reading totals.py\n"
+    progress.note("a line of the display")
+    progress.step("too late")
+    JobProgress(enabled=False).step("for a machine")
+    assert capsys.readouterr().out == "a line of the display\n"
+
+
 def test_a_job_that_never_began_has_no_totals():
     assert JobProgress().so_far() == []

@@ -99,9 +99,10 @@ def run(
         elif not on_cluster:
             if note := beside_cluster():
                 progress.note(note)
-            executor = EmbeddedExecutor(options=options, on_printed=progress.note)
+            executor = EmbeddedExecutor(options=options, on_printed=progress.note, on_step=progress.step)
             stack.callback(executor.close)
             executor.launch()
+            progress.step(f"reading {job}")
         else:
             executor = cluster_executor(cluster, options)
             executor.detached = detached
