@@ -35,7 +35,7 @@ class EventLogTimes:
     #: Entries within this time are written together, because decisions occur in bursts.
     gather_s: float = 0.2
     #: The same for routine entries, which occur with each checkpoint.
-    gather_routine_s: float = 30.0
+    gather_routine_s: float = 10.0
     #: Limit of one store call.
     call_s: float = 10.0
     #: Limit of the writes at close.
