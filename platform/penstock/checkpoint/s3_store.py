@@ -27,7 +27,7 @@ _FIRST_READ_S, _READ_S, _LARGE_READ_S = 4.0, 10.0, 30.0
 _LARGE_BYTES = 8 << 20
 _RETRIES = 3
 #: Limit of the one request that only asks whether the server answers.
-_ANSWER_S = 5.0
+_ANSWER_S = 3.0
 _URL_LIFETIME = dt.timedelta(minutes=10)
 _MISSING = frozenset({"NoSuchKey", "NoSuchObject"})
 #: Our code for a name or an endpoint that the client refuses.

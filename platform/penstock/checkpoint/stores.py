@@ -42,7 +42,7 @@ def require_answer(uri: str) -> None:
     For requests that a user waits for; a running job tries again for longer.
 
     Raises:
-        StorageError: it does not answer within 5 s.
+        StorageError: it does not answer within 3 s.
     """
     if uri.startswith("s3://"):
         S3Store(uri).require_answer()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 #: A TaskManager that waits for its JobManager for longer says so.
-_QUIET_MS = 5_000.0
+_QUIET_MS = 3_000.0
 #: Options of a JobManager, and the settings that each of them sets.
 JOBMANAGER_OPTIONS = {
     "ha-root": ("cluster.ha_root",),

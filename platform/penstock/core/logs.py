@@ -191,6 +191,8 @@ def configure_logs(log_format: LogFormat, **fields: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
+    # the S3 client's HTTP library reports each retry; the store's own error has the last one
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     if log_format == "json":
         sys.stdout = PrintedLines("stdout", logging.INFO, stdout)
         sys.stderr = PrintedLines("stderr", logging.WARNING, stderr)

@@ -17,6 +17,8 @@ from penstock.config.settings import ClusterSettings
 class JobManagerLimits:
     """Times and counts; immutable."""
 
+    #: An HA store that does not answer for this long at the start is reported.
+    quiet_ms: int = 3_000
     #: Interval between tries to start a recorded job, and their number.
     recover_retry_ms: int = 2_000
     recover_tries: int = 30

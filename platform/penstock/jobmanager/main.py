@@ -18,7 +18,7 @@ import msgspec
 from penstock.checkpoint.ha_records import cluster_id
 from penstock.checkpoint.job_lease import this_process
 from penstock.checkpoint.leader_lease import LeaderLease
-from penstock.checkpoint.stores import open_store
+from penstock.checkpoint.stores import open_store, place_of
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import LeadershipLostError, PenstockError, StorageError, UsageError, extra_hint
 from penstock.core.logs import log_line
@@ -98,7 +98,10 @@ class JobManager:
             self._spans = await asyncio.to_thread(_open_spans, settings.otlp_endpoint)
         _require_free(settings.rpc_host, settings.rpc_port)  # a standby finds out now, not when it takes over
         store = open_store(config.ha_uri)
-        holder = this_process(await asyncio.to_thread(cluster_id, store, self._rand))
+        identity = asyncio.create_task(asyncio.to_thread(cluster_id, store, self._rand))
+        if not (await asyncio.wait({identity}, timeout=self._limits.quiet_ms / 1000))[0]:
+            _log(f"waiting for an answer of {place_of(config.ha_uri)}; check that the server runs")
+        holder = this_process(await identity)
         jobmanager_id = self._rand.token()
         lease = LeaderLease(
             generation=0,
@@ -114,10 +117,10 @@ class JobManager:
         if not await self.leadership.wait(self._stopping):
             return False
         self._watches.append(asyncio.create_task(self.leadership.keep(self._stopping, self.fail)))
+        self._watches.append(asyncio.create_task(self.leadership.watch_standbys(self._stopping)))
         managers = self._managers = TaskManagers(jobmanager_id, self.generation, settings, self._clock)
         self._dispatcher = Dispatcher(
             DispatcherParts(
-        self._watches.append(asyncio.create_task(self.leadership.watch_standbys(self._stopping)))
                 ha_store=store,
                 holder=msgspec.structs.replace(holder, leader_generation=self.generation),
                 generation=self.generation,

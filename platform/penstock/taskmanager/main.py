@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.checkpoint.leader_lease import leader_of
+from penstock.checkpoint.stores import require_answer
 from penstock.config.security import UNPROTECTED, Security, check_data_port
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
@@ -90,7 +91,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None], on_wa
     metrics = MetricsServer(supervisor.metrics_text, config.security)
     supervisor.metrics_address = await metrics.start(_LOOPBACK, config.metrics_port)
     link = TaskManagerLink(
-        config.jobmanager_address or ElectedJobManager(lambda: leader_of(config.ha_root).rpc),
+        config.jobmanager_address or ElectedJobManager(lambda: _leader_address(config.ha_root)),
         supervisor.registration,
         supervisor.handle,
         lambda reason: log_to_stderr(f"connection to the JobManager lost: {reason}"),
@@ -116,6 +117,12 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None], on_wa
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, PenstockError):
                 await task
+
+
+def _leader_address(ha_root: str) -> str:
+    """Return the address of the leader; a store without an answer fails soon, because the caller tries again."""
+    require_answer(ha_root)
+    return leader_of(ha_root).rpc
 
 
 def _data_address(config: TaskManagerConfig) -> str:

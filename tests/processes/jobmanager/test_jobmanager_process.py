@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import msgspec
 import pytest
@@ -461,4 +462,23 @@ async def test_a_jobmanager_that_cannot_look_after_its_cluster_ends(cluster_of, 
     monkeypatch.setattr(manager.dispatcher.changes.autoscaler, "sample", lambda now_ms: now_ms / 0)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(manager.wait(), 60)
+    await manager.close()
+
+
+async def test_a_start_whose_store_does_not_answer_says_so(capsys):
+    store, go = open_store("memory://silent"), threading.Event()
+    store.fault = lambda *_: go.wait(60)
+    manager = JobManager(JobManagerConfig(ha_uri=store.uri, settings=SETTINGS), limits=JobManagerLimits(quiet_ms=1))
+    starting, said = asyncio.create_task(manager.start()), []
+
+    def reported():
+        said.append(capsys.readouterr().err)
+        return "".join(said)
+
+    try:
+        await until(reported, "a line about the store")
+        assert "waiting for an answer of memory://silent; check that the server runs" in reported()
+    finally:
+        go.set()
+    assert await starting
     await manager.close()
