@@ -217,10 +217,22 @@ SHOWN = {
 }
 #: What is wrong -> the command, and what is said.
 COMMANDS = {
-    "an option that is none": ("run job.py --paralellism 2", "No such option: --paralellism.*--parallelism"),
+    "an option that is none": (
+        "run job.py --paralellism 2",
+        r"^penstock: no such option: --paralellism.*--parallelism.*\(`penstock run --help` explains all\)$",
+    ),
     "an option's value": (
         "run job.py --parallelism two",
-        "Invalid value for '--parallelism': Input should be a valid integer",
+        r"^penstock: invalid value for '--parallelism': Input should be a valid integer.*\(`penstock run --help`",
+    ),
+    "no job": ("show", r"^penstock: missing argument 'JOB' \(`penstock show --help` explains all\)$"),
+    "a state that is none": (
+        "state get endless counts nope 1",
+        r"'counts' has no state 'nope' \(there are: running\)$",
+    ),
+    "a key of another type": (
+        "state get endless counts running x",
+        r"key column user_id has type int64, and 'x' is no value of it \(.+\)$",
     ),
     "a name that cannot be one": (
         "run job.py --name my/job",

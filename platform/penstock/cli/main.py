@@ -49,8 +49,9 @@ _COMMANDS = {
 _CHECKOUT = "run it in a checkout of the repository, after `python3 infra/bootstrap.py setup`"
 #: The shell's exit code for a process ended by Ctrl-C.
 _INTERRUPTED = 130
-#: Newer releases of typer bundle click: the class is found through an exported one.
-_ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+#: Newer releases of typer bundle click: the classes are found through an exported one.
+_CLICK: dict[str, Any] = {kind.__name__: kind for kind in typer.BadParameter.__mro__}
+_ClickException, _ClickUsageError = _CLICK["ClickException"], _CLICK["UsageError"]
 
 
 class _Commands(TyperGroup):
@@ -139,6 +140,11 @@ def app() -> NoReturn:
         code = commands(standalone_mode=False)
     except PenstockError as error:
         _fail("\n".join([str(error), *getattr(error, "__notes__", ())]), 2 if isinstance(error, UsageError) else 1)
+    except _ClickUsageError as error:
+        if "\n" in error.format_message():  # the help of a group that was called without a command
+            error.show()
+            sys.exit(2)
+        _fail(_misuse(error), 2)
     except _ClickException as error:
         error.show()
         sys.exit(2)
@@ -147,6 +153,13 @@ def app() -> NoReturn:
     if code == _INTERRUPTED:  # typer returns this for Ctrl-C, without a message
         _fail("interrupted", _INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _misuse(error: Any) -> str:
+    """Return one line about a wrong argument or option."""
+    text = error.format_message().strip().rstrip(".")
+    text = text[:1].lower() + text[1:]
+    return f"{text} (`{error.ctx.command_path} --help` explains all)" if error.ctx is not None else text
 
 
 def _fail(text: str, code: int) -> NoReturn:

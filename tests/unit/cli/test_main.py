@@ -61,7 +61,8 @@ def test_an_unknown_command_is_a_usage_error(monkeypatch, capsys):
 
 def test_a_missing_argument_is_a_usage_error(monkeypatch, capsys):
     assert run("run", monkeypatch=monkeypatch) == 2
-    assert "Missing argument 'job.py'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said == "penstock: missing argument 'job.py' (`penstock run --help` explains all)\n"
 
 
 def test_ctrl_c_says_so_and_ends_with_130(monkeypatch, capsys):
@@ -98,4 +99,4 @@ def test_help_fits_80_columns_with_every_name_whole():
 
 def test_a_switch_that_is_off_has_no_opposite(monkeypatch, capsys):
     assert run("run", "job.py", "--no-fresh", monkeypatch=monkeypatch) == 2
-    assert "No such option: --no-fresh" in capsys.readouterr().err
+    assert "no such option: --no-fresh" in capsys.readouterr().err
