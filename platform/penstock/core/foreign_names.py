@@ -78,6 +78,7 @@ _WAYS = {
     "CheckpointingMode": _INTERVAL,
     "enable_checkpointing": _INTERVAL,
     "get_checkpoint_config": _INTERVAL,
+    "set_parallelism": _PARALLELISM,
     "RestartStrategies": "ps.RestartStrategy(kind='fixed-delay', attempts=3)",
     "set_restart_strategy": "ps.Environment(restart=ps.RestartStrategy(kind='fixed-delay', attempts=3))",
     "HashMapStateBackend": _BACKEND.replace("rocksdb", "hashmap"),
