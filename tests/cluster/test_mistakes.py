@@ -93,7 +93,11 @@ JOBS = {
         'No such configuration property: "sasl.mechansim"',
         "librdkafka",
     ),
-    "a function that raises": ("out(paid().map(lambda row: row.nope, returns=Paid))", "no attribute 'nope'", "."),
+    "a function that raises": (
+        "out(paid().map(lambda row: row.amuont, returns=Paid))",
+        "no attribute 'amuont'",
+        r"did you mean 'amount'\? there are: user, amount",
+    ),
     "a result of another type": (
         "out(paid().map(lambda row: {'user': 'a', 'amount': 'abc'}, returns=Paid))",
         "field 'amount' does not fit int64",

@@ -227,6 +227,8 @@ def argument_text(value: object) -> str:
 
 def misuse_hint(error: BaseException) -> str:
     """Return a hint for a Python error: an unknown name or argument of penstock, or a method without its call."""
+    if isinstance(error, AttributeError) and (fields := _fields_of_row(error.obj)):
+        return did_you_mean(str(error.name), fields)
     if isinstance(error, AttributeError) and _module_of(error.obj).startswith("penstock."):
         owner: Any = error.obj
         if isinstance(error.obj, tuple):  # a row; users do not look for `count` and `index` of a named tuple
@@ -240,6 +242,13 @@ def misuse_hint(error: BaseException) -> str:
     if not isinstance(error, TypeError):
         return ""
     return next((way for text, way in _MISTAKEN_TYPES.items() if text in str(error)), "") or _argument_hint(str(error))
+
+
+def _fields_of_row(row: Any) -> list[str]:
+    """Return the fields of a row whose class is a `ps.Schema`; none of any other object."""
+    kind = type(row)
+    is_schema = any((base.__module__, base.__name__) == ("penstock.core.schema", "Schema") for base in kind.__mro__)
+    return list(kind.model_fields) if is_schema else []
 
 
 def _module_of(owner: object) -> str:
