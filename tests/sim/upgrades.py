@@ -10,7 +10,7 @@ from tests.sim.world import World
 
 import penstock as ps
 from penstock.checkpoint.ha_records import UpgradePolicy
-from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages import events as ev
 
 #: More than any wrong sum could be by chance.

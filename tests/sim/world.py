@@ -29,7 +29,7 @@ from penstock.checkpoint.leader_lease import LEASE, LeaderLease
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.errors import StorageError
 from penstock.graph.rescale import rescaled
-from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_store import StartOptions
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.jobmanager.change.rescaling import RescalePhase, Rescaling, described
-from penstock.jobmanager.change.steps import AdoptDefinition, ChangeStep, Note, Step, StopForChange
+from penstock.jobmanager.change.steps import AdoptDefinition, ChangeStep, Note, StopForChange
 from penstock.jobmanager.change.upgrading import ChangeContext, Upgrading
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.commands import Command, OperationEnded
 from penstock.jobmanager.messages.placement import Slot

@@ -1,8 +1,7 @@
-"""The job's step, its failures, and the steps of a change: values of `jobmanager.master.job_master`."""
+"""A job's failures, and the decisions that `jobmanager.master.job_master` takes itself: values without logic."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,26 +11,6 @@ from penstock.jobmanager.deploy.failover import Cause
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.messages.commands import Command
 from penstock.jobmanager.messages.placement import Slot
-
-
-class Step(enum.Enum):
-    """The phase that the job master is in."""
-
-    IDLE = "idle"
-    #: Workers of an earlier leader are asked what they run.
-    RECONCILING = "reconciling"
-    #: Old workers are exiting, or the restart delay is running.
-    WAITING = "waiting"
-    STARTING = "starting"
-    RUNNING = "running"
-    #: Old workers are exiting, and the new definition of the job is being recorded.
-    CHANGING = "changing"
-    #: All output is published: tasks are closing.
-    FINISHING = "finishing"
-    CANCELLING = "cancelling"
-    #: The `end` entry is written, workers are exiting.
-    CLOSING = "closing"
-    DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)

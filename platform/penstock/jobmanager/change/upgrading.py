@@ -21,10 +21,11 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.graph.job_graph import ENDS, JobGraph, decode_graph, encode_graph
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states, require_fit
-from penstock.jobmanager.change.steps import AdoptDefinition, ChangeStep, Note, Step, StopForChange
+from penstock.jobmanager.change.steps import AdoptDefinition, ChangeStep, Note, StopForChange
 from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
 from penstock.jobmanager.deploy.deployment import publishing_sinks
 from penstock.jobmanager.deploy.job_log import JobIdentity, release_entry
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages.commands import RESUME_HINT, AppendManifest, OperationEnded, ReadLog, RecordUpgrade
 from penstock.jobmanager.messages.events import UpgradeRequested
 
@@ -138,7 +139,8 @@ RELEASE_TAG = "release"
 _RETRY_MS = 1_000
 #: Failures after a stop is in the log (mostly of its savepoint's copy) until the old version continues.
 _STOP_TRIES = 2
-_CLOSING = (Step.FINISHING, Step.CANCELLING, Step.CLOSING, Step.DONE)
+#: Steps in which nothing is decided: the job is not deployed yet, or ends.
+_INACTIVE = (Step.IDLE, Step.FINISHING, Step.CANCELLING, Step.CLOSING, Step.DONE)
 
 
 class UpgradeStage(enum.Enum):
@@ -348,7 +350,7 @@ class Upgrading:
 
     def decide(self, job: ChangeContext) -> list[ChangeStep]:
         """Return the steps that are due."""
-        if self.phase is None or job.step in _CLOSING:
+        if self.phase is None or job.step in _INACTIVE:
             return []
         if self._retry_ms is not None:
             return self._retry(job) if job.now_ms >= self._retry_ms else []

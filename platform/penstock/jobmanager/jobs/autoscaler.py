@@ -16,9 +16,9 @@ from penstock.config.settings import AutoscalerSettings
 from penstock.core.errors import PenstockError
 from penstock.core.logs import job_extra
 from penstock.graph.rescale import RescaleTo
-from penstock.jobmanager.change.steps import Step
 from penstock.jobmanager.change.vertex_scaling import Decision, RestartCost, Scaler, VertexMetrics
 from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.known_jobs import KnownJob
 from penstock.jobmanager.jobs.operations import Operations
 from penstock.jobmanager.master.job_master import JobMaster

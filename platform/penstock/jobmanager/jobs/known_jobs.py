@@ -9,7 +9,7 @@ from penstock.checkpoint.ha_records import DamagedRecord, JobRecord, UpgradeRefu
 from penstock.config.settings import JobSettings
 from penstock.core.errors import JobIdentityError, NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_archive import JobArchive
 from penstock.jobmanager.jobs.job_driver import JobDriver
 from penstock.jobmanager.master.job_master import JobMaster

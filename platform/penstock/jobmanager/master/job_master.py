@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.checkpoint.ha_records import UpgradeRecord
+from penstock.checkpoint.manifest_log import Manifest
 from penstock.core.counts import counted
 from penstock.core.errors import PenstockError
 from penstock.core.event_log import EventLog
@@ -23,7 +24,6 @@ from penstock.jobmanager.change.steps import (
     Failed,
     Failure,
     Note,
-    Step,
     StopForChange,
     StoreMetrics,
 )
@@ -49,6 +49,7 @@ from penstock.jobmanager.deploy.job_log import (
     stop_of,
 )
 from penstock.jobmanager.deploy.job_status import JobStatus, StatusMachine
+from penstock.jobmanager.deploy.job_steps import Step, StepMachine
 from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
 from penstock.jobmanager.master.worker_reports import (
     DeployedJob,
@@ -128,7 +129,7 @@ class JobMaster:
         self.graph = graph
         self.identity = identity
         self.status = StatusMachine(now_ms)
-        self.step = Step.IDLE
+        self._steps = StepMachine()
         self.event_log = EventLog()
         self.failures: deque[Failure] = deque(maxlen=_EXCEPTIONS)
         self.metrics: dict[str, dict[str, float]] = {}
@@ -150,14 +151,11 @@ class JobMaster:
         self.job_change = JobChange(upgrade)
         self._waiting = WaitingRequests()
         self._deployments = 0
-        self._deadline_ms: int | None = None
         #: A lost connection whose cause may still be reported, and until when to wait for it.
         self._lost_connection: tuple[Failure, int] | None = None
         self._end_state = JobStatus.FINISHED
         self._end_written = False
         self._ever_ran = False
-        #: Between two deployments of a rescale or upgrade: not a failure, the job starts as soon as possible.
-        self._changing = False
         self._wake_ms: int | None = None
 
     def handle(self, event: ev.Event, now_ms: int) -> list[cmd.Command]:
@@ -170,7 +168,7 @@ class JobMaster:
         commands += self._intercept_answers(
             self._apply(self.job_change.decide(self._change_context(now_ms)), now_ms), now_ms
         )
-        commands += self._advance_step(now_ms)
+        commands += self._proceed(now_ms)
         wake = self._next_wake()
         if wake is not None and wake != self._wake_ms:
             self._wake_ms = wake
@@ -178,59 +176,84 @@ class JobMaster:
         return commands
 
     @property
+    def step(self) -> Step:
+        """The phase that the job is in."""
+        return self._steps.step
+
+    @property
     def next_attempt_ms(self) -> int:
         """The time of the next start after a failure; -1 if the job is not waiting for one."""
-        waits = self.step is Step.WAITING and not self._changing
-        return self._deadline_ms if waits and self._deadline_ms is not None else -1
+        deadline_ms = self._steps.deadline_ms
+        return deadline_ms if self.step is Step.WAITING and deadline_ms is not None else -1
 
     # --- events ----------------------------------------------------------------------------------------------------
 
     def _dispatch(self, event: ev.Event, now_ms: int) -> list[cmd.Command]:
-        match event:
-            case ev.Start():
-                return self._start(event, now_ms)
-            case ev.WorkersKept(workers):
-                return self._on_workers_kept(workers)
-            case ev.AttemptRecorded(attempt):
+        """Decide by step and event; the order of the cases counts. An event without a case is too late."""
+        match self.step, event:
+            case Step.IDLE, ev.Start() as start:
+                return self._start(start, now_ms)
+            case Step.RECONCILING, ev.WorkersKept(workers):
+                return self._ask_workers(workers)
+            case _, ev.WorkersKept(workers):
+                return _dismissed(workers)
+            case Step.RECONCILING, ev.LogRead() as log:
+                return self._on_log_of_workers(log, now_ms)
+            case Step.RECONCILING, ev.LogFailed(error):
+                return self._refuse_workers(error)
+            case Step.STARTING, ev.LogRead() as log:
+                return self._on_log(log, now_ms)
+            case _, ev.LogFailed(error, final):
+                return self._fail(Failure(now_ms, error), now_ms, Cause.of(permanent=final))
+            case _, ev.AttemptRecorded(attempt):
                 current = self.deployment
                 return current.attempt_recorded() if current is not None and current.ids.attempt == attempt else []
-            case ev.LogRead():
-                return self._on_log(event, now_ms)
-            case ev.LogFailed(error, final):
-                if self._adoption is not None:
-                    self._adoption.refuse(error)
-                return self._fail(Failure(now_ms, error), now_ms, Cause.of(permanent=final))
-            case ev.SlotsGranted(slots):
+            case _, ev.SlotsGranted(slots):
                 return self._on_slots(slots)
-            case ev.SlotsAwaited(text):
+            case _, ev.SlotsAwaited(text):
                 self.event_log.add(now_ms, "slots", f"waiting for {text}")
                 return []
-            case ev.SlotsRefused(reason):
-                if self.job_change.waits_for_slots:
-                    return self._apply(self.job_change.rescaling.slots_refused(reason), now_ms)
+            case _, ev.SlotsRefused(reason) if self.job_change.waits_for_slots:
+                return self._apply(self.job_change.rescaling.slots_refused(reason), now_ms)
+            case _, ev.SlotsRefused(reason):
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
-            case ev.WorkerReported():
-                return self._on_report(event, now_ms)
-            case ev.WorkerLost():
-                return self._on_worker_lost(event, now_ms)
-            case ev.TaskManagerLost(taskmanager_id, reason):
+            case _, ev.WorkerReported() as reported:
+                return self._on_report(reported, now_ms)
+            case _, ev.WorkerLost() as lost:
+                return self._on_worker_lost(lost, now_ms)
+            case _, ev.TaskManagerLost(taskmanager_id, reason):
                 return self._on_taskmanager_lost(taskmanager_id, reason, now_ms)
-            case ev.ManifestAppended() | ev.ManifestFailed():
-                return self._on_append(event, now_ms)
-            case ev.SplitsDiscovered() | ev.DiscoveryFailed():
-                return self._on_discovery(event, now_ms)
-            case ev.CancelRequested():
+            case _, (ev.ManifestAppended() | ev.ManifestFailed()) as answer:
+                return self._on_append(answer, now_ms)
+            case _, (ev.SplitsDiscovered() | ev.DiscoveryFailed()) as found:
+                return self._on_discovery(found, now_ms)
+            case ((Step.FINISHING | Step.CANCELLING | Step.CLOSING), ev.CancelRequested()):
+                return []
+            case _, ev.CancelRequested():
                 return self._cancel(now_ms)
-            case ev.Tick():
+            case _, ev.Tick():
                 return self._on_tick(now_ms)
-            case _:
-                return self._on_user_request(event, now_ms)
+            case (
+                (Step.IDLE | Step.RECONCILING | Step.STARTING | Step.CHANGING),
+                (
+                    (ev.StopRequested() | ev.SavepointRequested() | ev.CheckpointRequested())
+                    | (ev.RescaleRequested() | ev.UpgradeRequested())
+                ) as request,
+            ):
+                self._waiting.add(request, now_ms)
+                return []
+            case _, (ev.StopRequested() | ev.SavepointRequested() | ev.CheckpointRequested()) as request:
+                return self._request(request, now_ms)
+            case _, (
+                (ev.RescaleRequested() | ev.RescaleRecorded() | ev.RescaleNotRecorded())
+                | (ev.UpgradeRequested() | ev.UpgradeJudged() | ev.UpgradeRecorded() | ev.UpgradeNotRecorded())
+            ) as change:
+                return self._apply(self.job_change.handle(change, self._change_context(now_ms)), now_ms)
+        return []
 
     def _on_log(self, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
         deployment = self.deployment
-        if self._adoption is not None:
-            return self._on_log_of_workers(self._adoption, event, now_ms)
-        if deployment is None or self.step is not Step.STARTING or deployment.recovered is not None:
+        if deployment is None or deployment.recovered is not None:
             return []
         self.event_log.earlier = self.event_log.earlier or events_of_earlier_leaders(
             event.entries, self.identity.generation
@@ -246,7 +269,7 @@ class JobMaster:
             named = [entry.manifest for entry in event.entries]
             self.checkpointing.sweeper.listed(event.files, named, now_ms)
         self.event_log.add(now_ms, "recovery", recovered.text)
-        self._deadline_ms = now_ms + recovered.start_timeout_ms
+        self._steps.postpone(now_ms + recovered.start_timeout_ms)
         decided = self._apply(self.job_change.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
         if recovered.plan.finishing and recovered.plan.trial is not None and recovered.plan.trial.open:
             return decided  # the log is read again after the release: only then may the final output be published
@@ -341,7 +364,7 @@ class JobMaster:
         return [] if known else self._fail(Failure(now_ms, text), now_ms, Cause.of(permanent=not self._ever_ran))
 
     def _on_tick(self, now_ms: int) -> list[cmd.Command]:
-        if self._deadline_ms is not None and now_ms >= self._deadline_ms and self.step is Step.STARTING:
+        if self.step is Step.STARTING and self._steps.is_due(now_ms):
             waiting = self.deployment.waiting_for() if self.deployment is not None else ""
             text = f"the job did not start in time; it is waiting for {waiting}"
             return self._fail(Failure(now_ms, text), now_ms)
@@ -352,18 +375,6 @@ class JobMaster:
         commands += running.tick(now_ms) if running is not None else []
         return commands + self._apply(self.checkpointing.tick(now_ms), now_ms)
 
-    def _on_user_request(self, event: ev.BarrierRequested | ev.Change, now_ms: int) -> list[cmd.Command]:
-        between = self._changing and self.step in (Step.CHANGING, Step.WAITING)
-        if (between or self.step in (Step.IDLE, Step.RECONCILING, Step.STARTING)) and isinstance(event, UserRequest):
-            self._waiting.add(event, now_ms)
-            return []
-        if isinstance(event, ev.BarrierRequested):
-            return self._request(event, now_ms)
-        commands = self._apply(self.job_change.handle(event, self._change_context(now_ms)), now_ms)
-        if self.step is Step.CHANGING and not self.job_change.unrecorded:
-            self.step, self._deadline_ms = Step.WAITING, now_ms
-        return commands
-
     # --- the workers of an earlier leader --------------------------------------------------------------------------
 
     def _start(self, start: ev.Start, now_ms: int) -> list[cmd.Command]:
@@ -371,25 +382,32 @@ class JobMaster:
             return [cmd.WorkersDecided(), *self._deploy(now_ms)]
         ids = self.identity.plan_ids(start.attempt)
         self._adoption = Adoption(self.graph, ids, now_ms + start.reconcile_ms)
-        self.step, self._deadline_ms = Step.RECONCILING, self._adoption.deadline_ms
+        self._steps.to(Step.RECONCILING, self._adoption.deadline_ms)
         self.status.to(JobStatus.RECONCILING, now_ms)
         return [cmd.ReadLog()]
 
-    def _on_workers_kept(self, workers: Sequence[tuple[str, Slot]]) -> list[cmd.Command]:
-        if self._adoption is None:
-            slots = tuple(slot for _, slot in workers)
-            return [*(cmd.KillWorker(*worker) for worker in workers), cmd.ReleaseSlots(slots)]
+    def _ask_workers(self, workers: Sequence[tuple[str, Slot]]) -> list[cmd.Command]:
+        adoption = self._reconciling()
         commands: list[cmd.Command] = []
         ask = msg.AskTasks(job_id=self.identity.job_id, generation=self.identity.generation)
         for worker_id, slot in workers:
-            self._adoption.found(worker_id, slot)
+            adoption.found(worker_id, slot)
             commands += [cmd.KeepWorker(worker_id, slot), cmd.SendToWorker(worker_id, ask)]
         return commands
 
-    def _on_log_of_workers(self, adoption: Adoption, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
+    def _refuse_workers(self, obstacle: str) -> list[cmd.Command]:
+        self._reconciling().refuse(obstacle)
+        return []
+
+    def _reconciling(self) -> Adoption:
+        assert self._adoption is not None  # noqa: S101 - between RECONCILING and the next step
+        return self._adoption
+
+    def _on_log_of_workers(self, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
+        adoption = self._reconciling()
         self.event_log.earlier = events_of_earlier_leaders(event.entries, self.identity.generation)
         if ended := ended_as(event.entries, self.identity.run_id):
-            commands = self._dismiss(adoption, now_ms)
+            commands = self._dismiss(now_ms)
             return commands + self._finish_ended_run(JobStatus(ended), event, now_ms)
         try:
             recovered = plan_restore(self.graph, self.identity, event, deployed_before=False)
@@ -403,8 +421,9 @@ class JobMaster:
         adoption.recovered = recovered
         return []
 
-    def _reconcile(self, adoption: Adoption, now_ms: int) -> list[cmd.Command]:
+    def _reconcile(self, now_ms: int) -> list[cmd.Command]:
         """Adopt the workers or restart the job, once that is decided."""
+        adoption = self._reconciling()
         verdict, reason = adoption.decide(now_ms)
         if verdict is Verdict.WAIT:
             return []
@@ -412,22 +431,23 @@ class JobMaster:
             return self._adopt(adoption, adoption.recovered, now_ms)
         self.event_log.add(now_ms, "reconcile", f"the job restarts under a new leader: {reason}")
         self.status.to(JobStatus.RESTARTING, now_ms)
-        return self._dismiss(adoption, now_ms)
+        commands = self._dismiss(now_ms)
+        self._steps.to(Step.WAITING, now_ms)
+        return commands
 
-    def _dismiss(self, adoption: Adoption, now_ms: int) -> list[cmd.Command]:
-        """Kill the workers, then start the job."""
-        workers, self._adoption = tuple(adoption.workers.values()), None
+    def _dismiss(self, now_ms: int) -> list[cmd.Command]:
+        """Kill the workers of the earlier leader, and keep their slots."""
+        adoption, self._adoption = self._reconciling(), None
         self.checkpointing.skip_ids(adoption.newest_checkpoint)
         self._held.slots += adoption.slots
-        self.step, self._deadline_ms = Step.WAITING, now_ms
-        return [cmd.WorkersDecided(), *self._held.halt(workers, now_ms)]
+        return [cmd.WorkersDecided(), *self._held.halt(adoption.workers.values(), now_ms)]
 
     def _adopt(self, adoption: Adoption, recovered: Recovered, now_ms: int) -> list[cmd.Command]:
         self._adoption, self._deployments = None, self._deployments + 1
         self.checkpointing.skip_ids(adoption.newest_checkpoint)
         deployment = self.deployment = Deployment(self.graph, adoption.ids, self.graph.settings.checkpoint_root)
         self._held.slots += adoption.slots
-        self.step, self._deadline_ms = Step.STARTING, now_ms + START_TIMEOUT_MS
+        self._steps.to(Step.STARTING, now_ms + START_TIMEOUT_MS)
         self._restart.resumed(recovered.plan.restored, self.identity.run_id)
         workers = counted(len(adoption.workers), "running worker")
         text = f"the new leader (generation {self.identity.generation}) has adopted {workers}"
@@ -443,7 +463,7 @@ class JobMaster:
         number, self._deployments = (self.identity.generation << 16) + self._deployments, self._deployments + 1
         root = self.graph.settings.checkpoint_root
         self.deployment = Deployment(self.graph, self.identity.plan_ids(number), root)
-        self.step, self._deadline_ms, self._changing = Step.STARTING, now_ms + START_TIMEOUT_MS, False
+        self._steps.to(Step.STARTING, now_ms + START_TIMEOUT_MS)
         self.metrics.clear()
         self.texts.clear()
         self.event_log.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
@@ -451,42 +471,66 @@ class JobMaster:
         begun = self.deployment.begin(self._held.slots)
         return [cmd.ReadLog(list_files=first), cmd.RecordAttempt(number), *surplus, *begun]
 
-    def _advance_step(self, now_ms: int) -> list[cmd.Command]:
-        """Take the steps whose conditions are met."""
-        commands = self._reconcile(self._adoption, now_ms) if self._adoption is not None else []
-        deployment = self.deployment
-        if self.step is Step.WAITING and self._held.workers_exited(now_ms) and now_ms >= (self._deadline_ms or 0):
-            return commands + self._deploy(now_ms)
-        if self.step is Step.STARTING and deployment is not None:
-            if deployment.running and deployment.assigned:
-                self.step, self._ever_ran = Step.RUNNING, True
-                self.status.to(JobStatus.RUNNING, now_ms)
-                self.event_log.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
-                commands += self.job_change.rescaling.running()
-                commands += self._apply(self.checkpointing.start(now_ms), now_ms)
-                for request in self._waiting.take():
-                    commands += self._intercept_answers(self._on_user_request(request, now_ms), now_ms)
-            elif (last := deployment.final_checkpoint) is not None:
-                self.step = Step.RUNNING
-                self._waiting.drop(last.request)  # answered when the ending resumes
-                commands += self._apply(self._waiting.refuse("the job is about to end"), now_ms)
-                commands += self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
-        if self.step in (Step.FINISHING, Step.CANCELLING) and not self.job_change.recording:
-            open_tasks = deployment is not None and deployment.deployed and deployment.open > 0
-            if not open_tasks or now_ms >= (self._deadline_ms or 0):
-                end = JobStatus.FINISHED if self.step is Step.FINISHING else JobStatus.CANCELED
-                commands += self._close(end, now_ms)
-        if (
-            self.step is Step.CLOSING
-            and self._end_written
-            and not self.job_change.recording
-            and self._held.workers_exited(now_ms)
-        ):
-            self.status.to(self._end_state, now_ms)
-            self.step = Step.DONE
-            self.event_log.add(now_ms, "end", self._end_state.value)
-            commands += [cmd.ReleaseSlots(), cmd.JobTerminal(self._end_state.value, self.error)]
+    def _proceed(self, now_ms: int) -> list[cmd.Command]:
+        """Leave the step if its condition is met, then perhaps the next one."""
+        commands: list[cmd.Command] = []
+        before: Step | None = None
+        while before is not self.step:
+            before = self.step
+            commands += self._leave_step(now_ms)
         return commands
+
+    def _leave_step(self, now_ms: int) -> list[cmd.Command]:
+        """Return the commands of the transition that is possible now; without one, no commands."""
+        deployment, held, recording = self.deployment, self._held, self.job_change.recording
+        match self.step:
+            case Step.RECONCILING:
+                return self._reconcile(now_ms)
+            case Step.WAITING if held.workers_exited(now_ms) and self._steps.is_due(now_ms):
+                return self._deploy(now_ms)
+            case Step.CHANGING if not self.job_change.unrecorded and held.workers_exited(now_ms):
+                return self._deploy(now_ms)
+            case Step.STARTING if deployment is not None and deployment.running and deployment.assigned:
+                return self._run(deployment, now_ms)
+            case Step.STARTING if deployment is not None and deployment.final_checkpoint is not None:
+                return self._resume_ending(deployment.final_checkpoint, now_ms)
+            case Step.FINISHING if not recording and self._tasks_ended(now_ms):
+                return self._close(JobStatus.FINISHED, now_ms)
+            case Step.CANCELLING if not recording and self._tasks_ended(now_ms):
+                return self._close(JobStatus.CANCELED, now_ms)
+            case Step.CLOSING if self._end_written and not recording and held.workers_exited(now_ms):
+                return self._end(now_ms)
+        return []
+
+    def _run(self, deployment: Deployment, now_ms: int) -> list[cmd.Command]:
+        self._steps.to(Step.RUNNING)
+        self._ever_ran = True
+        self.status.to(JobStatus.RUNNING, now_ms)
+        self.event_log.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
+        commands: list[cmd.Command] = [*self.job_change.rescaling.running()]
+        commands += self._apply(self.checkpointing.start(now_ms), now_ms)
+        for request in self._waiting.take():
+            commands += self._intercept_answers(self._dispatch(request, now_ms), now_ms)
+        return commands
+
+    def _resume_ending(self, last: Manifest, now_ms: int) -> list[cmd.Command]:
+        """Copy a final checkpoint that is published; no task runs."""
+        self._steps.to(Step.RUNNING)
+        self._waiting.drop(last.request)  # answered when the ending resumes
+        commands = self._apply(self._waiting.refuse("the job is about to end"), now_ms)
+        return commands + self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
+
+    def _tasks_ended(self, now_ms: int) -> bool:
+        """Return whether no task is open, or the time to wait for them is over."""
+        deployment = self.deployment
+        is_open = deployment is not None and deployment.deployed and deployment.open > 0
+        return not is_open or self._steps.is_due(now_ms)
+
+    def _end(self, now_ms: int) -> list[cmd.Command]:
+        self._steps.to(Step.DONE)
+        self.status.to(self._end_state, now_ms)
+        self.event_log.add(now_ms, "end", self._end_state.value)
+        return [cmd.ReleaseSlots(), cmd.JobTerminal(self._end_state.value, self.error)]
 
     def _fail(self, failure: Failure, now_ms: int, cause: Cause = Cause.TRANSIENT) -> list[cmd.Command]:
         if self.step not in (Step.STARTING, Step.RUNNING):
@@ -508,7 +552,7 @@ class JobMaster:
             return commands + self._close(JobStatus.FAILED, now_ms)
         self.restarts += 1
         self.status.to(JobStatus.RESTARTING, now_ms)
-        self.step, self._deadline_ms = Step.WAITING, now_ms + delay
+        self._steps.to(Step.WAITING, now_ms + delay)
         self.event_log.add(now_ms, "restart", f"in {delay} ms")
         return commands
 
@@ -529,20 +573,19 @@ class JobMaster:
         return [*commands, cmd.CloseEnumerators()]
 
     def _cancel(self, now_ms: int) -> list[cmd.Command]:
-        if self.step in (Step.FINISHING, Step.CLOSING) or not self.status.to(JobStatus.CANCELLING, now_ms):
-            return []
+        self.status.to(JobStatus.CANCELLING, now_ms)
         self.event_log.add(now_ms, "cancel", "requested by a user")
-        commands = self._dismiss(self._adoption, now_ms) if self._adoption is not None else []
+        commands = self._dismiss(now_ms) if self._adoption is not None else []
         commands += self._apply(self.checkpointing.halt("the job was cancelled", now_ms), now_ms)
         commands += self._apply(self.job_change.halted("the job was cancelled"), now_ms)
         commands += self.job_change.closed("the job was cancelled")
-        self.step, self._deadline_ms = Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS
+        self._steps.to(Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS)
         return commands + self._broadcast(
             msg.CancelTasks(job_id=self.identity.job_id, generation=self.identity.generation)
         )
 
     def _finish(self, now_ms: int) -> list[cmd.Command]:
-        self.step, self._deadline_ms = Step.FINISHING, now_ms + _EXIT_TIMEOUT_MS
+        self._steps.to(Step.FINISHING, now_ms + _EXIT_TIMEOUT_MS)
         return self._broadcast(msg.FinishTasks(job_id=self.identity.job_id, generation=self.identity.generation))
 
     def _broadcast(self, order: msg.WorkerCommand) -> list[cmd.Command]:
@@ -568,7 +611,7 @@ class JobMaster:
             self._waiting.add(request, now_ms)
         commands = self._undeploy(step.reason, now_ms)
         self.status.to(JobStatus.RESTARTING, now_ms)
-        self.step, self._changing = Step.CHANGING, True
+        self._steps.to(Step.CHANGING)
         return [*commands, step.record]
 
     def _adopt_definition(self, step: AdoptDefinition) -> None:
@@ -582,7 +625,8 @@ class JobMaster:
         uncommitted = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
         commands = self.checkpointing.close(f"the job is {state}") + self.job_change.closed(f"the job is {state}")
         commands += self._halt(f"the job is {state}", now_ms)
-        self.step, self._end_state, self._end_written = Step.CLOSING, state, False
+        self._steps.to(Step.CLOSING)
+        self._end_state, self._end_written = state, False
         entry = end_entry(self.graph, self.identity, state.value, uncommitted, now_ms)
         return [*commands, cmd.AppendManifest(_END_TAG, entry)]
 
@@ -590,7 +634,8 @@ class JobMaster:
         """Finish a run whose end an earlier leader wrote to the log but not to the job record."""
         self.event_log.add(now_ms, "recovery", f"the run has ended already: {state}")
         self.status.to({"CANCELED": JobStatus.CANCELLING, "FAILED": JobStatus.FAILING}.get(state, state), now_ms)
-        self.step, self._end_state, self._end_written = Step.CLOSING, state, True
+        self._steps.to(Step.CLOSING)
+        self._end_state, self._end_written = state, True
         stopped = self.checkpointing.stopped = stop_of(log.entries, self.identity.run_id)
         if stopped is not None:
             self._waiting.drop(stopped.request_id)  # a repeated stop: `stopped` is its answer
@@ -632,13 +677,22 @@ class JobMaster:
         return commands
 
     def _next_wake(self) -> int | None:
-        times = [self.checkpointing.wake_ms(), self.job_change.upgrading.wake_ms(), self._waiting.wake_ms()]
-        if self._held.wake_ms() is not None and self.step in (Step.WAITING, Step.CLOSING):
-            times.append(self._held.wake_ms())
-        elif self.step in (Step.RECONCILING, Step.WAITING, Step.STARTING, Step.FINISHING, Step.CANCELLING):
-            times.append(self._deadline_ms)
-        elif self.step is Step.RUNNING and self.deployment is not None:
+        recorded = self.step is Step.CHANGING and not self.job_change.unrecorded
+        exit_ms = self._held.wake_ms() if recorded or self.step in (Step.WAITING, Step.CLOSING) else None
+        times = [
+            self.checkpointing.wake_ms(),
+            self.job_change.upgrading.wake_ms(),
+            self._waiting.wake_ms(),
+            exit_ms if exit_ms is not None else self._steps.deadline_ms,
+        ]
+        if self.step is Step.RUNNING and self.deployment is not None:
             times.append(self.deployment.wake_ms())
         if self._lost_connection is not None and self.step in (Step.STARTING, Step.RUNNING):
             times.append(self._lost_connection[1])
         return min((t for t in times if t is not None), default=None)
+
+
+def _dismissed(workers: Sequence[tuple[str, Slot]]) -> list[cmd.Command]:
+    """Return the commands that kill workers which no leader waits for, and release their slots."""
+    slots = tuple(slot for _, slot in workers)
+    return [*(cmd.KillWorker(*worker) for worker in workers), cmd.ReleaseSlots(slots)]

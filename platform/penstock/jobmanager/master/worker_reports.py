@@ -13,8 +13,9 @@ from penstock.core.clock import utc_text
 from penstock.core.slow_calls import ended_call_text, slow_call_text
 from penstock.core.snapshot import pending_text
 from penstock.graph.task_deployment import ExecutionId
-from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Note, Step, StoreMetrics
+from penstock.jobmanager.change.steps import ChangeStep, Failed, Failure, Note, StoreMetrics
 from penstock.jobmanager.deploy.failover import cause_of, lost_peer
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages.views import UNREACHABLE_MS
 from penstock.rpc import messages as msg
 from penstock.rpc.messages import SlowCall

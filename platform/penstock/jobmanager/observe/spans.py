@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.jobmanager.change.steps import Step
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
 

@@ -9,9 +9,9 @@ from penstock.config.settings import AutoscalerSettings, JobSettings
 from penstock.core.errors import UsageError
 from penstock.core.event_log import EventLog
 from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup
-from penstock.jobmanager.change.steps import Step
 from penstock.jobmanager.change.vertex_scaling import RestartCost
 from penstock.jobmanager.deploy.job_status import JobStatus
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.operations import Operations
 from penstock.jobmanager.master.worker_reports import OngoingCall

@@ -8,19 +8,38 @@ from penstock.config.settings import RestartStrategy
 from penstock.graph.execution_graph import PlanIds
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.deploy import job_status as status
+from penstock.jobmanager.deploy import job_steps
 from penstock.jobmanager.deploy.deployment import Deployment, SplitAssigner
 from penstock.jobmanager.deploy.failover import Cause, RestartPolicy, cause_of, restart_decider
 from penstock.jobmanager.deploy.job_status import TRANSITIONS, JobStatus, StatusMachine
+from penstock.jobmanager.deploy.job_steps import Step, StepMachine
 from penstock.jobmanager.messages.placement import Slot, place
 
 
-def test_the_drawn_states_are_the_table():
+def drawn_in(module):
+    """Return the transitions that are drawn in a module's docstring."""
     drawn = {}
-    for line in (status.__doc__ or "").splitlines():
+    for line in (module.__doc__ or "").splitlines():
         left, arrow, right = line.partition("->")
         if arrow and left.strip().isupper():
             drawn[left.strip()] = set(right.split()) - {"."}
-    assert drawn == {state.value: {s.value for s in following} for state, following in TRANSITIONS.items()}
+    return drawn
+
+
+@pytest.mark.parametrize("module", [status, job_steps])
+def test_the_drawn_transitions_are_the_table(module):
+    assert drawn_in(module) == {before.name: {s.name for s in after} for before, after in module.TRANSITIONS.items()}
+
+
+def test_a_step_that_does_not_follow_is_refused():
+    machine = StepMachine()
+    machine.to(Step.STARTING, 7)
+    with pytest.raises(ValueError, match="a job in step STARTING cannot go to DONE"):
+        machine.to(Step.DONE)
+    assert (machine.step, machine.deadline_ms) == (Step.STARTING, 7)
+    assert (machine.is_due(6), machine.is_due(7)) == (False, True)
+    machine.to(Step.RUNNING)
+    assert not machine.is_due(10_000)
 
 
 def test_every_state_but_the_last_ones_can_end():
