@@ -1,6 +1,7 @@
 """Changes a running job: rescale or upgrade, one at a time; pure.
 
-A member of `jobmanager.master.job_master`, which executes the returned steps.
+A member of `jobmanager.master.job_master`, which executes the returned steps. `Rescaling` and `Upgrading` take the same
+way: they request a checkpoint, stop the job with the record of its new definition, and let it switch to that.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.checkpoint.ha_records import UpgradeRecord
+from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import RecoveryPlan
-from penstock.jobmanager.change.rescaling import RescalePhase, Rescaling, described
-from penstock.jobmanager.change.steps import AdoptDefinition, ChangeStep, Note, StopForChange
-from penstock.jobmanager.change.upgrading import ChangeContext, Upgrading
-from penstock.jobmanager.deploy.job_steps import Step
+from penstock.jobmanager.change.rescaling import RescalePhase, Rescaling
+from penstock.jobmanager.change.steps import ChangeContext, ChangeStep
+from penstock.jobmanager.change.upgrading import Upgrading
+from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.messages import events as ev
-from penstock.jobmanager.messages.commands import Command, OperationEnded
 from penstock.jobmanager.messages.placement import Slot
 
 
@@ -46,14 +47,16 @@ class JobChange:
         plain = isinstance(request, ev.CheckpointRequested)
         return "" if plain or self.upgrading.phase is None else "an upgrade of the job is under way"
 
+    # --- requests and answers --------------------------------------------------------------------------------------
+
     def handle(self, event: ev.Change, job: ChangeContext) -> list[ChangeStep]:
         """Handle a user request, or the outcome of persisting the pending change."""
         match event:
             case ev.RescaleRequested():
-                return self._rescale_requested(event, job)
+                obstacle = "an upgrade of the job is under way" if self.upgrading.phase else job.obstacle
+                return self.rescaling.requested(event, job, obstacle)
             case ev.RescaleRecorded():
-                graph, identity, extra = self.rescaling.recorded(job.identity)
-                return [AdoptDefinition(graph, identity, extra)]
+                return self.rescaling.recorded(job.identity)
             case ev.RescaleNotRecorded(reason):
                 return self.rescaling.not_recorded(reason)
             case ev.UpgradeRequested():
@@ -66,32 +69,21 @@ class JobChange:
             case ev.UpgradeNotRecorded(reason):
                 return self.upgrading.not_recorded(reason, job.now_ms)
 
-    def intercept_answers(self, commands: Sequence[Command], job: ChangeContext) -> list[ChangeStep]:
-        """Replace answers to the rescale's or upgrade's own requests by the resulting steps."""
-        found, decided = self.rescaling.checkpoint_answered(
-            list(commands), job.checkpointing, running=job.step is Step.RUNNING
-        )
-        steps: list[ChangeStep] = []
-        for command in found:
-            mine = self.upgrading.checkpoint_answered(command, job) if isinstance(command, OperationEnded) else None
-            steps += [command] if mine is None else mine
-        steps += decided
-        if self.rescaling.phase is RescalePhase.DECIDED:
-            steps.append(StopForChange("the job is being rescaled", self.rescaling.record()))
-        return steps
+    def slots_granted(self, slots: Sequence[Slot], job: ChangeContext) -> list[ChangeStep]:
+        """Handle slots for a rescale; see `waits_for_slots`."""
+        return self.rescaling.slots_granted(slots, job)
 
-    def decide(self, job: ChangeContext) -> list[ChangeStep]:
-        """Return the steps that are due."""
-        steps = self.upgrading.decide(job)
-        if request_id := self.rescaling.begin_checkpoint(job.held):
-            steps += job.checkpointing.request_next_checkpoint(request_id, job.now_ms)
-        return steps
+    def slots_refused(self, reason: str) -> list[ChangeStep]:
+        """Handle that a rescale gets no slots."""
+        return self.rescaling.slots_refused(reason)
 
-    def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeStep]:
-        """Handle the recovery plan of a deployment."""
-        for manifest in plan.history:
-            self.upgrading.checkpointed(manifest)
-        return self.upgrading.log_read(plan.trial, job, finishing=plan.finishing)
+    def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeStep]:
+        """Handle the loss of a TaskManager, perhaps with slots for a rescale."""
+        return self.rescaling.taskmanager_lost(taskmanager_id)
+
+    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeStep]:
+        """Handle the result of the checkpoint that the rescale or upgrade requested."""
+        return [*self.rescaling.checkpoint_ended(result, job), *self.upgrading.checkpoint_ended(result, job)]
 
     def release_answered(self, event: ev.ManifestAppended | ev.ManifestFailed, job: ChangeContext) -> list[ChangeStep]:
         """Handle the outcome of appending the upgrade's release."""
@@ -99,19 +91,42 @@ class JobChange:
             return self.upgrading.not_released(event.reason, job.now_ms)
         return [*job.checkpointing.released(), *self.upgrading.released(job.now_ms)]
 
-    def slots_granted(self, slots: Sequence[Slot]) -> bool:
-        """Keep slots that belong to a rescale; return whether they do."""
-        return self.rescaling.slots_granted(slots)
+    # --- the course of the job -------------------------------------------------------------------------------------
+
+    def decide(self, job: ChangeContext) -> list[ChangeStep]:
+        """Return the steps that are due."""
+        return self.upgrading.decide(job)
+
+    def wake_ms(self) -> int | None:
+        """Return the time at which `decide` is due without an event."""
+        return self.upgrading.wake_ms()
+
+    def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeStep]:
+        """Handle the recovery plan of a deployment."""
+        for manifest in plan.history:
+            self.upgrading.checkpointed(manifest)
+        return self.upgrading.log_read(plan.trial, job, finishing=plan.finishing)
+
+    def owns(self, checkpoint: Manifest) -> bool:
+        """Return whether a final checkpoint is that of the upgrade, requested under this or an earlier leader."""
+        return self.upgrading.owns_checkpoint(checkpoint)
+
+    def checkpointed(self, manifest: Manifest) -> None:
+        """Handle a checkpoint that is in the log."""
+        self.upgrading.checkpointed(manifest)
+
+    def running(self) -> list[ChangeStep]:
+        """Handle that all subtasks run."""
+        return self.rescaling.running()
+
+    def failed(self, error: str, *, final: bool) -> bool:
+        """Handle a failure, `final` by the restart strategy; return whether the job must start again even so."""
+        return self.upgrading.failed(error, final=final)
 
     def halted(self, reason: str) -> list[ChangeStep]:
         """Handle the end of the deployment."""
         return self.rescaling.halted(reason)
 
-    def closed(self, reason: str) -> list[Command]:
+    def closed(self, reason: str) -> list[ChangeStep]:
         """Handle the coming end of the job."""
-        return [step for step in self.upgrading.closed(reason) if isinstance(step, OperationEnded)]
-
-    def _rescale_requested(self, event: ev.RescaleRequested, job: ChangeContext) -> list[ChangeStep]:
-        obstacle = "an upgrade of the job is under way" if self.upgrading.phase else job.obstacle
-        text = f"requested: {described(event.graph)}"
-        return [Note("rescale", text), *self.rescaling.requested(event, job.graph, job.held, obstacle)]
+        return self.upgrading.closed(reason)

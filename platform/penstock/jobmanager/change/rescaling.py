@@ -16,9 +16,10 @@ from penstock.checkpoint.manifest_log import Manifest
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.restore_plan import assign_state
-from penstock.jobmanager.change.steps import ChangeStep, Note
-from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
+from penstock.jobmanager.change.steps import AdoptDefinition, ChangeContext, ChangeStep, Note, StopForChange
+from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.deploy.job_log import JobIdentity
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages.commands import Command, OperationEnded, RecordRescale, ReleaseSlots, RequestSlots
 from penstock.jobmanager.messages.events import RescaleRequested
 from penstock.jobmanager.messages.placement import Slot
@@ -32,8 +33,6 @@ class RescalePhase(enum.Enum):
 
     SLOTS = "slots"
     CHECKPOINT = "checkpoint"
-    #: The checkpoint is complete: the workers are to be killed.
-    DECIDED = "decided"
     RECORD = "record"
     START = "start"
 
@@ -44,6 +43,11 @@ class _Rescale:
     phase: RescalePhase
     #: Slots in addition to those the job holds.
     extra: tuple[Slot, ...] = ()
+
+    @property
+    def checkpoint_request(self) -> str:
+        """The id of the request for its checkpoint."""
+        return f"rescale-{self.request.request_id}"
 
 
 class Rescaling:
@@ -60,90 +64,67 @@ class Rescaling:
         """The step that the rescale waits for; None without a rescale."""
         return self._current.phase if self._current is not None else None
 
-    @property
-    def _tag(self) -> str:
-        """The request id of the rescale's checkpoint."""
-        return f"rescale-{self._current.request.request_id}" if self._current is not None else ""
-
-    def requested(self, request: RescaleRequested, graph: JobGraph, held: int, obstacle: str) -> list[ChangeStep]:
-        """Start a rescale or refuse it; `held` is the number of slots the job holds, `obstacle` a reason against it."""
+    def requested(self, request: RescaleRequested, job: ChangeContext, obstacle: str) -> list[ChangeStep]:
+        """Start a rescale or refuse it; `obstacle` is a reason against it."""
         current = self._current
+        note = Note("rescale", f"requested: {described(request.graph)}")
         if current is not None and current.request.request_id == request.request_id:
-            return []
+            return [note]
         if current is not None:
             obstacle = "another rescale of the job is under way"
-        elif not obstacle and described(request.graph) == described(graph):
-            return [OperationEnded(request.request_id)]
+        elif not obstacle and described(request.graph) == described(job.graph):
+            return [note, OperationEnded(request.request_id)]
         if obstacle:
             self.retry_soon = True
             text = _with_hint(obstacle, _LATER)
-            return [Note("rescale", f"refused: {text}"), OperationEnded(request.request_id, error=text)]
+            return [note, Note("rescale", f"refused: {text}"), OperationEnded(request.request_id, error=text)]
         self._current = _Rescale(request, RescalePhase.SLOTS)
-        missing = required_slots(request.graph) - held
-        return [RequestSlots(missing, wait=False)] if missing > 0 else []
+        missing = required_slots(request.graph) - job.held
+        return [note, RequestSlots(missing, wait=False)] if missing > 0 else [note, *self._request_checkpoint(job)]
 
     def slots_refused(self, reason: str) -> list[ChangeStep]:
         """Abandon the rescale: slots are missing."""
         return self.abandon(_with_hint(f"no slots: {reason}", "start another TaskManager, or ask for less"))
 
-    def slots_granted(self, slots: Sequence[Slot]) -> bool:
-        """Keep granted slots if the rescale waits for them; return whether it did."""
-        current = self._current
-        if current is None or current.phase is not RescalePhase.SLOTS:
-            return False
+    def slots_granted(self, slots: Sequence[Slot], job: ChangeContext) -> list[ChangeStep]:
+        """Keep the granted slots, and request the checkpoint once there are enough."""
+        current = self._waiting_for(RescalePhase.SLOTS)
         current.extra += tuple(slots)
-        return True
+        enough = job.held + len(current.extra) >= required_slots(current.request.graph)
+        return self._request_checkpoint(job) if enough else []
 
-    def begin_checkpoint(self, held: int) -> str:
-        """Return the request id of the checkpoint to take now, or an empty string."""
-        current = self._current
-        if current is None or current.phase is not RescalePhase.SLOTS:
-            return ""
-        if held + len(current.extra) < required_slots(current.request.graph):
-            return ""
+    def _request_checkpoint(self, job: ChangeContext) -> list[ChangeStep]:
+        current = self._waiting_for(RescalePhase.SLOTS)
         current.phase = RescalePhase.CHECKPOINT
-        return self._tag
+        return [*job.checkpointing.request_for_change(current.checkpoint_request, job.now_ms)]
 
-    def checkpoint_answered(
-        self, commands: list[Command], checkpointing: Checkpointing, *, running: bool
-    ) -> tuple[list[Command], list[ChangeStep]]:
-        """Take the answer to its checkpoint out of the commands; return the others, and the steps that follow.
-
-        In phase DECIDED the workers may be killed and `record` executed.
-        """
+    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeStep]:
+        """Stop the job for the change if the state fits; ignore the result of another request."""
         current = self._current
-        mine = next((c for c in commands if isinstance(c, OperationEnded) and c.request_id == self._tag), None)
-        if current is None or mine is None:
-            return commands, []
-        others = [c for c in commands if c is not mine]
-        passing = checkpointing.busy or ("" if running else "the job is no longer running")
+        if current is None or result.request_id != current.checkpoint_request:
+            return []
+        passing = job.checkpointing.busy or ("" if job.step is Step.RUNNING else "the job is no longer running")
         self.retry_soon = bool(passing)
-        if mine.error:
-            return others, self.abandon(_with_hint(mine.error, _REMOVE))
+        if result.checkpoint is None:
+            return self.abandon(_with_hint(result.error, _REMOVE))
         if passing:
-            return others, self.abandon(_with_hint(passing, _LATER))
-        if reason := _state_mismatch(current.request.graph, checkpointing.newest):
-            return others, self.abandon(reason)
-        current.phase = RescalePhase.DECIDED
-        decided = f"from checkpoint {mine.checkpoint_id}: {described(current.request.graph)}"
-        return others, [Note("rescale", decided)]
+            return self.abandon(_with_hint(passing, _LATER))
+        request = current.request
+        if reason := _state_mismatch(request.graph, result.checkpoint):
+            return self.abandon(reason)
+        current.phase = RescalePhase.RECORD
+        note = Note("rescale", f"from checkpoint {result.checkpoint.checkpoint_id}: {described(request.graph)}")
+        record = RecordRescale(request.request_id, request.run_id, request.graph)
+        return [note, StopForChange("the job is being rescaled", record)]
 
-    def record(self) -> RecordRescale:
-        """Return the command that makes the rescale durable."""
-        assert self._current is not None  # noqa: S101 - it was decided
-        self._current.phase = RescalePhase.RECORD
-        request = self._current.request
-        return RecordRescale(request.request_id, request.run_id, request.graph)
-
-    def recorded(self, identity: JobIdentity) -> tuple[JobGraph, JobIdentity, tuple[Slot, ...]]:
-        """Switch to the new run; return its graph, its identity and the additional slots."""
-        current = self._current
-        assert current is not None  # noqa: S101 - answers `record`
+    def recorded(self, identity: JobIdentity) -> list[ChangeStep]:
+        """Switch to the new run, with the additional slots."""
+        current = self._waiting_for(RescalePhase.RECORD)
         current.phase = RescalePhase.START
         # Start options of the previous run do not apply to the new one.
         own = JobIdentity(identity.job_id, current.request.run_id, identity.generation)
         extra, current.extra = current.extra, ()
-        return current.request.graph, own, extra
+        return [AdoptDefinition(current.request.graph, own, extra)]
 
     def not_recorded(self, reason: str) -> list[ChangeStep]:
         """Abandon the rescale: its new run could not be recorded."""
@@ -170,13 +151,16 @@ class Rescaling:
         current.extra = tuple(s for s in current.extra if s.taskmanager_id != taskmanager_id)
         return self.halted(f"TaskManager {taskmanager_id} with slots for the rescale is lost")
 
-    def running(self) -> list[Command]:
+    def running(self) -> list[ChangeStep]:
         """Complete the rescale if the job now runs with the new parallelism."""
-        current = self._current
-        if current is None or current.phase is not RescalePhase.START:
+        if self.phase is not RescalePhase.START:
             return []
-        self._current = None
+        current, self._current = self._waiting_for(RescalePhase.START), None
         return [OperationEnded(current.request.request_id)]
+
+    def _waiting_for(self, phase: RescalePhase) -> _Rescale:
+        assert self._current is not None and self._current.phase is phase  # noqa: S101, PT018 - the callers see to it
+        return self._current
 
 
 def described(graph: JobGraph) -> str:

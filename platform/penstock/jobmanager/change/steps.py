@@ -1,4 +1,4 @@
-"""A job's failures, and the decisions that `jobmanager.master.job_master` takes itself: values without logic."""
+"""Values between the job master and its parts: failures, decisions that the master executes, and a job's state."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand
+from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand, Checkpointing
 from penstock.jobmanager.deploy.failover import Cause
 from penstock.jobmanager.deploy.job_log import JobIdentity
-from penstock.jobmanager.messages.commands import Command
+from penstock.jobmanager.deploy.job_steps import Step
+from penstock.jobmanager.messages.commands import RESUME_HINT, Command
 from penstock.jobmanager.messages.placement import Slot
 
 
@@ -71,3 +72,32 @@ class AdoptDefinition:
 
 
 ChangeStep = CheckpointCommand | Failed | Note | StoreMetrics | StopForChange | AdoptDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeContext:
+    """The job's current values that matter for a change."""
+
+    graph: JobGraph
+    identity: JobIdentity
+    step: Step
+    #: Flink's state, for messages.
+    state: str
+    #: Whether all subtasks run.
+    running: bool
+    #: Number of slots it holds.
+    held: int
+    checkpointing: Checkpointing
+    now_ms: int
+    #: The call that has lasted longest, as text; empty without a slow call.
+    slow_call: str = ""
+
+    @property
+    def obstacle(self) -> str:
+        """Why the job cannot be checkpointed and replaced now; empty if it can."""
+        checkpointing = self.checkpointing
+        return (
+            checkpointing.busy or checkpointing.savepoint_obstacle
+            if self.running
+            else f"the job is {self.state} {RESUME_HINT}"
+        )

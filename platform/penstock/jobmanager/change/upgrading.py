@@ -7,7 +7,6 @@ The first part checks that a version can replace the running one; `jobs.change_r
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,17 +15,16 @@ from penstock.checkpoint.ha_records import UpgradePhase, UpgradePolicy, UpgradeR
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import Trial
 from penstock.connector.sink import SinkSpec
-from penstock.core.elements import BarrierKind
 from penstock.core.errors import PenstockError, UsageError
 from penstock.graph.job_graph import ENDS, JobGraph, decode_graph, encode_graph
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states, require_fit
-from penstock.jobmanager.change.steps import AdoptDefinition, ChangeStep, Note, StopForChange
-from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
+from penstock.jobmanager.change.steps import AdoptDefinition, ChangeContext, ChangeStep, Note, StopForChange
+from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.deploy.deployment import publishing_sinks
 from penstock.jobmanager.deploy.job_log import JobIdentity, release_entry
 from penstock.jobmanager.deploy.job_steps import Step
-from penstock.jobmanager.messages.commands import RESUME_HINT, AppendManifest, OperationEnded, ReadLog, RecordUpgrade
+from penstock.jobmanager.messages.commands import AppendManifest, OperationEnded, ReadLog, RecordUpgrade
 from penstock.jobmanager.messages.events import UpgradeRequested
 
 
@@ -162,35 +160,6 @@ class UpgradeStage(enum.Enum):
     REPORT = "report"
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeContext:
-    """The job's current values that matter for a change."""
-
-    graph: JobGraph
-    identity: JobIdentity
-    step: Step
-    #: Flink's state, for messages.
-    state: str
-    #: Whether all subtasks run.
-    running: bool
-    #: Number of slots it holds.
-    held: int
-    checkpointing: Checkpointing
-    now_ms: int
-    #: The call that has lasted longest, as text; empty without a slow call.
-    slow_call: str = ""
-
-    @property
-    def obstacle(self) -> str:
-        """Why the job cannot be checkpointed and replaced now; empty if it can."""
-        checkpointing = self.checkpointing
-        return (
-            checkpointing.busy or checkpointing.savepoint_obstacle
-            if self.running
-            else f"the job is {self.state} {RESUME_HINT}"
-        )
-
-
 class Upgrading:
     """The upgrade in progress, or the newest one."""
 
@@ -273,19 +242,16 @@ class Upgrading:
             bool(checkpoint.note) and checkpoint.note == self._current_record().savepoint
         )  # otherwise it is a user's stop
 
-    def checkpoint_answered(self, ended: OperationEnded, job: ChangeContext) -> list[ChangeStep] | None:
-        """Take the answer to the upgrade's checkpoint; return None for other requests."""
-        if self.record is None or self.phase is None or ended.request_id != self._tag:
-            return None
-        if ended.error:
-            return self._refuse(ended.error, job.now_ms) if self.phase is UpgradeStage.CHECKPOINT else []
-        return [] if self.record.savepoint else self.checkpoint_taken(job.checkpointing.newest, job)
+    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeStep]:
+        """Take the result of the upgrade's checkpoint; ignore that of another request."""
+        if self.phase not in (UpgradeStage.WAIT, UpgradeStage.CHECKPOINT) or result.request_id != self._tag:
+            return []
+        if result.checkpoint is not None:
+            return self._checkpoint_taken(result.checkpoint, job)
+        return self._refuse(result.error, job.now_ms) if self.phase is UpgradeStage.CHECKPOINT else []
 
-    def checkpoint_taken(self, checkpoint: Manifest, job: ChangeContext) -> list[ChangeStep]:
-        """Replace the old version if its state fits.
-
-        The checkpoint is in the log; that of a stop is also published and copied.
-        """
+    def _checkpoint_taken(self, checkpoint: Manifest, job: ChangeContext) -> list[ChangeStep]:
+        """Replace the old version if its state fits."""
         record = self._current_record()
         graph = decode_graph(record.other)
         if problem := state_mismatch(graph, checkpoint, record.policy):
@@ -376,9 +342,7 @@ class Upgrading:
         if job.obstacle:
             return []
         self.phase = UpgradeStage.CHECKPOINT
-        if record.savepoint:
-            return [*job.checkpointing.request(BarrierKind.STOP, self._tag, record.savepoint, job.now_ms)]
-        return [*job.checkpointing.request_next_checkpoint(self._tag, job.now_ms)]
+        return [*job.checkpointing.request_for_change(self._tag, job.now_ms, stop_uri=record.savepoint)]
 
     def _judge(self, job: ChangeContext) -> list[ChangeStep]:
         record, healthy = self._current_record(), self._verdict

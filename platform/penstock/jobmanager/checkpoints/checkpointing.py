@@ -198,12 +198,20 @@ class JobShouldFail:
 
 @dataclass(frozen=True, slots=True)
 class JobCanFinish:
-    """The final checkpoint is durable, published and, if requested, copied.
+    """The final checkpoint is durable, published and, if requested, copied: the tasks can close."""
 
-    The tasks can close, unless the checkpoint was for an upgrade.
+
+@dataclass(frozen=True, slots=True)
+class ChangeCheckpoint:
+    """The result of `request_for_change`, for the rescale or upgrade that made the request.
+
+    The checkpoint is in the log; that of a stop is also published and copied.
     """
 
-    checkpoint: Manifest
+    request_id: str
+    #: None: it failed.
+    checkpoint: Manifest | None
+    error: str = ""
 
 
 def _subtask_name(deployment: Deployment, execution: ExecutionId) -> str:
@@ -219,7 +227,7 @@ class CheckpointFailed:
     reason: str
 
 
-CheckpointCommand = Command | JobShouldFail | JobCanFinish | CheckpointFailed
+CheckpointCommand = Command | JobShouldFail | JobCanFinish | ChangeCheckpoint | CheckpointFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +237,16 @@ class OpenRequest:
     what: str
     since_ms: int
     phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request without an answer: when it was made (-1: under an earlier leader), and where its copy is written."""
+
+    asked_ms: int
+    uri: str = ""
+    #: A rescale or upgrade made it; its answer is a `ChangeCheckpoint`.
+    for_change: bool = False
 
 
 class Checkpointing:
@@ -257,9 +275,8 @@ class Checkpointing:
         self.pending_as_of = 0
         #: Published since the last manifest: an ack already on its way may still name them.
         self._published: set[str] = set()
-        self._uris: dict[str, str] = {}
-        #: When each open savepoint or stop was requested, by request id.
-        self._asked_ms: dict[str, int] = {}
+        #: Requests without an answer, by id.
+        self._requests: dict[str, _Request] = {}
         self._withheld = WithheldOutput()
         #: Savepoints being copied: savepoint id -> (checkpoint id, log sequence).
         self._copying: dict[str, tuple[int, int]] = {}
@@ -272,7 +289,7 @@ class Checkpointing:
 
     # --- deployments -----------------------------------------------------------------------------------------------
 
-    def begin(self, deployment: Deployment, plan: RecoveryPlan, now_ms: int) -> list[Command]:
+    def begin(self, deployment: Deployment, plan: RecoveryPlan, now_ms: int) -> list[CheckpointCommand]:
         """Take over the recovery plan for a new deployment."""
         self._take(deployment, plan)
         self.set_pending(plan.pending)
@@ -343,14 +360,17 @@ class Checkpointing:
         resumed = deployment.recovered is not None and deployment.recovered.plan.restored is not None
         return self._translate(self._coordinator.start(now_ms, resumed=resumed, adopted=self._adopted), now_ms)
 
-    def resume_ending(self, manifest: Manifest, now_ms: int) -> list[CheckpointCommand]:
-        """Copy and finish a final checkpoint that was durable before the failure and is published now."""
+    def resume_ending(self, manifest: Manifest, now_ms: int, *, for_change: bool) -> list[CheckpointCommand]:
+        """Copy and finish a final checkpoint that was durable before the failure and is published now.
+
+        `for_change`: an upgrade requested it, perhaps under an earlier leader.
+        """
         timeout = self._running().graph.settings.checkpoint_timeout_ms
         uri = manifest.note if manifest.barrier in ("stop", "drain") else ""
-        self.final_checkpoint = FinalCheckpoint(
-            manifest, uri, self._undecided_stop or manifest.request, now_ms + timeout
-        )
-        self._undecided_stop = ""
+        request_id, self._undecided_stop = self._undecided_stop or manifest.request, ""
+        if request_id:
+            self._requests.setdefault(request_id, _Request(-1, uri, for_change))
+        self.final_checkpoint = FinalCheckpoint(manifest, uri, request_id, now_ms + timeout)
         return self._advance_ending()
 
     def halt(self, reason: str, now_ms: int) -> list[CheckpointCommand]:
@@ -359,20 +379,20 @@ class Checkpointing:
         if self._coordinator is not None:
             self._next_id = self._coordinator.next_id
             stopped = self._translate(self._coordinator.stop(reason), now_ms)
-            commands = [c for c in stopped if isinstance(c, OperationEnded | CheckpointFailed)]
+            commands = [c for c in stopped if isinstance(c, OperationEnded | ChangeCheckpoint | CheckpointFailed)]
             self._coordinator = None
         for savepoint_id in self._copying:
             if self.final_checkpoint is None or savepoint_id != self.final_checkpoint.request_id:
-                commands.append(OperationEnded(savepoint_id, error=reason))
+                commands.append(self._answer(OperationEnded(savepoint_id, error=reason)))
         if self.final_checkpoint is not None:
             self._undecided_stop = self.final_checkpoint.request_id
         self._copying, self.final_checkpoint, self._deployment = {}, None, None
         return commands
 
-    def close(self, reason: str) -> list[Command]:
+    def close(self, reason: str) -> list[CheckpointCommand]:
         """Refuse a stop that can no longer be carried out: the job has ended."""
         request, self._undecided_stop = self._undecided_stop, ""
-        return [OperationEnded(request, error=reason, kind="stop")] if request else []
+        return [self._answer(OperationEnded(request, error=reason, kind="stop"))] if request else []
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -382,15 +402,19 @@ class Checkpointing:
             return []  # repeated request; this leader is already carrying it out
         if self._coordinator is None or self.final_checkpoint is not None:
             return [OperationEnded(request_id, error=f"the job is not running {RESUME_HINT}")]
-        self._uris[request_id] = uri
-        known = {open_id for _, open_id, _ in self._open()}
-        self._asked_ms = {open_id: at_ms for open_id, at_ms in self._asked_ms.items() if open_id in known}
-        self._asked_ms[request_id] = now_ms
+        self._requests[request_id] = _Request(now_ms, uri)
         return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
 
-    def request_next_checkpoint(self, request_id: str, now_ms: int) -> list[CheckpointCommand]:
-        """Let a request be answered by the next checkpoint, also if it is already in progress."""
-        assert self._coordinator is not None  # noqa: S101 - only a job without `busy` is asked
+    def request_for_change(self, request_id: str, now_ms: int, *, stop_uri: str = "") -> list[CheckpointCommand]:
+        """Request a checkpoint for a rescale or upgrade; `ChangeCheckpoint` is the result.
+
+        It is the next checkpoint, also if that is already in progress. With `stop_uri`, it is a stop with a savepoint.
+        """
+        if self._coordinator is None or self.final_checkpoint is not None:
+            return [ChangeCheckpoint(request_id, None, f"the job is not running {RESUME_HINT}")]
+        self._requests[request_id] = _Request(now_ms, stop_uri, for_change=True)
+        if stop_uri:
+            return self._translate(self._coordinator.request(BarrierKind.STOP, request_id, now_ms), now_ms)
         return self._translate(self._coordinator.join(request_id, now_ms), now_ms)
 
     @property
@@ -423,7 +447,10 @@ class Checkpointing:
     @property
     def open_requests(self) -> tuple[OpenRequest, ...]:
         """The savepoints and stops that are not complete, the one under way first."""
-        return tuple(OpenRequest(what, self._asked_ms.get(asked, -1), phase) for what, asked, phase in self._open())
+        return tuple(
+            OpenRequest(what, self._requests[asked].asked_ms if asked in self._requests else -1, phase)
+            for what, asked, phase in self._open()
+        )
 
     def _open(self) -> list[tuple[str, str, str]]:
         """Return kind, request id and phase of each open savepoint or stop."""
@@ -441,7 +468,8 @@ class Checkpointing:
     def withdraw(self) -> list[BarrierRequested]:
         """End the coordinator for a change of the job; return the user requests that are still unanswered."""
         taken = self._coordinator.withdraw() if self._coordinator is not None else ()
-        return [request_of(kind, request_id, self._uris.pop(request_id, "")) for kind, request_id in taken]
+        found = [(kind, request_id, self._requests.pop(request_id, _Request(-1))) for kind, request_id in taken]
+        return [request_of(kind, request_id, known.uri) for kind, request_id, known in found if not known.for_change]
 
     @property
     def inputs_ended(self) -> bool:
@@ -453,13 +481,6 @@ class Checkpointing:
         """The newest checkpoint of this history, without those of abandoned trials."""
         counting = (m for m in reversed(self._manifests) if m.sequence not in self._withheld.abandoned)
         return next((m for m in counting if m.kind == "checkpoint"), None)
-
-    @property
-    def newest(self) -> Manifest:
-        """The same, where one exists: after a checkpoint or restore in this deployment."""
-        newest = self.newest_or_none
-        assert newest is not None  # noqa: S101 - the caller has seen it
-        return newest
 
     # --- reports of tasks and log ----------------------------------------------------------------------------------
 
@@ -506,21 +527,22 @@ class Checkpointing:
         if manifest.kind == "checkpoint":
             self.pending_as_of = manifest.sequence
         self._published.clear()
-        uri = self._uris.pop(current.request_id, "")
+        uri = self._uri_of(current)
         commands: list[CheckpointCommand] = []
         if current.kind is BarrierKind.SAVEPOINT:
             commands += self._copy(manifest, current.request_id, uri)
         else:
             self._withheld.permit = entry.permit
             commands += completed_commands(self._running(), entry.permit, self._withheld.sinks)
-            if current.request_id and not current.kind.ends_job:
-                commands.append(OperationEnded(current.request_id, path, current.checkpoint_id))
         if current.label in _ENDING or current.final:
             timeout = self._running().graph.settings.checkpoint_timeout_ms
             request = current.request_id if current.kind.ends_job else ""
             self.final_checkpoint = FinalCheckpoint(manifest, uri if request else "", request, now_ms + timeout)
         commands += self._retain(now_ms)
         commands += self._translate(coordinator.appended(current.checkpoint_id, now_ms), now_ms)
+        if current.request_id and current.kind is BarrierKind.CHECKPOINT:
+            answer = OperationEnded(current.request_id, path, current.checkpoint_id)
+            commands.append(self._answer(answer, manifest))
         return commands + self._advance_ending()
 
     def append_failed(self, tag: str, reason: str, now_ms: int) -> list[CheckpointCommand]:
@@ -543,7 +565,7 @@ class Checkpointing:
             self.history.saved(checkpoint_id, message.uri)
         ending = self.final_checkpoint
         if ending is None or ending.manifest.checkpoint_id != checkpoint_id:
-            return [OperationEnded(message.savepoint_id, message.uri, checkpoint_id, message.error)]
+            return [self._answer(OperationEnded(message.savepoint_id, message.uri, checkpoint_id, message.error))]
         if message.error:
             return [JobShouldFail(f"savepoint {message.uri} could not be written: {message.error}")]
         ending.saved = True
@@ -580,14 +602,13 @@ class Checkpointing:
                 case LetOvertake(pending):
                     commands += overtake_commands(self._running(), pending)
                 case AppendCheckpoint(pending):
-                    uri = self._uris.get(pending.request_id, "")
-                    draft = checkpoint_entry(self._running(), pending, self._uncommitted(pending), (uri, now_ms))
+                    noted = self._uri_of(pending), now_ms
+                    draft = checkpoint_entry(self._running(), pending, self._uncommitted(pending), noted)
                     commands.append(AppendManifest(pending.tag, self._withheld.stamped(draft)))
                 case AbortCheckpoint(pending, reason):
                     commands += self._abort(pending, reason, now_ms)
                 case RefuseRequest(request_id, reason):
-                    self._uris.pop(request_id, None)
-                    commands.append(OperationEnded(request_id, error=reason))
+                    commands.append(self._answer(OperationEnded(request_id, error=reason)))
                 case FailJob(reason):
                     commands.append(JobShouldFail(reason))
         return commands
@@ -605,9 +626,20 @@ class Checkpointing:
             # The append may have succeeded; the next deployment reads the log.
             self._undecided_stop = pending.request_id
         elif pending.request_id:
-            self._uris.pop(pending.request_id, None)
-            commands.append(OperationEnded(pending.request_id, error=reason))
+            commands.append(self._answer(OperationEnded(pending.request_id, error=reason)))
         return commands
+
+    def _uri_of(self, pending: PendingCheckpoint) -> str:
+        """Return where the copy of a checkpoint is written; empty if it has none."""
+        known = self._requests.get(pending.request_id)
+        return known.uri if known is not None else ""
+
+    def _answer(self, answer: OperationEnded, checkpoint: Manifest | None = None) -> OperationEnded | ChangeCheckpoint:
+        """Return the answer to a request, for whoever made it: a user, or a change of the job."""
+        known = self._requests.pop(answer.request_id, None)
+        if known is None or not known.for_change:
+            return answer
+        return ChangeCheckpoint(answer.request_id, checkpoint, answer.error)
 
     def _uncommitted(self, pending: PendingCheckpoint) -> tuple[Committable, ...]:
         """Return all output that is not known to be published when `pending` is complete."""
@@ -638,12 +670,14 @@ class Checkpointing:
         if ending is None or self.pending:
             return []
         if not ending.uri or ending.saved:
-            done: list[CheckpointCommand] = [JobCanFinish(ending.manifest)]
-            if ending.request_id:
-                self.stopped = ending.answer
-                done.insert(0, self.stopped)
             self.final_checkpoint = None
-            return done
+            answer = self._answer(ending.answer, ending.manifest)
+            if isinstance(answer, ChangeCheckpoint):
+                return [answer]
+            if not answer.request_id:
+                return [JobCanFinish()]
+            self.stopped = answer
+            return [answer, JobCanFinish()]
         if ending.writing:
             return []
         # All output is published, so the copy needs no markers, which may expire before it is used.

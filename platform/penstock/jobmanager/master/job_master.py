@@ -20,6 +20,7 @@ from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.change.job_change import JobChange
 from penstock.jobmanager.change.steps import (
     AdoptDefinition,
+    ChangeContext,
     ChangeStep,
     Failed,
     Failure,
@@ -27,8 +28,9 @@ from penstock.jobmanager.change.steps import (
     StopForChange,
     StoreMetrics,
 )
-from penstock.jobmanager.change.upgrading import RELEASE_TAG, ChangeContext
+from penstock.jobmanager.change.upgrading import RELEASE_TAG
 from penstock.jobmanager.checkpoints.checkpointing import (
+    ChangeCheckpoint,
     CheckpointCommand,
     CheckpointFailed,
     Checkpointing,
@@ -149,6 +151,8 @@ class JobMaster:
         self._restart = RestartPolicy(graph.settings.restart)
         self._held = HeldSlots()
         self.job_change = JobChange(upgrade)
+        #: Results of checkpoints that the change requested, for `_deliver`.
+        self._results: deque[ChangeCheckpoint] = deque()
         self._waiting = WaitingRequests()
         self._deployments = 0
         #: A lost connection whose cause may still be reported, and until when to wait for it.
@@ -164,10 +168,10 @@ class JobMaster:
             return []
         if isinstance(event, ev.Tick):
             self._wake_ms = None
-        commands = self._intercept_answers(self._dispatch(event, now_ms), now_ms)
-        commands += self._intercept_answers(
-            self._apply(self.job_change.decide(self._change_context(now_ms)), now_ms), now_ms
-        )
+        commands = self._dispatch(event, now_ms)
+        commands += self._deliver(now_ms)
+        commands += self._apply(self.job_change.decide(self._change_context(now_ms)), now_ms)
+        commands += self._deliver(now_ms)
         commands += self._proceed(now_ms)
         wake = self._next_wake()
         if wake is not None and wake != self._wake_ms:
@@ -208,13 +212,17 @@ class JobMaster:
             case _, ev.AttemptRecorded(attempt):
                 current = self.deployment
                 return current.attempt_recorded() if current is not None and current.ids.attempt == attempt else []
-            case _, ev.SlotsGranted(slots):
+            case _, ev.SlotsGranted(slots) if self.job_change.waits_for_slots:
+                return self._apply(self.job_change.slots_granted(slots, self._change_context(now_ms)), now_ms)
+            case Step.STARTING, ev.SlotsGranted(slots):
                 return self._on_slots(slots)
+            case _, ev.SlotsGranted(slots):
+                return [cmd.ReleaseSlots(slots)]  # requested by a deployment or a rescale that has ended
             case _, ev.SlotsAwaited(text):
                 self.event_log.add(now_ms, "slots", f"waiting for {text}")
                 return []
             case _, ev.SlotsRefused(reason) if self.job_change.waits_for_slots:
-                return self._apply(self.job_change.rescaling.slots_refused(reason), now_ms)
+                return self._apply(self.job_change.slots_refused(reason), now_ms)
             case _, ev.SlotsRefused(reason):
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
             case _, ev.WorkerReported() as reported:
@@ -273,15 +281,13 @@ class JobMaster:
         decided = self._apply(self.job_change.log_read(recovered.plan, self._change_context(now_ms)), now_ms)
         if recovered.plan.finishing and recovered.plan.trial is not None and recovered.plan.trial.open:
             return decided  # the log is read again after the release: only then may the final output be published
-        commands = decided + self.checkpointing.begin(deployment, recovered.plan, now_ms)
+        commands = decided + self._apply(self.checkpointing.begin(deployment, recovered.plan, now_ms), now_ms)
         return commands + deployment.log_read(recovered, now_ms)
 
     def _on_slots(self, slots: tuple[Slot, ...]) -> list[cmd.Command]:
-        if self.job_change.slots_granted(slots):
-            return []
-        starting = self.deployment if self.step is Step.STARTING else None
+        starting = self.deployment
         if starting is None or len(slots) > starting.needed - len(self._held.slots):
-            return [cmd.ReleaseSlots(slots)]  # requested by a deployment or a rescale that has ended
+            return [cmd.ReleaseSlots(slots)]  # requested by an earlier deployment
         self._held.slots += slots
         return starting.slots_granted(slots)
 
@@ -328,7 +334,7 @@ class JobMaster:
         return []
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
-        commands = self._apply(self.job_change.rescaling.taskmanager_lost(taskmanager_id), now_ms)
+        commands = self._apply(self.job_change.taskmanager_lost(taskmanager_id), now_ms)
         held = self.deployment.workers if self.deployment is not None else {}
         for worker in [w for w in held.values() if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
@@ -347,7 +353,7 @@ class JobMaster:
         if isinstance(event, ev.ManifestAppended):
             manifest = event.entry.manifest
             self.event_log.add(now_ms, "checkpoint", f"{event.tag} completed")
-            self.job_change.upgrading.checkpointed(manifest)
+            self.job_change.checkpointed(manifest)
             self._restart.checkpointed()
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
         return self._apply(self.checkpointing.append_failed(event.tag, event.reason, now_ms), now_ms)
@@ -478,6 +484,7 @@ class JobMaster:
         while before is not self.step:
             before = self.step
             commands += self._leave_step(now_ms)
+            commands += self._deliver(now_ms)
         return commands
 
     def _leave_step(self, now_ms: int) -> list[cmd.Command]:
@@ -507,10 +514,11 @@ class JobMaster:
         self._ever_ran = True
         self.status.to(JobStatus.RUNNING, now_ms)
         self.event_log.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
-        commands: list[cmd.Command] = [*self.job_change.rescaling.running()]
+        commands = self._apply(self.job_change.running(), now_ms)
         commands += self._apply(self.checkpointing.start(now_ms), now_ms)
         for request in self._waiting.take():
-            commands += self._intercept_answers(self._dispatch(request, now_ms), now_ms)
+            commands += self._dispatch(request, now_ms)
+            commands += self._deliver(now_ms)
         return commands
 
     def _resume_ending(self, last: Manifest, now_ms: int) -> list[cmd.Command]:
@@ -518,7 +526,8 @@ class JobMaster:
         self._steps.to(Step.RUNNING)
         self._waiting.drop(last.request)  # answered when the ending resumes
         commands = self._apply(self._waiting.refuse("the job is about to end"), now_ms)
-        return commands + self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
+        ending = self.checkpointing.resume_ending(last, now_ms, for_change=self.job_change.owns(last))
+        return commands + self._apply(ending, now_ms)
 
     def _tasks_ended(self, now_ms: int) -> bool:
         """Return whether no task is open, or the time to wait for them is over."""
@@ -543,7 +552,7 @@ class JobMaster:
         self.event_log.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())
         commands = self._halt(failure.error, now_ms)
         delay = self._restart.on_failure(cause, now_ms, self._rand.fraction())
-        if self.job_change.upgrading.failed(failure.error, final=delay is None):
+        if self.job_change.failed(failure.error, final=delay is None):
             # A version on trial does not end the job, and neither does a savepoint that cannot be written. After the
             # decision the old or the new version continues.
             delay = _FORCED_RESTART_DELAY_MS if delay is None else delay
@@ -578,7 +587,7 @@ class JobMaster:
         commands = self._dismiss(now_ms) if self._adoption is not None else []
         commands += self._apply(self.checkpointing.halt("the job was cancelled", now_ms), now_ms)
         commands += self._apply(self.job_change.halted("the job was cancelled"), now_ms)
-        commands += self.job_change.closed("the job was cancelled")
+        commands += self._apply(self.job_change.closed("the job was cancelled"), now_ms)
         self._steps.to(Step.CANCELLING, now_ms + _EXIT_TIMEOUT_MS)
         return commands + self._broadcast(
             msg.CancelTasks(job_id=self.identity.job_id, generation=self.identity.generation)
@@ -599,11 +608,13 @@ class JobMaster:
         own, state = (self.graph, self.identity, self.step), self.status.state.value
         return ChangeContext(*own, state, running, held, self.checkpointing, now_ms, slow)
 
-    def _intercept_answers(self, commands: list[cmd.Command], now_ms: int) -> list[cmd.Command]:
-        """Intercept answers to requests of a rescale or an upgrade."""
-        if not any(isinstance(command, cmd.OperationEnded) for command in commands):
-            return commands
-        return self._apply(self.job_change.intercept_answers(commands, self._change_context(now_ms)), now_ms)
+    def _deliver(self, now_ms: int) -> list[cmd.Command]:
+        """Pass on the results of the change's checkpoint, after all else that follows from the event."""
+        commands: list[cmd.Command] = []
+        while self._results:
+            result = self._results.popleft()
+            commands += self._apply(self.job_change.checkpoint_ended(result, self._change_context(now_ms)), now_ms)
+        return commands
 
     def _stop_for_change(self, step: StopForChange, now_ms: int) -> list[cmd.Command]:
         """End the deployment for a change that is being recorded; user requests wait until the job runs again."""
@@ -623,7 +634,8 @@ class JobMaster:
 
     def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
         uncommitted = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
-        commands = self.checkpointing.close(f"the job is {state}") + self.job_change.closed(f"the job is {state}")
+        commands = self._apply(self.checkpointing.close(f"the job is {state}"), now_ms)
+        commands += self._apply(self.job_change.closed(f"the job is {state}"), now_ms)
         commands += self._halt(f"the job is {state}", now_ms)
         self._steps.to(Step.CLOSING)
         self._end_state, self._end_written = state, False
@@ -658,11 +670,10 @@ class JobMaster:
                     commands += self._fail(Failure(now_ms, reason), now_ms)
                 case Failed(failure, cause):
                     commands += self._on_task_failed(failure, cause, now_ms)
-                case JobCanFinish(checkpoint) if self.job_change.upgrading.owns_checkpoint(checkpoint):
-                    taken = self.job_change.upgrading.checkpoint_taken(checkpoint, self._change_context(now_ms))
-                    commands += self._apply(taken, now_ms)
                 case JobCanFinish():
                     commands += self._finish(now_ms)
+                case ChangeCheckpoint():
+                    self._results.append(command)
                 case Note(kind, text):
                     self.event_log.add(now_ms, kind, text)
                 case StoreMetrics(tasks, texts):
@@ -681,7 +692,7 @@ class JobMaster:
         exit_ms = self._held.wake_ms() if recorded or self.step in (Step.WAITING, Step.CLOSING) else None
         times = [
             self.checkpointing.wake_ms(),
-            self.job_change.upgrading.wake_ms(),
+            self.job_change.wake_ms(),
             self._waiting.wake_ms(),
             exit_ms if exit_ms is not None else self._steps.deadline_ms,
         ]

@@ -277,6 +277,21 @@ def test_slots_that_vanish_before_the_checkpoint_end_the_rescale(world_of, graph
     assert (widths(world), world.free) == (({2}, {"r"}, 4), [])
 
 
+def test_the_checkpoint_of_an_abandoned_rescale_is_not_that_of_the_next(world_of, graph_of):
+    world = world_of(graph_of()).start().pass_time(1500)
+    world.free, world.auto_ack = [Slot("other", 0)], False
+    world.post(ask(world, 3)).post(ev.TaskManagerLost("other", "silent"))
+    assert "other" in world.operations["t"].error
+    world.free = [Slot("tm", 7)]
+    world.post(ask(world, 3, "u"))
+    acknowledge(world)
+    assert ("u" in world.operations, widths(world)[1]) == (False, {"r"})
+    acknowledge(world)
+    assert (world.operations["u"].error, widths(world)[:2]) == ("", ({3}, {"run-u"}))
+    assert set(world.operations) == {"t", "u"}
+    assert_published_once(world)
+
+
 def test_a_job_at_its_end_is_not_rescaled(world_of, graph_of):
     world = world_of(graph_of(bounded=True)).start()
     world.auto_ack = False

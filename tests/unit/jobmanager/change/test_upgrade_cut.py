@@ -79,6 +79,17 @@ def test_a_users_stop_stays_the_users(world_of, graph_of, held):
     assert_exact(world)
 
 
+def test_the_stop_of_an_upgrade_is_no_stop_of_the_job(world_of, graph_of):
+    """A job that a user cancels later has no savepoint of a stop, and no answer to one."""
+    world = world_of(graph_of()).start().pass_time(1500)
+    world.post(ask(world.graph)).pass_time(5000)
+    assert (phase(world), world.operations["t"].uri) == (None, "memory://sp/t")
+    world.post(ev.CancelRequested())
+    assert world.terminal.state == "CANCELED"
+    assert world.master.checkpointing.stopped is None
+    assert set(world.operations) == {"t"}
+
+
 def test_a_savepoint_that_cannot_be_written_leaves_the_old_version_running(world_of, graph_of):
     world = world_of(graph_of()).start().pass_time(1500)
     world.copy_error = "AccessDenied"
