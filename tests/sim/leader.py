@@ -159,11 +159,8 @@ class Leader:
                 self._call("delete", partial(store.delete, sequences, files, emptied), lambda _result, _error: None)
             case cmd.RequestSlots(count, wait):
                 self._tell(self._pool.request(self.run.job_id, count, self.world.clock.now_ms(), wait=wait))
-            case cmd.RecordRescale():
-                sealed = partial(store.continue_as, self.run.job_id, command.run_id, command.graph)
-                self._call("seal the rescale", sealed, partial(self._resealed, command))
-            case cmd.RecordUpgrade():
-                self._record_upgrade(command)
+            case cmd.RecordChange():
+                self._record_change(command)
             case cmd.ReleaseSlots(slots):
                 self._tell(self._pool.release(self.run.job_id, slots))
             case cmd.RecordAttempt(attempt):
@@ -251,58 +248,39 @@ class Leader:
         else:
             self.post(ev.ManifestAppended(tag, entry))
 
-    def _resealed(self, command: cmd.RecordRescale, _result: Any, error: BaseException | None) -> None:
-        """Then the record of the HA store: whoever leads from there on runs the job as it says."""
-
-        def written() -> None:
-            self._require_own_record()
-            self.run.graph, self.run.run_id, self.run.start = command.graph, command.run_id, StartOptions()
-
-        def recorded(_result: Any, error: BaseException | None) -> None:
-            if error is not None:
-                self.store.set_graph(self.run.graph)
-                self.post(ev.RescaleNotRecorded(str(error)))
-                return
-            self.world.swarm.seen("rescaled-in-place")
-            self.post(ev.RescaleRecorded())
-
-        if error is None:
-            self._call("record the rescale", written, recorded)
-        else:
-            recorded(None, error)
-
     def _require_own_record(self) -> None:
         """One compare-and-set: what a newer leader has taken over is not overwritten."""
         if self.master is not None and self.run.recorded_by > self.master.identity.generation:
             msg = "a newer leader owns the job's record"
             raise LeadershipLostError(msg, hint="this process steps down")
 
-    def _record_upgrade(self, command: cmd.RecordUpgrade) -> None:
-        """As a rescale, where there is a new run; the record alone where there is none."""
-        graph = command.graph
+    def _record_change(self, command: cmd.RecordChange) -> None:
+        """The seal, where there is a new run; then the record of the HA store: later leaders run the job as it says."""
+        graph, upgrade = command.graph, command.upgrade
 
         def written() -> None:
             self._require_own_record()
-            if self.world.swarm.strikes("put-fails-before"):
-                msg = "simulated: the job's record was not written"
-                raise StorageError(msg)
-            self.run.upgrade, self.run.recorded_by = command.upgrade, self.master.identity.generation
+            if upgrade is not None:
+                if self.world.swarm.strikes("put-fails-before"):
+                    msg = "simulated: the job's record was not written"
+                    raise StorageError(msg)
+                self.run.upgrade, self.run.recorded_by = upgrade, self.master.identity.generation
             if graph is not None:
                 self.run.graph, self.run.run_id, self.run.start = graph, command.run_id, StartOptions()
 
         def recorded(_result: Any, error: BaseException | None) -> None:
             if error is not None:
                 self.store.set_graph(self.run.graph)
-                self.post(ev.UpgradeNotRecorded(str(error)))
+                self.post(ev.ChangeNotRecorded(str(error)))
                 return
-            self.world.swarm.seen(f"upgrade-{command.upgrade.phase}")
-            self.post(ev.UpgradeRecorded())
+            self.world.swarm.seen("rescaled-in-place" if upgrade is None else f"upgrade-{upgrade.phase}")
+            self.post(ev.ChangeRecorded())
 
         def sealed(_result: Any, error: BaseException | None) -> None:
             if error is not None:
                 recorded(None, error)
             else:
-                self._call("record the upgrade", written, recorded)
+                self._call("record the change", written, recorded)
 
         if graph is None:
             sealed(None, None)

@@ -128,8 +128,7 @@ class Dispatcher:
         self._hooks = DriverHooks(
             ended=self._on_ended,
             operation_ended=self._on_operation_ended,
-            rescaled=self.changes.record_rescale,
-            upgraded=self.changes.record_upgrade,
+            changed=self.changes.record_change,
             handled=lambda driver, master: self._event_logs.entries_added(driver.record.job_id, master),
             broken=lambda driver, error: self._spawn(self._replace(driver, error)),
         )

@@ -256,7 +256,7 @@ class World:
         self.held_discovery: list = []
         self.hold_discovery = False
         #: What a rescale has put into the job's record; why it cannot.
-        self.recorded: cmd.RecordRescale | None = None
+        self.recorded: cmd.RecordChange | None = None
         self.record_error, self.copy_error = "", ""
         #: The leader dies when the new run of an upgrade is sealed, before it is recorded.
         self.dies_sealed = False
@@ -336,9 +336,9 @@ class World:
                     post(ev.SlotsRefused(f"{count} are needed, {len(self.free)} are free"))
             case cmd.ReleaseSlots(slots):
                 self.free += slots or ()
-            case cmd.RecordRescale():
+            case cmd.RecordChange(upgrade=None):
                 self._record(command)
-            case cmd.RecordUpgrade():
+            case cmd.RecordChange():
                 self._record_upgrade(command)
             case cmd.LaunchWorker(worker_id, _):
                 self.workers[worker_id] = FakeWorker(self, worker_id)
@@ -369,17 +369,17 @@ class World:
             case cmd.JobTerminal():
                 self.terminal = command
 
-    def _record(self, command: cmd.RecordRescale) -> None:
+    def _record(self, command: cmd.RecordChange) -> None:
         if self.record_error:
-            self.queue.append(ev.RescaleNotRecorded(self.record_error))
+            self.queue.append(ev.ChangeNotRecorded(self.record_error))
             return
         self.log.append(self._seal(command.run_id))
         self.source, self.recorded = None, command
-        self.queue.append(ev.RescaleRecorded())
+        self.queue.append(ev.ChangeRecorded())
 
-    def _record_upgrade(self, command: cmd.RecordUpgrade) -> None:
+    def _record_upgrade(self, command: cmd.RecordChange) -> None:
         if self.record_error:
-            self.queue.append(ev.UpgradeNotRecorded(self.record_error))
+            self.queue.append(ev.ChangeNotRecorded(self.record_error))
             return
         if command.graph is not None:
             self.log.append(_with_trial(self._seal(command.run_id), command.trial))
@@ -388,7 +388,7 @@ class World:
                 return
             self.source, self.graph, self.run_id = None, command.graph, command.run_id
         self.upgrades.append(command.upgrade)
-        self.queue.append(ev.UpgradeRecorded())
+        self.queue.append(ev.ChangeRecorded())
 
     def _seal(self, run_id: str, note: str = "") -> Manifest:
         return Manifest(

@@ -55,18 +55,18 @@ class JobChange:
             case ev.RescaleRequested():
                 obstacle = "an upgrade of the job is under way" if self.upgrading.phase else job.obstacle
                 return self.rescaling.requested(event, job, obstacle)
-            case ev.RescaleRecorded():
-                return self.rescaling.recorded(job.identity)
-            case ev.RescaleNotRecorded(reason):
-                return self.rescaling.not_recorded(reason)
             case ev.UpgradeRequested():
                 obstacle = job.obstacle or ("a rescale of the job is under way" if self.rescaling.phase else "")
                 return self.upgrading.requested(event, job, obstacle)
             case ev.UpgradeJudged(healthy):
                 return self.upgrading.verdict_given(healthy=healthy)
-            case ev.UpgradeRecorded():
+            case ev.ChangeRecorded() if self.rescaling.phase is RescalePhase.RECORD:
+                return self.rescaling.recorded(job.identity)
+            case ev.ChangeRecorded():
                 return self.upgrading.recorded(job)
-            case ev.UpgradeNotRecorded(reason):
+            case ev.ChangeNotRecorded(reason) if self.rescaling.phase is RescalePhase.RECORD:
+                return self.rescaling.not_recorded(reason)
+            case ev.ChangeNotRecorded(reason):
                 return self.upgrading.not_recorded(reason, job.now_ms)
 
     def slots_granted(self, slots: Sequence[Slot], job: ChangeContext) -> list[ChangeStep]:

@@ -20,7 +20,7 @@ from penstock.jobmanager.change.steps import AdoptDefinition, ChangeContext, Cha
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.deploy.job_steps import Step
-from penstock.jobmanager.messages.commands import Command, OperationEnded, RecordRescale, ReleaseSlots, RequestSlots
+from penstock.jobmanager.messages.commands import Command, OperationEnded, RecordChange, ReleaseSlots, RequestSlots
 from penstock.jobmanager.messages.events import RescaleRequested
 from penstock.jobmanager.messages.placement import Slot
 
@@ -114,7 +114,7 @@ class Rescaling:
             return self.abandon(reason)
         current.phase = RescalePhase.RECORD
         note = Note("rescale", f"from checkpoint {result.checkpoint.checkpoint_id}: {described(request.graph)}")
-        record = RecordRescale(request.request_id, request.run_id, request.graph)
+        record = RecordChange(request.request_id, request.run_id, request.graph)
         return [note, StopForChange("the job is being rescaled", record)]
 
     def recorded(self, identity: JobIdentity) -> list[ChangeStep]:

@@ -24,7 +24,7 @@ from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.deploy.deployment import publishing_sinks
 from penstock.jobmanager.deploy.job_log import JobIdentity, release_entry
 from penstock.jobmanager.deploy.job_steps import Step
-from penstock.jobmanager.messages.commands import AppendManifest, OperationEnded, ReadLog, RecordUpgrade
+from penstock.jobmanager.messages.commands import AppendManifest, OperationEnded, ReadLog, RecordChange
 from penstock.jobmanager.messages.events import UpgradeRequested
 
 
@@ -173,7 +173,7 @@ class Upgrading:
             self.phase = UpgradeStage.WAIT if record.phase == "cut" else UpgradeStage.TRIAL
         #: Whether the log was read: before, it is unknown whether an earlier leader took the checkpoint.
         self._log_known = False
-        self._command: RecordUpgrade | None = None
+        self._command: RecordChange | None = None
         #: The reply to send once the record is durable: later leaders then give the same answer.
         self._reply: OperationEnded | None = None
         self._retry_ms: int | None = None
@@ -219,7 +219,7 @@ class Upgrading:
         self.phase = UpgradeStage.INTENT
         text = "a checkpoint" if request.policy.from_checkpoint else f"a savepoint at {request.uri}"
         note = Note("upgrade", f"requested{_version(request.policy)}, from {text}")
-        return [note, *self._send(RecordUpgrade(self.record))]
+        return [note, *self._send(RecordChange(self.record.token, upgrade=self.record))]
 
     def verdict_given(self, *, healthy: bool) -> list[ChangeStep]:
         """Take a user's verdict on the new version; ignored unless it is on trial."""
@@ -270,7 +270,7 @@ class Upgrading:
             deadline_ms=job.now_ms + record.policy.deadline_ms,
         )
         self.phase, self._last_error = UpgradeStage.SWITCH, ""
-        command = RecordUpgrade(self.record, record.run_id, graph, trial)
+        command = RecordChange(record.token, record.run_id, graph, self.record, trial)
         held = f", output of {', '.join(trial.held)} withheld" if trial.held else ""
         text = f"the new version takes over from checkpoint {checkpoint.checkpoint_id}{held}"
         self._send(command)
@@ -407,7 +407,7 @@ class Upgrading:
             self._current_record(), phase=phase, other=b"", reason=error, ended_ms=now_ms
         )
         self._reply = OperationEnded(self.record.token, uri=self.record.savepoint, error=error)
-        return [Note("upgrade", f"{phase}: {text}"), *self._send(RecordUpgrade(self.record))]
+        return [Note("upgrade", f"{phase}: {text}"), *self._send(RecordChange(self.record.token, upgrade=self.record))]
 
     def _refuse(self, reason: str, now_ms: int) -> list[ChangeStep]:
         return self._report("refused", reason, now_ms, f"the old version continues: {reason}")
@@ -422,7 +422,7 @@ class Upgrading:
             record, phase=phase, other=b"", reason=f"the old version is running again: {reason}", ended_ms=now_ms
         )
         self.rejected[record.run_id] = now_ms
-        command = RecordUpgrade(self.record, record.back_run_id, old)
+        command = RecordChange(record.token, record.back_run_id, old, self.record)
         self._send(command)
         return [Note("upgrade", f"{phase}: {reason}"), StopForChange("the upgrade is rolled back", command)]
 
@@ -462,7 +462,7 @@ class Upgrading:
             self.phase = None
         if command.graph is None:
             return [reply] if reply is not None else []
-        upgrade, old = command.upgrade, job.identity
+        upgrade, old = self._current_record(), job.identity
         allowed = upgrade.policy.allow_non_restored_state if command.trial is not None else ()
         own = JobIdentity(old.job_id, command.run_id, old.generation, allow_non_restored_state=allowed)
         steps: list[ChangeStep] = [AdoptDefinition(command.graph, own)]
@@ -498,7 +498,7 @@ class Upgrading:
             return self._release("retried", job)
         return [self._command] if self._command is not None else []
 
-    def _send(self, command: RecordUpgrade) -> list[ChangeStep]:
+    def _send(self, command: RecordChange) -> list[ChangeStep]:
         self._command = command
         return [command]
 

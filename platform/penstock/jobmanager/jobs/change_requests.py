@@ -42,9 +42,9 @@ from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.job_driver import JobDriver
 from penstock.jobmanager.jobs.known_jobs import KnownJob
 from penstock.jobmanager.jobs.operations import Operations
-from penstock.jobmanager.jobs.recorded_jobs import rescaled_record, upgraded_record
+from penstock.jobmanager.jobs.recorded_jobs import changed_record
 from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
-from penstock.jobmanager.messages.commands import OperationEnded, RecordRescale, RecordUpgrade
+from penstock.jobmanager.messages.commands import OperationEnded, RecordChange
 from penstock.jobmanager.messages.events import Event, RescaleRequested, UpgradeJudged, UpgradeRequested
 from penstock.jobmanager.messages.views import OperationStatus, UpgradeView
 
@@ -256,22 +256,19 @@ class ChangeRequests:
                 )
         return None
 
-    async def record_rescale(self, driver: JobDriver, command: RecordRescale) -> None:
-        """Write the record that makes the job its next run, also for later leaders."""
+    async def record_change(self, driver: JobDriver, command: RecordChange) -> None:
+        """Write a step of a rescale or upgrade to the job record; with a new run, also later leaders run the job so."""
         job = self._parts.jobs[driver.record.job_id]
-        record = rescaled_record(job.record, command, self._parts.generation)
-        failpoints.hit("jobmanager.before_rescale_record", run=command.run_id)
+        record = changed_record(job.record, command, self._parts.generation)
+        if command.upgrade is None:
+            failpoints.hit("jobmanager.before_rescale_record", run=command.run_id)
+        else:
+            failpoints.hit("jobmanager.before_upgrade_record", phase=command.upgrade.phase)
         await asyncio.to_thread(self._write, record)
-        failpoints.hit("jobmanager.after_rescale_record", run=command.run_id)
-        job.record, job.graph, driver.record = record, command.graph, record
-
-    async def record_upgrade(self, driver: JobDriver, command: RecordUpgrade) -> None:
-        """Write a step of an upgrade to the job record; the job itself may stay the same."""
-        job = self._parts.jobs[driver.record.job_id]
-        record = upgraded_record(job.record, command, self._parts.generation)
-        failpoints.hit("jobmanager.before_upgrade_record", phase=command.upgrade.phase)
-        await asyncio.to_thread(self._write, record)
-        failpoints.hit("jobmanager.after_upgrade_record", phase=command.upgrade.phase)
+        if command.upgrade is None:
+            failpoints.hit("jobmanager.after_rescale_record", run=command.run_id)
+        else:
+            failpoints.hit("jobmanager.after_upgrade_record", phase=command.upgrade.phase)
         job.record = driver.record = record
         job.graph = command.graph or job.graph
 

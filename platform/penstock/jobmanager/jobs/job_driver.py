@@ -43,10 +43,8 @@ class DriverHooks:
 
     ended: Callable[[JobDriver, str, str], None]
     operation_ended: Callable[[JobDriver, cmd.OperationEnded], None]
-    #: Writes the new run and its graph to the job's record.
-    rescaled: Callable[[JobDriver, cmd.RecordRescale], Awaitable[None]]
-    #: Writes an upgrade's state to the job's record, with the new run and its graph if there is one.
-    upgraded: Callable[[JobDriver, cmd.RecordUpgrade], Awaitable[None]]
+    #: Writes the state of a rescale or upgrade to the job's record, with the new run and its graph if there is one.
+    changed: Callable[[JobDriver, cmd.RecordChange], Awaitable[None]]
     #: Called after events were handled: the event log may have grown.
     handled: Callable[[JobDriver, JobMaster], None]
     #: Called when the driver can do nothing more: it has lost the job's lease or log, or met an internal error.
@@ -232,10 +230,8 @@ class JobDriver:
             case cmd.KillWorker(worker_id, slot):
                 self._where.pop(worker_id, None)
                 managers.kill_worker(job_id, worker_id, slot)
-            case cmd.RecordRescale():
-                self._spawn(self._record_rescale(command))
-            case cmd.RecordUpgrade():
-                self._spawn(self._record_upgrade(command))
+            case cmd.RecordChange():
+                self._spawn(self._record_change(command))
             case cmd.DiscoverSplits():
                 self._enumerators.discover(command)
             case cmd.CloseEnumerators():
@@ -292,36 +288,22 @@ class JobDriver:
                     self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}"
                 )
 
-    async def _record_rescale(self, command: cmd.RecordRescale) -> None:
-        """Seal the new run in the log first, so that later leaders fence it; then write the record, which decides."""
-        try:
-            await self._in_thread(self._parts.store.continue_as, self.record.job_id, command.run_id, command.graph)
-            await self._hooks.rescaled(self, command)
-        except LeadershipLostError as error:
-            self._break(error)
-        except (PenstockError, FailpointError) as error:
-            await self._in_thread(self._parts.store.set_graph, self.graph)
-            self.post(ev.RescaleNotRecorded(str(error)))
-        else:
-            self._continue_as(command.graph)
-            self.post(ev.RescaleRecorded())
-
-    async def _record_upgrade(self, command: cmd.RecordUpgrade) -> None:
-        """Record like a rescale if there is a new run; otherwise write only the job record."""
+    async def _record_change(self, command: cmd.RecordChange) -> None:
+        """Seal a new run in the log first, so that later leaders fence it; then write the record, which decides."""
         store, graph = self._parts.store, command.graph
         try:
             if graph is not None:
                 await self._in_thread(store.continue_as, self.record.job_id, command.run_id, graph, command.trial)
-            await self._hooks.upgraded(self, command)
+            await self._hooks.changed(self, command)
         except LeadershipLostError as error:
             self._break(error)
         except (PenstockError, FailpointError) as error:
             await self._in_thread(store.set_graph, self.graph)
-            self.post(ev.UpgradeNotRecorded(str(error)))
+            self.post(ev.ChangeNotRecorded(str(error)))
         else:
             if graph is not None:
                 self._continue_as(graph)
-            self.post(ev.UpgradeRecorded())
+            self.post(ev.ChangeRecorded())
 
     def _continue_as(self, graph: JobGraph) -> None:
         self._enumerators.close()

@@ -22,7 +22,7 @@ from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
 from penstock.jobmanager.jobs.job_store import StartOptions
-from penstock.jobmanager.messages.commands import OperationEnded, RecordRescale, RecordUpgrade
+from penstock.jobmanager.messages.commands import OperationEnded, RecordChange
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,24 +115,16 @@ def submitted_record(
     )
 
 
-def rescaled_record(record: JobRecord, command: RecordRescale, generation: int) -> JobRecord:
-    """Return the job record after a rescale: a new run with another parallelism from the job's own checkpoint."""
-    return msgspec.structs.replace(
-        record,
-        run_id=command.run_id,
-        graph=encode_graph(command.graph),
-        options={},
-        generation=generation,
-        rescale_token=command.request_id,
-    )
-
-
-def upgraded_record(record: JobRecord, command: RecordUpgrade, generation: int) -> JobRecord:
-    """Return the job record with an upgrade's state; with a graph in the command, as a new run and version."""
-    changed = msgspec.structs.replace(record, upgrade=command.upgrade, generation=generation)
+def changed_record(record: JobRecord, command: RecordChange, generation: int) -> JobRecord:
+    """Return the job record with the state of a rescale or upgrade; with a graph in the command, as a new run."""
+    upgrade = command.upgrade
+    if upgrade is None:
+        changed = msgspec.structs.replace(record, rescale_token=command.request_id, generation=generation)
+    else:
+        changed = msgspec.structs.replace(record, upgrade=upgrade, generation=generation)
     if command.graph is None:
         return changed
-    allowed = command.upgrade.policy.allow_non_restored_state if command.trial is not None else ()
+    allowed = upgrade.policy.allow_non_restored_state if upgrade is not None and command.trial is not None else ()
     return msgspec.structs.replace(
         changed,
         run_id=command.run_id,

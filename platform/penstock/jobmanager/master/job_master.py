@@ -253,8 +253,8 @@ class JobMaster:
             case _, (ev.StopRequested() | ev.SavepointRequested() | ev.CheckpointRequested()) as request:
                 return self._request(request, now_ms)
             case _, (
-                (ev.RescaleRequested() | ev.RescaleRecorded() | ev.RescaleNotRecorded())
-                | (ev.UpgradeRequested() | ev.UpgradeJudged() | ev.UpgradeRecorded() | ev.UpgradeNotRecorded())
+                (ev.RescaleRequested() | ev.UpgradeRequested() | ev.UpgradeJudged())
+                | (ev.ChangeRecorded() | ev.ChangeNotRecorded())
             ) as change:
                 return self._apply(self.job_change.handle(change, self._change_context(now_ms)), now_ms)
         return []

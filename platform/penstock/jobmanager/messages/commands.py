@@ -109,28 +109,18 @@ class DeleteEntries:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordRescale:
-    """Seal `run_id` in the log, then write it and its graph to the job's record.
+class RecordChange:
+    """Write a step of a rescale or upgrade to the job's record; with a graph, seal `run_id` in the log first.
 
-    From then on any leader runs the job as this run. Answered by `RescaleRecorded` or `RescaleNotRecorded`.
+    From then on any leader runs the job as this run. Answered by `ChangeRecorded` or `ChangeNotRecorded`.
     """
 
     request_id: str
-    run_id: str
-    graph: JobGraph
-
-
-@dataclass(frozen=True, slots=True)
-class RecordUpgrade:
-    """Write an upgrade's state to the job's record; with a graph, seal `run_id` in the log first.
-
-    From then on any leader runs the job as this run. Answered by `UpgradeRecorded` or `UpgradeNotRecorded`.
-    """
-
-    upgrade: UpgradeRecord
     run_id: str = ""
     graph: JobGraph | None = None
-    #: How the run begins; None: the old version returns.
+    #: The state of the upgrade; None: a rescale.
+    upgrade: UpgradeRecord | None = None
+    #: How the run begins; None: not as an upgrade.
     trial: Trial | None = None
 
 
@@ -194,8 +184,7 @@ Command = (
     | SendToWorkers
     | AppendManifest
     | DeleteEntries
-    | RecordRescale
-    | RecordUpgrade
+    | RecordChange
     | DiscoverSplits
     | CloseEnumerators
     | WakeAt

@@ -178,18 +178,6 @@ class RescaleRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class RescaleRecorded:
-    """Answer to `RecordRescale`: the record is durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class RescaleNotRecorded:
-    """Answer to `RecordRescale`: the record was not written."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class UpgradeRequested:
     """A user asked for an upgrade: the job continues as `graph`, its new version, as a new run."""
 
@@ -213,13 +201,13 @@ class UpgradeJudged:
 
 
 @dataclass(frozen=True, slots=True)
-class UpgradeRecorded:
-    """Answer to `RecordUpgrade`: the record is durable."""
+class ChangeRecorded:
+    """Answer to `RecordChange`: the record is durable."""
 
 
 @dataclass(frozen=True, slots=True)
-class UpgradeNotRecorded:
-    """Answer to `RecordUpgrade`: the record was not written."""
+class ChangeNotRecorded:
+    """Answer to `RecordChange`: the record was not written."""
 
     reason: str
 
@@ -230,15 +218,7 @@ class Tick:
 
 
 #: Events that change a running job.
-Change = (
-    RescaleRequested
-    | RescaleRecorded
-    | RescaleNotRecorded
-    | UpgradeRequested
-    | UpgradeJudged
-    | UpgradeRecorded
-    | UpgradeNotRecorded
-)
+Change = RescaleRequested | UpgradeRequested | UpgradeJudged | ChangeRecorded | ChangeNotRecorded
 BarrierRequested = StopRequested | SavepointRequested | CheckpointRequested
 
 Event = (

@@ -262,7 +262,7 @@ def test_a_cancelled_rescale_keeps_no_request_waiting(world_of, graph_of):
     world._record = lambda _: world.queue.extend([ev.CancelRequested(), ev.StopRequested("s", "memory://sp")])
     acknowledge(world)
     assert world.operations["s"].error.startswith("the job is not running (cancel it;")
-    world.post(ev.RescaleNotRecorded("the store is down"))
+    world.post(ev.ChangeNotRecorded("the store is down"))
     assert world.operations["p"].error == "the job is CANCELED"
     assert world.terminal.state == "CANCELED"
 
