@@ -24,9 +24,8 @@ from penstock.checkpoint.retention import files_of
 from penstock.connector.sink import SinkContext
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.permits import CommitPermit
-from penstock.jobmanager.checkpoints.checkpointing import Checkpointing
+from penstock.jobmanager.checkpoints.checkpointing import Checkpointing, checkpoint_entry
 from penstock.jobmanager.deploy import job_log as recover
-from penstock.jobmanager.deploy.job_log import checkpoint_entry
 from penstock.jobmanager.master import job_master
 from penstock.jobmanager.messages.commands import DeleteEntries
 from penstock.kernels.aggregates import pages

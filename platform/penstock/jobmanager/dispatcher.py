@@ -21,7 +21,6 @@ from penstock.core.errors import LeadershipLostError, NotFoundError, PenstockErr
 from penstock.core.event_log import Entry
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted
-from penstock.graph.rescale import RescaleTo
 from penstock.jobmanager.change.steps import Failure
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerLimits
@@ -38,7 +37,7 @@ from penstock.jobmanager.jobs.known_jobs import (
     refuse_running,
     suspended_job,
 )
-from penstock.jobmanager.jobs.operations import Operations, kind_of
+from penstock.jobmanager.jobs.operations import Operations
 from penstock.jobmanager.jobs.recorded_jobs import (
     DEFAULT_OPTIONS,
     SubmitOptions,
@@ -53,7 +52,6 @@ from penstock.jobmanager.messages.commands import OperationEnded
 from penstock.jobmanager.messages.events import (
     CancelRequested,
     CheckpointRequested,
-    Event,
     SavepointRequested,
     StopRequested,
 )
@@ -114,7 +112,6 @@ class Dispatcher:
             ChangeParts(
                 jobs=self._jobs,
                 find=self._find,
-                operate=self._operate,
                 operations=self._operations,
                 free_slots=lambda: parts.taskmanagers.pool.free,
                 ha_store=parts.ha_store,
@@ -245,10 +242,10 @@ class Dispatcher:
             UsageError: `uri` is not writable, or the token belongs to another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        if self._is_repeated(found, request_id, "stop"):
+        if self.changes.is_repeated(found, request_id, "stop"):
             return request_id
         event = StopRequested(request_id, await savepoint_target(found, uri, request_id, probe=True), drain)
-        return self._operate(found, request_id, event)
+        return self.changes.operate(found, request_id, event)
 
     async def savepoint(self, job: str, uri: str = "", *, token: str = "") -> str:
         """Take a savepoint; return a request id (the token, if one is given). Requests with the same token are one.
@@ -257,22 +254,14 @@ class Dispatcher:
             UsageError: `uri` is not writable, or the token belongs to another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        probe = not self._is_repeated(found, request_id, "savepoint")
+        probe = not self.changes.is_repeated(found, request_id, "savepoint")
         place = await savepoint_target(found, uri, request_id, probe=probe)
-        return self._operate(found, request_id, SavepointRequested(request_id, place))
+        return self.changes.operate(found, request_id, SavepointRequested(request_id, place))
 
     async def trigger_checkpoint(self, job: str) -> str:
         """Take a checkpoint now; return a request id."""
         found, request_id = self._find(job), self._parts.rand.token()
-        return self._operate(found, request_id, CheckpointRequested(request_id))
-
-    async def rescale(self, job: str, to: RescaleTo) -> str:
-        """Continue with another parallelism from a checkpoint; return a request id (the token, if one is given).
-
-        Raises:
-            UsageError: the job is not running or cannot have that parallelism. Any other error fails the request.
-        """
-        return await self.changes.rescale(job, to)
+        return self.changes.operate(found, request_id, CheckpointRequested(request_id))
 
     def operation(self, request_id: str) -> OperationStatus:
         """Return the status of a stop, savepoint, checkpoint or rescale request."""
@@ -564,22 +553,6 @@ class Dispatcher:
 
     def _find(self, name: str) -> KnownJob:
         return find_job(self._jobs, name)
-
-    def _is_repeated(self, job: KnownJob, request_id: str, kind: str) -> bool:
-        """Return whether the request exists; a failed one may be repeated. Raises like `require_own`."""
-        known = self.changes.require_own(job, request_id, kind)
-        return known is not None and known.status != "FAILED"
-
-    def _operate(self, job: KnownJob, request_id: str, event: Event) -> str:
-        kind = kind_of(event)
-        if self._is_repeated(job, request_id, kind):
-            return request_id
-        self._operations.begin(request_id, job.record.job_id, kind)
-        try:
-            job.post(event)
-        except PenstockError as error:
-            self._operations.end(OperationEnded(request_id, error=str(error)), job.record.job_id)
-        return request_id
 
     def _spawn(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.checkpoints.checkpointing import CheckpointCommand, Checkpointing
-from penstock.jobmanager.deploy.failover import Cause
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.messages.commands import RESUME_HINT, Command
@@ -30,27 +28,11 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """Tells the job master to restart or end the job; the cause decides."""
-
-    failure: Failure
-    cause: Cause
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """Adds an entry to the event log."""
 
     kind: str
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoreMetrics:
-    """Keep these metrics and texts of subtasks, by `<vertex>/<subtask>`."""
-
-    tasks: Mapping[str, dict[str, float]]
-    texts: Mapping[str, dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +53,7 @@ class AdoptDefinition:
     extra: tuple[Slot, ...] = ()
 
 
-ChangeStep = CheckpointCommand | Failed | Note | StoreMetrics | StopForChange | AdoptDefinition
+ChangeStep = CheckpointCommand | Note | StopForChange | AdoptDefinition
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ from penstock.core.snapshot import Committable, pending_text
 from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.checkpoints.checkpoint_history import CheckpointHistory
 from penstock.jobmanager.deploy.deployment import Deployment
-from penstock.jobmanager.deploy.job_log import checkpoint_entry
 from penstock.jobmanager.messages.commands import (
     RESUME_HINT,
     AppendManifest,
@@ -183,6 +182,34 @@ def copy_commands(deployment: Deployment, manifest: Manifest, savepoint_id: str,
         manifest=encode_manifest(manifest),
     )
     return [SendToWorker(deployment.any_worker(), message)]
+
+
+def checkpoint_entry(
+    deployment: Deployment, pending: PendingCheckpoint, uncommitted: tuple[Committable, ...], noted: tuple[str, int]
+) -> Manifest:
+    """Return the entry of a fully acknowledged checkpoint; `noted` holds its copy's URI and the time (ms)."""
+    graph, ids = deployment.graph, deployment.ids
+    uri, now_ms = noted
+    return Manifest(
+        kind="savepoint" if pending.kind is BarrierKind.SAVEPOINT else "checkpoint",
+        sequence=0,
+        job_id=ids.job_id,
+        job_name=graph.name,
+        run_id=ids.run_id,
+        generation=ids.generation,
+        nonce="",
+        created_ms=now_ms,
+        checkpoint_id=pending.checkpoint_id,
+        graph_fingerprint=graph.fingerprint,
+        key_groups=graph.settings.key_groups,
+        operators={o.uid: (v.parallelism, v.id) for v in graph.vertices for o in v.operators},
+        subtasks=tuple(ack.snapshot for _, ack in sorted(pending.acks.items())),
+        pending=uncommitted,
+        runs=(ids.run_id,),
+        barrier=pending.label,
+        note=uri,
+        request=pending.request_id if pending.kind.ends_job else "",
+    )
 
 
 _SWEEP_GRACE_MS = 60_000

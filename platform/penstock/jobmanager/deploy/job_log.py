@@ -1,8 +1,8 @@
 """The job's use of its manifest log; pure.
 
 `plan_restore` derives what a deployment restores, `require_resumable` checks it at a submission; `ended_as` and
-`stop_of` tell how a run ended. The other functions build the leader's entries: checkpoints, releases, ends. Called by
-`master.job_master`, `checkpoints.checkpointing`, `change.upgrading` and `jobs.job_store`.
+`stop_of` tell how a run ended. The other functions build the leader's entries of releases and ends. Called by
+`master.job_master`, `change.upgrading` and `jobs.job_store`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from penstock.checkpoint.coordinator import PendingCheckpoint
 from penstock.checkpoint.manifest_log import LogEntry, Manifest
 from penstock.checkpoint.recovery import check_source, live_entries, plan_recovery
-from penstock.core.elements import BarrierKind
 from penstock.core.errors import StateMismatchError
 from penstock.core.event_log import Entry
 from penstock.core.snapshot import Committable
@@ -25,7 +23,7 @@ from penstock.graph.in_flight import assign_rows
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.restore_plan import assign_state, with_held
 from penstock.graph.state_check import check_states, require_fit, require_same_places
-from penstock.jobmanager.deploy.deployment import Deployment, Recovered, publishing_sinks
+from penstock.jobmanager.deploy.deployment import Recovered, publishing_sinks
 from penstock.jobmanager.messages.commands import OperationEnded
 from penstock.jobmanager.messages.events import LogRead
 
@@ -116,34 +114,6 @@ def stop_of(entries: Sequence[LogEntry], run_id: str) -> OperationEnded | None:
     if last is None or last.barrier not in ("stop", "drain") or not last.request:
         return None
     return OperationEnded(last.request, last.note, last.checkpoint_id, kind="stop")
-
-
-def checkpoint_entry(
-    deployment: Deployment, pending: PendingCheckpoint, uncommitted: tuple[Committable, ...], noted: tuple[str, int]
-) -> Manifest:
-    """Return the entry of a fully acknowledged checkpoint; `noted` holds its copy's URI and the time (ms)."""
-    graph, ids = deployment.graph, deployment.ids
-    uri, now_ms = noted
-    return Manifest(
-        kind="savepoint" if pending.kind is BarrierKind.SAVEPOINT else "checkpoint",
-        sequence=0,
-        job_id=ids.job_id,
-        job_name=graph.name,
-        run_id=ids.run_id,
-        generation=ids.generation,
-        nonce="",
-        created_ms=now_ms,
-        checkpoint_id=pending.checkpoint_id,
-        graph_fingerprint=graph.fingerprint,
-        key_groups=graph.settings.key_groups,
-        operators={o.uid: (v.parallelism, v.id) for v in graph.vertices for o in v.operators},
-        subtasks=tuple(ack.snapshot for _, ack in sorted(pending.acks.items())),
-        pending=uncommitted,
-        runs=(ids.run_id,),
-        barrier=pending.label,
-        note=uri,
-        request=pending.request_id if pending.kind.ends_job else "",
-    )
 
 
 def end_entry(

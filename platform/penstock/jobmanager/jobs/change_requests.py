@@ -41,7 +41,7 @@ from penstock.jobmanager.jobs import enumerators
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.job_driver import JobDriver
 from penstock.jobmanager.jobs.known_jobs import KnownJob
-from penstock.jobmanager.jobs.operations import Operations
+from penstock.jobmanager.jobs.operations import Operations, kind_of
 from penstock.jobmanager.jobs.recorded_jobs import changed_record
 from penstock.jobmanager.jobs.savepoint_folders import savepoint_target
 from penstock.jobmanager.messages.commands import OperationEnded, RecordChange
@@ -58,8 +58,6 @@ class ChangeParts:
 
     jobs: dict[str, KnownJob]
     find: Callable[[str], KnownJob]
-    #: Registers a request and posts its event to the job.
-    operate: Callable[[KnownJob, str, Event], str]
     operations: Operations
     free_slots: Callable[[], int]
     ha_store: ObjectStore
@@ -93,7 +91,11 @@ class ChangeRequests:
             self._parts.operations.begin(record.upgrade.token, record.job_id, "upgrade")
 
     async def rescale(self, job: str, to: RescaleTo) -> str:
-        """See `Dispatcher.rescale`."""
+        """Continue with another parallelism from a checkpoint; return a request id (the token, if one is given).
+
+        Raises:
+            UsageError: the job is not running or cannot have that parallelism. Any other error fails the request.
+        """
         return self._begin_rescale(self._parts.find(job), to)
 
     def _begin_rescale(self, found: KnownJob, to: RescaleTo) -> str:
@@ -106,7 +108,7 @@ class ChangeRequests:
             if found.master is not None:
                 found.master.event_log.add(parts.clock.now_ms(), "rescale", f"refused: {error}")
             raise
-        parts.operate(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
+        self.operate(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
         return request_id
 
     async def upgrade(self, job: str, graph: bytes, policy: UpgradePolicy, token: str = "") -> str:
@@ -132,7 +134,7 @@ class ChangeRequests:
             raise
         if not parts.operations.known(request_id):  # else a concurrent request with the same token was faster
             self._under_way[request_id] = policy.file, now_ms
-            parts.operate(found, request_id, event)
+            self.operate(found, request_id, event)
         return request_id
 
     async def _checked(self, found: KnownJob, graph: bytes, policy: UpgradePolicy, request_id: str) -> UpgradeRequested:
@@ -208,6 +210,23 @@ class ChangeRequests:
         if refusal is not None and (record is None or (record.ended and record.ended_ms <= refusal.at_ms)):
             return _refused_view(refusal)
         return None if record is None else _view(record, upgrading, found)
+
+    def operate(self, job: KnownJob, request_id: str, event: Event) -> str:
+        """Register a request and post its event to the job, once for all requests with that id; return the id."""
+        operations, kind = self._parts.operations, kind_of(event)
+        if self.is_repeated(job, request_id, kind):
+            return request_id
+        operations.begin(request_id, job.record.job_id, kind)
+        try:
+            job.post(event)
+        except PenstockError as error:
+            operations.end(OperationEnded(request_id, error=str(error)), job.record.job_id)
+        return request_id
+
+    def is_repeated(self, job: KnownJob, request_id: str, kind: str) -> bool:
+        """Return whether the request exists; a failed one may be repeated. Raises like `require_own`."""
+        known = self.require_own(job, request_id, kind)
+        return known is not None and known.status != "FAILED"
 
     def require_own(self, job: KnownJob, request_id: str, kind: str) -> OperationStatus | None:
         """Return the status of an earlier request with the same token; None if there was none.

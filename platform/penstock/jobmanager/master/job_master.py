@@ -16,17 +16,17 @@ from penstock.core.counts import counted
 from penstock.core.errors import PenstockError
 from penstock.core.event_log import EventLog
 from penstock.core.rand import Rand
+from penstock.core.snapshot import pending_text
 from penstock.graph.job_graph import JobGraph
+from penstock.graph.task_deployment import ExecutionId
 from penstock.jobmanager.change.job_change import JobChange
 from penstock.jobmanager.change.steps import (
     AdoptDefinition,
     ChangeContext,
     ChangeStep,
-    Failed,
     Failure,
     Note,
     StopForChange,
-    StoreMetrics,
 )
 from penstock.jobmanager.change.upgrading import RELEASE_TAG
 from penstock.jobmanager.checkpoints.checkpointing import (
@@ -53,12 +53,7 @@ from penstock.jobmanager.deploy.job_log import (
 from penstock.jobmanager.deploy.job_status import JobStatus, StatusMachine
 from penstock.jobmanager.deploy.job_steps import Step, StepMachine
 from penstock.jobmanager.deploy.watermark_alignment import WatermarkAlignment
-from penstock.jobmanager.master.worker_reports import (
-    DeployedJob,
-    SlowCallTracker,
-    UnreachableSources,
-    handle_report,
-)
+from penstock.jobmanager.master.worker_reports import SlowCallTracker, UnreachableSources
 from penstock.jobmanager.messages import commands as cmd
 from penstock.jobmanager.messages import events as ev
 from penstock.jobmanager.messages.commands import RESUME_HINT, OperationEnded
@@ -225,8 +220,11 @@ class JobMaster:
                 return self._apply(self.job_change.slots_refused(reason), now_ms)
             case _, ev.SlotsRefused(reason):
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
-            case _, ev.WorkerReported() as reported:
-                return self._on_report(reported, now_ms)
+            case Step.RECONCILING, ev.WorkerReported(worker_id, report):
+                self._reconciling().reported(worker_id, report)
+                return []
+            case _, ev.WorkerReported(worker_id, report):
+                return self._on_report(worker_id, report, now_ms)
             case _, ev.WorkerLost() as lost:
                 return self._on_worker_lost(lost, now_ms)
             case _, ev.TaskManagerLost(taskmanager_id, reason):
@@ -291,22 +289,77 @@ class JobMaster:
         self._held.slots += slots
         return starting.slots_granted(slots)
 
-    def _on_report(self, event: ev.WorkerReported, now_ms: int) -> list[cmd.Command]:
-        if self._adoption is not None:
-            self._adoption.reported(event.worker_id, event.report)
-        if self.deployment is None:
+    def _on_report(self, worker_id: str, report: msg.WorkerReport, now_ms: int) -> list[cmd.Command]:
+        """Handle a report; ignore that of a worker which is not of the present deployment."""
+        deployment, checkpointing = self.deployment, self.checkpointing
+        if deployment is None or worker_id not in deployment.workers:
             return []
-        job = DeployedJob(
-            self.graph,
-            self.step,
-            self.metrics,
-            self.deployment,
-            self.checkpointing,
-            self.alignment,
-            self.slow_call_tracker,
-            self._unreachable_sources,
-        )
-        return self._apply(handle_report(job, event.worker_id, event.report, now_ms), now_ms)
+        decided: Sequence[CheckpointCommand | ChangeStep] = ()
+        match report:
+            case msg.CheckpointAck():
+                if report.attempt == deployment.ids.attempt:
+                    self._store_counts(report)
+                decided = checkpointing.acked(report, now_ms)
+            case msg.CheckpointDeclined():
+                decided = checkpointing.declined(report, now_ms)
+            case msg.OutputPublished():
+                decided = checkpointing.published(report.committable_ids)
+            case msg.SavepointWritten():
+                decided = checkpointing.savepoint_written(report)
+            case msg.InputEnded(vertex_id=vertex_id, subtask=subtask, attempt=attempt):
+                deployment.executions[vertex_id, subtask].input_ended = True
+                decided = checkpointing.input_ended(ExecutionId(vertex_id, subtask, attempt), now_ms)
+            case msg.WorkerReady():
+                decided = deployment.worker_ready(worker_id, report.endpoint, report.pid)
+            case msg.PendingResolved():
+                decided = self._on_resolved(deployment, report, now_ms)
+            case msg.TaskState() if report.attempt == deployment.ids.attempt:
+                decided = self._on_task_state(deployment, worker_id, report, now_ms)
+            case msg.WorkerMetrics():
+                decided = self._on_metrics(deployment, worker_id, report, now_ms)
+        return self._apply(decided, now_ms)
+
+    def _store_counts(self, ack: msg.CheckpointAck) -> None:
+        """Keep the counts at a barrier: a job that is stopped may end before any later metrics arrive."""
+        name = f"{ack.snapshot.vertex_id}/{ack.snapshot.subtask}"
+        known = self.metrics.get(name, {})
+        counts = {count: max(float(value), known.get(count, 0.0)) for count, value in ack.metrics.counts.items()}
+        self.metrics[name] = {**known, **counts}
+
+    def _on_metrics(
+        self, deployment: Deployment, worker_id: str, report: msg.WorkerMetrics, now_ms: int
+    ) -> list[cmd.Command]:
+        for line in self.slow_call_tracker.reported(worker_id, report.slow, now_ms):
+            self.event_log.add(now_ms, "slow", line)
+        # older than what a subtask reported at its end, if it comes after that
+        self.metrics.update({name: found for name, found in report.tasks.items() if not deployment.has_ended(name)})
+        self.texts.update(report.texts)
+        for line in self._unreachable_sources.reported(self.metrics):
+            self.event_log.add(now_ms, "source", line)
+        return self.alignment.limits(self.metrics, deployment, now_ms)
+
+    def _on_task_state(
+        self, deployment: Deployment, worker_id: str, report: msg.TaskState, now_ms: int
+    ) -> list[cmd.Command]:
+        if report.metrics:
+            name = f"{report.vertex_id}/{report.subtask}"
+            self.metrics[name], self.texts[name] = report.metrics, report.texts
+        commands = deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
+        if report.state != "FAILED" or self.step not in (Step.RUNNING, Step.STARTING):
+            return commands
+        task = f"{self.graph.vertex(report.vertex_id).name} ({report.subtask + 1})"
+        failure = Failure(now_ms, _with_taskmanager(report.error, deployment), report.detail, task, worker_id)
+        return self._on_task_failed(failure, cause_of(report.error), now_ms)
+
+    def _on_resolved(self, deployment: Deployment, report: msg.PendingResolved, now_ms: int) -> Sequence[cmd.Command]:
+        published = [committable for committable in deployment.pending if committable.id in report.published]
+        if published:
+            self.event_log.add(now_ms, "recovery", f"published before the start: {pending_text(published)}")
+        commands, problem = deployment.pending_resolved(report)
+        self.checkpointing.set_pending(deployment.pending)
+        if problem:
+            return self._on_task_failed(Failure(now_ms, problem), cause_of(report.error), now_ms)
+        return commands
 
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
         worker_id, deployment = lost.worker_id, self.deployment
@@ -668,17 +721,12 @@ class JobMaster:
                     self.event_log.add(now_ms, "checkpoint", failed_text(tag, reason))
                 case JobShouldFail(reason):
                     commands += self._fail(Failure(now_ms, reason), now_ms)
-                case Failed(failure, cause):
-                    commands += self._on_task_failed(failure, cause, now_ms)
                 case JobCanFinish():
                     commands += self._finish(now_ms)
                 case ChangeCheckpoint():
                     self._results.append(command)
                 case Note(kind, text):
                     self.event_log.add(now_ms, kind, text)
-                case StoreMetrics(tasks, texts):
-                    self.metrics.update(tasks)
-                    self.texts.update(texts)
                 case StopForChange():
                     commands += self._stop_for_change(command, now_ms)
                 case AdoptDefinition():
@@ -707,3 +755,11 @@ def _dismissed(workers: Sequence[tuple[str, Slot]]) -> list[cmd.Command]:
     """Return the commands that kill workers which no leader waits for, and release their slots."""
     slots = tuple(slot for _, slot in workers)
     return [*(cmd.KillWorker(*worker) for worker in workers), cmd.ReleaseSlots(slots)]
+
+
+def _with_taskmanager(error: str, deployment: Deployment) -> str:
+    """Return an error about a lost connection with the TaskManager of the other worker; any other error unchanged."""
+    peer = lost_peer(error)
+    if (worker := deployment.workers.get(peer)) is None:
+        return error
+    return error.replace(f"worker {peer} ", f"worker {peer} of TaskManager {worker.slot.taskmanager_id} ", 1)

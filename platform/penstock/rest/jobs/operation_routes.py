@@ -40,7 +40,7 @@ def add_rescale_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
         job_id: str, parallelism: int | None = None, vertices: str = "", token: str = ""
     ) -> dict[str, Any]:
         to = RescaleTo(parallelism, _vertices(vertices), token=token)
-        return {"request-id": await dispatcher.rescale(job_id, to)}
+        return {"request-id": await dispatcher.changes.rescale(job_id, to)}
 
     @router.get("/jobs/{job_id}/rescaling/{request_id}")
     async def status(job_id: str, request_id: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def add_rescale_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
 
     @router.put("/jobs/{job_id}/resource-requirements")
     async def require(job_id: str, body: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
-        request_id = await dispatcher.rescale(job_id, RescaleTo(bounds=_bounds(body)))
+        request_id = await dispatcher.changes.rescale(job_id, RescaleTo(bounds=_bounds(body)))
         status = await dispatcher.wait_operation(request_id, _REFUSED_MS)
         if status.status == "FAILED":
             msg = f"job {job_id} was not rescaled: {status.error}"
