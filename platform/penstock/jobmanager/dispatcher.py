@@ -21,7 +21,7 @@ from penstock.core.errors import LeadershipLostError, NotFoundError, PenstockErr
 from penstock.core.event_log import Entry
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, read_submitted
-from penstock.jobmanager.change.steps import Failure
+from penstock.jobmanager.change.decisions import Failure
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.config import DEFAULT_LIMITS, JobManagerLimits
 from penstock.jobmanager.jobs import enumerators, job_views

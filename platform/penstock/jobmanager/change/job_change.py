@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from penstock.checkpoint.ha_records import UpgradeRecord
 from penstock.checkpoint.manifest_log import Manifest
 from penstock.checkpoint.recovery import RecoveryPlan
+from penstock.jobmanager.change.decisions import ChangeContext, ChangeDecision
 from penstock.jobmanager.change.rescaling import RescalePhase, Rescaling
-from penstock.jobmanager.change.steps import ChangeContext, ChangeStep
 from penstock.jobmanager.change.upgrading import Upgrading
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.messages import events as ev
@@ -49,7 +49,7 @@ class JobChange:
 
     # --- requests and answers --------------------------------------------------------------------------------------
 
-    def handle(self, event: ev.Change, job: ChangeContext) -> list[ChangeStep]:
+    def handle(self, event: ev.Change, job: ChangeContext) -> list[ChangeDecision]:
         """Handle a user request, or the outcome of persisting the pending change."""
         match event:
             case ev.RescaleRequested():
@@ -69,23 +69,25 @@ class JobChange:
             case ev.ChangeNotRecorded(reason):
                 return self.upgrading.not_recorded(reason, job.now_ms)
 
-    def slots_granted(self, slots: Sequence[Slot], job: ChangeContext) -> list[ChangeStep]:
+    def slots_granted(self, slots: Sequence[Slot], job: ChangeContext) -> list[ChangeDecision]:
         """Handle slots for a rescale; see `waits_for_slots`."""
         return self.rescaling.slots_granted(slots, job)
 
-    def slots_refused(self, reason: str) -> list[ChangeStep]:
+    def slots_refused(self, reason: str) -> list[ChangeDecision]:
         """Handle that a rescale gets no slots."""
         return self.rescaling.slots_refused(reason)
 
-    def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeStep]:
+    def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeDecision]:
         """Handle the loss of a TaskManager, perhaps with slots for a rescale."""
         return self.rescaling.taskmanager_lost(taskmanager_id)
 
-    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeStep]:
+    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Handle the result of the checkpoint that the rescale or upgrade requested."""
         return [*self.rescaling.checkpoint_ended(result, job), *self.upgrading.checkpoint_ended(result, job)]
 
-    def release_answered(self, event: ev.ManifestAppended | ev.ManifestFailed, job: ChangeContext) -> list[ChangeStep]:
+    def release_answered(
+        self, event: ev.ManifestAppended | ev.ManifestFailed, job: ChangeContext
+    ) -> list[ChangeDecision]:
         """Handle the outcome of appending the upgrade's release."""
         if isinstance(event, ev.ManifestFailed):
             return self.upgrading.not_released(event.reason, job.now_ms)
@@ -93,7 +95,7 @@ class JobChange:
 
     # --- the course of the job -------------------------------------------------------------------------------------
 
-    def decide(self, job: ChangeContext) -> list[ChangeStep]:
+    def decide(self, job: ChangeContext) -> list[ChangeDecision]:
         """Return the steps that are due."""
         return self.upgrading.decide(job)
 
@@ -101,7 +103,7 @@ class JobChange:
         """Return the time at which `decide` is due without an event."""
         return self.upgrading.wake_ms()
 
-    def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeStep]:
+    def log_read(self, plan: RecoveryPlan, job: ChangeContext) -> list[ChangeDecision]:
         """Handle the recovery plan of a deployment."""
         for manifest in plan.history:
             self.upgrading.checkpointed(manifest)
@@ -115,7 +117,7 @@ class JobChange:
         """Handle a checkpoint that is in the log."""
         self.upgrading.checkpointed(manifest)
 
-    def running(self) -> list[ChangeStep]:
+    def running(self) -> list[ChangeDecision]:
         """Handle that all subtasks run."""
         return self.rescaling.running()
 
@@ -123,10 +125,10 @@ class JobChange:
         """Handle a failure, `final` by the restart strategy; return whether the job must start again even so."""
         return self.upgrading.failed(error, final=final)
 
-    def halted(self, reason: str) -> list[ChangeStep]:
+    def halted(self, reason: str) -> list[ChangeDecision]:
         """Handle the end of the deployment."""
         return self.rescaling.halted(reason)
 
-    def closed(self, reason: str) -> list[ChangeStep]:
+    def closed(self, reason: str) -> list[ChangeDecision]:
         """Handle the coming end of the job."""
         return self.upgrading.closed(reason)

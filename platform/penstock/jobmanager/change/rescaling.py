@@ -16,7 +16,7 @@ from penstock.checkpoint.manifest_log import Manifest
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph, required_slots
 from penstock.graph.restore_plan import assign_state
-from penstock.jobmanager.change.steps import AdoptDefinition, ChangeContext, ChangeStep, Note, StopForChange
+from penstock.jobmanager.change.decisions import AdoptDefinition, ChangeContext, ChangeDecision, Note, StopForChange
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.deploy.job_steps import Step
@@ -64,7 +64,7 @@ class Rescaling:
         """The step that the rescale waits for; None without a rescale."""
         return self._current.phase if self._current is not None else None
 
-    def requested(self, request: RescaleRequested, job: ChangeContext, obstacle: str) -> list[ChangeStep]:
+    def requested(self, request: RescaleRequested, job: ChangeContext, obstacle: str) -> list[ChangeDecision]:
         """Start a rescale or refuse it; `obstacle` is a reason against it."""
         current = self._current
         note = Note("rescale", f"requested: {described(request.graph)}")
@@ -82,23 +82,23 @@ class Rescaling:
         missing = required_slots(request.graph) - job.held
         return [note, RequestSlots(missing, wait=False)] if missing > 0 else [note, *self._request_checkpoint(job)]
 
-    def slots_refused(self, reason: str) -> list[ChangeStep]:
+    def slots_refused(self, reason: str) -> list[ChangeDecision]:
         """Abandon the rescale: slots are missing."""
         return self.abandon(_with_hint(f"no slots: {reason}", "start another TaskManager, or ask for less"))
 
-    def slots_granted(self, slots: Sequence[Slot], job: ChangeContext) -> list[ChangeStep]:
+    def slots_granted(self, slots: Sequence[Slot], job: ChangeContext) -> list[ChangeDecision]:
         """Keep the granted slots, and request the checkpoint once there are enough."""
         current = self._waiting_for(RescalePhase.SLOTS)
         current.extra += tuple(slots)
         enough = job.held + len(current.extra) >= required_slots(current.request.graph)
         return self._request_checkpoint(job) if enough else []
 
-    def _request_checkpoint(self, job: ChangeContext) -> list[ChangeStep]:
+    def _request_checkpoint(self, job: ChangeContext) -> list[ChangeDecision]:
         current = self._waiting_for(RescalePhase.SLOTS)
         current.phase = RescalePhase.CHECKPOINT
         return [*job.checkpointing.request_for_change(current.checkpoint_request, job.now_ms)]
 
-    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeStep]:
+    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Stop the job for the change if the state fits; ignore the result of another request."""
         current = self._current
         if current is None or result.request_id != current.checkpoint_request:
@@ -117,7 +117,7 @@ class Rescaling:
         record = RecordChange(request.request_id, request.run_id, request.graph)
         return [note, StopForChange("the job is being rescaled", record)]
 
-    def recorded(self, identity: JobIdentity) -> list[ChangeStep]:
+    def recorded(self, identity: JobIdentity) -> list[ChangeDecision]:
         """Switch to the new run, with the additional slots."""
         current = self._waiting_for(RescalePhase.RECORD)
         current.phase = RescalePhase.START
@@ -126,11 +126,11 @@ class Rescaling:
         extra, current.extra = current.extra, ()
         return [AdoptDefinition(current.request.graph, own, extra)]
 
-    def not_recorded(self, reason: str) -> list[ChangeStep]:
+    def not_recorded(self, reason: str) -> list[ChangeDecision]:
         """Abandon the rescale: its new run could not be recorded."""
         return self.abandon(_with_hint(f"it could not be recorded: {reason}", _REMOVE))
 
-    def abandon(self, reason: str) -> list[ChangeStep]:
+    def abandon(self, reason: str) -> list[ChangeDecision]:
         """Abandon the rescale: release its slots and fail the request."""
         current, self._current = self._current, None
         if current is None:
@@ -139,11 +139,11 @@ class Rescaling:
         ended = OperationEnded(current.request.request_id, error=reason)
         return [Note("rescale", f"abandoned: {reason}"), *release, ended]
 
-    def halted(self, reason: str) -> list[ChangeStep]:
+    def halted(self, reason: str) -> list[ChangeDecision]:
         """Abandon the rescale if the deployment ended before the checkpoint was complete."""
         return self.abandon(reason) if self.phase in (RescalePhase.SLOTS, RescalePhase.CHECKPOINT) else []
 
-    def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeStep]:
+    def taskmanager_lost(self, taskmanager_id: str) -> list[ChangeDecision]:
         """Drop the slots of a lost TaskManager that were kept for the rescale."""
         current = self._current
         if current is None or not any(s.taskmanager_id == taskmanager_id for s in current.extra):
@@ -151,7 +151,7 @@ class Rescaling:
         current.extra = tuple(s for s in current.extra if s.taskmanager_id != taskmanager_id)
         return self.halted(f"TaskManager {taskmanager_id} with slots for the rescale is lost")
 
-    def running(self) -> list[ChangeStep]:
+    def running(self) -> list[ChangeDecision]:
         """Complete the rescale if the job now runs with the new parallelism."""
         if self.phase is not RescalePhase.START:
             return []

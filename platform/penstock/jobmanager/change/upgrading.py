@@ -19,7 +19,7 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.graph.job_graph import ENDS, JobGraph, decode_graph, encode_graph
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states, require_fit
-from penstock.jobmanager.change.steps import AdoptDefinition, ChangeContext, ChangeStep, Note, StopForChange
+from penstock.jobmanager.change.decisions import AdoptDefinition, ChangeContext, ChangeDecision, Note, StopForChange
 from penstock.jobmanager.checkpoints.checkpointing import ChangeCheckpoint
 from penstock.jobmanager.deploy.deployment import publishing_sinks
 from penstock.jobmanager.deploy.job_log import JobIdentity, release_entry
@@ -193,7 +193,7 @@ class Upgrading:
 
     # --- user requests ---------------------------------------------------------------------------------------------
 
-    def requested(self, request: UpgradeRequested, job: ChangeContext, obstacle: str) -> list[ChangeStep]:
+    def requested(self, request: UpgradeRequested, job: ChangeContext, obstacle: str) -> list[ChangeDecision]:
         """Start an upgrade or refuse it; `obstacle` is a reason against it."""
         if self.record is not None and self.record.token == request.request_id:
             return []
@@ -221,7 +221,7 @@ class Upgrading:
         note = Note("upgrade", f"requested{_version(request.policy)}, from {text}")
         return [note, *self._send(RecordChange(self.record.token, upgrade=self.record))]
 
-    def verdict_given(self, *, healthy: bool) -> list[ChangeStep]:
+    def verdict_given(self, *, healthy: bool) -> list[ChangeDecision]:
         """Take a user's verdict on the new version; ignored unless it is on trial."""
         if self.phase is not UpgradeStage.TRIAL:
             return []
@@ -242,7 +242,7 @@ class Upgrading:
             bool(checkpoint.note) and checkpoint.note == self._current_record().savepoint
         )  # otherwise it is a user's stop
 
-    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeStep]:
+    def checkpoint_ended(self, result: ChangeCheckpoint, job: ChangeContext) -> list[ChangeDecision]:
         """Take the result of the upgrade's checkpoint; ignore that of another request."""
         if self.phase not in (UpgradeStage.WAIT, UpgradeStage.CHECKPOINT) or result.request_id != self._tag:
             return []
@@ -250,7 +250,7 @@ class Upgrading:
             return self._checkpoint_taken(result.checkpoint, job)
         return self._refuse(result.error, job.now_ms) if self.phase is UpgradeStage.CHECKPOINT else []
 
-    def _checkpoint_taken(self, checkpoint: Manifest, job: ChangeContext) -> list[ChangeStep]:
+    def _checkpoint_taken(self, checkpoint: Manifest, job: ChangeContext) -> list[ChangeDecision]:
         """Replace the old version if its state fits."""
         record = self._current_record()
         graph = decode_graph(record.other)
@@ -300,7 +300,7 @@ class Upgrading:
         self._last_error, self._restarts_exhausted = error, self._restarts_exhausted or final
         return self._current_record().policy.rollback
 
-    def log_read(self, trial: Trial | None, job: ChangeContext, *, finishing: bool) -> list[ChangeStep]:
+    def log_read(self, trial: Trial | None, job: ChangeContext, *, finishing: bool) -> list[ChangeDecision]:
         """Handle the log of a deployment: an earlier leader may have released the run, or it ended on trial."""
         self._log_known = True
         if (
@@ -314,7 +314,7 @@ class Upgrading:
             return self.released(job.now_ms)
         return self._release("it has reached its end", job) if finishing else []
 
-    def decide(self, job: ChangeContext) -> list[ChangeStep]:
+    def decide(self, job: ChangeContext) -> list[ChangeDecision]:
         """Return the steps that are due."""
         if self.phase is None or job.step in _INACTIVE:
             return []
@@ -324,7 +324,7 @@ class Upgrading:
             return self._resume_old(job) if self._stopped else self._wait(job)
         return self._judge(job) if self.phase is UpgradeStage.TRIAL else []
 
-    def _resume_old(self, job: ChangeContext) -> list[ChangeStep]:
+    def _resume_old(self, job: ChangeContext) -> list[ChangeDecision]:
         """Continue the old version as another run if the stop's savepoint cannot be written."""
         record = self._current_record()
         if self._stop_failures < _STOP_TRIES and job.now_ms < record.deadline_ms:
@@ -333,7 +333,7 @@ class Upgrading:
         self.record = msgspec.structs.replace(record, savepoint="")
         return self._roll_back(job.graph, "refused", reason, job.now_ms)
 
-    def _wait(self, job: ChangeContext) -> list[ChangeStep]:
+    def _wait(self, job: ChangeContext) -> list[ChangeDecision]:
         record = self._current_record()
         if self.phase is not UpgradeStage.WAIT or not self._log_known:
             return []
@@ -344,7 +344,7 @@ class Upgrading:
         self.phase = UpgradeStage.CHECKPOINT
         return [*job.checkpointing.request_for_change(self._tag, job.now_ms, stop_uri=record.savepoint)]
 
-    def _judge(self, job: ChangeContext) -> list[ChangeStep]:
+    def _judge(self, job: ChangeContext) -> list[ChangeDecision]:
         record, healthy = self._current_record(), self._verdict
         policy, text = record.policy, "by a user's verdict"
         if healthy is None:
@@ -382,25 +382,25 @@ class Upgrading:
 
     # --- the ends --------------------------------------------------------------------------------------------------
 
-    def _release(self, text: str, job: ChangeContext) -> list[ChangeStep]:
+    def _release(self, text: str, job: ChangeContext) -> list[ChangeDecision]:
         self.phase = UpgradeStage.RELEASE
         entry = release_entry(job.graph, job.identity, self._current_record().base, job.now_ms)
         return [Note("upgrade", f"healthy: {text}; releasing its output"), AppendManifest(RELEASE_TAG, entry)]
 
-    def released(self, now_ms: int) -> list[ChangeStep]:
+    def released(self, now_ms: int) -> list[ChangeDecision]:
         """Handle the release that is in the log."""
         if self.phase not in (UpgradeStage.TRIAL, UpgradeStage.RELEASE):
             return []
-        again: list[ChangeStep] = [ReadLog()] if self._input_ended else []
+        again: list[ChangeDecision] = [ReadLog()] if self._input_ended else []
         self._input_ended = False
         return [*self._report("completed", "released", now_ms), *again]
 
-    def not_released(self, reason: str, now_ms: int) -> list[ChangeStep]:
+    def not_released(self, reason: str, now_ms: int) -> list[ChangeDecision]:
         """Repeat the release, whose append failed or has an unknown outcome."""
         self._retry_ms = now_ms + _RETRY_MS
         return [Note("upgrade", f"release failed, retrying: {reason}")]
 
-    def _report(self, phase: UpgradePhase, text: str, now_ms: int, error: str = "") -> list[ChangeStep]:
+    def _report(self, phase: UpgradePhase, text: str, now_ms: int, error: str = "") -> list[ChangeDecision]:
         """Finish the upgrade with the running version kept; report and persist that."""
         self.phase, self._retry_ms = UpgradeStage.REPORT, None
         self.record = msgspec.structs.replace(
@@ -409,13 +409,13 @@ class Upgrading:
         self._reply = OperationEnded(self.record.token, uri=self.record.savepoint, error=error)
         return [Note("upgrade", f"{phase}: {text}"), *self._send(RecordChange(self.record.token, upgrade=self.record))]
 
-    def _refuse(self, reason: str, now_ms: int) -> list[ChangeStep]:
+    def _refuse(self, reason: str, now_ms: int) -> list[ChangeDecision]:
         return self._report("refused", reason, now_ms, f"the old version continues: {reason}")
 
-    def _keep(self, reason: str, now_ms: int) -> list[ChangeStep]:
+    def _keep(self, reason: str, now_ms: int) -> list[ChangeDecision]:
         return self._report("kept", reason, now_ms, f"the new version is unhealthy but kept, as requested: {reason}")
 
-    def _roll_back(self, old: JobGraph, phase: UpgradePhase, reason: str, now_ms: int) -> list[ChangeStep]:
+    def _roll_back(self, old: JobGraph, phase: UpgradePhase, reason: str, now_ms: int) -> list[ChangeDecision]:
         self.phase = UpgradeStage.ROLLBACK
         record = self._current_record()
         self.record = msgspec.structs.replace(
@@ -426,7 +426,7 @@ class Upgrading:
         self._send(command)
         return [Note("upgrade", f"{phase}: {reason}"), StopForChange("the upgrade is rolled back", command)]
 
-    def closed(self, reason: str) -> list[ChangeStep]:
+    def closed(self, reason: str) -> list[ChangeDecision]:
         """End the upgrade with the job; fail its request if it is still open."""
         open_ended = self.phase not in (None, UpgradeStage.REPORT)
         if self._retry_ms is not None:
@@ -447,7 +447,7 @@ class Upgrading:
         """Whether a record is being written or waits for a retry."""
         return self._command is not None
 
-    def recorded(self, job: ChangeContext) -> list[ChangeStep]:
+    def recorded(self, job: ChangeContext) -> list[ChangeDecision]:
         """Handle the durable record."""
         command, self._command = self._command, None
         reply, self._reply = self._reply, None
@@ -465,12 +465,12 @@ class Upgrading:
         upgrade, old = self._current_record(), job.identity
         allowed = upgrade.policy.allow_non_restored_state if command.trial is not None else ()
         own = JobIdentity(old.job_id, command.run_id, old.generation, allow_non_restored_state=allowed)
-        steps: list[ChangeStep] = [AdoptDefinition(command.graph, own)]
+        steps: list[ChangeDecision] = [AdoptDefinition(command.graph, own)]
         if command.trial is None and not ended:
             steps.append(OperationEnded(upgrade.token, uri=upgrade.savepoint, error=upgrade.reason))
         return steps
 
-    def not_recorded(self, reason: str, now_ms: int) -> list[ChangeStep]:
+    def not_recorded(self, reason: str, now_ms: int) -> list[ChangeDecision]:
         """Repeat the record, unless the job ends."""
         if self.phase is None:
             self._command = None
@@ -492,13 +492,13 @@ class Upgrading:
         """Number of checkpoints the new version has completed on trial."""
         return len(self._done)
 
-    def _retry(self, job: ChangeContext) -> list[ChangeStep]:
+    def _retry(self, job: ChangeContext) -> list[ChangeDecision]:
         self._retry_ms = None
         if self.phase is UpgradeStage.RELEASE:
             return self._release("retried", job)
         return [self._command] if self._command is not None else []
 
-    def _send(self, command: RecordChange) -> list[ChangeStep]:
+    def _send(self, command: RecordChange) -> list[ChangeDecision]:
         self._command = command
         return [command]
 

@@ -22,7 +22,7 @@ from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDam
 from penstock.core.failpoints import FailpointError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
-from penstock.jobmanager.change.steps import Failure
+from penstock.jobmanager.change.decisions import Failure
 from penstock.jobmanager.cluster.taskmanagers import TaskManagers
 from penstock.jobmanager.deploy.job_log import JobIdentity
 from penstock.jobmanager.jobs.enumerators import Enumerators

@@ -19,15 +19,15 @@ from penstock.core.rand import Rand
 from penstock.core.snapshot import pending_text
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.task_deployment import ExecutionId
-from penstock.jobmanager.change.job_change import JobChange
-from penstock.jobmanager.change.steps import (
+from penstock.jobmanager.change.decisions import (
     AdoptDefinition,
     ChangeContext,
-    ChangeStep,
+    ChangeDecision,
     Failure,
     Note,
     StopForChange,
 )
+from penstock.jobmanager.change.job_change import JobChange
 from penstock.jobmanager.change.upgrading import RELEASE_TAG
 from penstock.jobmanager.checkpoints.checkpointing import (
     ChangeCheckpoint,
@@ -94,13 +94,13 @@ class WaitingRequests:
         """Drop a request that is answered elsewhere; no error if it is not here."""
         self._waiting = [(request, until) for request, until in self._waiting if request.request_id != request_id]
 
-    def overdue(self, now_ms: int) -> list[ChangeStep]:
+    def overdue(self, now_ms: int) -> list[ChangeDecision]:
         """Refuse the requests that have waited too long."""
         late = [request for request, until in self._waiting if now_ms >= until]
         self._waiting = [(request, until) for request, until in self._waiting if now_ms < until]
         return _refusals(late, f"the job is not running {RESUME_HINT}")
 
-    def refuse(self, reason: str) -> list[ChangeStep]:
+    def refuse(self, reason: str) -> list[ChangeDecision]:
         """Refuse all requests: the start failed."""
         return _refusals(self.take(), reason)
 
@@ -109,7 +109,7 @@ class WaitingRequests:
         return min((until for _, until in self._waiting), default=None)
 
 
-def _refusals(requests: Sequence[UserRequest], reason: str) -> list[ChangeStep]:
+def _refusals(requests: Sequence[UserRequest], reason: str) -> list[ChangeDecision]:
     """Return the answers, and event log entries for changes of the job."""
     kinds = {RescaleRequested: "rescale", UpgradeRequested: "upgrade"}
     notes = [Note(kinds[type(request)], f"refused: {reason}") for request in requests if type(request) in kinds]
@@ -294,7 +294,7 @@ class JobMaster:
         deployment, checkpointing = self.deployment, self.checkpointing
         if deployment is None or worker_id not in deployment.workers:
             return []
-        decided: Sequence[CheckpointCommand | ChangeStep] = ()
+        decided: Sequence[CheckpointCommand | ChangeDecision] = ()
         match report:
             case msg.CheckpointAck():
                 if report.attempt == deployment.ids.attempt:
@@ -713,7 +713,7 @@ class JobMaster:
         self.event_log.add(now_ms, "request", f"{kind} {uri}".strip())
         return self._apply(self.checkpointing.request(kind, event.request_id, uri, now_ms), now_ms)
 
-    def _apply(self, decided: Sequence[CheckpointCommand | ChangeStep], now_ms: int) -> list[cmd.Command]:
+    def _apply(self, decided: Sequence[CheckpointCommand | ChangeDecision], now_ms: int) -> list[cmd.Command]:
         commands: list[cmd.Command] = []
         for command in decided:
             match command:

@@ -53,7 +53,7 @@ class AdoptDefinition:
     extra: tuple[Slot, ...] = ()
 
 
-ChangeStep = CheckpointCommand | Note | StopForChange | AdoptDefinition
+ChangeDecision = CheckpointCommand | Note | StopForChange | AdoptDefinition
 
 
 @dataclass(frozen=True, slots=True)
