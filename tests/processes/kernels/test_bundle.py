@@ -149,3 +149,14 @@ def test_kernels_of_a_module_compiled_here_do_not_hide_the_others_of_the_wheel(t
     assert kernel_of("tiny_kernels", "plus_one") == (own.kernels["tiny_kernels.plus_one"], "plus_one")
     assert kernel_of("tiny_kernels", "double") == (code, "double"), "of the same module, from the wheel"
     assert kernel_of("tiny_kernels", "unknown") is None
+
+
+def test_a_user_who_cannot_write_the_installation_has_the_kernels_compiled_there(tmp_path, monkeypatch):
+    """As in an image: root installs and compiles, another user runs."""
+    installed = bundle._Bundle("", "", {"tiny_kernels": ("", "")}, {})
+    monkeypatch.delenv(bundle.FOLDER, raising=False)
+    monkeypatch.setattr(bundle, "folder", lambda: tmp_path)
+    monkeypatch.setattr(bundle, "_read", lambda _package, path: installed if path.parent == bundle.INSTALLED else None)
+    assert bundle.held("tiny_kernels") == {"tiny_kernels"}
+    monkeypatch.setenv(bundle.FOLDER, str(tmp_path))
+    assert bundle.held("tiny_kernels") == frozenset()

@@ -33,8 +33,9 @@ FOLDER = "PENSTOCK_KERNEL_BUNDLES"
 _PROOF_SECONDS = 60
 _PROOF = "import sys; from penstock.kernels.compiler import bundle; bundle.prove(*sys.argv[1:])"
 _FORMAT = 2
-#: Files that came with the wheel.
+#: Files that came with the wheel, and files of who installed it: in an image often another user than the one that runs.
 SHIPPED = Path(__file__).parents[1] / "shipped"
+INSTALLED = Path(__file__).parent / "__pycache__"
 
 
 class _Bundle(msgspec.Struct, frozen=True):
@@ -107,7 +108,7 @@ def _write(package: str, kernels: list[Kernel]) -> None:
             name = f"{kernel.function.__module__}.{kernel.function.__name__}"
             codes[name] = native.extract(kernel.entry)
     bundle = _Bundle(_made_for(), native.processor(), sources, codes)
-    path = _path(package)
+    path = folder() / file_name(package)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_bytes(msgspec.msgpack.encode(bundle))
@@ -121,12 +122,13 @@ def _write(package: str, kernels: list[Kernel]) -> None:
 
 
 def _usable(package: str) -> tuple[_Bundle, ...]:
-    """Return the kernels compiled here, then those of the wheel, as far as they fit."""
+    """Return the kernels compiled here, by this user and at the installation, then the wheel's, as far as they fit."""
     given = os.environ.get(FOLDER)
     if given == "0":
         return ()
-    paths = (_path(package),) if given else (_path(package), SHIPPED / file_name(package))
-    return tuple(bundle for bundle in (_read(package, path) for path in paths) if bundle is not None)
+    folders = dict.fromkeys((folder(),) if given else (folder(), INSTALLED, SHIPPED))
+    found = (_read(package, place / file_name(package)) for place in folders)
+    return tuple(bundle for bundle in found if bundle is not None)
 
 
 def _read(package: str, path: Path) -> _Bundle | None:
@@ -149,23 +151,18 @@ def _root(package: str) -> Path:
 
 
 def folder() -> Path:
-    """Return the folder of the files: next to numba's cache if that is writable, else in the user's cache."""
+    """Return the folder for new files: next to numba's cache if that is writable, else in the user's cache."""
     given = os.environ.get(FOLDER)
     if given:
         return Path(given)
-    own = Path(__file__).parent / "__pycache__"
-    if os.access(own if own.exists() else own.parent, os.W_OK):
-        return own
+    if os.access(INSTALLED if INSTALLED.exists() else INSTALLED.parent, os.W_OK):
+        return INSTALLED
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "penstock" / "kernels"
 
 
 def file_name(package: str) -> str:
     """Return the name of a package's file: it names the interpreter's binary interface too."""
     return f"{package}.{sysconfig.get_config_var('SOABI')}.kernels"
-
-
-def _path(package: str) -> Path:
-    return folder() / file_name(package)
 
 
 def _digest(path: Path) -> str:
