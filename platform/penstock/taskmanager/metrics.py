@@ -55,7 +55,7 @@ class ProcessMetrics:
         own = self.own()
         held = {"taskSlotsTotal": float(slots[0]), "taskSlotsAvailable": float(slots[1])}
         samples = scope_samples(TASKMANAGER_SCOPE, {**own, **held}, self._labels)
-        samples += process_samples(own, {**self._labels, "component": "taskmanager"})
+        samples += process_samples(own, self._labels)
         pids = {worker.pid for worker in workers.values()}
         self._workers = {pid: meter for pid, meter in self._workers.items() if pid in pids}
         for worker_id, worker in sorted(workers.items()):
@@ -67,7 +67,7 @@ class ProcessMetrics:
             self._workers[worker.pid] = ProcessMeter(self._clock, worker.pid)
         named = {"worker_id": worker_id, "job_id": worker.job_id, "slot": str(worker.slot)}
         metrics = self._workers[worker.pid].read()
-        labels = {**self._labels, **named, "component": "worker"}
+        labels = {**self._labels, **named}
         return scope_samples(f"{TASKMANAGER_SCOPE}_worker", metrics, labels) + process_samples(metrics, labels)
 
 

@@ -88,7 +88,7 @@ def test_the_text_has_the_process_and_its_workers():
     text = figures.text((2, 1), {"w-1": RunningWorker(os.getpid(), "job", 0), "gone": RunningWorker(1 << 30, "job", 1)})
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert lines['flink_taskmanager_taskSlotsAvailable{host="here",tm_id="tm-1"}'] == "1"
-    worker = 'component="worker",host="here",job_id="job",slot="0",tm_id="tm-1",worker_id="w-1"'
+    worker = 'host="here",job_id="job",slot="0",tm_id="tm-1",worker_id="w-1"'
     assert float(lines[f"process_resident_memory_bytes{{{worker}}}"]) > 1 << 20
     assert float(lines[f"flink_taskmanager_worker_Status_JVM_CPU_Time{{{worker}}}"]) > 0
     assert "gone" not in text

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import typer
+from documents import names, prose, tables
+from tests.support.monitoring import metrics
 from typer.main import get_command
 
 from penstock.cli.start import processes
@@ -63,3 +65,13 @@ def test_the_image_installs_extras_that_exist():
     extras = tomllib.loads((INFRA.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (wanted,) = re.findall(r"\.whl\)\[([\w,]+)\]", (INFRA / "Dockerfile").read_text())
     assert set(wanted.split(",")) <= set(extras)
+
+
+def test_metrics_of_alerts_and_dashboard_are_documented():
+    page = "docs/reference/metrics.md"
+    prefixes = [names(first)[0] for first, *_ in tables(page, "prefix")]
+    documented, asked = set(names(prose(page))), metrics()
+    assert len(asked) > 25
+    for where, name in asked:
+        prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
+        assert name.removeprefix(prefix) in documented, f"{where} asks for {name}"

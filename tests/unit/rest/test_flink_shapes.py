@@ -307,6 +307,18 @@ def test_prometheus_finds_every_process():
     assert flink_metrics.cluster_values(cluster)["numRunningJobs"] == 1
 
 
+def test_the_last_failed_job_is_in_the_metrics_of_the_cluster():
+    def last(*ended):
+        jobs = tuple(msgspec.structs.replace(SUMMARY, state=state, end_ms=end_ms) for state, end_ms in ended)
+        cluster = ClusterView(
+            jobmanager_id="jm", generation=1, rpc_address="", taskmanagers=1, slots=2, free_slots=1, jobs=jobs
+        )
+        return flink_metrics.cluster_values(cluster)["lastFailedJobTimestamp"]
+
+    assert last(("RUNNING", -1), ("CANCELED", 9)) == -1
+    assert last(("FAILED", 5), ("FAILED", 7), ("FINISHED", 9)) == 7
+
+
 class Jobs:
     """A dispatcher of one job for each of the states."""
 

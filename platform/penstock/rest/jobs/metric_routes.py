@@ -150,6 +150,7 @@ def cluster_values(cluster: ClusterView) -> Values:
         "taskSlotsTotal": cluster.slots,
         "taskSlotsAvailable": cluster.free_slots,
         "numRunningJobs": sum(not job.terminal for job in cluster.jobs),
+        "lastFailedJobTimestamp": max((job.end_ms for job in cluster.jobs if job.state == "FAILED"), default=_NEVER),
         "numSpansExported": cluster.spans[0],
         "numSpansDropped": cluster.spans[1],
     }
