@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from penstock.config.config_file import OPTION, Resolved, SharedSettings, configuration, home
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.logs import configure_logs, log_line
+from penstock.core.rand import Rand, SystemRand
 from penstock.core.secrets import redact, register_secret
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def taskmanager(options: Mapping[str, str]) -> int:
     configured = _configured(TASKMANAGER_OPTIONS, options)
     settings, shared = configured.settings.taskmanager, configured.settings.cluster
     address, ha_root = _leader_place(configured)
-    identity = settings.id or f"{os.uname().nodename}-{os.getpid()}"
+    identity = settings.id or own_name(SystemRand())
     configure_logs(shared.log_format, process="taskmanager", taskmanager=identity)
     config = TaskManagerConfig(
         jobmanager_address=address,
@@ -104,6 +105,11 @@ def taskmanager(options: Mapping[str, str]) -> int:
     )
     waits = WaitLines(lambda line: log_line("penstock.taskmanager", line), quiet_ms=_QUIET_MS)
     return run_taskmanager(config, lambda text: _announce(options.get("ready-file", ""), text), waits.note)
+
+
+def own_name(rand: Rand) -> str:
+    """Return a name for a TaskManager; containers of one host may share the host's name, and each has a process 1."""
+    return f"{os.uname().nodename}-{os.getpid()}-{rand.token(4)}"
 
 
 def _configured(table: Mapping[str, tuple[str, ...]], options: Mapping[str, str]) -> Resolved:

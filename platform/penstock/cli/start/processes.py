@@ -93,7 +93,7 @@ def taskmanager(
         str | None, typer.Option(help="Memory limit of a worker, above which it is killed.")
     ] = None,
     identity: Annotated[
-        str | None, typer.Option("--id", help="Name of this TaskManager; default: host and pid.")
+        str | None, typer.Option("--id", help="Name of this TaskManager; default: host, pid and a random part.")
     ] = None,
     data_host: Annotated[str | None, typer.Option(help="Host name of these workers for other hosts (TCP).")] = None,
     data_bind: Annotated[str | None, typer.Option(help="Address that workers listen on; default: --data-host.")] = None,
