@@ -18,7 +18,9 @@ from penstock.graph.state_check import check_states
 from penstock.snapshots.access.declared import with_states
 from penstock.snapshots.access.opening import open_snapshot
 from penstock.snapshots.access.verify import verify
+from penstock.snapshots.rewrite.prepared import Preparation, RewritePlan
 from penstock.snapshots.rewrite.repartition import repartition
+from penstock.snapshots.rewrite.split_points import SnapshotLimits
 from penstock_connectors.datagen.source import OrderPattern, orders
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -154,3 +156,27 @@ def test_from_a_table_to_a_savepoint_to_another_number_of_key_groups(jobs, tmp_p
     assert held(final, "people", ["seen"]) == dict.fromkeys(range(USERS), (False,))
     assert held(final, "running", ["__rows", "sum_amount"]) == expected()
     assert verify(final).damaged == []
+
+
+@pytest.mark.nightly
+def test_state_that_is_prepared_while_the_job_runs_and_finished_after_its_cancel(jobs, tmp_path):
+    graph = jobs.graph()
+    bootstrap = ps.snapshots.write(str(tmp_path / "bootstrap"), begun_with(list(range(USERS))), job=graph)
+    first = jobs.submit(graph, bootstrap)
+    wait_until(lambda: jobs.completed(first) >= 1, "a checkpoint")
+    folder, files = f"{jobs.root}/offline", str(tmp_path / "files")
+    limits = SnapshotLimits(large_file_bytes=1)
+    assert Preparation.of(open_snapshot(folder), files, limits=limits).write().written > 0
+    taken = jobs.completed(first)
+    wait_until(lambda: jobs.completed(first) >= taken + 2, "newer checkpoints")
+    first.cancel()
+    assert first.wait(timeout_ms=100_000) == "CANCELED"
+    plan = RewritePlan.of(open_snapshot(folder), files, key_groups=64, limits=limits)
+    assert 0 < len(plan.missing) < sum(len(runs) for _, runs in plan.states)
+    moved = plan.write(str(tmp_path / "moved"))
+    assert verify(moved).damaged == []
+    second = jobs.submit(jobs.graph(key_groups=64, parallelism=3, rate=None), moved)
+    assert second.wait(timeout_ms=100_000) == "FINISHED"
+    assert held(folder, "people", ["orders", "amount"]) == expected()
+    assert held(folder, "running", ["__rows", "sum_amount"]) == expected()
+    assert verify(folder).damaged == []

@@ -16,6 +16,7 @@ from penstock.core.errors import StorageError
 from penstock.snapshots.access.opening import open_snapshot
 from penstock.snapshots.access.verify import verify
 from penstock.snapshots.on_spark.spark_rewrite import on_spark
+from penstock.snapshots.rewrite.prepared import Preparation, RewritePlan, key_change
 from penstock.snapshots.rewrite.repartition import repartition as plain_repartition
 from penstock.snapshots.rewrite.repartition import run_sequentially
 from penstock.snapshots.rewrite.split_points import SnapshotLimits
@@ -83,6 +84,37 @@ def test_rows_of_all_cuts_are_the_rows(spark, tmp_path, job):  # noqa: F811
     found = ps.snapshots.read(uri, uid="people", name="profile").collect()
     assert {row[0]: row[2:] for row in found.rows()} == job.profiles
     assert found.select(pl.col("user_id").is_duplicated().any()).item() is False
+
+
+@pytest.mark.nightly
+def test_files_that_spark_prepares_while_the_job_runs(spark, job, tmp_path):  # noqa: F811
+    limits = SnapshotLimits(large_file_bytes=3000, run_file_bytes=4000)
+    made = {}
+    key = ["user=CAST(user_id AS VARCHAR)"]
+    for where, run in (("here", run_sequentially), ("spark", on_spark(spark))):
+        snapshot = open_snapshot(str(job.folder), checkpoint=2)
+        change = key_change(snapshot, "people", key)
+        done = Preparation.of(snapshot, str(tmp_path / f"{where}-files"), change=change, limits=limits).write(run)
+        assert done.written > 2
+        if where == "here":
+            job.set({i: (i, "later") for i in range(100, 120)})
+            job.clear([3, 110])
+            job.checkpoint()
+        newest = open_snapshot(str(job.folder))
+        change = key_change(newest, "people", key)
+        plan = RewritePlan.of(newest, str(tmp_path / f"{where}-files"), change=change, key_groups=64, limits=limits)
+        assert len(plan.missing) < sum(len(runs) for _, runs in plan.states)
+        uri = plan.write(str(tmp_path / where), run)
+        assert verify(uri).damaged == []
+        profiles = ps.snapshots.read(uri, uid="people", name="profile").collect().sort("user")
+        made[where] = (profiles.rows(), (tmp_path / f"{where}-files" / "runs"))
+    assert {int(user): value for user, _, *value in made["here"][0]} == {i: [*v] for i, v in job.profiles.items()}
+    assert made["spark"][0] == made["here"][0]
+    assert names(made["spark"][1]) == names(made["here"][1])
+
+
+def names(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.nightly

@@ -221,3 +221,19 @@ def test_bytes_that_are_none(root, penstock, tmp_path, monkeypatch):
     assert "PENSTOCK_SPARK_ABOVE='1GB' is not a number of bytes" in penstock(
         "repartition", root / "words", tmp_path / "new", code=2
     )
+
+
+def test_a_rewrite_is_prepared_and_finished(root, penstock, tmp_path):
+    files, target = tmp_path / "files", tmp_path / "new"
+    assert "nothing was prepared" in penstock("repartition", root / "words", target, "--prepared", files, code=2)
+    done = penstock("prepare", root / "words", files, "--json")
+    assert done == {"written": 0, "written-bytes": 0, "reused": 0, "gone": 0}, "no file is large"
+    assert "0 files (0 bytes) rewritten, 0 there already" in penstock("prepare", root / "words", files)
+    found = penstock("repartition", root / "words", target, "--key-groups", 16, "--prepared", files, "--json")
+    assert (found["kind"], found["key-groups"], found["rows"]) == ("savepoint", 16, 3)
+    key = ["--uid", "seen", "--key", "user=CAST(user_id AS VARCHAR)"]
+    said = penstock("rekey", root / "words", tmp_path / "by-text", *key, "--prepared", files)
+    assert "0 of 1 parts are prepared" in said
+    rows = penstock("read", tmp_path / "by-text", "seen", "--json")
+    assert sorted((row["user"], row["value"]) for row in rows) == [("1", "a"), ("2", "c"), ("3", "d")]
+    assert "--uid and --key belong together" in penstock("prepare", root / "words", files, "--uid", "seen", code=2)

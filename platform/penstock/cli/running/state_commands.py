@@ -1,6 +1,6 @@
 """`penstock state ...`: lists, shows, reads, compares, verifies and rewrites snapshots.
 
-`repartition` and `rekey` rewrite a snapshot in this process or, for large state, with Spark.
+`repartition`, `rekey` and `prepare` rewrite a snapshot in this process or, for large state, with Spark.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from penstock.core.state_names import shown_name
 if TYPE_CHECKING:
     from penstock.checkpoint.manifest_log import Manifest
     from penstock.snapshots.access.opening import Snapshot
+    from penstock.snapshots.rewrite.prepared import RewritePlan
+    from penstock.snapshots.rewrite.repartition import Run
 
 UriArgument = Annotated[
     str, typer.Argument(metavar="URI", help="Folder of a savepoint, or CHECKPOINT_ROOT/JOB for the newest checkpoint.")
@@ -90,6 +92,10 @@ MasterOption = Annotated[
 AboveOption = Annotated[
     int | None,
     typer.Option(help=f"State size from which auto uses Spark; default: ${_ABOVE_VARIABLE}, else 1 GiB.", min=0),
+]
+
+PreparedOption = Annotated[
+    str | None, typer.Option("--prepared", help="Use the files that `state prepare` wrote to this folder.")
 ]
 
 commands = typer.Typer(
@@ -249,12 +255,49 @@ def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
         raise typer.Exit(1)
 
 
+@commands.command("prepare")
+def prepare(
+    uri: UriArgument,
+    folder: Annotated[str, typer.Argument(metavar="TARGET", help="Folder for the rewritten files.")],
+    *,
+    uid: Annotated[str | None, typer.Option(help="Operator whose state gets another key.")] = None,
+    key: Annotated[list[str] | None, typer.Option(help="Column of the new key: NAME or 'NAME=SQL'.")] = None,
+    engine: EngineOption = Where.auto,
+    master: MasterOption = None,
+    spark_above: AboveOption = None,
+    spark_conf: SparkConfOption = None,
+    checkpoint: CheckpointOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Rewrite the large files of a running job's checkpoint ahead of its stop.
+
+    `repartition` and `rekey` use them with --prepared. A repetition adds the files that are new since.
+    """
+    from penstock.snapshots.rewrite.prepared import Preparation, key_change
+
+    if (uid is None) != (not key):
+        raise UsageError("--uid and --key belong together", hint="give both for a rekey, neither for a repartition")
+    snapshot = opened(uri, checkpoint)
+    change = key_change(snapshot, uid, key) if uid is not None and key else None
+    choice = _EngineChoice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
+    preparation = Preparation.of(snapshot, folder, change=change)
+    with choice.run(preparation.missing_bytes) as run:
+        done = preparation.write(run)
+    if json:
+        print_json({name.replace("_", "-"): value for name, value in dataclasses.asdict(done).items()})
+        return
+    say(f"{done.written} files ({done.written_bytes:,} bytes) rewritten, {done.reused} there already")
+    if done.gone:
+        say(f"{done.gone} files were compacted by the job before they were read; run the command again to add the rest")
+
+
 @commands.command("repartition")
 def repartition(
     uri: UriArgument,
     target: TargetArgument,
     *,
     key_groups: Annotated[int | None, typer.Option(help="Number of key groups; default: unchanged.")] = None,
+    prepared: PreparedOption = None,
     engine: EngineOption = Where.auto,
     master: MasterOption = None,
     spark_above: AboveOption = None,
@@ -266,18 +309,17 @@ def repartition(
 
     The result is a compacted savepoint. No cluster is needed.
     """
-    from penstock.snapshots.rewrite.repartition import Run, run_sequentially
+    from penstock.snapshots.rewrite.prepared import RewritePlan
     from penstock.snapshots.rewrite.repartition import repartition as rewrite
+    from penstock.snapshots.rewrite.repartition import state_bytes
 
     snapshot = opened(uri, checkpoint)
     choice = _EngineChoice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
-    with choice.session(snapshot, local_fallback=True) as session:
-        run: Run = run_sequentially
-        if session is not None:
-            from penstock.snapshots.on_spark.spark_rewrite import on_spark
-
-            run = on_spark(session)
-        written = rewrite(snapshot, target, key_groups=key_groups, run=run)
+    if prepared is not None:
+        written = choice.finish(RewritePlan.of(snapshot, prepared, key_groups=key_groups), target)
+    else:
+        with choice.run(state_bytes(snapshot)) as run:
+            written = rewrite(snapshot, target, key_groups=key_groups, run=run)
     _print_savepoint(written, json=json)
 
 
@@ -288,6 +330,7 @@ def rekey(
     *,
     uid: Annotated[str, typer.Option(help="Operator whose state gets another key.")],
     key: Annotated[list[str], typer.Option(help="Column of the new key: NAME or 'NAME=SQL'; repeat in order.")],
+    prepared: PreparedOption = None,
     engine: EngineOption = Where.auto,
     master: MasterOption = None,
     spark_above: AboveOption = None,
@@ -299,12 +342,18 @@ def rekey(
 
     The result is a savepoint. No cluster is needed.
     """
+    from penstock.snapshots.rewrite.prepared import RewritePlan, key_change
     from penstock.snapshots.rewrite.rekey import Engine, InMemory
     from penstock.snapshots.rewrite.rekey import rekey as rewrite
+    from penstock.snapshots.rewrite.repartition import state_bytes
 
     snapshot = opened(uri, checkpoint)
     choice = _EngineChoice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
-    with choice.session(snapshot, local_fallback=False) as session:
+    if prepared is not None:
+        plan = RewritePlan.of(snapshot, prepared, change=key_change(snapshot, uid, key))
+        _print_savepoint(choice.finish(plan, target), json=json)
+        return
+    with choice.session(state_bytes(snapshot), local_fallback=False) as session:
         worker: Engine = InMemory()
         if session is not None:
             from penstock.snapshots.on_spark.spark_rewrite import SparkRekey
@@ -327,8 +376,35 @@ class _EngineChoice:
     quiet: bool
 
     @contextlib.contextmanager
-    def session(self, snapshot: Snapshot, *, local_fallback: bool) -> Iterator[Any]:
-        """Open a Spark session if Spark is used; otherwise yield None.
+    def run(self, size: int) -> Iterator[Run]:
+        """Yield the function that does independent tasks: as jobs of Spark, or in this process.
+
+        `size` is the bytes of the files that they read.
+
+        Raises:
+            UsageError: Spark was requested, and it or Java is missing, or it does not start.
+        """
+        from penstock.snapshots.rewrite.repartition import run_sequentially
+
+        with self.session(size, local_fallback=True) as session:
+            if session is None:
+                yield run_sequentially
+                return
+            from penstock.snapshots.on_spark.spark_rewrite import on_spark
+
+            yield on_spark(session)
+
+    def finish(self, plan: RewritePlan, target: str) -> str:
+        """Write the rest of a prepared savepoint; return its URI."""
+        if not self.quiet:
+            total, missing = sum(len(runs) for _, runs in plan.states), len(plan.missing)
+            say(f"{total - missing} of {total} parts are prepared; {plan.missing_bytes:,} bytes are left")
+        with self.run(plan.missing_bytes) as run:
+            return plan.write(target, run)
+
+    @contextlib.contextmanager
+    def session(self, size: int, *, local_fallback: bool) -> Iterator[Any]:
+        """Open a Spark session if Spark is used for that many bytes; otherwise yield None.
 
         With `local_fallback` this process can do the work for any size: it does so without Spark, unless Spark was
         requested explicitly.
@@ -336,16 +412,14 @@ class _EngineChoice:
         Raises:
             UsageError: Spark or Java is missing, or Spark does not start.
         """
-        if not self._uses_spark(snapshot) or not self._has_spark(local_fallback=local_fallback):
+        if not self._uses_spark(size) or not self._has_spark(local_fallback=local_fallback):
             yield None
             return
         from penstock.snapshots.on_spark.spark_session import open_session
-        from penstock.snapshots.rewrite.repartition import state_bytes
 
         where = self._named_master or _MASTER
         if self.engine is Where.auto and not self.quiet:
-            size = f"{state_bytes(snapshot):,} bytes of state"
-            say(f"{size}: using Spark on {where} (--engine local: this process)")
+            say(f"{size:,} bytes of state: using Spark on {where} (--engine local: this process)")
         with open_session(where, self.settings) as session:
             yield session
 
@@ -353,10 +427,8 @@ class _EngineChoice:
     def _named_master(self) -> str:
         return self.master or os.environ.get(_MASTER_VARIABLE, "")
 
-    def _uses_spark(self, snapshot: Snapshot) -> bool:
-        """Return whether to use Spark: requested, or the state files exceed the limit."""
-        from penstock.snapshots.rewrite.repartition import state_bytes
-
+    def _uses_spark(self, size: int) -> bool:
+        """Return whether to use Spark: requested, or the files exceed the limit."""
         if self.engine is not Where.auto:
             return self.engine is Where.spark
         above, text = self.above, os.environ.get(_ABOVE_VARIABLE, "")
@@ -364,7 +436,7 @@ class _EngineChoice:
             if not text.isdecimal():
                 raise UsageError(f"{_ABOVE_VARIABLE}={text!r} is not a number of bytes", hint="for example 1073741824")
             above = int(text)
-        return state_bytes(snapshot) > (SPARK_ABOVE if above is None else above)
+        return size > (SPARK_ABOVE if above is None else above)
 
     def _has_spark(self, *, local_fallback: bool) -> bool:
         try:

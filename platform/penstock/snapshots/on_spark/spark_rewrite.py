@@ -26,6 +26,7 @@ from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.snapshots.on_spark.spark_session import reason_of
 from penstock.snapshots.rewrite.key_expressions import KeyColumn, keeps_apart, keys_of, require_by_key
+from penstock.snapshots.rewrite.prepared import PreparedRun
 from penstock.snapshots.rewrite.rekey import (
     BUCKETS,
     DuplicateKeys,
@@ -38,7 +39,8 @@ from penstock.snapshots.rewrite.rekey import (
     schema_of,
     sizes_by_bucket,
 )
-from penstock.snapshots.rewrite.repartition import Run, StateRange
+from penstock.snapshots.rewrite.repartition import Run, StateRange, WriteTask
+from penstock.snapshots.rewrite.segment_runs import SegmentRun
 from penstock.state.log.segment_columns import KEY_HASH
 from penstock.state.log.segments import key_names
 
@@ -54,17 +56,17 @@ T = TypeVar("T")
 
 
 def on_spark(session: SparkSession) -> Run:
-    """Return a function that runs each range as a task of the session.
+    """Return a function that does each task as one of the session.
 
     Executors need penstock and store credentials.
     """
 
-    def run(state_ranges: Sequence[StateRange], source: ObjectStore, target: ObjectStore) -> list[KeyedStateSnapshot]:
-        if not state_ranges:
+    def run(tasks: Sequence[WriteTask], source: ObjectStore, target: ObjectStore) -> list[KeyedStateSnapshot]:
+        if not tasks:
             return []
-        encoded = [msgspec.msgpack.encode(state_range) for state_range in state_ranges]
-        tasks = session.sparkContext.parallelize(encoded, len(encoded))
-        written = gathered(tasks.map(functools.partial(_write_range, source.uri, target.uri)))
+        encoded = [msgspec.msgpack.encode(task) for task in tasks]
+        sent = session.sparkContext.parallelize(encoded, len(encoded))
+        written = gathered(sent.map(functools.partial(_write, source.uri, target.uri)))
         return [msgspec.msgpack.decode(state, type=KeyedStateSnapshot) for state in written]
 
     return run
@@ -82,9 +84,9 @@ def gathered(tasks: RDD[T]) -> list[T]:
         raise StorageError(f"a Spark task failed: {reason_of(error)}", hint="no savepoint was written") from error
 
 
-def _write_range(source_uri: str, target_uri: str, encoded: bytes) -> bytes:
-    state_range = msgspec.msgpack.decode(encoded, type=StateRange)
-    return msgspec.msgpack.encode(state_range.write(open_store(source_uri), open_store(target_uri)))
+def _write(source_uri: str, target_uri: str, encoded: bytes) -> bytes:
+    task: WriteTask = msgspec.msgpack.decode(encoded, type=StateRange | SegmentRun | PreparedRun)
+    return msgspec.msgpack.encode(task.write(open_store(source_uri), open_store(target_uri)))
 
 
 #: Prefixes of columns with a key's old and new values.

@@ -7,7 +7,7 @@ write the same files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -59,8 +59,7 @@ class RekeyedRange(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, rows: pa.Table, target: ObjectStore) -> KeyedStateSnapshot:
         """Write rows as `ordered` returns them; a repetition writes the same files."""
-        pieces = (rows.slice(first, _WRITTEN_ROWS) for first in range(0, rows.num_rows, _WRITTEN_ROWS))
-        return SavepointWriter(target, target, f"{self.number:05d}-").rows(self.state, pieces)
+        return SavepointWriter(target, target, f"{self.number:05d}-").rows(self.state, pieces_of(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +76,11 @@ class DuplicateKeys:
         return UsageError(
             msg, hint="keep the distinguishing columns in the key, or merge the rows with ps.snapshots.read and write"
         )
+
+
+def pieces_of(rows: pa.Table) -> Iterator[pa.Table]:
+    """Yield rows in tables that are encoded one at a time."""
+    return (rows.slice(first, _WRITTEN_ROWS) for first in range(0, rows.num_rows, _WRITTEN_ROWS))
 
 
 def is_timers(state: str) -> bool:

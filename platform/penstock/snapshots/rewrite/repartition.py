@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
@@ -34,7 +35,7 @@ from penstock.state.log.segments import read_state
 from penstock.task.checkpoint.savepoint_copy import SavepointWriter
 
 
-class StateRange(msgspec.Struct, frozen=True, kw_only=True):
+class StateRange(msgspec.Struct, frozen=True, kw_only=True, tag="range"):
     """Rows of one state in a hash range that one subtask will own; files are named by `number`."""
 
     number: int
@@ -57,17 +58,22 @@ class StateRange(msgspec.Struct, frozen=True, kw_only=True):
             yield from read_state(state, lambda ref: read_file(source, ref), within, only=only)
 
 
-#: Writes all ranges from one store to another, in any order and process; the results are in the order of the ranges.
-Run = Callable[[Sequence[StateRange], ObjectStore, ObjectStore], Sequence[KeyedStateSnapshot]]
+class WriteTask(Protocol):
+    """A part of the work that any process can do, also more than once."""
+
+    def write(self, source: ObjectStore, target: ObjectStore) -> KeyedStateSnapshot:
+        """Write files; a repetition writes the same ones."""
+
+
+#: Does all tasks from one store to another, in any order and process; the results are in the order of the tasks.
+Run = Callable[[Sequence[WriteTask], ObjectStore, ObjectStore], Sequence[KeyedStateSnapshot]]
 #: The keyed states of each subtask, by vertex id and subtask number.
 Owned = Mapping[tuple[str, int], tuple[KeyedStateSnapshot, ...]]
 
 
-def run_sequentially(
-    state_ranges: Sequence[StateRange], source: ObjectStore, target: ObjectStore
-) -> list[KeyedStateSnapshot]:
-    """Write one range after the other."""
-    return [state_range.write(source, target) for state_range in state_ranges]
+def run_sequentially(tasks: Sequence[WriteTask], source: ObjectStore, target: ObjectStore) -> list[KeyedStateSnapshot]:
+    """Do one task after the other."""
+    return [task.write(source, target) for task in tasks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +213,15 @@ def vertex_states(subtasks: Sequence[SubtaskSnapshot]) -> list[VertexState]:
     ]
 
 
+def require_enough(states: Sequence[VertexState], key_groups: int) -> int:
+    """Return the number of key groups; raises UsageError if a vertex has more subtasks."""
+    widest = max((state.parallelism for state in states), default=1)
+    if key_groups < widest:
+        msg = f"{key_groups} key groups are fewer than the {widest} subtasks of the snapshot"
+        raise UsageError(msg, hint=f"use at least {widest}; the parallelism is changed at the job's next start")
+    return key_groups
+
+
 def joined(parts: Sequence[KeyedStateSnapshot], hashes: HashRange) -> KeyedStateSnapshot:
     """Return the parts of one subtask's state as one."""
     segments = tuple(segment for part in parts for segment in part.segments)
@@ -230,12 +245,8 @@ def repartition(
         SnapshotDamagedError: a file is missing or damaged.
         StorageError: the target cannot be written, or was emptied meanwhile.
     """
-    groups = key_groups if key_groups is not None else snapshot.manifest.key_groups
     states = vertex_states(snapshot.manifest.subtasks)
-    widest = max((state.parallelism for state in states), default=1)
-    if groups < widest:
-        msg = f"{groups} key groups are fewer than the {widest} subtasks of the snapshot"
-        raise UsageError(msg, hint=f"use at least {widest}; the parallelism is changed at the job's next start")
+    groups = require_enough(states, key_groups if key_groups is not None else snapshot.manifest.key_groups)
     place = take(target_uri, "repartition")
     parts = RangePlan(limits)
     for state in states:

@@ -35,6 +35,10 @@ class SnapshotLimits:
     piece_bytes: int = 64 << 20
     #: Bytes of (compressed) files that are compared at a time.
     compared_bytes: int = 16 << 20
+    #: A file of at least this size is rewritten alone, and by a preparation.
+    large_file_bytes: int = 1 << 20
+    #: Bytes of old files for one new file of a prepared rewrite, whose rows are in memory for a change of keys.
+    run_file_bytes: int = 64 << 20
 
 
 DEFAULT_LIMITS = SnapshotLimits()

@@ -51,7 +51,7 @@ class LogView:
                 f"segments at positions {self.missing} are not durable: the barrier cannot be acknowledged"
             )
         segments = tuple(s for e in self.entries if (s := e.segment) is not None and not _covered(s, self.tombstones))
-        return segments, tuple(t for t in self.tombstones if any(_hides_some(t, s) for s in segments))
+        return segments, tuple(t for t in self.tombstones if any(hides_some(t, s) for s in segments))
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class SegmentLog:
         self.tombstones = tuple(
             t
             for t in self.tombstones
-            if any(e.position < t.position if e.segment is None else _hides_some(t, e.segment) for e in self.entries)
+            if any(e.position < t.position if e.segment is None else hides_some(t, e.segment) for e in self.entries)
         )
 
     def _subsumed(self, old: Tombstone, new: Tombstone) -> bool:
@@ -183,7 +183,8 @@ def _rows_of(segment: Segment) -> int:
     return -(-segment.rows * (high - low + 1) // (segment.hash_max - segment.hash_min + 1))
 
 
-def _hides_some(stone: Tombstone, segment: Segment) -> bool:
+def hides_some(stone: Tombstone, segment: Segment) -> bool:
+    """Return whether a tombstone may hide rows of a segment, by the ranges of both."""
     return (
         segment.position < stone.position
         and max(segment.hash_min, segment.clip_low) <= stone.hash_high
