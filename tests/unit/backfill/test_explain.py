@@ -2,9 +2,12 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from datetime import datetime
 
 import polars as pl
 import pytest
+from tests.unit.docs.documents import names, rows
 
 import penstock as ps
 from penstock.backfill.explain import PROCESSED, explain, lines
@@ -43,6 +46,82 @@ def test_stages_tasks_operators_and_rows_between_them(tmp_path):
 
 def test_every_kind_of_operator_is_described():
     assert PROCESSED.keys() == OPERATORS.keys()
+
+
+class Order(ps.Schema):
+    user_id: int
+    amount: int
+    ts: datetime
+
+
+class Echo(ps.KeyedProcessFunction):
+    def process(self, row: Order, ctx: ps.ProcessContext) -> Iterator[Order]:
+        yield row
+
+
+def larger(left: Order, right: Order) -> Order:
+    return max(left, right, key=lambda row: row.amount)
+
+
+def whole(key, window, rows) -> Order:
+    return rows[0]
+
+
+def counted(window):
+    return lambda orders, _: orders.key_by("user_id").window(window).aggregate(n=ps.count())
+
+
+def with_aggregate(aggregate):
+    return lambda orders, _: orders.key_by("user_id").window(ps.Tumbling("1s")).aggregate(value=aggregate)
+
+
+def pair(join):
+    return lambda orders, others: join(orders.key_by("user_id"), others.key_by("user_id"))
+
+
+#: The operations of the guide's table, each between a source and a sink.
+OPERATIONS = {
+    "select": lambda orders, _: orders.select("user_id"),
+    "with_columns": lambda orders, _: orders.with_columns(half=pl.col("amount") / 2),
+    "filter": lambda orders, _: orders.filter(pl.col("amount") > 1),
+    "Tumbling": counted(ps.Tumbling("1s")),
+    "Cumulative": counted(ps.Cumulative("1s", "10s")),
+    "Session": counted(ps.Session("1s")),
+    "first": with_aggregate(ps.first("amount")),
+    "last": with_aggregate(ps.last("amount")),
+    "aggregate": lambda orders, _: orders.key_by("user_id").aggregate(n=ps.count()),
+    "deduplicate": lambda orders, _: orders.key_by("user_id").deduplicate(),
+    "interval_join": pair(lambda left, right: left.interval_join(right, "-1s", "1s")),
+    "window_join": lambda orders, others: (
+        orders.join(others).where("user_id").equal_to("user_id").window(ps.Tumbling("1s"))
+    ),
+    "temporal_join": pair(lambda left, right: left.temporal_join(right)),
+    "map_batches": lambda orders, _: orders.map_batches(lambda rows: rows, returns=Order),
+    "map": lambda orders, _: orders.map(lambda row: row),
+    "flat_map": lambda orders, _: orders.flat_map(lambda row: [row], returns=Order),
+    "reduce": lambda orders, _: orders.key_by("user_id").reduce(larger),
+    "process": lambda orders, _: orders.key_by("user_id").process(Echo()),
+    "apply": lambda orders, _: orders.key_by("user_id").window(ps.Tumbling("1s")).apply(whole, returns=Order),
+}
+TABLE = rows("docs/how-to/backfill.md", "How operators run")
+
+
+def test_the_guide_has_every_operation():
+    assert sorted(name for cells in TABLE for name in names(cells[0])) == sorted(OPERATIONS)
+
+
+@pytest.mark.parametrize(("name", "runs", "given"), [(name, *cells[1:]) for cells in TABLE for name in names(cells[0])])
+def test_the_guide_says_what_explain_says(tmp_path, name, runs, given):
+    env = ps.Environment(checkpoint_interval="1s", parallelism=2)
+    strategy = ps.WatermarkStrategy.bounded_out_of_orderness("2s", timestamp="ts")
+    sources = [env.from_source(DatagenSource(rows=10), watermarks=strategy, uid=uid) for uid in ("orders", "others")]
+    sources[1].print("others")
+    OPERATIONS[name](*sources).uid("op").sink_to(FileSink(str(tmp_path / "out")), uid="out")
+    stages = explain(env.job_graph("any"), parts=3, piece_rows=1000, master="local[2]")
+    (found,) = [stage for stage in stages if any(operator["uid"] == "op" for operator in stage["operators"])]
+    (operator,) = [operator for operator in found["operators"] if operator["uid"] == "op"]
+    assert operator["processed"] == runs
+    assert {entry["rows"] for entry in found["inputs"]} == ({given} if given else set())
 
 
 @pytest.mark.parametrize(
