@@ -41,14 +41,16 @@ UPGRADE: dict[str, Kind] = {
 _TABLES: dict[str, Kind] = {"history": "texts", "offsets": "texts", "sparse": "texts", "cut_over": "text"}
 CHECK_BACKFILL: dict[str, Kind] = {"until": "text", "accept": "texts", **_TABLES, **_JOB_FILE_OPTIONS}
 BACKFILL: dict[str, Kind] = {"master": "text", "spark_conf": "pairs", "parts": "count", **CHECK_BACKFILL}
-REPARTITION: dict[str, Kind] = {
-    "key_groups": "count",
+#: Options of every command that rewrites state.
+_REWRITE: dict[str, Kind] = {
     "engine": "text",
     "master": "text",
     "spark_above": "amount",
     "spark_conf": "pairs",
     "checkpoint": "count",
 }
+PREPARE: dict[str, Kind] = {"uid": "text", "key": "texts", **_REWRITE}
+REPARTITION: dict[str, Kind] = {"key_groups": "count", "prepared": "text", **_REWRITE}
 
 
 def environment_of(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,18 @@ def test_state_is_cut_anew_and_gone_on_with(stage, orders):
 
 
 @pytest.mark.nightly
+def test_state_that_is_rewritten_while_its_job_runs(stage, orders):
+    _, job_id = stage.submitted(orders.write())
+    path = orders.write("cut", environment="key_groups=32")
+    moved = {"rewrite_to": orders.savepoints, "checkpoints": f"{orders.root}/{orders.name}", "job_file": str(path)}
+    run = stage.run("job_rescale", job=orders.name, key_groups=32, **moved)
+    again = stage.airflow.result("job_rescale", run, "submit")["job_id"]
+    assert stage.rest.job(job_id)["state"] == "CANCELED"
+    assert stage.airflow.task("job_rescale", run, "rescale")["state"] == "skipped"
+    stage.exact(orders, again)
+
+
+@pytest.mark.nightly
 def test_a_job_begins_with_its_history(stage, orders):
     """What came before the backfill is staged by it and published by the start, what came since is read live."""
     wait_until(lambda: orders.feed.sent > 1_000, "orders", step=0.2)

@@ -8,7 +8,7 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import ParamValidationError
 
-from penstock_airflow.command_options import BACKFILL, CHECK_BACKFILL, REPARTITION, arguments_of
+from penstock_airflow.command_options import BACKFILL, CHECK_BACKFILL, PREPARE, REPARTITION, arguments_of
 
 DAGS = Path(__file__).parents[3] / "dags"
 
@@ -37,6 +37,8 @@ def test_all_there_and_documented(dags):
         ("job_submit", {"job_file": "x", "on_kill": "perhaps"}),
         ("job_stop", {"job": ""}),
         ("job_rescale", {"job": "x", "parallelism": "many"}),
+        ("job_rescale", {"job": "x", "rewrite_to": ""}),
+        ("job_rescale", {"job": "x", "key_groups": 0}),
         ("savepoint_schedule", {"job": "x", "target": "s3://b", "keep": 0}),
         ("savepoint_schedule", {"job": "x"}),
         ("job_upgrade", {"job": "x"}),
@@ -74,6 +76,33 @@ def test_where_much_state_begins_is_the_workers_own_setting_unless_it_is_given(d
         rendered[above] = arguments_of(task.options, REPARTITION)
     same = ["--spark-conf", "spark.executor.memory=4g"]
     assert rendered == {None: ["--engine", "auto", *same], 0: ["--engine", "auto", "--spark-above", "0", *same]}
+
+
+def test_a_rescale_goes_the_way_that_is_asked_for(dags):
+    rescale = dags["job_rescale"]
+    way = rescale.task_dict["way"].python_callable
+    assert way(filled(rescale.params, {"job": "x"})) == "rescale"
+    moved = {"job": "x", "rewrite_to": "s3://new", "checkpoints": "s3://old/x", "job_file": "x.py", "key_groups": 64}
+    assert way(filled(rescale.params, moved)) == "prepare"
+    with pytest.raises(ValueError, match="without job_file"):
+        way(filled(rescale.params, {**moved, "job_file": None}))
+    upstream = {name: sorted(task.upstream_task_ids) for name, task in rescale.task_dict.items()}
+    assert upstream == {
+        "way": [], "rescale": ["way"], "prepare": ["way"], "cancel": ["prepare"], "repartition": ["cancel"],
+        "submit": ["repartition"],
+    }  # fmt: skip
+    rendered = {}
+    for name, kinds in (("prepare", PREPARE), ("repartition", REPARTITION)):
+        task = copy.deepcopy(rescale.task_dict[name])
+        task.render_template_fields(
+            {"params": filled(rescale.params, {**moved, "spark_above": 0}), "run_id": "manual__2026-01-31T00:00"}
+        )
+        rendered[name] = arguments_of(task.options, kinds)
+    folder = "s3://new/prepared-manual__2026-01-31T00-00"
+    assert rendered == {
+        "prepare": ["--spark-above", "0"],
+        "repartition": ["--key-groups", "64", "--spark-above", "0", "--prepared", folder],
+    }
 
 
 def test_a_backfill_is_told_of_tables_as_its_command_is(dags):

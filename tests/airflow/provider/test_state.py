@@ -17,7 +17,7 @@ from penstock.core.errors import NotFoundError
 from penstock.snapshots.access.opening import open_snapshot
 from penstock_airflow.operators.job import CancelJobOperator
 from penstock_airflow.operators.savepoint import NewestSavepointOperator
-from penstock_airflow.operators.state import RepartitionStateOperator
+from penstock_airflow.operators.state import PrepareStateOperator, RepartitionStateOperator
 from penstock_airflow.operators.submit import SubmitJobOperator
 from penstock_airflow.operators.verify import CompareOutputsOperator
 
@@ -45,6 +45,17 @@ def test_cut_anew_once_whoever_goes_on_with_it(cluster, client, tmp_path, name, 
     again = repartition(savepoint, target, key_groups="32").execute(instance.context())  # cleared after its success
     assert key_groups(again["location"]) == 32
     assert len(list_savepoints(str(target))) == 2
+
+
+def test_state_that_is_prepared_while_the_job_runs(cluster, client, tmp_path, name, running):
+    checkpoints, files = tmp_path / "checkpoints" / name, str(tmp_path / "files")
+    task = PrepareStateOperator(task_id="prepare", snapshot=str(checkpoints), folder=files)
+    for _ in range(2):
+        assert task.execute(Instance(name).context())["folder"] == files
+    assert client.job(running)["state"] == "RUNNING"
+    run(CancelJobOperator(task_id="cancel", job=name, **FAST), Instance(f"cancel-{name}"))
+    done = repartition(checkpoints, tmp_path / "cut", key_groups=64, options={"prepared": files})
+    assert key_groups(done.execute(Instance(name).context())["location"]) == 64
 
 
 def test_what_a_killed_try_has_left_is_removed(cluster, client, tmp_path, name, running):
