@@ -24,6 +24,7 @@ from penstock.jobmanager.cluster.kept_workers import KeptWorkers
 from penstock.jobmanager.cluster.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.deploy.deployment import source_spec
 from penstock.jobmanager.deploy.job_log import JobIdentity
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs.job_store import JobStore, StartOptions
 from penstock.jobmanager.master.job_master import JobMaster
 from penstock.jobmanager.messages import commands as cmd
@@ -308,6 +309,18 @@ class Leader:
         if kept:
             found = tuple((worker.worker_id, Slot(manager.name, worker.slot, "sim")) for worker in kept)
             self.post(ev.WorkersKept(found))
+
+    def drain(self, name: str) -> bool:
+        """Do what `ChangeRequests.drain` does; return whether the TaskManager can end."""
+        if name not in self.sessions or self.master is None:
+            return False
+        holders = self._pool.drain(name)
+        if not holders and name not in self._where.values():
+            return True
+        if self.master.step is Step.RUNNING and self.master.job_change.rescaling.phase is None:
+            request = self.world.next_name("drain")
+            self.post(ev.RescaleRequested(request, request, self.master.graph, self._pool.drained))
+        return False
 
     def disconnected(self, session: Session) -> None:
         """A stream has ended."""

@@ -10,6 +10,7 @@ from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
+from penstock.jobmanager.deploy.held_slots import HeldSlots
 from penstock.operators.aggregates.combine import Combiner
 
 
@@ -101,6 +102,37 @@ def test_whoever_dies_while_a_running_job_is_rescaled(seed, strike):
     result = rescaling(seed, swarm, *steps).execute()
     assert result.counts["rescaled-in-place"] > 0
     assert result.counts[strike] > 0
+
+
+def draining(seed: int, swarm: Swarm) -> World:
+    """A running job leaves one TaskManager after the other."""
+    simulated = World(seed, world(seed, input_ms=2_500.0).plan, swarm)
+    for at_ms in range(100, 1600, 250):
+        simulated.scheduler.at(at_ms, "drain", simulated.drain)
+    return simulated
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_job_leaves_drained_taskmanagers_without_a_failure(seed):
+    simulated = draining(seed, Swarm.quiet(random.Random(seed)))
+    assert simulated.execute().counts["restart"] == 0
+    assert simulated.drained >= 2
+
+
+@pytest.mark.parametrize("strike", ["worker-killed", "jobmanager-killed", "taskmanager-killed", "session-lost"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whoever_dies_while_a_taskmanager_is_drained(seed, strike):
+    simulated = draining(seed, Swarm(random.Random(seed), strikes_={strike: 1.0}, every_ms=150.0))
+    assert simulated.execute().counts[strike] > 0
+    assert simulated.drained > 0
+
+
+def test_a_job_that_keeps_the_slots_that_it_was_to_leave_is_seen(monkeypatch):
+    """A planted fault: the slots of the drained TaskManager are not the ones that go back."""
+    monkeypatch.setattr(HeldSlots, "leave", lambda _self, _taskmanagers: None)
+    simulated = draining(1, Swarm.quiet(random.Random(1)))
+    simulated.execute()
+    assert simulated.drained == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])

@@ -63,6 +63,8 @@ class World:
         self.store_up = True
         self._faults_for_ms = faults_for_ms
         self._names = 0
+        #: TaskManagers that were drained and ended while the job was deployed.
+        self.drained = 0
         self._phases = iter(plan.phases)
         self._savepoint = ""
         self._finished = False
@@ -172,6 +174,32 @@ class World:
         manager.kill()
         self.managers.remove(manager)
         self.scheduler.at(self.random.uniform(5, 200), "new TaskManager", self.start_taskmanager)
+
+    def drain(self) -> None:
+        """Whoever runs TaskManagers drains one that the job uses, and ends it when nothing uses it any longer."""
+        used = [manager for manager in self.managers if manager.session is not None and manager.workers]
+        if used:
+            self._drain(used[0])
+        else:
+            self.scheduler.at(20, "drain", self.drain)
+
+    def _drain(self, manager: TaskManager) -> None:
+        """Ask whoever leads, again and again: a new leader knows of no drain."""
+        leader = self.leader
+
+        def ask() -> None:
+            if manager.dead or leader is None or not leader.drain(manager.name):
+                return
+            if manager.workers:
+                self.scheduler.fail(f"{manager.name} ends with workers")
+            self.drained += leader.master is not None and leader.master.deployment is not None
+            self.kill_taskmanager(manager)
+
+        if manager.dead:
+            return
+        if leader is not None and leader.ready:
+            self.scheduler.at(0.1, "drain", ask, owner=leader.owner)
+        self.scheduler.at(20, "drain", lambda: self._drain(manager))
 
     def worker_of(self, owner: str) -> Worker | None:
         """The live worker with that owner."""

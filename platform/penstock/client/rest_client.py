@@ -234,13 +234,13 @@ class RestClient:
         managers: list[dict[str, Any]] = self._get("/v1/taskmanagers")["taskmanagers"]
         return managers
 
-    def release_taskmanager(self, taskmanager_id: str) -> None:
-        """Shut down a TaskManager without used slots.
+    def release_taskmanager(self, taskmanager_id: str, *, drain: bool = False) -> None:
+        """Shut down a TaskManager without used slots; with `drain` after its jobs have moved, on repeated calls.
 
         Raises:
-            NotFoundError: no such TaskManager. UsageError: a job uses it.
+            NotFoundError: no such TaskManager. UsageError: a job uses it, without `drain`.
         """
-        self._send("DELETE", f"/v1/penstock/taskmanagers/{_part(taskmanager_id)}")
+        self._send("DELETE", f"/v1/penstock/taskmanagers/{_part(taskmanager_id)}", params={"drain": drain})
 
     def submit(
         self, graph: bytes, *, token: str = "", from_uri: str | None = None, **flags: Unpack[SubmitFlags]

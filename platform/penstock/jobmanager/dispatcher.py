@@ -113,7 +113,9 @@ class Dispatcher:
                 jobs=self._jobs,
                 find=self._find,
                 operations=self._operations,
-                free_slots=lambda: parts.taskmanagers.pool.free,
+                obtainable_slots=lambda: parts.taskmanagers.pool.obtainable,
+                drain=parts.taskmanagers.drain,
+                drained=lambda: parts.taskmanagers.pool.drained,
                 ha_store=parts.ha_store,
                 clock=parts.clock,
                 rand=parts.rand,
@@ -262,6 +264,16 @@ class Dispatcher:
         """Take a checkpoint now; return a request id."""
         found, request_id = self._find(job), self._parts.rand.token()
         return self.changes.operate(found, request_id, CheckpointRequested(request_id))
+
+    def drain_taskmanager(self, taskmanager_id: str) -> None:
+        """Move jobs from a TaskManager to other slots, each from a checkpoint, and shut it down when it is unused.
+
+        Idempotent. It is called repeatedly until the TaskManager is gone: a job that is starting moves later.
+
+        Raises:
+            NotFoundError: no such TaskManager.
+        """
+        self.changes.drain(taskmanager_id)
 
     def operation(self, request_id: str) -> OperationStatus:
         """Return the status of a stop, savepoint, checkpoint or rescale request."""

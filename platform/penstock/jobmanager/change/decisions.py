@@ -51,6 +51,8 @@ class AdoptDefinition:
     identity: JobIdentity
     #: Additional slots that now belong to the job.
     extra: tuple[Slot, ...] = ()
+    #: TaskManagers whose slots the job gives back.
+    leaves: tuple[str, ...] = ()
 
 
 ChangeDecision = CheckpointCommand | Note | StopForChange | AdoptDefinition
@@ -67,8 +69,8 @@ class ChangeContext:
     state: str
     #: Whether all subtasks run.
     running: bool
-    #: Number of slots it holds.
-    held: int
+    #: The slots it holds.
+    held: tuple[Slot, ...]
     checkpointing: Checkpointing
     now_ms: int
     #: The call that has lasted longest, as text; empty without a slow call.

@@ -1,5 +1,7 @@
 """One rescale of a running job, from the request to the first start with the new parallelism; pure.
 
+A rescale with unchanged parallelism moves a job away from TaskManagers that end (`RescaleRequested.leaves`).
+
 A member of `jobmanager.master.job_master`, which takes the steps. The order is fixed: slots granted -> a checkpoint is
 in the log -> its state fits -> the workers are killed, the new run is sealed in the log and recorded -> the workers
 have exited -> deploy. A failure before the kill leaves the job unchanged. Once the change is recorded, any leader
@@ -67,19 +69,20 @@ class Rescaling:
     def requested(self, request: RescaleRequested, job: ChangeContext, obstacle: str) -> list[ChangeDecision]:
         """Start a rescale or refuse it; `obstacle` is a reason against it."""
         current = self._current
-        note = Note("rescale", f"requested: {described(request.graph)}")
+        away = f", away from {', '.join(request.leaves)}" if request.leaves else ""
+        note = Note("rescale", f"requested: {described(request.graph)}{away}")
         if current is not None and current.request.request_id == request.request_id:
             return [note]
         if current is not None:
             obstacle = "another rescale of the job is under way"
-        elif not obstacle and described(request.graph) == described(job.graph):
+        elif not obstacle and described(request.graph) == described(job.graph) and _kept(job, request) == len(job.held):
             return [note, OperationEnded(request.request_id)]
         if obstacle:
             self.retry_soon = True
             text = _with_hint(obstacle, _LATER)
             return [note, Note("rescale", f"refused: {text}"), OperationEnded(request.request_id, error=text)]
         self._current = _Rescale(request, RescalePhase.SLOTS)
-        missing = required_slots(request.graph) - job.held
+        missing = required_slots(request.graph) - _kept(job, request)
         return [note, RequestSlots(missing, wait=False)] if missing > 0 else [note, *self._request_checkpoint(job)]
 
     def slots_refused(self, reason: str) -> list[ChangeDecision]:
@@ -90,7 +93,7 @@ class Rescaling:
         """Keep the granted slots, and request the checkpoint once there are enough."""
         current = self._waiting_for(RescalePhase.SLOTS)
         current.extra += tuple(slots)
-        enough = job.held + len(current.extra) >= required_slots(current.request.graph)
+        enough = _kept(job, current.request) + len(current.extra) >= required_slots(current.request.graph)
         return self._request_checkpoint(job) if enough else []
 
     def _request_checkpoint(self, job: ChangeContext) -> list[ChangeDecision]:
@@ -124,7 +127,7 @@ class Rescaling:
         # Start options of the previous run do not apply to the new one.
         own = JobIdentity(identity.job_id, current.request.run_id, identity.generation)
         extra, current.extra = current.extra, ()
-        return [AdoptDefinition(current.request.graph, own, extra)]
+        return [AdoptDefinition(current.request.graph, own, extra, current.request.leaves)]
 
     def not_recorded(self, reason: str) -> list[ChangeDecision]:
         """Abandon the rescale: its new run could not be recorded."""
@@ -136,6 +139,8 @@ class Rescaling:
         if current is None:
             return []
         release: list[Command] = [ReleaseSlots(current.extra)] if current.extra else []
+        if current.phase is RescalePhase.SLOTS:
+            release.append(RequestSlots(0, wait=False))  # a refusal later on would fail the running job
         ended = OperationEnded(current.request.request_id, error=reason)
         return [Note("rescale", f"abandoned: {reason}"), *release, ended]
 
@@ -161,6 +166,11 @@ class Rescaling:
     def _waiting_for(self, phase: RescalePhase) -> _Rescale:
         assert self._current is not None and self._current.phase is phase  # noqa: S101, PT018 - the callers see to it
         return self._current
+
+
+def _kept(job: ChangeContext, request: RescaleRequested) -> int:
+    """Return how many of the held slots the new run may use."""
+    return sum(slot.taskmanager_id not in request.leaves for slot in job.held)
 
 
 def described(graph: JobGraph) -> str:

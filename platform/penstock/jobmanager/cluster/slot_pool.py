@@ -41,6 +41,8 @@ class _Offer:
     free: list[int]
     total: int
     held: dict[int, str] = field(default_factory=dict)
+    #: Its free slots are given to no job: the TaskManager is about to end.
+    drained: bool = False
 
 
 @dataclass(slots=True)
@@ -53,9 +55,12 @@ class _Request:
 class SlotPool:
     """All slots of the registered TaskManagers."""
 
-    def __init__(self, timeout_ms: int) -> None:
-        """Create an empty pool; waiting requests are refused after `timeout_ms`."""
-        self._timeout_ms = timeout_ms
+    def __init__(self, timeout_ms: int, most: int = 0) -> None:
+        """Create an empty pool; waiting requests are refused after `timeout_ms`.
+
+        `most`: the slots that the cluster grows to while requests wait; 0: it does not grow.
+        """
+        self._timeout_ms, self._most = timeout_ms, most
         self._offers: dict[str, _Offer] = {}
         self._requests: list[_Request] = []
         self._closed = False
@@ -64,8 +69,13 @@ class SlotPool:
 
     @property
     def total(self) -> int:
-        """Number of all slots."""
-        return sum(offer.total for offer in self._offers.values())
+        """Number of all slots, without those of drained TaskManagers."""
+        return sum(offer.total for offer in self._offers.values() if not offer.drained)
+
+    @property
+    def obtainable(self) -> int:
+        """Number of slots that a request gets at once or after the cluster has grown."""
+        return self.free + max(0, self._most - self.total)
 
     @property
     def pending(self) -> int:
@@ -92,8 +102,21 @@ class SlotPool:
         return f"{_slots(count)}, {self._supply}{who}; {late}"
 
     def free_of(self, taskmanager_id: str) -> int:
-        """Return the number of free slots of one TaskManager."""
+        """Return the number of slots of one TaskManager that no job holds."""
         return len(self._offers[taskmanager_id].free)
+
+    @property
+    def drained(self) -> tuple[str, ...]:
+        """The TaskManagers whose slots are given to no job."""
+        return tuple(name for name, offer in self._offers.items() if offer.drained)
+
+    def drain(self, taskmanager_id: str) -> frozenset[str]:
+        """Give no further slots of a TaskManager to jobs; return the ids of the jobs that hold some."""
+        offer = self._offers[taskmanager_id]
+        if not offer.drained:
+            offer.drained = True
+            self.free -= len(offer.free)
+        return frozenset(offer.held.values())
 
     def add(
         self, taskmanager_id: str, host: str, slots: int, held: Mapping[int, str] | None = None
@@ -109,16 +132,20 @@ class SlotPool:
     def remove(self, taskmanager_id: str) -> list[Grant | Refuse]:
         """Remove the slots of a lost TaskManager, including those that jobs hold."""
         offer = self._offers.pop(taskmanager_id, None)
-        self.free -= len(offer.free) if offer is not None else 0
+        self.free -= len(offer.free) if offer is not None and not offer.drained else 0
         return []
 
     def request(self, job_id: str, count: int, now_ms: int, *, wait: bool = True) -> list[Grant | Refuse]:
-        """Request `count` more slots for a job; without `wait` the answer is immediate."""
-        if not wait and count > self.free:
+        """Request `count` more slots for a job; 0 withdraws its request.
+
+        Without `wait` the answer is immediate, unless the cluster can grow that far.
+        """
+        if not wait and count > self.obtainable:
             needed = "1 more slot is" if count == 1 else f"{count} more slots are"
             return [Refuse(job_id, f"{needed} needed, {self._supply}")]
         self._requests = [r for r in self._requests if r.job_id != job_id]
-        self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms))
+        if count:
+            self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms))
         return self._serve()
 
     def release(self, job_id: str, slots: tuple[Slot, ...] | None = None) -> list[Grant | Refuse]:
@@ -137,7 +164,7 @@ class SlotPool:
             for index in back:
                 del offer.held[index]
             offer.free = sorted({*offer.free, *back}, reverse=True)
-            self.free += len(back)
+            self.free += 0 if offer.drained else len(back)
         return self._serve()
 
     def close(self) -> None:
@@ -172,7 +199,7 @@ class SlotPool:
 
     def _take(self, job_id: str, count: int) -> tuple[Slot, ...]:
         """Take slots one by one, each from the TaskManager with the most free slots."""
-        most = [(-len(offer.free), name) for name, offer in self._offers.items() if offer.free]
+        most = [(-len(offer.free), name) for name, offer in self._offers.items() if offer.free and not offer.drained]
         heapq.heapify(most)
         taken = []
         for _ in range(count):

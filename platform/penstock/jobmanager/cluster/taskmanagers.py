@@ -153,7 +153,7 @@ class TaskManagers:
         self._open_requests: dict[str, asyncio.Future[msg.LogText | msg.ThreadsText]] = {}
         self._requests = 0
         self._kept = KeptWorkers()
-        self.pool = SlotPool(settings.slot_request_timeout_ms)
+        self.pool = SlotPool(settings.slot_request_timeout_ms, settings.most_slots)
         #: Open queries to running subtasks.
         self.queries = WorkerQueries(self.send)
 
@@ -194,7 +194,7 @@ class TaskManagers:
         self._names.pop(job_id, None)
 
     def request_slots(self, job_id: str, count: int, *, wait: bool) -> None:
-        """Request slots; answered by SlotsGranted or SlotsRefused, at once without `wait`."""
+        """Request slots; answered by SlotsGranted or SlotsRefused; 0 withdraws the request. See `SlotPool.request`."""
         self._post_grants(self.pool.request(job_id, count, self._clock.now_ms(), wait=wait))
         if self.pool.total and (awaited := self.waiting(job_id)):  # while the cluster starts, none are missing yet
             self._post(job_id, SlotsAwaited(awaited))
@@ -329,10 +329,7 @@ class TaskManagers:
         Raises:
             NotFoundError: no such TaskManager. UsageError: a job holds one of its slots, or a worker is running.
         """
-        manager = self._managers.get(taskmanager_id)
-        if manager is None:
-            msg_text = f"no TaskManager {taskmanager_id!r}"
-            raise NotFoundError(msg_text, hint=f"registered: {', '.join(sorted(self._managers)) or 'none'}")
+        manager = self._manager(taskmanager_id)
         held = manager.session.registration.slots - self.pool.free_of(taskmanager_id)
         if held or manager.workers:
             msg_text = f"{taskmanager_id} is in use: jobs hold {held} slots, {len(manager.workers)} workers are running"
@@ -340,6 +337,20 @@ class TaskManagers:
         manager.session.send(msg.Shutdown())
         manager.session.close()
         self._lost(taskmanager_id, "it was released")
+
+    def drain(self, taskmanager_id: str) -> frozenset[str]:
+        """Give no further slots of a TaskManager to jobs, and release it if it is unused; idempotent.
+
+        Returns the ids of the jobs that still hold slots of it.
+
+        Raises:
+            NotFoundError: no such TaskManager.
+        """
+        manager = self._manager(taskmanager_id)
+        holders = self.pool.drain(taskmanager_id)
+        if not holders and not manager.workers:
+            self.release(taskmanager_id)
+        return holders
 
     def check(self) -> None:
         """Declare silent TaskManagers lost and refuse expired slot requests; called a few times a second."""
@@ -361,13 +372,15 @@ class TaskManagers:
 
     def views(self) -> tuple[TaskManagerView, ...]:
         """Return the views of all TaskManagers."""
+        drained = self.pool.drained
         return tuple(
             TaskManagerView(
                 taskmanager_id=name,
                 host=manager.session.registration.host,
                 pid=manager.session.registration.pid,
                 slots=manager.session.registration.slots,
-                free_slots=self.pool.free_of(name),
+                free_slots=0 if name in drained else self.pool.free_of(name),
+                drained=name in drained,
                 registered_ms=manager.registered_ms,
                 last_heartbeat_ms=manager.heartbeat_ms,
                 workers=tuple(
@@ -409,10 +422,7 @@ class TaskManagers:
     async def _ask(
         self, taskmanager_id: str, query: Callable[[str], msg.FetchLog | msg.FetchThreads]
     ) -> msg.LogText | msg.ThreadsText:
-        manager = self._managers.get(taskmanager_id)
-        if manager is None:
-            msg_text = f"no TaskManager {taskmanager_id!r}"
-            raise NotFoundError(msg_text, hint=f"registered: {', '.join(sorted(self._managers)) or 'none'}")
+        manager = self._manager(taskmanager_id)
         self._requests += 1
         request_id = str(self._requests)
         future: asyncio.Future[msg.LogText | msg.ThreadsText] = asyncio.get_running_loop().create_future()
@@ -427,6 +437,13 @@ class TaskManagers:
             self._open_requests.pop(request_id, None)
 
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _manager(self, taskmanager_id: str) -> _Manager:
+        manager = self._managers.get(taskmanager_id)
+        if manager is None:
+            msg_text = f"no TaskManager {taskmanager_id!r}"
+            raise NotFoundError(msg_text, hint=f"registered: {', '.join(sorted(self._managers)) or 'none'}")
+        return manager
 
     def _from_worker(self, manager: _Manager, report: msg.FromWorker) -> None:
         worker = manager.workers.get(report.worker_id)

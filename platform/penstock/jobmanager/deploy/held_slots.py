@@ -5,7 +5,7 @@ A member of `jobmanager.master.job_master`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from penstock.jobmanager.deploy.deployment import Worker
 from penstock.jobmanager.messages.commands import Command, KillWorker, ReleaseSlots
@@ -48,6 +48,10 @@ class HeldSlots:
             self.slots = [slot for slot in self.slots if slot not in stuck]
             self._exiting.clear()
         return not self._exiting
+
+    def leave(self, taskmanager_ids: Collection[str]) -> None:
+        """Make the slots of these TaskManagers the first ones that `trim` releases."""
+        self.slots.sort(key=lambda slot: slot.taskmanager_id in taskmanager_ids)
 
     def trim(self, needed: int) -> list[Command]:
         """Release the slots beyond `needed`; no worker may be left in them."""

@@ -37,6 +37,7 @@ from penstock.jobmanager.change.upgrading import (
     require_upgradable,
     under_name_of,
 )
+from penstock.jobmanager.deploy.job_steps import Step
 from penstock.jobmanager.jobs import enumerators
 from penstock.jobmanager.jobs.autoscaler import Autoscaler
 from penstock.jobmanager.jobs.job_driver import JobDriver
@@ -59,7 +60,11 @@ class ChangeParts:
     jobs: dict[str, KnownJob]
     find: Callable[[str], KnownJob]
     operations: Operations
-    free_slots: Callable[[], int]
+    obtainable_slots: Callable[[], int]
+    #: See `TaskManagers.drain`.
+    drain: Callable[[str], frozenset[str]]
+    #: All drained TaskManagers.
+    drained: Callable[[], tuple[str, ...]]
     ha_store: ObjectStore
     clock: Clock
     rand: Rand
@@ -110,6 +115,19 @@ class ChangeRequests:
             raise
         self.operate(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
         return request_id
+
+    def drain(self, taskmanager_id: str) -> None:
+        """See `Dispatcher.drain_taskmanager`."""
+        parts = self._parts
+        holders = parts.drain(taskmanager_id)
+        for job_id in sorted(holders & parts.jobs.keys()):
+            found = parts.jobs[job_id]
+            if found.master is None or found.master.step is not Step.RUNNING:
+                continue  # it starts or changes: the next call finds it running
+            if found.master.job_change.rescaling.phase is None:
+                request_id = parts.rand.token()
+                moved = RescaleRequested(request_id, parts.rand.token(16), found.graph, parts.drained())
+                self.operate(found, request_id, moved)
 
     async def upgrade(self, job: str, graph: bytes, policy: UpgradePolicy, token: str = "") -> str:
         """Replace a running job by a new version; return a request id (the token, if one is given).
@@ -298,7 +316,7 @@ class ChangeRequests:
 
     def _slots(self, job: KnownJob) -> int:
         held = 0 if job.record.ended else required_slots(job.graph)
-        return held + self._parts.free_slots()
+        return held + self._parts.obtainable_slots()
 
     def _is_known(self, job: KnownJob, request_id: str, kind: str, recorded: str) -> bool:
         self.require_own(job, request_id, kind)

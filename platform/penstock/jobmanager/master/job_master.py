@@ -657,7 +657,7 @@ class JobMaster:
 
     def _change_context(self, now_ms: int) -> ChangeContext:
         running = self.step is Step.RUNNING and self.deployment is not None and self.deployment.running
-        held, slow = len(self._held.slots), self.slow_call_tracker.longest(now_ms)
+        held, slow = tuple(self._held.slots), self.slow_call_tracker.longest(now_ms)
         own, state = (self.graph, self.identity, self.step), self.status.state.value
         return ChangeContext(*own, state, running, held, self.checkpointing, now_ms, slow)
 
@@ -684,6 +684,7 @@ class JobMaster:
         self._unreachable_sources = UnreachableSources(self.graph)
         self._restart = RestartPolicy(self.graph.settings.restart, proven=self._restart.proven)
         self._held.slots += step.extra
+        self._held.leave(step.leaves)
 
     def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
         uncommitted = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)

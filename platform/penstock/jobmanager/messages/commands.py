@@ -44,7 +44,10 @@ class WorkersDecided:
 
 @dataclass(frozen=True, slots=True)
 class RequestSlots:
-    """Request `count` more slots; answered by `SlotsGranted` or `SlotsRefused`, at once without `wait`."""
+    """Request `count` more slots; answered by `SlotsGranted` or `SlotsRefused`. 0 withdraws the request.
+
+    Without `wait` the answer is immediate, unless the cluster can grow that far.
+    """
 
     count: int
     wait: bool = True

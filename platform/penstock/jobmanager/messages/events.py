@@ -170,11 +170,13 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True)
 class RescaleRequested:
-    """A user asked for another parallelism: the job continues as `graph`, as a new run."""
+    """A user asked for another parallelism, or a drain for other slots: the job continues as `graph`, as a new run."""
 
     request_id: str
     run_id: str
     graph: JobGraph
+    #: TaskManagers whose slots the new run does not use.
+    leaves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,6 +328,8 @@ class TaskManagerView(_View, frozen=True, kw_only=True):
     pid: int
     slots: int
     free_slots: int
+    #: Its free slots are given to no job, and it ends when the jobs have left it.
+    drained: bool = False
     registered_ms: int
     last_heartbeat_ms: int
     workers: tuple[WorkerView, ...]

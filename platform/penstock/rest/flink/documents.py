@@ -359,7 +359,7 @@ def taskmanager(view: TaskManagerView) -> Json:
         "hardware": {"cpuCores": 0, "physicalMemory": 0, "freeMemory": 0, "managedMemory": 0},
         "memoryConfiguration": {"totalProcessMemory": view.slots * view.slot_memory_bytes},
         "slotMemory": view.slot_memory_bytes,
-        "blocked": False,
+        "blocked": view.drained,
         "pid": view.pid,
     }
 

@@ -88,9 +88,12 @@ def _add_taskmanager(router: APIRouter, dispatcher: Dispatcher) -> None:
         )
 
     @router.delete("/penstock/taskmanagers/{taskmanager_id}", status_code=202)
-    async def release(taskmanager_id: str) -> dict[str, Any]:
-        """Shut down a TaskManager; answers 400 if a job uses it."""
-        dispatcher.release_taskmanager(taskmanager_id)
+    async def release(taskmanager_id: str, *, drain: bool = False) -> dict[str, Any]:
+        """Shut down a TaskManager; answers 400 if a job uses it, unless the jobs are moved first (`drain`)."""
+        if drain:
+            dispatcher.drain_taskmanager(taskmanager_id)
+        else:
+            dispatcher.release_taskmanager(taskmanager_id)
         return {}
 
     @router.get("/taskmanagers/{taskmanager_id}/profiler")

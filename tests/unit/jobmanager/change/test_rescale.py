@@ -8,6 +8,7 @@ from penstock.checkpoint.recovery import plan_recovery
 from penstock.graph.rescale import rescaled
 from penstock.jobmanager.deploy.job_status import JobStatus
 from penstock.jobmanager.messages import events as ev
+from penstock.jobmanager.messages.commands import RequestSlots
 from penstock.jobmanager.messages.placement import Slot
 from penstock.rpc import messages as msg
 
@@ -371,3 +372,70 @@ def test_whatever_happens_in_between_at_any_step(world_of, graph_of, store, name
         ends.add((told == "", world.terminal is None))
     assert step > 5
     assert ends
+
+
+def leaving(world, *taskmanagers, token="t"):
+    return ev.RescaleRequested(token, f"run-{token}", world.master.graph, taskmanagers)
+
+
+def places(world):
+    return {slot.taskmanager_id for slot in (w.slot for w in world.master.deployment.workers.values())}
+
+
+def test_a_job_leaves_a_taskmanager_from_a_checkpoint_and_gives_its_slots_back(world_of):
+    world = world_of().start().pass_time(1500)
+    held = set(world.master._held.slots)
+    world.free = [Slot("tm2", i) for i in range(8)]
+    cut = len(world.manifests()) + 1
+    world.post(leaving(world, "tm"))
+    assert world.operations["t"].error == ""
+    assert widths(world)[1] == {"run-t"}
+    assert places(world) == {"tm2"}
+    assert {t.restored_checkpoint for w in world.workers.values() for t in w.tasks} == {cut}
+    assert held <= set(world.free)
+    assert world.master.restarts == 0
+    assert "away from tm" in story(world)[0]
+    assert_published_once(world.pass_time(5000))
+
+
+def test_a_job_that_holds_nothing_there_stays(world_of):
+    world = world_of().start().pass_time(1500)
+    before = set(world.workers)
+    world.post(leaving(world, "other"))
+    assert world.operations["t"].error == ""
+    assert set(world.workers) == before
+
+
+def asked_slots(world, *, answered=True):
+    """Return the list that collects the counts of all requests for slots; `answered`: whether the world sees them."""
+    counts, handle = [], world.master.handle
+
+    def handled(*given):
+        commands = handle(*given)
+        counts.extend(c.count for c in commands if isinstance(c, RequestSlots))
+        return [c for c in commands if answered or not isinstance(c, RequestSlots)]
+
+    world.master.handle = handled
+    return counts
+
+
+def test_a_job_that_finds_no_other_slots_stays(world_of):
+    world = world_of().start().pass_time(1500)
+    before, world.free, counts = set(world.workers), [], asked_slots(world)
+    world.post(leaving(world, "tm"))
+    assert world.operations["t"].error.startswith("no slots: ")
+    assert set(world.workers) == before
+    assert counts == [len(before), 0]
+
+
+def test_a_rescale_that_waits_for_slots_withdraws_its_request_when_the_deployment_ends(world_of):
+    """A refusal that came later would fail the job, which runs again."""
+    world = world_of().start().pass_time(1500)
+    counts = asked_slots(world, answered=False)
+    world.post(ask(world, 3))
+    kill_one(world)
+    world.post(ev.Tick())
+    assert world.operations["t"].error
+    assert counts == [1, 0]
+    world.pass_time(5000)
+    assert world.master.status.state is JobStatus.RUNNING

@@ -131,6 +131,21 @@ def test_one_whose_worker_has_not_ended_is_not_released(managers):
     assert managers.views() == ()
 
 
+def test_a_drained_one_ends_when_its_job_and_its_worker_have_left(managers):
+    session, _events = with_a_worker(managers)
+    assert managers.drain("tm") == {"job"}
+    (view,) = managers.views()
+    assert (view.drained, view.free_slots, managers.pool.free) == (True, 0, 0)
+    managers.release_slots("job", None)
+    assert managers.drain("tm") == frozenset()
+    assert len(managers.views()) == 1, "its worker runs"
+    managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=0, log_tail=""))
+    managers.drain("tm")
+    assert managers.views() == ()
+    with pytest.raises(NotFoundError):
+        managers.drain("tm")
+
+
 WAY = "update that library, or replace it"
 KILLED = "it was killed by SIGKILL: by a user, or by the kernel when memory ran out (see dmesg)"
 

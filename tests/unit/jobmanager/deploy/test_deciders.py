@@ -187,6 +187,51 @@ def test_slots_of_a_dead_taskmanager_are_nobodys():
     assert pool.free == 2
 
 
+def test_a_request_without_waiting_waits_where_the_cluster_can_grow_so_far():
+    pool = SlotPool(timeout_ms=100, most=4)
+    pool.add("tm1", "h", 1)
+    assert pool.obtainable == 4
+    assert pool.request("a", 4, 0, wait=False) == []
+    assert pool.pending == 4
+    (refused,) = pool.request("b", 5, 0, wait=False)
+    assert isinstance(refused, Refuse)
+    (grant,) = pool.add("tm2", "h", 3)
+    assert grant.job_id == "a"
+    assert pool.obtainable == 0
+
+
+def test_a_request_for_nothing_withdraws_the_one_that_waits():
+    pool = SlotPool(timeout_ms=100, most=4)
+    pool.request("a", 2, 0, wait=False)
+    assert pool.request("a", 0, 50, wait=False) == []
+    assert pool.pending == 0
+    assert pool.tick(1_000) == []
+
+
+def test_slots_of_a_drained_taskmanager_are_given_to_nobody():
+    pool = SlotPool(timeout_ms=100, most=4)
+    pool.add("tm1", "h", 2)
+    (grant,) = pool.request("a", 1, 0)
+    assert pool.drain("tm1") == {"a"}
+    assert (pool.free, pool.total, pool.obtainable, pool.drained) == (0, 0, 4, ("tm1",))
+    assert pool.request("b", 1, 0) == []
+    assert pool.release("a", grant.slots) == []
+    assert pool.drain("tm1") == frozenset()
+    assert pool.free == 0
+    (other,) = pool.add("tm2", "h", 2)
+    assert {slot.taskmanager_id for slot in other.slots} == {"tm2"}
+    pool.remove("tm1")
+    assert (pool.free, pool.total, pool.drained) == (1, 2, ())
+
+
+def test_a_taskmanager_that_registers_again_is_drained_no_longer():
+    pool = SlotPool(timeout_ms=100)
+    pool.add("tm", "h", 2)
+    pool.drain("tm")
+    pool.add("tm", "h", 2)
+    assert (pool.free, pool.drained) == (2, ())
+
+
 def sent(assigner):
     return {subtask: ([s["id"] for s in splits], end) for subtask, (splits, end) in assigner.take().items()}
 
